@@ -1,0 +1,56 @@
+"""The streams that can be chosen by name, each with the settings it is run with; importing this is quick."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks_toybox_ilab import clip_folder, eth80
+from benchmarks_toybox_ilab.frame_table import FrameTable
+from benchmarks_toybox_ilab.toy_shapes import ToyShapesFrames
+
+PROTOCOLS = ("class_instance", "class_iid", "offline")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A data set and how it is streamed.
+
+    Attributes:
+        name: What it is called on the command line.
+        frames: `frames(root, run)` gives the table of a run.
+        classes_per_experience: Classes of one experience.
+        batch_size: New images in one training step.
+        budget_images: Images that a replay buffer may hold, or what takes as many bytes.
+        needs_root: Whether there are files to be found below a folder.
+        layout: What that folder looks like.
+        source: Where the data come from.
+    """
+
+    name: str
+    frames: Callable[..., FrameTable]
+    classes_per_experience: int
+    batch_size: int
+    budget_images: int
+    needs_root: bool
+    layout: str
+    source: str
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark("eth80", eth80.ETH80Frames, 2, 21, 15, True, eth80.LAYOUT, eth80.SOURCE),
+        Benchmark("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True, clip_folder.LAYOUT, "your own images"),
+        Benchmark("toy_shapes", ToyShapesFrames, 2, 21, 15, False, "no files: drawn when read", "made by this package"),
+    )
+}
+
+
+def get_benchmark(name: str) -> Benchmark:
+    """The benchmark of that name.
+
+    Raises:
+        ValueError: If there is none; lists those there are.
+    """
+    if name not in BENCHMARKS:
+        raise ValueError(f"unknown benchmark {name!r}; known are {', '.join(BENCHMARKS)}.")
+    return BENCHMARKS[name]

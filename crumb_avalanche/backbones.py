@@ -1,0 +1,195 @@
+"""Ready splits of known networks, and ``split_at`` for any other.
+
+Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``features[8]``.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.weights import WeightsError, check_and_load, read_weights
+
+
+def _squeezenet(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+    # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The reference code has a 3x3
+    # convolution there, and keeps the ReLU, so its logits are never negative.
+    head = nn.Conv2d(512, network.num_classes, kernel_size=head_kernel, padding=head_kernel // 2)
+    if head_kernel == 1:
+        head.load_state_dict(network.classifier[1].state_dict())
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("features", network.features[cut_layer:])
+    plastic_layers.add_module("dropout", network.classifier[0])
+    plastic_layers.add_module("head", head)
+    if relu_logits:
+        plastic_layers.add_module("relu", nn.ReLU())
+    plastic_layers.add_module("pool", nn.AdaptiveAvgPool2d(1))
+    plastic_layers.add_module("flatten", nn.Flatten())
+    return SplitModel(network.features[:cut_layer], plastic_layers, "head", **split)
+
+
+def _mobilenet_v2(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+    _only_squeezenet(relu_logits, head_kernel)
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("features", network.features[cut_layer:])
+    plastic_layers.add_module("pool", nn.AdaptiveAvgPool2d(1))
+    plastic_layers.add_module("flatten", nn.Flatten())
+    plastic_layers.add_module("dropout", network.classifier[0])
+    plastic_layers.add_module("head", network.classifier[1])
+    return SplitModel(network.features[:cut_layer], plastic_layers, "head", **split)
+
+
+def _resnet18(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+    """Cut inside ``layer4`` after ``cut_layer`` of its two blocks; REMIND's cut is 1."""
+    _only_squeezenet(relu_logits, head_kernel)
+    n = network
+    stem = [n.conv1, n.bn1, n.relu, n.maxpool, n.layer1, n.layer2, n.layer3]
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("layer4", n.layer4[cut_layer:])
+    plastic_layers.add_module("pool", n.avgpool)
+    plastic_layers.add_module("flatten", nn.Flatten())
+    plastic_layers.add_module("head", n.fc)
+    return SplitModel(nn.Sequential(*stem, n.layer4[:cut_layer]), plastic_layers, "head", **split)
+
+
+def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
+    if relu_logits or head_kernel != 1:
+        raise ValueError(
+            "relu_logits and head_kernel describe SqueezeNet's convolutional classifier; other backbones end in a "
+            "linear layer, so leave relu_logits=False and head_kernel=1 there"
+        )
+
+
+BACKBONES: dict[str, tuple[Callable[..., SplitModel], int]] = {
+    "squeezenet1_0": (_squeezenet, 12),
+    "squeezenet1_1": (_squeezenet, 12),
+    "mobilenet_v2": (_mobilenet_v2, 8),
+    "resnet18": (_resnet18, 1),
+}
+
+
+def split_backbone(
+    name: str = "squeezenet1_0",
+    weights: str | None = "torchvision",
+    *,
+    n_classes: int,
+    codebook: Codebook | None = None,
+    cut_layer: int | None = None,
+    relu_logits: bool = False,
+    head_kernel: int = 1,
+    image_size: int = 224,
+) -> SplitModel:
+    """A split torchvision network with a new head.
+
+    Args:
+        name: one of ``BACKBONES``. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14 (MobileNetV2) and
+            512x7x7 (ResNet-18).
+        weights: ``"torchvision"`` downloads ImageNet weights from torchvision; a path reads a ``.npz``,
+            ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
+        n_classes: outputs of the new head.
+        codebook: put between the halves.
+        cut_layer: number of leading ``features`` modules (SqueezeNet, MobileNetV2) or ``layer4`` blocks (ResNet-18)
+            that go into F; default the paper's.
+        relu_logits: ReLU between SqueezeNet's last convolution and the pool (the reference code).
+        head_kernel: kernel of SqueezeNet's last convolution, 1 (torchvision) or 3 (the reference code).
+        image_size: side of the images in pixels.
+
+    Raises:
+        ValueError: unknown name.
+        WeightsError: weights that cannot be read or are another model's.
+    """
+    from torchvision import models
+
+    if name not in BACKBONES:
+        raise ValueError(f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)}; for others use split_at")
+    split, default_cut = BACKBONES[name]
+    network = models.get_model(name, weights=None)
+    if weights == "torchvision":
+        state = models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True, weights_only=True)
+        check_and_load(network, state, f"torchvision's weights of {name}")
+    elif weights is not None:
+        check_and_load(network, read_weights(weights), str(weights))
+    model = split(
+        network,
+        cut_layer=default_cut if cut_layer is None else cut_layer,
+        relu_logits=relu_logits,
+        head_kernel=head_kernel,
+        codebook=codebook,
+        image_size=image_size,
+    )
+    model.reset_head(n_classes)
+    return model
+
+
+class _MapOnly(nn.Module):
+    """A torchvision feature extractor as a function of the image to one tensor."""
+
+    def __init__(self, layers: nn.Module):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, images):
+        return self.layers(images)["map"]
+
+
+def split_at(
+    network: nn.Module, node: str, *, n_classes: int, codebook: Codebook | None = None, image_size: int = 224
+) -> SplitModel:
+    """Split any network that ``torch.fx`` can trace.
+
+    Args:
+        network: a classifier of ``(B, 3, h, w)`` images, such as any torchvision or timm CNN.
+        node: the last module or operation of F, by the names that
+            ``torchvision.models.feature_extraction.get_graph_node_names(network)`` lists, for instance ``layer4.0``.
+        n_classes: outputs of the new head, which replaces the network's last linear or convolutional layer.
+        codebook: put between the halves.
+        image_size: side of the images in pixels.
+
+    Raises:
+        ValueError: no such node, or later layers need more than this node's output.
+    """
+    from torchvision.models.feature_extraction import NodePathTracer, create_feature_extractor, get_graph_node_names
+
+    network = network.eval()
+    # Subclasses of these (timm has some) would be traced through, and a head could then not be replaced.
+    leaves = {"leaf_modules": [nn.Linear, nn.Conv2d, nn.BatchNorm2d]}
+    names = get_graph_node_names(network, tracer_kwargs=leaves)[1]
+    # A module's name stands for the last of its operations.
+    inside = [name for name in names if name == node or name.startswith(node + ".")]
+    if not inside:
+        raise ValueError(f"the network has no node {node!r}; among its nodes are {', '.join(names[:3])} ... {names[-1]}")
+    cut = inside[-1]
+    feature_extractor = create_feature_extractor(network, {cut: "map"}, tracer_kwargs=leaves)
+    tracer = NodePathTracer(**leaves)
+    graph = tracer.trace(network)
+    cut_node = next(item for item, name in tracer.node_to_qualname.items() if name == cut)
+    order = list(graph.nodes)
+    early = set(order[: order.index(cut_node) + 1])
+    with graph.inserting_before(order[0]):
+        entry = graph.placeholder("feature_map")
+    cut_node.replace_all_uses_with(entry, delete_user_cb=lambda user: user not in early)
+    for item in order[order.index(cut_node) + 1 :]:
+        crossing = next((source for source in item.all_input_nodes if source in early and source.op != "get_attr"), None)
+        if crossing is not None:
+            raise ValueError(
+                f"the network cannot be cut after {node!r}: {item.name} also needs {crossing.name} from before the "
+                "cut; choose a node that everything passes through, such as the end of a block"
+            )
+    for item in reversed([item for item in order if item in early]):
+        if not item.users:
+            graph.erase_node(item)
+    plastic_layers = torch.fx.GraphModule(network, graph)
+    heads = [
+        name for name, module in plastic_layers.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)
+    ]
+    if not heads:
+        raise ValueError(f"no linear or convolutional layer follows {node!r}; cut earlier, so that something can learn")
+
+    model = SplitModel(_MapOnly(feature_extractor), plastic_layers, heads[-1], codebook=codebook, image_size=image_size)
+    model.reset_head(n_classes)
+    return model
+
+
+__all__ = ["BACKBONES", "WeightsError", "split_at", "split_backbone"]

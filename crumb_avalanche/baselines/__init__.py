@@ -1,0 +1,1 @@
+"""Strategies by name: ``registry`` has CRUMB, its bounds and its plain-replay siblings."""

@@ -1,0 +1,66 @@
+"""The command ``crumb``: demo, run, pretrain, report. The one place that knows the method and the streams."""
+
+import sys
+from importlib import import_module
+
+from crumb_avalanche.cli.settings import DemoSettings, PretrainSettings, ReportSettings, RunSettings
+
+COMMANDS = {
+    "demo": (DemoSettings, "rendered shapes, a few minutes, nothing to download"),
+    "run": (RunSettings, "learn a stream with one strategy"),
+    "pretrain": (PretrainSettings, "CRUMB pretraining of plastic layers and codebook"),
+    "report": (ReportSettings, "tables and pictures of finished runs"),
+}
+
+
+def parser():
+    """The command line, built without importing torch."""
+    from jsonargparse import ActionConfigFile, ArgumentParser
+
+    from crumb_avalanche import __version__
+
+    main_parser = ArgumentParser(
+        prog="crumb",
+        description="CRUMB learns new object classes from a stream seen once and does not forget the old ones.",
+        version=__version__,
+    )
+    commands = main_parser.add_subcommands(required=True, dest="command")
+    for name, (settings, summary) in COMMANDS.items():
+        command = ArgumentParser(prog=f"crumb {name}", description=(settings.__doc__ or "").split("\n")[0])
+        command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
+        command.add_class_arguments(settings)
+        commands.add_subcommand(name, command, help=summary)
+    return main_parser
+
+
+def underscored(arguments: list[str]) -> list[str]:
+    """``--dataset-root X`` as ``--dataset_root X``: both spellings of a flag are accepted."""
+    out = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag.startswith("--"):
+            flag = "--" + flag[2:].replace("-", "_")
+        out.append(flag + equals + value)
+    return out
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, run, and turn the errors that a user can cure into one line."""
+    command_line = parser()
+    chosen = command_line.parse_args(underscored(sys.argv[1:] if arguments is None else arguments))
+    settings_type = COMMANDS[chosen.command][0]
+    values = chosen[chosen.command].as_dict()
+    values.pop("config", None)
+    command = import_module(f"crumb_avalanche.cli.{chosen.command}")
+    try:
+        command.main(settings_type(**values))
+    except (ValueError, OSError, ImportError, TypeError, RuntimeError) as error:
+        if type(error).__module__ == "builtins" and not isinstance(error, ValueError | ImportError | FileExistsError):
+            raise  # a defect, not bad input: show where
+        print(f"crumb {chosen.command}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,5 @@
+"""``python -m crumb_avalanche.cli`` is ``crumb``."""
+
+from crumb_avalanche.cli import main
+
+raise SystemExit(main())

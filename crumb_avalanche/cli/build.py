@@ -1,0 +1,174 @@
+"""From settings to benchmark, model and strategy."""
+
+import os
+import random
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
+from benchmarks_toybox_ilab.frame_table import FrameTable, FrameTableError
+from crumb_avalanche.backbones import split_backbone
+from crumb_avalanche.baselines.registry import (
+    Entry,
+    LearningSettings,
+    memories_in_budget,
+)
+from crumb_avalanche.cli.settings import PretrainSettings, RunSettings
+from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.codebook_init import INITIALISERS
+from crumb_avalanche.pretraining import read_pretrained
+from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.weights import check_and_load
+
+# Images whose maps the feature scale and the codebook's statistics are measured on.
+MEASURED_IMAGES = 64
+
+
+@dataclass
+class Stream:
+    """A benchmark and the table that it was made from."""
+
+    entry: Benchmark
+    table: FrameTable
+    benchmark: Any
+    bad_frames: list[str]
+
+
+def set_threads_and_seeds(threads: int, seed: int) -> None:
+    """Fix the CPU threads and every global random state."""
+    torch.set_num_threads(threads or os.cpu_count() or 1)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
+    """The benchmark of one run.
+
+    Raises:
+        ValueError: unknown benchmark, missing root, or a tree out of the benchmark's grammar.
+    """
+    from benchmarks_toybox_ilab.frames import pixel_transform
+    from benchmarks_toybox_ilab.protocols import make_benchmark
+
+    entry = get_benchmark(settings.benchmark)
+    if entry.needs_root and settings.dataset_root is None:
+        raise FrameTableError(f"benchmark {entry.name} needs --dataset-root; expected there: {entry.layout}")
+    table = entry.frames(settings.dataset_root, run)
+    bad = []
+    if settings.on_bad_frame == "skip":
+        bad = table.bad_rows(progress=settings.progress)
+        table = table.without([row for row, _ in bad])
+        bad = [message for _, message in bad]
+    transform = pixel_transform(settings.image_size)
+    benchmark = make_benchmark(
+        table,
+        "offline" if joint else settings.protocol,
+        run,
+        settings.classes_per_experience or entry.classes_per_experience,
+        transform,
+        transform,
+    )
+    return Stream(entry, table, benchmark, bad)
+
+
+def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:
+    """The split model, with weights but before anything is measured on images."""
+    table = Codebook(settings.codebook_size, settings.codebook_dim) if codebook else None
+    pretrained = getattr(settings, "pretrained", None)
+    weights = None if pretrained or settings.weights == "none" else settings.weights
+    arguments = dict(
+        name=settings.backbone,
+        codebook=table,
+        relu_logits=settings.relu_logits,
+        head_kernel=settings.head_kernel,
+        image_size=settings.image_size,
+    )
+    if not pretrained:
+        return split_backbone(weights=weights, n_classes=n_classes, **arguments)
+    state, made_with = read_pretrained(pretrained)
+    wanted = ["backbone", "head_kernel"] + (["codebook_size", "codebook_dim"] if codebook else [])
+    for name in wanted:
+        if made_with[name] != getattr(settings, name):
+            raise ValueError(
+                f"{pretrained} was made with {name}={made_with[name]}, this run asks for "
+                f"{name}={getattr(settings, name)}; give the same, or pretrain anew"
+            )
+    model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)
+    if not codebook:
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("codebook.")}
+    check_and_load(model, state, pretrained)
+    model.reset_head(n_classes)
+    return model
+
+
+@torch.no_grad()
+def measure_and_initialise(model: SplitModel, images, init: str, seed: int) -> dict:
+    """Fold the feature scale in and fill the codebook, both from the same few images.
+
+    Args:
+        model: freshly built.
+        images: data set of ``(image, ...)``; 64 of them, evenly spread, are looked at.
+        init: name in ``codebook_init.INITIALISERS``.
+        seed: of the initialiser.
+
+    Raises:
+        ValueError: unknown initialiser.
+    """
+    if init not in INITIALISERS:
+        raise ValueError(f"codebook_init is {init!r}; known are {', '.join(INITIALISERS)}")
+    places = np.unique(np.linspace(0, len(images) - 1, MEASURED_IMAGES).astype(int))
+    device = model.pixel_mean.device
+    maps = model.features(torch.stack([images[int(place)][0] for place in places]).to(device))
+    factor = model.fold_feature_scale(maps)
+    if model.codebook is not None:
+        INITIALISERS[init](model.codebook, maps * factor, torch.Generator().manual_seed(seed))
+    return {"feature_scale": float(model.feature_scale)}
+
+
+def learning_settings(settings: RunSettings, entry: Benchmark) -> LearningSettings:
+    """The part of the settings that strategies read."""
+    values = {item.name: getattr(settings, item.name) for item in fields(LearningSettings) if hasattr(settings, item.name)}
+    values["batch_size"] = settings.batch_size or entry.batch_size
+    values["clamp_gradients"] = settings.clamp_gradients or None
+    return LearningSettings(**values)
+
+
+def memory_size(settings: RunSettings, strategy: Entry, model: SplitModel, entry: Benchmark, n_classes: int) -> int:
+    """Capacity in memories, from the budget; every strategy gets the same bytes.
+
+    Raises:
+        ValueError: fewer memories than classes.
+    """
+    if strategy.buffer is None:
+        return 0
+    if settings.mem_size is not None:
+        count = settings.mem_size
+    elif settings.budget_bytes is not None:
+        count = memories_in_budget(strategy, model, settings.budget_bytes)
+    else:
+        images = entry.budget_images if settings.budget_images is None else settings.budget_images
+        count = memories_in_budget(strategy, model, int(images * 3 * settings.image_size**2))
+    if count < n_classes:
+        raise ValueError(
+            f"mem_size={count} cannot hold a memory of each of the {n_classes} classes; raise --mem-size, "
+            f"--budget-images or --budget-bytes until it is at least {n_classes}"
+        )
+    return count
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    from importlib.metadata import version
+
+    names = ["crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu"]
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except ImportError:
+            found[name] = "not installed"
+    return found

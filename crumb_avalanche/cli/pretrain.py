@@ -1,0 +1,100 @@
+"""``crumb pretrain``: labelled images in, a ``.safetensors`` file for ``crumb run --pretrained`` out."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from torch.utils.data import Dataset, Subset
+
+from benchmarks_toybox_ilab.frames import pixel_transform
+from crumb_avalanche.cli import build
+from crumb_avalanche.cli.settings import PretrainSettings, as_dict
+from crumb_avalanche.cli.tables import table
+from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.pretraining import PretrainingSettings, pretrain, save_pretrained
+
+
+def main(settings: PretrainSettings) -> None:
+    """Pretrain and write the file."""
+    output = Path(settings.output)
+    if output.suffix != ".safetensors":
+        raise ValueError(f"output is {output}; a pretrained file ends in .safetensors")
+    if output.exists() and not settings.overwrite:
+        raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
+    build.set_threads_and_seeds(settings.threads, settings.seed)
+    images = open_images(settings)
+    labels = np.asarray(images.targets)
+    classes = int(labels.max()) + 1
+    rows = choose_rows(labels, settings.images_per_class, settings.seed)
+    model = build.build_model(settings, classes, codebook=True).to(settings.device)
+    build.measure_and_initialise(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
+    with tempfile.TemporaryDirectory(prefix="crumb-maps-") as temporary:
+        # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
+        key = f"{Path(settings.data).resolve()} {len(images)} {pixel_transform(settings.image_size)!r}"
+        cache = FeatureCache(
+            settings.feature_cache or temporary, model, len(images), key, settings.workers, settings.progress
+        )
+        maps = cache.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
+        history = pretrain(
+            model,
+            maps,
+            PretrainingSettings(
+                settings.epochs,
+                settings.batch_size,
+                settings.learning_rate,
+                settings.momentum,
+                settings.weight_decay,
+                settings.direct_weight,
+                settings.codebook_weight,
+                settings.seed,
+            ),
+            settings.progress,
+        )
+    made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
+    save_pretrained(output, model, made_with)
+    print(
+        table(
+            ["epoch", "loss", "direct accuracy %", "codebook-out accuracy %"],
+            [
+                [str(i + 1), f"{e['loss']:.3f}", f"{e['direct_accuracy']:.1f}", f"{e['codebook_accuracy']:.1f}"]
+                for i, e in enumerate(history)
+            ],
+        )
+    )
+    print(f"\n{len(rows)} images of {classes} classes; written to {output}; use it with crumb run --pretrained {output}")
+
+
+def open_images(settings: PretrainSettings) -> Dataset:
+    """The labelled images of ``--data``, with ``targets``, as ``uint8`` tensors.
+
+    Raises:
+        ValueError: no such folder or no such torchvision data set.
+    """
+    from torchvision import datasets
+
+    transform = pixel_transform(settings.image_size)
+    if settings.data.startswith("torchvision:"):
+        name = settings.data.removeprefix("torchvision:")
+        factory = getattr(datasets, name, None)
+        if factory is None:
+            raise ValueError(f"torchvision has no data set {name!r}; see torchvision.datasets, for instance CIFAR100")
+        return factory(settings.dataset_root or "data", train=True, download=True, transform=transform)
+    if not Path(settings.data).is_dir():
+        raise ValueError(
+            f"data {settings.data} is no folder; give an image folder (one folder per class) or torchvision:NAME"
+        )
+    try:
+        return datasets.ImageFolder(settings.data, transform)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"data {settings.data} holds no class folders with images ({error}); expected is <class>/<image>"
+        ) from error
+
+
+def choose_rows(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
+    """Row numbers of a random choice of images of each class, ascending; all rows where ``per_class`` is 0."""
+    if per_class == 0:
+        return np.arange(len(labels))
+    random = np.random.default_rng(seed)
+    chosen = [random.permutation(np.flatnonzero(labels == label))[:per_class] for label in np.unique(labels)]
+    return np.sort(np.concatenate(chosen))

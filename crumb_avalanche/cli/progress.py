@@ -1,0 +1,39 @@
+"""A progress bar with images/s."""
+
+from avalanche.training.plugins import SupervisedPlugin
+from tqdm import tqdm
+
+
+class ProgressPlugin(SupervisedPlugin):
+    """One bar per training experience, over all its epochs.
+
+    Args:
+        total: number of experiences, for the title.
+        show: whether to draw anything.
+    """
+
+    def __init__(self, total: int, show: bool = True):
+        super().__init__()
+        self.total = total
+        self.show = show
+        self._bar: tqdm | None = None
+
+    def before_training_epoch(self, strategy, **kwargs):
+        if self._bar is None:
+            number = strategy.clock.train_exp_counter + 1
+            images = len(strategy.adapted_dataset) * strategy.train_epochs
+            self._bar = tqdm(
+                total=images, unit=" images", desc=f"experience {number}/{self.total}", disable=not self.show
+            )
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self._bar.update(len(strategy.mb_y))
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar down, also after an error."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,230 @@
+"""``crumb run``: learn a stream, write the run folder, print the accuracy after every experience."""
+
+import statistics
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from avalanche.training.plugins import EvaluationPlugin
+from torch import nn
+
+from crumb_avalanche.baselines.registry import build_strategy, get_strategy
+from crumb_avalanche.cli import build
+from crumb_avalanche.cli.progress import ProgressPlugin
+from crumb_avalanche.cli.run_folder import (
+    RESULT,
+    FinishedRunError,
+    claim,
+    metrics_csv,
+    write_json,
+    write_matrix,
+    write_text,
+    write_yaml,
+)
+from crumb_avalanche.cli.settings import RunSettings, as_dict
+from crumb_avalanche.cli.tables import ledger_table, matrix_table
+from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.ledger import LedgerMetric
+from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.weights import save_safetensors
+
+
+def main(settings: RunSettings) -> None:
+    """Do one run, or several with a summary."""
+    settings = settings.resolved()
+    numbers = settings.run_numbers()
+    if settings.runs is None:
+        result = run_once(settings)
+        print(f"\nresults in {settings.output}; see also: crumb report {settings.output}")
+        print(f"final accuracy {result['final_accuracy']:.2f} %")
+        return
+    accuracies = []
+    for number in numbers:
+        folder = Path(settings.output) / f"run{number}"
+        if (folder / RESULT).exists() and not settings.overwrite:
+            result = finished_result(folder, replace(settings, run=number, runs=None, output=str(folder)))
+            print(f"run {number}: already finished, final accuracy {result['final_accuracy']:.2f} %")
+        else:
+            print(f"run {number}")
+            result = run_once(replace(settings, run=number, runs=None, output=str(folder)))
+        accuracies.append(result["final_accuracy"])
+    spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+    summary = {
+        "benchmark": settings.benchmark,
+        "protocol": settings.protocol,
+        "strategy": settings.strategy,
+        "preset": settings.preset,
+        "runs": numbers,
+        "final_accuracy": accuracies,
+        "final_accuracy_mean": statistics.fmean(accuracies),
+        "final_accuracy_std": spread,
+    }
+    write_json(Path(settings.output) / "summary.json", summary)
+    print(
+        f"\n{settings.strategy}, {len(numbers)} runs: final accuracy {summary['final_accuracy_mean']:.2f} "
+        f"+- {spread:.2f} % (mean, standard deviation)"
+    )
+
+
+def finished_result(folder: Path, settings: RunSettings) -> dict:
+    """The result of a finished run, if it was made with the same settings.
+
+    Raises:
+        FinishedRunError: it was made with others.
+    """
+    import json
+
+    import yaml
+
+    then = yaml.safe_load((folder / "config.yaml").read_text())
+    # Where things lie and how they are shown does not change a result.
+    free = {"output", "overwrite", "progress", "feature_cache", "dataset_root", "workers", "checkpoint", "threads"}
+    for name, value in as_dict(settings).items():
+        if name not in free and then.get(name) != value:
+            raise FinishedRunError(
+                f"{folder} holds a finished run with {name}={then.get(name)!r}, not {value!r}; choose another --output, "
+                "or start over with --overwrite true"
+            )
+    return json.loads((folder / RESULT).read_text())
+
+
+def run_once(settings: RunSettings) -> dict:
+    """One run in this process; returns what ``result.json`` holds.
+
+    Raises:
+        ValueError: settings, images or weights that cannot be used; says what to change.
+    """
+    folder = Path(settings.output)
+    start = time.perf_counter()
+    entry = get_strategy(settings.strategy)
+    claim(folder, settings.overwrite)
+    build.set_threads_and_seeds(settings.threads, settings.run)
+    stream = build.build_stream(settings, settings.run, entry.joint)
+    benchmark = stream.benchmark
+    model = build.build_model(settings, benchmark.n_classes, entry.codebook).to(settings.device)
+    model.set_precision(settings.precision)
+    measured = {"feature_scale": float(model.feature_scale)}
+    if not settings.pretrained:
+        first = benchmark.train_stream[0].dataset
+        measured = build.measure_and_initialise(model, first, settings.codebook_init, settings.run)
+    if settings.compile:
+        model.compile()
+    mem_size = build.memory_size(settings, entry, model, stream.entry, benchmark.n_classes)
+    write_yaml(folder / "config.yaml", as_dict(settings))
+
+    plugins = []
+    cache = None
+    if settings.feature_cache:
+        key = f"{stream.table.frames_hash()} {build_transform_key(settings)}"
+        cache = FeatureCache(
+            settings.feature_cache, model, len(stream.table), key, settings.workers, settings.progress
+        )
+        plugins.append(cache)
+    progress = ProgressPlugin(len(benchmark.train_stream), settings.progress)
+    ledger = LedgerMetric()
+    evaluator = EvaluationPlugin(
+        accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), ledger, loggers=[]
+    )
+    strategy = build_strategy(
+        settings.strategy,
+        model,
+        build.learning_settings(settings, stream.entry),
+        mem_size,
+        settings.run,
+        settings.device,
+        plugins=[*plugins, progress],
+        evaluator=evaluator,
+    )
+    ledger.storage_policy = getattr(strategy, "storage_policy", None)
+    model.quantized_evaluation = settings.evaluate_quantized
+    try:
+        matrix, accuracy_after, ledgers = learn(strategy, benchmark, entry.joint, settings, folder, ledger)
+    except BaseException:
+        # Whatever goes wrong, what was learned so far is kept.
+        progress.close()
+        save_state(folder / "interrupted", strategy)
+        write_text(folder / "interrupted" / "error.txt", traceback.format_exc())
+        raise
+    metrics_csv(folder / "metrics.csv", evaluator)
+    write_matrix(folder / "accuracy_matrix.csv", matrix)
+    ledgers[-1]["feature_cache_seconds"] = cache.seconds if cache else 0.0
+    ledgers[-1]["feature_cache_images_filled"] = cache.filled if cache else 0
+    write_json(folder / "ledger.json", {**ledgers[-1], "after_experience": ledgers})
+    result = {
+        "benchmark": settings.benchmark,
+        "protocol": settings.protocol,
+        "strategy": settings.strategy,
+        "preset": settings.preset,
+        "run": settings.run,
+        "final_accuracy": accuracy_after[-1],
+        "accuracy_after": accuracy_after,
+        "final_accuracy_per_experience": matrix[-1],
+        "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
+        "mem_size": mem_size,
+        **measured,
+        "bad_frames_skipped": len(stream.bad_frames),
+        "bad_frames": stream.bad_frames,
+        "frame_table_sha256": stream.table.content_hash(),
+        "seconds": time.perf_counter() - start,
+        "versions": build.versions(),
+    }
+    write_json(folder / RESULT, result)
+    print(matrix_table(matrix, accuracy_after, joint=entry.joint))
+    print(ledger_table(ledgers[-1]))
+    return result
+
+
+def build_transform_key(settings: RunSettings) -> str:
+    """Names the transform in the key of the feature cache."""
+    from benchmarks_toybox_ilab.frames import pixel_transform
+
+    return repr(pixel_transform(settings.image_size))
+
+
+def learn(
+    strategy: StreamStrategy, benchmark, joint: bool, settings: RunSettings, folder: Path, ledger: LedgerMetric
+) -> tuple[list[list[float]], list[float], list[dict]]:
+    """Train on each experience and evaluate on all classes seen so far.
+
+    Returns:
+        The accuracy matrix (row i: after experience i, on the classes of experience j), the accuracy over all seen
+        classes after each experience, both in percent, and the ledger after each.
+    """
+    loader = {"num_workers": settings.workers}
+    matrix, accuracy_after, ledgers = [], [], []
+    for number, experience in enumerate(benchmark.train_stream):
+        strategy.train(experience, eval_streams=[], shuffle=joint, **loader)
+        # The joint learner has seen every class after its one experience.
+        seen = benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
+        metrics = strategy.eval(seen, **loader)
+        matrix.append([100 * accuracy_on(metrics, test.current_experience) for test in seen])
+        accuracy_after.append(100 * next(v for k, v in metrics.items() if k.startswith("Top1_Acc_Stream/eval")))
+        ledgers.append(ledger.result())
+        if settings.checkpoint:
+            save_state(folder / "checkpoint", strategy)
+        print(
+            f"after experience {number + 1}/{len(benchmark.train_stream)}: {accuracy_after[-1]:6.2f} % of all seen "
+            f"classes ({' '.join(f'{value:.0f}' for value in matrix[-1])})",
+            flush=True,
+        )
+    return matrix, accuracy_after, ledgers
+
+
+def accuracy_on(metrics: dict, experience: int) -> float:
+    """Accuracy on one test experience; the task label in the middle of Avalanche's key does not matter."""
+    return next(
+        value
+        for key, value in metrics.items()
+        if key.startswith("Top1_Acc_Exp/eval") and key.endswith(f"/Exp{experience:03d}")
+    )
+
+
+def save_state(folder: Path, strategy) -> None:
+    """Weights and buffer as they are now."""
+    model: nn.Module = strategy.model
+    save_safetensors(folder / "model.safetensors", model.state_dict(), {"format": "crumb-state-1"})
+    policy = getattr(strategy, "storage_policy", None)
+    if policy is not None:
+        save_safetensors(folder / "buffer.safetensors", policy.state_dict(), {"format": "crumb-buffer-1"})

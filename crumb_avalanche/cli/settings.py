@@ -1,0 +1,245 @@
+"""Typed settings of the commands. Imports neither torch nor Avalanche, so that ``crumb --help`` is quick."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+Protocol = Literal["class_instance", "class_iid"]
+
+
+@dataclass
+class RunSettings:
+    """Learn a stream and report the accuracy after every experience.
+
+    Settings left at None take the value of the preset; see PRESETS.
+
+    Attributes:
+        benchmark: the stream: eth80, clip_folder (your own class/object/clip/frame tree) or toy_shapes.
+        dataset_root: folder with the benchmark's images.
+        protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience.
+        strategy: crumb, image_replay, map_replay, finetune or offline.
+        preset: paper does what the paper says, reference what its published code does on top.
+        run: seed of everything: class order, clip order, test objects, initial weights.
+        runs: several runs, such as 0-9 or 0,3,5; each gets a folder of its own and a summary is printed.
+        output: folder for the results.
+        overwrite: start over where the output folder holds a finished run.
+        weights: 'torchvision' (downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
+        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2 or resnet18.
+        pretrained: a file written by crumb pretrain, instead of weights.
+        image_size: images are resized to this many pixels square.
+        budget_images: memory budget, in raw images; default the benchmark's.
+        budget_bytes: memory budget in bytes, instead of budget_images.
+        mem_size: number of memories, instead of a budget.
+        feature_cache: folder in which F(x) is kept, so that every image passes F once for all runs.
+        classes_per_experience: default the benchmark's.
+        batch_size: images per batch; default the benchmark's.
+        first_epochs: epochs on the first experience.
+        epochs: epochs on each later experience.
+        learning_rate: of SGD.
+        momentum: of SGD.
+        weight_decay: of SGD, codebook included.
+        codebook_size: number of memory blocks.
+        codebook_dim: length of a memory block.
+        codebook_init: matched, dense_matched, normal, uniform, sampled or kmeans.
+        freeze_codebook: keep the memory blocks as initialised.
+        direct_weight: alpha, weight of the loss on unquantized maps.
+        codebook_weight: beta, weight of the loss on quantized maps.
+        replay_weight: factor of the replay loss.
+        replay_steps: replay batches after each new batch.
+        fused: new and replayed batch in one optimiser step.
+        storing_rule: every_jth (paper), reservoir (single pass) or reference.
+        clamp_gradients: largest absolute gradient element; 0 clamps nothing.
+        relu_logits: ReLU on SqueezeNet's logits before they are pooled.
+        head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
+        evaluate_quantized: evaluate on maps rebuilt from memory blocks.
+        precision: fp32, or bf16 autocast.
+        compile: compile F and P (one or two minutes once).
+        device: cpu or cuda.
+        threads: CPU threads of torch and faiss; 0 takes one per core.
+        workers: loader processes.
+        on_bad_frame: raise stops at a file that cannot be read, skip leaves it out and counts.
+        checkpoint: keep model and buffer after every experience in the output folder.
+        progress: show progress bars.
+    """
+
+    benchmark: str = "eth80"
+    dataset_root: str | None = None
+    protocol: Protocol = "class_instance"
+    strategy: str = "crumb"
+    preset: Literal["paper", "reference"] = "paper"
+    run: int = 0
+    runs: str | None = None
+    output: str = "runs/latest"
+    overwrite: bool = False
+    weights: str = "torchvision"
+    backbone: str = "squeezenet1_0"
+    pretrained: str | None = None
+    image_size: int = 224
+    budget_images: float | None = None
+    budget_bytes: int | None = None
+    mem_size: int | None = None
+    feature_cache: str | None = None
+    classes_per_experience: int | None = None
+    batch_size: int | None = None
+    first_epochs: int = 10
+    epochs: int = 1
+    learning_rate: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    codebook_size: int = 256
+    codebook_dim: int = 16
+    codebook_init: str = "matched"
+    freeze_codebook: bool = False
+    direct_weight: float = 0.0
+    codebook_weight: float = 1.0
+    replay_weight: float | None = None
+    replay_steps: int = 1
+    fused: bool = False
+    storing_rule: str | None = None
+    clamp_gradients: float | None = None
+    relu_logits: bool | None = None
+    head_kernel: int | None = None
+    evaluate_quantized: bool = False
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    device: str = "cpu"
+    threads: int = 0
+    workers: int = 0
+    on_bad_frame: Literal["raise", "skip"] = "raise"
+    checkpoint: bool = True
+    progress: bool = True
+
+    def resolved(self) -> "RunSettings":
+        """The same with every ``None`` that a preset decides filled in.
+
+        Raises:
+            ValueError: two settings that exclude each other.
+        """
+        given = [name for name in ("budget_images", "budget_bytes", "mem_size") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are both given; the memory is set by one of them")
+        return replace(
+            self, **{name: value for name, value in PRESETS[self.preset].items() if getattr(self, name) is None}
+        )
+
+    def run_numbers(self) -> list[int]:
+        """The runs asked for.
+
+        Raises:
+            ValueError: ``runs`` is not of the form 0-9 or 0,3,5.
+        """
+        if self.runs is None:
+            return [self.run]
+        numbers: list[int] = []
+        for part in self.runs.split(","):
+            first, dash, last = part.strip().partition("-")
+            if not first.isdigit() or (dash and not last.isdigit()):
+                raise ValueError(f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list")
+            numbers += range(int(first), int(last if dash else first) + 1)
+        return list(dict.fromkeys(numbers))
+
+
+# What the reference code does on top of the paper (see the README's table of deviations).
+PRESETS: dict[str, dict] = {
+    "paper": dict(
+        replay_weight=1.0, storing_rule="every_jth", clamp_gradients=0.0, relu_logits=False, head_kernel=1
+    ),
+    "reference": dict(
+        replay_weight=5.0, storing_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3
+    ),
+}
+
+
+@dataclass
+class PretrainSettings:
+    """Pretrain plastic layers and codebook on labelled images, with direct and codebook-out loss.
+
+    Attributes:
+        data: an image folder with one folder per class, or torchvision:NAME such as torchvision:CIFAR100.
+        dataset_root: where a torchvision data set lies or is downloaded to.
+        output: the .safetensors file to write.
+        overwrite: replace an existing file.
+        weights: 'torchvision' (downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
+        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2 or resnet18.
+        image_size: images are resized to this many pixels square.
+        images_per_class: how many images of each class to use; 0 takes all.
+        epochs: passes over the images.
+        batch_size: images per batch.
+        learning_rate: of SGD.
+        momentum: of SGD.
+        weight_decay: of SGD.
+        codebook_size: number of memory blocks.
+        codebook_dim: length of a memory block.
+        codebook_init: matched, dense_matched, normal, uniform, sampled or kmeans.
+        direct_weight: alpha.
+        codebook_weight: beta.
+        relu_logits: ReLU on SqueezeNet's logits before they are pooled.
+        head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
+        feature_cache: folder in which F(x) is kept; default a temporary one.
+        device: cpu or cuda.
+        threads: CPU threads of torch and faiss; 0 takes one per core.
+        workers: loader processes.
+        seed: of everything random.
+        progress: show progress bars.
+    """
+
+    data: str
+    output: str = "pretrained.safetensors"
+    dataset_root: str | None = None
+    overwrite: bool = False
+    weights: str = "torchvision"
+    backbone: str = "squeezenet1_0"
+    image_size: int = 224
+    images_per_class: int = 0
+    epochs: int = 10
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    codebook_size: int = 256
+    codebook_dim: int = 16
+    codebook_init: str = "matched"
+    direct_weight: float = 1.0
+    codebook_weight: float = 1.0
+    relu_logits: bool = False
+    head_kernel: int = 1
+    feature_cache: str | None = None
+    device: str = "cpu"
+    threads: int = 0
+    workers: int = 0
+    seed: int = 0
+    progress: bool = True
+
+
+@dataclass
+class DemoSettings:
+    """Pretrain on rendered shapes, stream others, and compare CRUMB with its bounds: nothing to download.
+
+    Attributes:
+        output: folder for the runs, the table and the picture.
+        threads: CPU threads; 0 takes one per core.
+        seed: the run that is streamed.
+        progress: show progress bars.
+    """
+
+    output: str = "runs/demo"
+    threads: int = 0
+    seed: int = 0
+    progress: bool = True
+
+
+@dataclass
+class ReportSettings:
+    """Show finished runs as tables and pictures.
+
+    Attributes:
+        folders: run folders, or folders of runs.
+        output: where the pictures go; default beside the first folder.
+    """
+
+    folders: list[str]
+    output: str | None = None
+
+
+def as_dict(settings) -> dict:
+    """Settings as plain values, in the order of their declaration."""
+    return {item.name: getattr(settings, item.name) for item in fields(settings)}

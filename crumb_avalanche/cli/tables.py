@@ -1,0 +1,55 @@
+"""Results as text tables."""
+
+# entry -> (label, unit); seconds that are parts of the training are listed apart
+LEDGER_BYTES = {
+    "buffer_bytes": "stored memories",
+    "label_bytes": "their labels",
+    "codebook_bytes": "codebook (float32)",
+    "statistics_bytes": "class statistics",
+    "memory_bytes": "memory in all",
+    "plastic_bytes": "plastic layers",
+    "frozen_bytes": "frozen layers",
+    "optimizer_bytes": "optimiser state",
+    "peak_rss_bytes": "peak memory of the process",
+}
+LEDGER_SECONDS = {
+    "seconds_features": "F",
+    "seconds_search": "search",
+    "seconds_plastic": "plastic layers",
+    "seconds_replay": "replay",
+    "seconds_other": "loading and the rest",
+}
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Columns as wide as their longest cell; the first left-aligned, the others right-aligned."""
+    widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths)))
+        for line in lines
+    )
+
+
+def matrix_table(matrix: list[list[float]], accuracy_after: list[float], joint: bool = False) -> str:
+    """The accuracy matrix with the accuracy over all seen classes in the last column, in percent."""
+    width = len(matrix[-1])
+    header = ["after", *[f"exp {column + 1}" for column in range(width)], "all seen"]
+    rows = []
+    for number, (row, overall) in enumerate(zip(matrix, accuracy_after)):
+        cells = [f"{value:.1f}" for value in row] + [""] * (width - len(row))
+        rows.append(["joint" if joint else f"exp {number + 1}", *cells, f"{overall:.2f}"])
+    return "\naccuracy on the test frames of each experience's classes, percent\n" + table(header, rows)
+
+
+def ledger_table(ledger: dict[str, float]) -> str:
+    """Bytes and seconds of a run."""
+    rows = [[label, f"{int(ledger[name]):,} B"] for name, label in LEDGER_BYTES.items()]
+    rows.insert(0, ["memories stored", f"{int(ledger['buffer_items']):,}"])
+    total = max(ledger["train_seconds"], 1e-9)
+    rows += [
+        [f"time: {label}", f"{ledger[name]:.1f} s ({100 * ledger[name] / total:.0f} %)"]
+        for name, label in LEDGER_SECONDS.items()
+    ]
+    rows += [["training", f"{total:.1f} s"], ["images/s", f"{ledger['images_per_second']:.1f}"]]
+    return "\nledger\n" + table(["", ""], rows)

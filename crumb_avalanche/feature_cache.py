@@ -1,0 +1,137 @@
+"""F(x) computed once per image and kept on disk. Exact: F is frozen and the images are not augmented."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from avalanche.training.plugins import SupervisedPlugin
+from torch.utils.data import DataLoader, Dataset, Subset
+from tqdm import tqdm
+
+from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.weights import weights_hash
+
+
+class MapDataset(Dataset):
+    """``(map, label)`` pairs out of a table of maps.
+
+    Args:
+        maps: ``(N, C, H, W)`` float32 array, usually a memory map.
+        rows: which row each item is.
+        labels: the label of each item.
+    """
+
+    def __init__(self, maps: np.ndarray, rows: np.ndarray, labels: list[int]):
+        self.maps = maps
+        self.rows = rows
+        self.targets = labels
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return torch.from_numpy(np.array(self.maps[self.rows[index]])), self.targets[index]
+
+
+class FeatureCache(SupervisedPlugin):
+    """A plugin that puts cached feature maps in the place of images, for training and evaluation.
+
+    One file holds ``count`` maps of ``4 * C * H * W`` bytes (346,112 for 512x13x13; the file is sparse until filled),
+    named after everything that decides F(x): F's weights and precision, and ``key``. The feature scale is applied on
+    reading.
+
+    Args:
+        folder: where the files lie.
+        model: whose F is cached.
+        count: number of images that there are altogether.
+        key: names the images and their transform, such as ``f"{table.frames_hash()} {transform!r}"``.
+        workers: loader processes while filling.
+        progress: show a bar with images/s while filling.
+
+    Data sets need an attribute ``frame_row``, each item's number below ``count``; benchmarks made by
+    ``benchmarks_toybox_ilab`` have it.
+
+    Attributes:
+        seconds: time spent filling.
+        filled: images computed by this object.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike, model: SplitModel, count: int, key: str, workers: int = 0, progress: bool = True
+    ):
+        super().__init__()
+        compiled = "compiled" if model.is_compiled else "eager"
+        what = f"{weights_hash(model.feature_extractor)} {model.precision} {compiled} {key}"
+        name = hashlib.sha256(what.encode()).hexdigest()[:24]
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model = model
+        self.workers = workers
+        self.progress = progress
+        self.seconds = 0.0
+        self.filled = 0
+        self.maps = _memory_map(folder / f"{name}.maps", np.float32, (count, *model.map_shape))
+        self.done = _memory_map(folder / f"{name}.done", np.uint8, (count,))
+
+    def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
+        """The maps of a data set of images, computing those that are missing.
+
+        Args:
+            images: items ``(image, ...)``.
+            rows: ``(len(images),)`` row numbers.
+            labels: of each item.
+        """
+        missing = np.flatnonzero(self.done[rows] == 0)
+        if len(missing):
+            start = time.perf_counter()
+            self._fill(Subset(images, missing.tolist()), rows[missing])
+            self.seconds += time.perf_counter() - start
+            self.filled += len(missing)
+        return MapDataset(self.maps, rows, labels)
+
+    def _fill(self, images: Dataset, rows: np.ndarray) -> None:
+        loader = DataLoader(images, batch_size=32, num_workers=self.workers)
+        device = self.model.pixel_mean.device
+        with tqdm(total=len(rows), unit=" images", desc="feature cache", disable=not self.progress) as bar:
+            start = 0
+            for image, *_ in loader:
+                batch = rows[start : start + len(image)]
+                self.maps[batch] = self.model.extract(image.to(device)).cpu().numpy()
+                self.maps.flush()
+                # Only after the maps are written: a cut-off run leaves maps that count as missing, never wrong ones.
+                self.done[batch] = 1
+                start += len(image)
+                bar.update(len(image))
+        self.done.flush()
+
+    def after_train_dataset_adaptation(self, strategy, **kwargs):
+        strategy.adapted_dataset = self._cached(strategy.adapted_dataset)
+
+    def after_eval_dataset_adaptation(self, strategy, **kwargs):
+        strategy.adapted_dataset = self._cached(strategy.adapted_dataset)
+
+    def _cached(self, images: AvalancheDataset) -> AvalancheDataset:
+        if not hasattr(images, "frame_row"):
+            raise ValueError(
+                "the feature cache needs to know which image is which: give the data sets a DataAttribute 'frame_row' "
+                "with the number of each image (benchmarks_toybox_ilab does), or train without the cache"
+            )
+        labels = list(map(int, images.targets))
+        maps = self.dataset(images, np.asarray(list(images.frame_row)), labels)
+        attributes = [DataAttribute(labels, "targets")]
+        if hasattr(images, "targets_task_labels"):
+            tasks = list(map(int, images.targets_task_labels))
+            attributes.append(DataAttribute(tasks, "targets_task_labels", use_in_getitem=True))
+        return AvalancheDataset([maps], data_attributes=attributes)
+
+
+def _memory_map(path: Path, dtype, shape: tuple[int, ...]) -> np.memmap:
+    """An array on disk, made of zeros where the file is new; two processes may open it at once."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    with open(path, "ab") as file:
+        file.truncate(size)
+    return np.memmap(path, dtype, "r+", shape=shape)

@@ -1,0 +1,84 @@
+"""Codes <-> bytes: 1, 2, 4, 8 or 16 bits a code, whatever the number of codebook rows needs."""
+
+import torch
+from torch import Tensor
+
+WIDTHS = (1, 2, 4, 8, 16)
+
+
+def bits_per_code(codebook_size: int) -> int:
+    """The smallest width of 1, 2, 4, 8, 16 bits that can name every row."""
+    needed = max(codebook_size - 1, 1).bit_length()
+    return next(width for width in WIDTHS if width >= needed)
+
+
+def packed_bytes(codes_per_item: int, bits: int) -> int:
+    """Bytes of one packed item; the last byte is filled up with zeros."""
+    return -(-codes_per_item * bits // 8)
+
+
+def _check_width(bits: int) -> None:
+    if bits not in WIDTHS:
+        raise ValueError(f"codes of {bits} bits cannot be packed; use one of {', '.join(map(str, WIDTHS))}")
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Pack codes, lowest bits first.
+
+    Args:
+        codes: ``(N, L)`` integers in ``[0, 2**bits)``; ``uint8`` or ``int16``.
+        bits: 1, 2, 4, 8 or 16.
+
+    Returns:
+        ``(N, ceil(L * bits / 8))`` ``uint8``, contiguous.
+
+    Raises:
+        ValueError: another width, or a code that the width cannot hold.
+    """
+    _check_width(bits)
+    if codes.numel():
+        lowest, highest = int(codes.min()), int(codes.max())
+        if lowest < 0 or highest >= 2**bits:
+            raise ValueError(
+                f"codes from {lowest} to {highest} do not fit in {bits} bits (0 to {2**bits - 1}); take a larger width"
+            )
+    if bits == 8:
+        return codes.to(torch.uint8).contiguous()
+    if bits == 16:
+        return codes.to(torch.int16).contiguous().view(torch.uint8)
+    count, length = codes.shape
+    per_byte = 8 // bits
+    padded = codes.new_zeros((count, packed_bytes(length, bits) * per_byte), dtype=torch.uint8)
+    padded[:, :length] = codes
+    shifts = torch.arange(per_byte, dtype=torch.uint8, device=codes.device) * bits
+    # The shifted codes of one byte share no bit, so their sum is their union.
+    return (padded.view(count, -1, per_byte) << shifts).sum(dim=2, dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
+    """The inverse of ``pack``.
+
+    Args:
+        packed: ``(N, ceil(length * bits / 8))`` ``uint8``.
+        bits: 1, 2, 4, 8 or 16.
+        length: codes per item.
+
+    Returns:
+        ``(N, length)`` codes: ``uint8``, or ``int16`` at 16 bits.
+
+    Raises:
+        ValueError: another width, or rows whose bytes do not hold ``length`` codes.
+    """
+    _check_width(bits)
+    if packed.shape[1] != packed_bytes(length, bits):
+        raise ValueError(
+            f"{packed.shape[1]} bytes are not {length} codes of {bits} bits, which take {packed_bytes(length, bits)}"
+        )
+    if bits == 8:
+        return packed
+    if bits == 16:
+        return packed.contiguous().view(torch.int16)
+    per_byte = 8 // bits
+    shifts = torch.arange(per_byte, dtype=torch.uint8, device=packed.device) * bits
+    codes = (packed.unsqueeze(2) >> shifts) & (2**bits - 1)
+    return codes.view(len(packed), -1)[:, :length]

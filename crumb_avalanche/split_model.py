@@ -1,0 +1,244 @@
+"""A CNN split into a frozen feature extractor F and plastic layers P, with a codebook between them.
+
+Paper: "Feature extraction and classification". F is frozen for good, batch-norm statistics too.
+"""
+
+import contextlib
+
+import torch
+from torch import Tensor, nn
+
+from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.stopwatch import Stopwatch
+
+# The plastic layers' learning rate of 1e-3 (paper) suits maps whose positive values spread as torchvision's
+# SqueezeNet-1.0 maps do; other weights are brought to this spread.
+REFERENCE_SCALE = 14.0
+PIXEL_MEAN = (0.485, 0.456, 0.406)
+PIXEL_STD = (0.229, 0.224, 0.225)
+PRECISIONS = ("fp32", "bf16")
+
+
+class SplitModel(nn.Module):
+    """``P(F(x))``, where ``F`` never learns, and ``P(decode(encode(F(x))))`` where a codebook is given.
+
+    In training mode ``forward`` goes through the codebook, in evaluation mode it does not (the paper's inference);
+    ``quantized_training`` and ``quantized_evaluation`` change that. So any Avalanche strategy can train it.
+
+    Args:
+        feature_extractor: ``(B, 3, h, w)`` -> ``(B, C, H, W)``; frozen here.
+        plastic_layers: ``(B, C, H, W)`` -> ``(B, classes)`` logits.
+        head: qualified name in ``plastic_layers`` of the last, class-producing layer.
+        codebook: the memory blocks, or ``None``.
+        image_size: side of the images that ``map_shape`` is measured with, in pixels.
+
+    Attributes:
+        map_shape: ``(C, H, W)`` of one feature map.
+        feature_scale: what F's output is multiplied by (see ``fold_feature_scale``).
+        last_map: ``(B, C, H, W)``, detached; F's output of the latest training forward, until ``forget_batch``.
+        last_codes: ``(B, G, H, W)`` codes of the same, or ``None`` if the forward was not quantized.
+        stopwatch: seconds spent in F, in the search and in P.
+    """
+
+    def __init__(
+        self,
+        feature_extractor: nn.Module,
+        plastic_layers: nn.Module,
+        head: str,
+        codebook: Codebook | None = None,
+        image_size: int = 224,
+    ):
+        super().__init__()
+        self.feature_extractor = feature_extractor.requires_grad_(False).eval()
+        self.plastic_layers = plastic_layers
+        self.codebook = codebook
+        self.head = head
+        self.image_size = image_size
+        self.quantized_training = True
+        self.quantized_evaluation = False
+        self.precision = "fp32"
+        self.last_map: Tensor | None = None
+        self.last_codes: Tensor | None = None
+        self.stopwatch = Stopwatch()
+        self._compiled = [None, None]  # in a list: not to be registered as a second copy of F and P
+        self.register_buffer("feature_scale", torch.ones(()))
+        self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(1, 3, 1, 1), persistent=False)
+        self.to(memory_format=torch.channels_last)  # half the time of NCHW on CPUs
+        with torch.no_grad():
+            shape = self.feature_extractor(torch.zeros(1, 3, image_size, image_size)).shape
+        if len(shape) != 4:
+            raise ValueError(
+                f"the feature extractor gives {tuple(shape)} for one image; a feature map has four axes (B, C, H, W): "
+                "cut the network at a convolutional layer"
+            )
+        self.map_shape = tuple(shape[1:])
+        if codebook is not None:
+            codebook.groups(self.map_shape[0])
+
+    def train(self, mode: bool = True) -> "SplitModel":
+        """As ``nn.Module.train``, but F stays in evaluation mode."""
+        super().train(mode)
+        self.feature_extractor.eval()
+        return self
+
+    def __getstate__(self):
+        return {**self.__dict__, "_compiled": [None, None], "last_map": None, "last_codes": None}
+
+    @property
+    def n_classes(self) -> int:
+        """Outputs of the head."""
+        head = self.plastic_layers.get_submodule(self.head)
+        return head.out_channels if isinstance(head, nn.Conv2d) else head.out_features
+
+    def compile(self) -> "SplitModel":
+        """Compile F and P (a minute once; needs a C++ compiler). Results change in the last digits."""
+        self._compiled = [torch.compile(self.feature_extractor), torch.compile(self.plastic_layers)]
+        return self
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled[0] is not None
+
+    def set_precision(self, precision: str) -> "SplitModel":
+        """``fp32``, or ``bf16`` autocast for F and P; codes, losses and weights stay float32.
+
+        Raises:
+            ValueError: another precision.
+        """
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision is {precision!r}; use one of {', '.join(PRECISIONS)}")
+        self.precision = precision
+        return self
+
+    def _autocast(self):
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.pixel_mean.device.type, dtype=torch.bfloat16)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """``uint8`` pixels ``(B, 3, h, w)`` from normalised float images; ``uint8`` ones pass unchanged."""
+        if images.dtype == torch.uint8:
+            return images
+        return ((images * self.pixel_std + self.pixel_mean) * 255).round().clamp(0, 255).to(torch.uint8)
+
+    @torch.no_grad()
+    def extract(self, images: Tensor) -> Tensor:
+        """F alone: ``(B, C, H, W)`` float32 maps before the feature scale, channels-last in memory.
+
+        Args:
+            images: ``(B, 3, h, w)``, ``uint8`` pixels or floats normalised with ImageNet's mean and deviation.
+        """
+        with self.stopwatch.measure("features"):
+            if images.dtype == torch.uint8:
+                images = (images.float() / 255 - self.pixel_mean) / self.pixel_std
+            images = images.contiguous(memory_format=torch.channels_last)
+            with self._autocast():
+                return (self._compiled[0] or self.feature_extractor)(images).float()
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Feature maps of a batch, scaled.
+
+        Args:
+            images: as for ``extract``; or ``(B, C, H, W)`` outputs of ``extract`` that a ``FeatureCache`` kept.
+
+        Returns:
+            ``(B, C, H, W)`` float32, channels-last in memory.
+        """
+        maps = images if images.shape[1] == self.map_shape[0] != 3 else self.extract(images)
+        return (maps * self.feature_scale).contiguous(memory_format=torch.channels_last)
+
+    def encode(self, feature_map: Tensor) -> Tensor:
+        """Codes ``(B, G, H, W)`` of ``(B, C, H, W)`` maps."""
+        with self.stopwatch.measure("search"):
+            return self.codebook.encode(feature_map)
+
+    def classify(self, feature_map: Tensor) -> Tensor:
+        """Logits ``(B, classes)`` float32 of ``(B, C, H, W)`` maps: the plastic layers alone."""
+        with self.stopwatch.measure("plastic"), self._autocast():
+            return (self._compiled[1] or self.plastic_layers)(feature_map).float()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(B, classes)`` float32; through the codebook or not as the two settings say.
+
+        Args:
+            images: as for ``features``.
+        """
+        feature_map = self.features(images)
+        quantized = self.quantized_training if self.training else self.quantized_evaluation
+        codes = None
+        if quantized and self.codebook is not None:
+            codes = self.encode(feature_map)
+        if self.training:
+            self.last_map, self.last_codes = feature_map, codes
+        return self.classify(feature_map if codes is None else self.codebook.decode(codes))
+
+    def forget_batch(self) -> None:
+        """Let go of the latest batch's map and codes."""
+        self.last_map = self.last_codes = None
+
+    def reset_head(self, n_classes: int) -> None:
+        """Replace the head by a freshly initialised one (before streaming; paper, same section).
+
+        The initialisation is PyTorch's own and draws from torch's global random state.
+        """
+        old = self.plastic_layers.get_submodule(self.head)
+        if isinstance(old, nn.Conv2d):
+            new = nn.Conv2d(old.in_channels, n_classes, old.kernel_size, padding=old.padding)
+        else:
+            new = nn.Linear(old.in_features, n_classes)
+        parent, _, name = self.head.rpartition(".")
+        owner = self.plastic_layers.get_submodule(parent)
+        # setattr also registers under names such as "1" of an nn.Sequential
+        setattr(owner, name, new.to(self.pixel_mean.device, memory_format=torch.channels_last))
+
+    @torch.no_grad()
+    def fold_feature_scale(self, maps: Tensor) -> float:
+        """Bring the spread of the maps' positive values to ``REFERENCE_SCALE`` and leave what the network says alone.
+
+        F's output is multiplied by ``k``, and so are the biases of P below the head: a network of convolutions, ReLUs
+        and pools then has every activation multiplied by ``k``, so one learning rate serves all weight files. Plastic
+        layers that are not such a network (batch norm, GELU, ...) set their own scale; there ``k`` is 1.
+
+        Args:
+            maps: ``(B, C, H, W)``, from ``features`` before folding.
+
+        Returns:
+            ``k``.
+        """
+        positive = maps[maps > 0]
+        spread = float(positive.std()) if len(positive) > 1 else 0.0
+        if not spread > 0:
+            raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
+        factor = REFERENCE_SCALE / spread
+        biases = [
+            (name, parameter)
+            for name, parameter in self.plastic_layers.named_parameters()
+            if name.endswith("bias") and not name.startswith(self.head)
+        ]
+        before = self._penultimate(maps[:4])
+        for _, bias in biases:
+            bias.mul_(factor)
+        after = self._penultimate(maps[:4] * factor)
+        if not torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())):
+            for _, bias in biases:
+                bias.div_(factor)
+            return 1.0
+        self.feature_scale.mul_(factor)
+        return factor
+
+    def _penultimate(self, maps: Tensor) -> Tensor:
+        """The input of the head, in evaluation mode."""
+        captured = []
+        handle = self.plastic_layers.get_submodule(self.head).register_forward_pre_hook(
+            lambda module, arguments: captured.append(arguments[0])
+        )
+        was_training = self.training
+        try:
+            self.eval()
+            self.plastic_layers(maps)
+        finally:
+            handle.remove()
+            self.train(was_training)
+        return captured[0]

@@ -1,0 +1,261 @@
+"""Which images of the stream are remembered, and which memories make room for them.
+
+Every rule keeps the classes balanced and never lets more than the capacity be held, at any moment. Rules move numbers
+only; the buffers of ``storage_policy`` hold the bytes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+class Slots:
+    """Which slot of a buffer holds a memory of which class.
+
+    Args:
+        capacity: number of slots.
+        seed: of the random evictions and draws.
+    """
+
+    def __init__(self, capacity: int, seed: int = 0):
+        self.capacity = capacity
+        self.by_class: dict[int, list[int]] = {}
+        self.free = list(range(capacity - 1, -1, -1))  # popped from the end: slot 0 first
+        self.random = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return self.capacity - len(self.free)
+
+    @property
+    def classes(self) -> list[int]:
+        """Classes with at least one memory, in order of arrival."""
+        return [label for label, slots in self.by_class.items() if slots]
+
+    def count(self, label: int) -> int:
+        return len(self.by_class.get(label, ()))
+
+    def largest(self) -> int:
+        """The size of the largest class."""
+        return max((len(slots) for slots in self.by_class.values()), default=0)
+
+    def release(self, label: int) -> int:
+        """Give up a random memory of a class; its slot becomes free."""
+        slots = self.by_class[label]
+        place = int(self.random.integers(len(slots)))
+        slots[place], slots[-1] = slots[-1], slots[place]
+        slot = slots.pop()
+        self.free.append(slot)
+        return slot
+
+    def make_room(self, label: int) -> None:
+        """Make sure a slot is free: the largest class gives one up, ``label`` itself if it is among the largest."""
+        if self.free:
+            return
+        largest = self.largest()
+        victims = [other for other, slots in self.by_class.items() if len(slots) == largest]
+        self.release(label if label in victims else victims[int(self.random.integers(len(victims)))])
+
+    def take(self, label: int) -> int:
+        """A free slot, from now on a memory of ``label``."""
+        slot = self.free.pop()
+        self.by_class.setdefault(label, []).append(slot)
+        return slot
+
+    def trim(self, quota: int) -> list[int]:
+        """Shrink every class to the quota; returns the slots set free."""
+        return [self.release(label) for label in self.by_class for _ in range(max(0, self.count(label) - quota))]
+
+
+class StorageRule(ABC):
+    """Decides, batch by batch, which images go to which slots.
+
+    Attributes:
+        second_pass: whether the images are offered in a pass of their own after the experience's training, instead
+            of during the last epoch.
+    """
+
+    second_pass = False
+
+    def begin_experience(self, slots: Slots, coming: dict[int, int], batch_size: int) -> list[int]:
+        """Called before an experience with the number of images of each class to come.
+
+        Returns:
+            slots that were set free, for the buffer to wipe.
+
+        Raises:
+            ValueError: there are more classes than slots.
+        """
+        classes = set(slots.classes) | set(coming)
+        if len(classes) > slots.capacity:
+            raise ValueError(
+                f"mem_size={slots.capacity} cannot hold a memory of each of the {len(classes)} classes seen so far; "
+                f"raise mem_size (or the budget) to at least {len(classes)}"
+            )
+        return []
+
+    @abstractmethod
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
+        """Which of a batch's images to store.
+
+        Args:
+            slots: updated in place.
+            labels: class of each image of the batch.
+
+        Returns:
+            ``(position in the batch, slot)`` pairs; a later pair for the same slot replaces an earlier one.
+        """
+
+    @property
+    def finished(self) -> bool:
+        """Whether the rest of the experience need not be offered."""
+        return False
+
+    def state_dict(self) -> dict:
+        """What the rule must know to go on; plain numbers, lists and dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Take up where ``state_dict`` was called."""
+
+
+@dataclass
+class EveryJth(StorageRule):
+    """Every j-th image, so that the buffer fills towards the end of the experience (paper, "Replay to mitigate...").
+
+    A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images every ``j``-th is kept, with
+    ``j = N / quota``, not rounded: the kept images are spread evenly over the experience and exactly fill the quota. In
+    the first experience this is the paper's ``j`` = images / capacity; later ones have only their share of the buffer.
+    """
+
+    coming: dict[int, int] = field(default_factory=dict)
+    offered: dict[int, int] = field(default_factory=dict)
+    quota: int = 0
+
+    def begin_experience(self, slots, coming, batch_size):
+        super().begin_experience(slots, coming, batch_size)
+        self.coming = dict(coming)
+        self.offered = dict.fromkeys(coming, 0)
+        self.quota = slots.capacity // len(set(slots.classes) | set(coming))
+        return []
+
+    def choose(self, slots, labels):
+        chosen = []
+        for position, label in enumerate(labels):
+            total = self.coming.get(label)
+            if total is None:
+                raise ValueError(
+                    f"class {label} was not announced: call begin_experience with the image counts of the experience, "
+                    "or use ClassBalancedReservoir, which needs to know nothing in advance"
+                )
+            number = self.offered[label]
+            self.offered[label] += 1
+            kept = min(self.quota, total)
+            if (number + 1) * kept // total > number * kept // total:
+                slots.make_room(label)
+                chosen.append((position, slots.take(label)))
+        return chosen
+
+    def state_dict(self):
+        return {"coming": _pairs(self.coming), "offered": _pairs(self.offered), "quota": self.quota}
+
+    def load_state_dict(self, state):
+        self.coming, self.offered = dict(state["coming"]), dict(state["offered"])
+        self.quota = state["quota"]
+
+
+@dataclass
+class ClassBalancedReservoir(StorageRule):
+    """Single-pass, class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020); needs no counts in advance."""
+
+    seen: dict[int, int] = field(default_factory=dict)
+    full: set[int] = field(default_factory=set)
+
+    def choose(self, slots, labels):
+        chosen = []
+        for position, label in enumerate(labels):
+            self.seen[label] = self.seen.get(label, 0) + 1
+            if not slots.free:
+                # A class that has once been the largest is "full" from then on.
+                largest = slots.largest()
+                self.full |= {other for other in slots.classes if slots.count(other) == largest}
+                held = slots.count(label)
+                if label in self.full:
+                    if held == 0 or slots.random.random() >= held / self.seen[label]:
+                        continue
+                    slots.release(label)
+                else:
+                    slots.make_room(label)
+            chosen.append((position, slots.take(label)))
+        return chosen
+
+    def state_dict(self):
+        return {"seen": _pairs(self.seen), "full": sorted(self.full)}
+
+    def load_state_dict(self, state):
+        self.seen, self.full = dict(state["seen"]), set(state["full"])
+
+
+@dataclass
+class ReferenceRule(StorageRule):
+    """What the published code does, in a second pass over the experience after its training.
+
+    Quota ``capacity // classes seen``; within each batch every ``j``-th image of each class, starting with its first,
+    ``j = max(1, (batches - 1) * batch size // capacity)``; a class above its quota drops random members; the pass ends
+    as soon as every class is at its quota, so it reads only the first part of later experiences.
+    """
+
+    second_pass = True
+    quota: int = 0
+    stride: int = 1
+    expected: list[int] = field(default_factory=list)
+    done: bool = False
+
+    def begin_experience(self, slots, coming, batch_size):
+        super().begin_experience(slots, coming, batch_size)
+        classes = set(slots.classes) | set(coming)
+        self.quota = slots.capacity // len(classes)
+        batches = -(-sum(coming.values()) // batch_size)
+        self.stride = max(1, (batches - 1) * batch_size // slots.capacity)
+        self.expected = sorted(classes)
+        self.done = False
+        return slots.trim(self.quota)
+
+    def choose(self, slots, labels):
+        chosen: list[tuple[int, int]] = []
+        for label in dict.fromkeys(labels):
+            candidates = [position for position, other in enumerate(labels) if other == label][:: self.stride]
+            held = slots.count(label)
+            # A uniform choice of the quota among the old and the new members.
+            survivors = set(slots.random.permutation(held + len(candidates))[: self.quota].tolist())
+            for _ in range(held - sum(member < held for member in survivors)):
+                slots.release(label)
+            for number, position in enumerate(candidates):
+                if held + number in survivors:
+                    chosen.append((position, slots.take(label)))
+        self.done = all(slots.count(label) >= self.quota for label in self.expected)
+        return chosen
+
+    @property
+    def finished(self):
+        return self.done
+
+    def state_dict(self):
+        return {"quota": self.quota, "stride": self.stride, "expected": self.expected, "done": self.done}
+
+    def load_state_dict(self, state):
+        self.quota, self.stride = state["quota"], state["stride"]
+        self.expected, self.done = list(state["expected"]), state["done"]
+
+
+def _pairs(counts: dict[int, int]) -> list[list[int]]:
+    """A dict with integer keys in a form that JSON keeps."""
+    return [[key, value] for key, value in counts.items()]
+
+
+RULES: dict[str, type[StorageRule]] = {
+    "every_jth": EveryJth,
+    "reservoir": ClassBalancedReservoir,
+    "reference": ReferenceRule,
+}

@@ -1,0 +1,254 @@
+import errno
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_data import make_table, write_image
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from benchmarks_toybox_ilab.frame_table import (
+    BadFrameError,
+    Frame,
+    FrameTable,
+    FrameTableError,
+    natural_key,
+)
+
+CUP = Frame("cup/1/a/0.jpg", "cup", "cup1", "a", 0, "train")
+CUP_TEST = Frame("cup/1/b/0.jpg", "cup", "cup1", "b", 0, "test")
+BALL = Frame("ball/1/a/0.jpg", "ball", "ball1", "a", 0, "train")
+
+
+def on_disk(root: Path) -> FrameTable:
+    for number in range(4):
+        write_image(root / f"{number}.png", (number, 0, 255))
+    return FrameTable([Frame(f"{n}.png", "cup", "cup1", "a", n, "train") for n in range(4)], root)
+
+
+def test_columns_and_rows_agree():
+    table = FrameTable([CUP, BALL, CUP_TEST])
+    assert list(table) == [CUP, BALL, CUP_TEST] and len(table) == 3
+    assert table.path == ("cup/1/a/0.jpg", "ball/1/a/0.jpg", "cup/1/b/0.jpg")
+    assert table.classes == ("ball", "cup")
+    assert table.labels.dtype == np.int64 and table.labels.tolist() == [1, 0, 1]
+    assert table.counts() == {"ball": {"train": 1, "test": 0}, "cup": {"train": 1, "test": 1}}
+
+
+def test_a_table_cannot_be_changed_by_its_labels():
+    with pytest.raises(ValueError, match="read-only"):
+        make_table().labels[0] = 3
+
+
+def test_classes_are_in_natural_order():
+    frames = [replace(CUP, path=name, class_name=name) for name in ("c10", "c9", "c1")]
+    assert FrameTable(frames).classes == ("c1", "c9", "c10")
+
+
+def test_rows_of_a_split_and_a_class():
+    table = FrameTable([CUP, BALL, CUP_TEST])
+    assert table.rows().tolist() == [0, 1, 2]
+    assert table.rows("train").tolist() == [0, 1]
+    assert table.rows("train", "cup").tolist() == [0]
+    assert table.rows(class_name="cup").tolist() == [0, 2]
+    assert table.rows("test", "ball").tolist() == []
+
+
+def test_clips_are_natural_and_ascending():
+    names = [("o10", "s1", 0), ("o9", "s10", 5), ("o9", "s2", 7), ("o9", "s2", 0)]
+    table = FrameTable([Frame(str(i), "cup", *name, "train") for i, name in enumerate(names)])
+    assert [clip.tolist() for clip in table.clips(table.rows())] == [[3, 2], [1], [0]]
+    assert [clip.tolist() for clip in table.clips([0, 2])] == [[2], [0]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text("ab019.", max_size=5), max_size=5))
+def test_natural_key_orders_any_texts(texts):
+    assert sorted(sorted(texts, reverse=True), key=natural_key) == sorted(texts, key=natural_key)
+
+
+def test_natural_key_takes_digits_as_numbers():
+    names = ["frame2", "frame10", "frame1b", "frame1", "2", "a"]
+    assert sorted(names, key=natural_key) == ["2", "a", "frame1", "frame1b", "frame2", "frame10"]
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ([], "has no frames"),
+        ([replace(CUP, split="val")], "split 'val'; a split is 'train' or 'test'"),
+        ([CUP_TEST], "class 'cup' of the frame table has 1 test frames and no training frames"),
+        ([CUP, CUP], "row 1 .cup/1/a/0.jpg. repeats the path"),
+        ([replace(CUP, frame=-1)], "frame number of row 0 .* is -1, but must be a whole number of at least 0"),
+        ([replace(CUP, frame=1.0)], "is 1.0, but must be a whole number"),
+        ([replace(CUP, path="")], "has no path"),
+        ([replace(CUP, class_name="")], "has no class"),
+        ([replace(CUP, session="a\nb")], "name with a line break"),
+    ],
+)
+def test_a_table_that_breaks_a_rule_says_which(frames, words):
+    with pytest.raises(FrameTableError, match=words):
+        FrameTable(frames)
+
+
+def test_unknown_split_class_and_row():
+    table = FrameTable([CUP, BALL], name="mine")
+    with pytest.raises(FrameTableError, match="no split 'val'"):
+        table.rows("val")
+    with pytest.raises(FrameTableError, match="no class 'dog'; the classes are ball, cup"):
+        table.rows(class_name="dog")
+    with pytest.raises(FrameTableError, match="no row 2; frame table 'mine' has rows 0 to 1"):
+        table.without([0, 2])
+    with pytest.raises(FrameTableError, match="no row -1"):
+        table.without([-1])
+
+
+NAMES = st.text(st.characters(blacklist_characters="\r\n\0", blacklist_categories=("Cs",)), min_size=1, max_size=5)
+FRAMES = st.lists(
+    st.builds(Frame, NAMES, NAMES, NAMES, NAMES, st.integers(0, 2**40), st.just("train")),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda frame: frame.path,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(FRAMES)
+def test_csv_keeps_everything(tmp_path_factory, frames):
+    file = tmp_path_factory.mktemp("csv") / "frames.csv"
+    table = FrameTable(frames)
+    table.to_csv(file)
+    again = FrameTable.from_csv(file, root="/data")
+    assert list(again) == frames and again.content_hash() == table.content_hash()
+    assert again.root == Path("/data") and again.name == "frames"
+    assert os.listdir(file.parent) == ["frames.csv"]
+
+
+def test_csv_is_plain_and_may_come_from_a_spreadsheet(tmp_path):
+    file = tmp_path / "frames.csv"
+    FrameTable([CUP]).to_csv(file)
+    text = "path,class,object,session,frame,split\ncup/1/a/0.jpg,cup,cup1,a,0,train\n"
+    assert file.read_bytes() == text.encode()
+    file.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode() + b"\r\n")
+    assert list(FrameTable.from_csv(file, None)) == [CUP]
+
+
+def test_csv_that_could_not_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    file = tmp_path / "frames.csv"
+    FrameTable([CUP]).to_csv(file)
+
+    def disk_full(source, target):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "replace", disk_full)
+    with pytest.raises(OSError, match="no space left"):
+        FrameTable([BALL]).to_csv(file)
+    assert list(FrameTable.from_csv(file, None)) == [CUP] and os.listdir(tmp_path) == ["frames.csv"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "begins with '';"),
+        ("path,label\n", "begins with 'path,label'; it must be 'path,class,object,session,frame,split'"),
+        ("path,class,object,session,frame,split\na,b\n", "line 2 has 2 values, but needs 6"),
+        ("path,class,object,session,frame,split\na,b,c,d,1.5,train\n", "line 2: frame is '1.5'"),
+        ("path,class,object,session,frame,split\n", "has no frames"),
+    ],
+)
+def test_a_csv_that_breaks_a_rule_says_where(tmp_path, text, words):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(FrameTableError, match=words):
+        FrameTable.from_csv(tmp_path / "mine.csv", None)
+
+
+def test_a_missing_csv_is_named():
+    with pytest.raises(FrameTableError, match=r"no frame table at /nowhere/mine\.csv"):
+        FrameTable.from_csv("/nowhere/mine.csv", None)
+
+
+def test_hashes_are_the_same_everywhere():
+    """Golden values: results on file name the table they came from."""
+    table = FrameTable([CUP, CUP_TEST, BALL], root="/here")
+    assert table.content_hash() == FrameTable([CUP, CUP_TEST, BALL], root="/there", name="x").content_hash()
+    assert table.content_hash() == "8c674c18c5457933e787acd4083afaf95cf2283025c9e2e047b8a4f9b855031f"
+    assert table.frames_hash() == "b6f1e901ff13bda8983dfaa2229271598f3854d3151422e0104d2ea49326818a"
+
+
+@pytest.mark.parametrize(
+    "change", [{"path": "x"}, {"class_name": "ball"}, {"object_name": "x"}, {"session": "x"}, {"frame": 1}]
+)
+def test_every_column_counts_for_the_content_hash(change):
+    table, other = FrameTable([BALL, CUP, CUP_TEST]), FrameTable([BALL, CUP, replace(CUP_TEST, **change)])
+    assert table.content_hash() != other.content_hash()
+
+
+def test_another_split_of_the_same_files_has_the_same_frames_hash():
+    table = FrameTable([CUP, CUP_TEST])
+    other = FrameTable([replace(CUP, split="test"), replace(CUP_TEST, split="train")])
+    assert table.frames_hash() == other.frames_hash() and table.content_hash() != other.content_hash()
+    assert table.frames_hash() != FrameTable([CUP_TEST, CUP]).frames_hash()
+
+
+def test_read_gives_rgb(tmp_path):
+    Image.new("L", (3, 2), 77).save(tmp_path / "grey.png")
+    image = FrameTable([replace(CUP, path="grey.png")], tmp_path).read(0)
+    assert image.mode == "RGB" and image.size == (3, 2) and image.getpixel((0, 0)) == (77, 77, 77)
+
+
+def test_a_reader_takes_the_place_of_files():
+    image = make_table().read(7)
+    assert image.mode == "RGB" and image.getpixel((0, 0))[0] in (7, 8)
+
+
+def test_a_file_that_is_cut_off_is_named(tmp_path):
+    table = on_disk(tmp_path)
+    write_image(tmp_path / "2.png", size=(64, 64))
+    data = (tmp_path / "2.png").read_bytes()
+    (tmp_path / "2.png").write_bytes(data[: len(data) // 2])
+    with pytest.raises(BadFrameError, match=r"2\.png.*--on-bad-frame skip"):
+        table.read(2)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "not an image", "broken chunk"])
+def test_every_damage_is_a_bad_frame(tmp_path, damage):
+    table = on_disk(tmp_path)
+    file = tmp_path / "1.png"
+    whole = file.read_bytes()
+    file.unlink()
+    if damage != "missing":
+        file.write_bytes({"empty": b"", "not an image": b"hello", "broken chunk": whole[:33] + b"\0" * 40}[damage])
+    with pytest.raises(BadFrameError, match=r"cannot decode frame .*1\.png"):
+        table.read(1)
+
+
+def test_a_bad_frame_error_survives_the_way_back_from_a_worker_process():
+    error = pickle.loads(pickle.dumps(BadFrameError("cannot decode frame x.png")))
+    assert isinstance(error, OSError) and str(error) == "cannot decode frame x.png"
+
+
+def test_bad_rows_and_the_table_without_them(tmp_path):
+    table = on_disk(tmp_path)
+    (tmp_path / "1.png").write_bytes(b"")
+    (tmp_path / "3.png").unlink()
+    seen = []
+    bad = table.bad_rows(progress=lambda done, total: seen.append((done, total)))
+    assert [row for row, _ in bad] == [1, 3] and "1.png" in bad[0][1] and "3.png" in bad[1][1]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    good = table.without(row for row, _ in bad)
+    assert good.path == ("0.png", "2.png") and good.root == table.root and good.bad_rows() == []
+
+
+def test_a_class_cannot_lose_its_last_training_frame():
+    with pytest.raises(FrameTableError, match=r"class 'cup' .* no training frames"):
+        FrameTable([CUP, CUP_TEST, BALL]).without([0])
+
+
+def test_a_table_can_be_pickled():
+    table = make_table()
+    assert pickle.loads(pickle.dumps(table)).content_hash() == table.content_hash()
+    assert repr(table) == "<FrameTable 'made up': 120 frames of 5 classes, 80 train, 40 test>"

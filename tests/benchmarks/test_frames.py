@@ -1,0 +1,78 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from fake_data import make_table
+from PIL import Image
+from torchvision import transforms
+
+from benchmarks_toybox_ilab.frames import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    FrameDataset,
+    imagenet_transform,
+    normalize_pixels,
+    pixel_transform,
+)
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(params=[(50, 31), (8, 8), (5, 90)])
+def image(request):
+    width, height = request.param
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def test_items_are_image_and_label_in_the_given_order():
+    table = make_table()
+    dataset = FrameDataset(table, [50, 3, 3], pixel_transform(8))
+    assert len(dataset) == 3 and dataset.targets == [2, 0, 0]
+    images, labels = zip(*(dataset[index] for index in range(3)))
+    assert [image.float().mean().round().item() in (row, row + 1) for image, row in zip(images, [50, 3, 3])]
+    assert labels == (2, 0, 0) and torch.equal(images[1], images[2])
+
+
+def test_without_a_transform_the_item_holds_the_image():
+    assert isinstance(FrameDataset(make_table(), [0])[0][0], Image.Image)
+
+
+def test_workers_give_what_the_main_process_gives():
+    dataset = FrameDataset(make_table(), range(10, 18), pixel_transform(4))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1)
+    images = torch.cat([images for images, _ in loader])
+    assert torch.equal(images, torch.stack([image for image, _ in dataset]))
+
+
+def test_pixels_are_square_uint8(image):
+    pixels = pixel_transform(16)(image)
+    assert pixels.shape == (3, 16, 16) and pixels.dtype == torch.uint8 and pixels.is_contiguous()
+
+
+def test_uint8_and_float_agree_to_the_bit(image):
+    pixels, floats = pixel_transform(24)(image), imagenet_transform(24)(image)
+    assert floats.dtype == torch.float32
+    by_hand = (pixels.float() / 255 - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[
+        :, None, None
+    ]
+    assert torch.equal(floats, by_hand) and torch.equal(normalize_pixels(pixels), floats)
+    assert torch.equal(normalize_pixels(pixels.expand(2, 5, -1, -1, -1))[1, 4], floats)
+
+
+def test_same_as_torchvision(image):
+    theirs = transforms.Compose(
+        [transforms.Resize((24, 24)), transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+    )
+    assert torch.equal(imagenet_transform(24)(image), theirs(image))
+
+
+@pytest.mark.parametrize("transform", [pixel_transform(16), imagenet_transform()])
+def test_transforms_can_be_pickled(transform):
+    assert pickle.loads(pickle.dumps(transform)) == transform
+
+
+def test_reprs_are_stable_since_they_key_caches():
+    assert repr(pixel_transform(16)) == "PixelTransform(size=16)"
+    assert repr(imagenet_transform()) == "ImageNetTransform(size=224)"

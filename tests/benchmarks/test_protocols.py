@@ -1,0 +1,301 @@
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
+from avalanche.training.storage_policy import ClassBalancedBuffer
+from avalanche.training.supervised import EWC, ICaRL, LwF, Naive
+from fake_data import make_table
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from benchmarks_toybox_ilab.catalog import PROTOCOLS
+from benchmarks_toybox_ilab.frame_table import Frame, FrameTable, FrameTableError
+from benchmarks_toybox_ilab.frames import pixel_transform
+from benchmarks_toybox_ilab.protocols import make_benchmark, plan_stream
+
+torch.set_num_threads(1)
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def tables(draw):
+    """Tables of any shape, in any row order, without any image; every class has training and test frames."""
+    frames = []
+    for c in range(draw(st.integers(1, 6))):
+        clips = draw(st.lists(st.integers(1, 4), min_size=2, max_size=6))
+        for number, length in enumerate(clips):
+            split = ("train", "test")[number] if number < 2 else draw(st.sampled_from(("train", "test")))
+            for f in draw(st.lists(st.integers(0, 99), min_size=length, max_size=length)):
+                path = f"{c}/{number}/{len(frames)}.png"
+                frames.append(Frame(path, f"class{c}", f"object{number % 3}", f"session{number // 3}", f, split))
+    draw(st.randoms(use_true_random=False)).shuffle(frames)
+    return FrameTable(frames)
+
+
+runs = st.integers(0, 20)
+sizes = st.integers(1, 4)
+protocols = st.sampled_from(PROTOCOLS)
+
+
+def row_lists(stream):
+    return [list(experience.dataset.frame_row) for experience in stream]
+
+
+def class_sets(stream):
+    return [set(experience.dataset.targets) for experience in stream]
+
+
+@quick
+@given(tables(), protocols, runs, sizes)
+def test_every_frame_comes_exactly_once_and_in_one_split(table, protocol, run, size):
+    benchmark = make_benchmark(table, protocol, run, size)
+    train = list(chain(*row_lists(benchmark.train_stream)))
+    test = list(chain(*row_lists(benchmark.test_stream)))
+    assert sorted(train) == table.rows("train").tolist()
+    assert sorted(test) == table.rows("test").tolist()
+    assert not set(train) & set(test)
+
+
+@quick
+@given(tables(), protocols, runs, sizes)
+def test_targets_belong_to_the_rows(table, protocol, run, size):
+    benchmark = make_benchmark(table, protocol, run, size)
+    for experience in (*benchmark.train_stream, *benchmark.test_stream):
+        data = experience.dataset
+        assert [table.labels[row] for row in data.frame_row] == list(data.targets)
+        assert set(data.targets_task_labels) == {0} and experience.task_label == 0
+        assert experience.classes_in_this_experience == set(data.targets)
+
+
+@quick
+@given(tables(), protocols, runs, sizes)
+def test_experiences_have_their_own_classes(table, protocol, run, size):
+    benchmark = make_benchmark(table, protocol, run, size)
+    order = benchmark.classes_order
+    assert sorted(order) == list(range(len(table.classes)))
+    chunks = [set(order[start : start + size]) for start in range(0, len(order), size)]
+    assert class_sets(benchmark.test_stream) == chunks
+    assert class_sets(benchmark.train_stream) == ([set(order)] if protocol == "offline" else chunks)
+    assert benchmark.original_classes_in_exp == class_sets(benchmark.train_stream)
+    assert benchmark.n_classes_per_exp == [len(classes) for classes in class_sets(benchmark.train_stream)]
+
+
+@quick
+@given(tables(), st.sampled_from(["class_instance", "class_iid"]), runs, sizes)
+def test_the_test_stream_up_to_t_is_what_was_seen_up_to_t(table, protocol, run, size):
+    benchmark = make_benchmark(table, protocol, run, size)
+    for t, experience in enumerate(benchmark.train_stream):
+        seen = set().union(*class_sets(benchmark.test_stream[: t + 1]))
+        assert seen == experience.classes_seen_so_far
+        rows = list(chain(*row_lists(benchmark.test_stream[: t + 1])))
+        assert sorted(rows) == [row for row in table.rows("test") if table.labels[row] in seen]
+    assert all(rows == sorted(rows) for rows in row_lists(benchmark.test_stream))
+
+
+@quick
+@given(tables(), runs, sizes)
+def test_class_instance_shows_whole_clips_in_frame_order(table, run, size):
+    for rows in row_lists(make_benchmark(table, "class_instance", run, size).train_stream):
+        clips = [(table.class_name[row], table.object_name[row], table.session[row]) for row in rows]
+        starts = [clip for clip, before in zip(clips, [None, *clips]) if clip != before]
+        assert len(starts) == len(set(starts))
+        for clip in starts:
+            frames = [table.frame[row] for row, of in zip(rows, clips) if of == clip]
+            assert frames == sorted(frames)
+
+
+@quick
+@given(tables(), runs, sizes)
+def test_the_protocols_of_a_run_differ_only_in_order(table, run, size):
+    instance, iid, offline = (make_benchmark(table, protocol, run, size) for protocol in PROTOCOLS)
+    assert instance.classes_order == iid.classes_order == offline.classes_order
+    assert list(map(sorted, row_lists(instance.train_stream))) == list(map(sorted, row_lists(iid.train_stream)))
+    assert len(offline.train_stream) == 1
+    assert row_lists(instance.test_stream) == row_lists(iid.test_stream) == row_lists(offline.test_stream)
+
+
+@quick
+@given(tables(), protocols, runs, sizes)
+def test_the_same_run_gives_the_same_order(table, protocol, run, size):
+    first, second = make_benchmark(table, protocol, run, size), make_benchmark(table, protocol, run, size)
+    assert row_lists(first.train_stream) == row_lists(second.train_stream)
+    plan = plan_stream(table, protocol, run, size)
+    assert [rows.tolist() for rows in plan.train] == row_lists(first.train_stream)
+    assert [rows.tolist() for rows in plan.test] == row_lists(first.test_stream)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_another_run_gives_another_order(protocol):
+    table = make_table(classes=8)
+    plans = [plan_stream(table, protocol, run) for run in range(10)]
+    assert len({plan.chunks for plan in plans}) == 10
+    assert len({tuple(np.concatenate(plan.train)) for plan in plans}) == 10
+
+
+def test_orders_are_drawn_for_good():
+    """Golden values: a run of today can be repeated with a later version."""
+    table = make_table(classes=4, objects=1, sessions=3, frames=2)
+    assert [plan_stream(table, run=run).chunks for run in (0, 1)] == [((1, 0), (3, 2)), ((3, 1), (0, 2))]
+    assert [plan_stream(table, protocol).train[0].tolist() for protocol in PROTOCOLS] == [
+        [2, 3, 6, 7, 8, 9, 0, 1],
+        [2, 8, 9, 0, 1, 7, 3, 6],
+        [9, 14, 8, 15, 20, 7, 2, 0, 12, 1, 21, 18, 13, 19, 3, 6],
+    ]
+
+
+def test_orders_do_not_influence_each_other():
+    """One more clip in a class leaves the order of the classes, and of the clips elsewhere, as they are."""
+    table = make_table(classes=6)
+    extra = [replace(table[row], path=f"more/{row}", session="s9") for row in table.rows("train", "class3")[:4]]
+    larger = FrameTable([*table, *extra])
+    for protocol in ("class_instance", "class_iid"):
+        before, after = plan_stream(table, protocol, 4), plan_stream(larger, protocol, 4)
+        assert before.chunks == after.chunks
+        changed = [3 in labels for labels in before.chunks]
+        assert [not np.array_equal(a, b) for a, b in zip(before.train, after.train)] == changed
+
+
+def test_clips_of_an_experience_are_mixed_and_iid_is_shuffled():
+    table = make_table(classes=2, objects=5, sessions=5, frames=5)
+    instance, iid = (plan_stream(table, protocol).train[0] for protocol in ("class_instance", "class_iid"))
+    switches = [np.count_nonzero(np.diff(table.labels[rows])) for rows in (instance, iid)]
+    assert switches[0] > 5 and switches[1] > 2 * switches[0]
+    assert np.count_nonzero(np.diff(iid) == 1) < 20 < np.count_nonzero(np.diff(instance) == 1)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_items_are_the_frames_of_their_rows(protocol):
+    table = make_table(classes=3, frames=2)
+    benchmark = make_benchmark(table, protocol, 5, 2, pixel_transform(8), pixel_transform(4))
+    for stream, size in ((benchmark.train_stream, 8), (benchmark.test_stream, 4)):
+        for experience in stream:
+            for (pixels, label, task), row in zip(experience.dataset, experience.dataset.frame_row):
+                assert pixels.shape == (3, size, size) and row <= pixels.float().mean() <= row + 1
+                assert (label, task) == (table.labels[row], 0)
+    shuffled = benchmark.train_stream[0].dataset
+    assert shuffled.eval()[0][0].shape == (3, 4, 4)
+    assert list(shuffled.subset([3, 1]).frame_row) == [list(shuffled.frame_row)[index] for index in (3, 1)]
+
+
+def test_default_transforms_are_those_of_imagenet_networks():
+    benchmark = make_benchmark(make_table(classes=2))
+    for stream in (benchmark.train_stream, benchmark.test_stream):
+        image = stream[0].dataset[0][0]
+        assert image.shape == (3, 224, 224) and image.dtype == torch.float32 and image.min() < 0
+
+
+def test_what_a_benchmark_tells_about_itself():
+    table = make_table(classes=5)
+    benchmark = make_benchmark(table, "class_iid", run=2)
+    assert benchmark.n_classes == 5 and benchmark.n_classes_per_exp == [2, 2, 1]
+    assert benchmark.class_names[benchmark.classes_order[0]] == f"class{benchmark.classes_order[0]}"
+    assert (benchmark.frame_table, benchmark.protocol, benchmark.run) == (table, "class_iid", 2)
+    assert set(benchmark.streams) == {"train", "test"} and benchmark.train_stream.benchmark is benchmark
+    info = benchmark.train_stream[1].train().benchmark
+    assert (info.n_classes_per_exp, info.classes_order) == ([2, 2, 1], benchmark.classes_order)
+    offline = make_benchmark(table, "offline")
+    assert offline.n_classes_per_exp == [5] and offline.test_stream[0].benchmark.n_classes_per_exp == [2, 2, 1]
+
+
+def test_a_strategy_may_replace_the_data_of_an_experience():
+    experience = make_benchmark(make_table()).train_stream[0]
+    experience.dataset = experience.dataset.subset([0, 1])
+    assert len(experience.dataset) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"protocol": "iid"}, "unknown protocol 'iid'; known are class_instance, class_iid, offline"),
+        ({"run": -1}, "run is -1, but must be a whole number of at least 0"),
+        ({"run": 0.5}, "run is 0.5"),
+        ({"classes_per_experience": 0}, "classes_per_experience is 0, but must be a whole number of at least 1"),
+    ],
+)
+def test_arguments_out_of_range(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        make_benchmark(make_table(), **arguments)
+
+
+def test_a_class_that_cannot_be_tested():
+    table = make_table()
+    with pytest.raises(FrameTableError, match="class 'class2' has no test frames"):
+        make_benchmark(table.without(table.rows("test", "class2")))
+
+
+def features():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+
+
+def strategy(name, common):
+    if name == "iCaRL":
+        common = {key: value for key, value in common.items() if key not in ("model", "optimizer", "criterion")}
+        parts = features(), nn.Linear(32, 5)
+        sgd = torch.optim.SGD([*parts[0].parameters(), *parts[1].parameters()], 0.1)
+        return ICaRL(
+            feature_extractor=parts[0],
+            classifier=parts[1],
+            optimizer=sgd,
+            memory_size=10,
+            buffer_transform=None,
+            fixed_memory=True,
+            **common,
+        )
+    if name == "Replay":
+        plugin = ReplayPlugin(mem_size=10, storage_policy=ClassBalancedBuffer(10))
+        return Naive(plugins=[plugin], **common)
+    extra = {"Naive": {}, "EWC": {"ewc_lambda": 1.0}, "LwF": {"alpha": 1.0, "temperature": 2.0}}[name]
+    return {"Naive": Naive, "EWC": EWC, "LwF": LwF}[name](**extra, **common)
+
+
+@pytest.mark.parametrize("name", ["Naive", "Replay", "EWC", "LwF", "iCaRL"])
+def test_avalanche_strategies_run(name):
+    torch.manual_seed(0)
+    table = make_table(classes=5, objects=1, sessions=2, frames=5)
+    transform = ScaledPixels()
+    benchmark = make_benchmark(table, train_transform=transform, eval_transform=transform)
+    model = nn.Sequential(features(), nn.Linear(32, 5))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    learner = strategy(
+        name,
+        {
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+            "criterion": nn.CrossEntropyLoss(),
+            "train_mb_size": 5,
+            "train_epochs": 1,
+            "eval_mb_size": 10,
+            "evaluator": EvaluationPlugin(strict_checks=True),
+        },
+    )
+    for t, experience in enumerate(benchmark.train_stream):
+        learner.train(experience, shuffle=False)
+        learner.eval(benchmark.test_stream)
+        assert learner.clock.train_exp_counter == t + 1
+    if name != "iCaRL":
+        assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters()))
+
+
+class ScaledPixels:
+    def __call__(self, image):
+        return pixel_transform(8)(image).float() / 255
+
+
+def test_training_without_shuffling_sees_the_order_of_the_data():
+    seen = []
+
+    class Watch(Naive):
+        def _before_forward(self, **kwargs):
+            seen.extend(self.mb_y.tolist())
+            super()._before_forward(**kwargs)
+
+    benchmark = make_benchmark(make_table(classes=4), train_transform=ScaledPixels(), eval_transform=ScaledPixels())
+    model = nn.Sequential(features(), nn.Linear(32, 4))
+    learner = Watch(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), train_mb_size=7, evaluator=None)
+    for experience in benchmark.train_stream:
+        learner.train(experience, shuffle=False)
+    assert seen == list(chain(*(experience.dataset.targets for experience in benchmark.train_stream)))
