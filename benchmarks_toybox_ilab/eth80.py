@@ -78,7 +78,7 @@ def _data_folder(root: Path) -> Path:
 
 def _views(folder: Path, class_name: str) -> list[tuple[str, str, str, str, int]]:
     """Path, class, object, session and frame of each view in an object's folder, by ring and azimuth."""
-    views = []
+    views = {}
     for file in visible_entries(folder):
         if file.is_dir() and file.name == "maps":  # the masks of the original distribution
             continue
@@ -88,11 +88,13 @@ def _views(folder: Path, class_name: str) -> list[tuple[str, str, str, str, int]
                 f"{file} is not named as a view of {folder.name}: {folder.name}-EEE-AAA.jpg, with the polar angle and "
                 "the azimuth in three digits each. Rename it or move it away."
             )
-        path = f"{folder.name}/{file.name}"
-        views.append((path, class_name, folder.name, match["polar"], int(match["azimuth"])))
+        ring, azimuth = match["polar"], int(match["azimuth"])
+        if (ring, azimuth) in views:
+            raise FrameTableError(f"{file} shows a view that {folder} already has; keep one file for each view.")
+        views[ring, azimuth] = (f"{folder.name}/{file.name}", class_name, folder.name, ring, azimuth)
     if not views:
         raise FrameTableError(f"{folder} holds no views; ETH-80 is laid out as {LAYOUT}")
-    return sorted(views, key=lambda view: (view[3], view[4]))
+    return [views[view] for view in sorted(views)]
 
 
 def ETH80(

@@ -92,6 +92,13 @@ def test_a_name_out_of_the_grammar_is_named(tmp_path, name):
         ETH80Frames(tmp_path)
 
 
+def test_a_view_that_comes_twice_is_named(tmp_path):
+    write_eth80(tmp_path, {"cup": range(1, 4)})
+    write_image(tmp_path / "cup1" / "cup1-000-000.png")
+    with pytest.raises(FrameTableError, match=r"cup1-000-000\.png shows a view that .*cup1 already has"):
+        ETH80Frames(tmp_path)
+
+
 def test_folders_that_are_not_laid_out_so(tmp_path):
     layout = "<root>/<object>/<object>-EEE-AAA.jpg"
     with pytest.raises(FrameTableError, match=f"no folder .*nowhere.*{layout}"):

@@ -236,15 +236,8 @@ def strategy(name, common):
         common = {key: value for key, value in common.items() if key not in ("model", "optimizer", "criterion")}
         parts = features(), nn.Linear(32, 5)
         sgd = torch.optim.SGD([*parts[0].parameters(), *parts[1].parameters()], 0.1)
-        return ICaRL(
-            feature_extractor=parts[0],
-            classifier=parts[1],
-            optimizer=sgd,
-            memory_size=10,
-            buffer_transform=None,
-            fixed_memory=True,
-            **common,
-        )
+        memory = {"memory_size": 10, "buffer_transform": None, "fixed_memory": True}
+        return ICaRL(feature_extractor=parts[0], classifier=parts[1], optimizer=sgd, **memory, **common)
     if name == "Replay":
         plugin = ReplayPlugin(mem_size=10, storage_policy=ClassBalancedBuffer(10))
         return Naive(plugins=[plugin], **common)
