@@ -54,6 +54,38 @@ def _resnet18(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel
     return SplitModel(nn.Sequential(*stem, n.layer4[:cut_layer]), plastic_layers, "head", **split)
 
 
+class SmallCNN(nn.Module):
+    """A network for small images that trains from scratch in a minute on a CPU; the demo's backbone.
+
+    Three convolutions with batch norm and pools (128 x 8 x 8 from 64 pixels), one without, and a linear layer. The part
+    that keeps learning has no batch norm: batches of one clip would spoil its statistics.
+    """
+
+    def __init__(self, num_classes: int = 10):
+        super().__init__()
+        blocks = []
+        for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
+            blocks += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+            blocks += [nn.MaxPool2d(2)]
+        self.features = nn.Sequential(*blocks, nn.Conv2d(128, 128, 3, padding=1), nn.ReLU())
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(128, num_classes)
+
+    def forward(self, images):
+        """Logits ``(B, classes)`` of ``(B, 3, h, w)`` images."""
+        return self.classifier(self.pool(self.features(images)).flatten(1))
+
+
+def _small_cnn(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+    _only_squeezenet(relu_logits, head_kernel)
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("features", network.features[cut_layer:])
+    plastic_layers.add_module("pool", network.pool)
+    plastic_layers.add_module("flatten", nn.Flatten())
+    plastic_layers.add_module("head", network.classifier)
+    return SplitModel(network.features[:cut_layer], plastic_layers, "head", **split)
+
+
 def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
     if relu_logits or head_kernel != 1:
         raise ValueError(
@@ -67,6 +99,7 @@ BACKBONES: dict[str, tuple[Callable[..., SplitModel], int]] = {
     "squeezenet1_1": (_squeezenet, 12),
     "mobilenet_v2": (_mobilenet_v2, 8),
     "resnet18": (_resnet18, 1),
+    "small_cnn": (_small_cnn, 12),
 }
 
 
@@ -85,7 +118,7 @@ def split_backbone(
 
     Args:
         name: one of ``BACKBONES``. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14 (MobileNetV2) and
-            512x7x7 (ResNet-18).
+            512x7x7 (ResNet-18); ``small_cnn`` gives 128x8x8 at 64 pixels.
         weights: ``"torchvision"`` downloads ImageNet weights from torchvision; a path reads a ``.npz``,
             ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
         n_classes: outputs of the new head.
@@ -105,8 +138,10 @@ def split_backbone(
     if name not in BACKBONES:
         raise ValueError(f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)}; for others use split_at")
     split, default_cut = BACKBONES[name]
-    network = models.get_model(name, weights=None)
+    network = SmallCNN() if name == "small_cnn" else models.get_model(name, weights=None)
     if weights == "torchvision":
+        if name == "small_cnn":
+            raise ValueError("torchvision has no weights of small_cnn; train it (crumb demo does), or give weights=None")
         state = models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True, weights_only=True)
         check_and_load(network, state, f"torchvision's weights of {name}")
     elif weights is not None:

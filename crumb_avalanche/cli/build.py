@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.frame_table import FrameTable, FrameTableError
@@ -60,7 +61,8 @@ def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
     table = entry.frames(settings.dataset_root, run)
     bad = []
     if settings.on_bad_frame == "skip":
-        bad = table.bad_rows(progress=settings.progress)
+        with tqdm(total=len(table), unit=" images", desc="checking frames", disable=not settings.progress) as bar:
+            bad = table.bad_rows(progress=lambda done, total: bar.update(1))
         table = table.without([row for row, _ in bad])
         bad = [message for _, message in bad]
     transform = pixel_transform(settings.image_size)

@@ -1,6 +1,7 @@
 """``crumb pretrain``: labelled images in, a ``.safetensors`` file for ``crumb run --pretrained`` out."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,14 @@ def main(settings: PretrainSettings) -> None:
         raise ValueError(f"output is {output}; a pretrained file ends in .safetensors")
     if output.exists() and not settings.overwrite:
         raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
+    settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
     build.set_threads_and_seeds(settings.threads, settings.seed)
-    images = open_images(settings)
+    pretrain_on(open_images(settings), settings)
+
+
+def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
+    """Pretrain on a data set with ``targets`` and write ``settings.output``."""
+    output = Path(settings.output)
     labels = np.asarray(images.targets)
     classes = int(labels.max()) + 1
     rows = choose_rows(labels, settings.images_per_class, settings.seed)
@@ -30,7 +37,7 @@ def main(settings: PretrainSettings) -> None:
     build.measure_and_initialise(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
     with tempfile.TemporaryDirectory(prefix="crumb-maps-") as temporary:
         # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
-        key = f"{Path(settings.data).resolve()} {len(images)} {pixel_transform(settings.image_size)!r}"
+        key = f"{settings.data} {len(images)} {pixel_transform(settings.image_size)!r}"
         cache = FeatureCache(
             settings.feature_cache or temporary, model, len(images), key, settings.workers, settings.progress
         )

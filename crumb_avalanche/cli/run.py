@@ -90,8 +90,8 @@ def finished_result(folder: Path, settings: RunSettings) -> dict:
     return json.loads((folder / RESULT).read_text())
 
 
-def run_once(settings: RunSettings) -> dict:
-    """One run in this process; returns what ``result.json`` holds.
+def run_once(settings: RunSettings, verbose: bool = True) -> dict:
+    """One run in this process; returns what ``result.json`` holds, and prints the tables too if ``verbose``.
 
     Raises:
         ValueError: settings, images or weights that cannot be used; says what to change.
@@ -171,8 +171,9 @@ def run_once(settings: RunSettings) -> dict:
         "versions": build.versions(),
     }
     write_json(folder / RESULT, result)
-    print(matrix_table(matrix, accuracy_after, joint=entry.joint))
-    print(ledger_table(ledgers[-1]))
+    if verbose:
+        print(matrix_table(matrix, accuracy_after, joint=entry.joint))
+        print(ledger_table(ledgers[-1]))
     return result
 
 

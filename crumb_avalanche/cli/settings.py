@@ -23,7 +23,7 @@ class RunSettings:
         output: folder for the results.
         overwrite: start over where the output folder holds a finished run.
         weights: 'torchvision' (downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
-        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2 or resnet18.
+        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
         pretrained: a file written by crumb pretrain, instead of weights.
         image_size: images are resized to this many pixels square.
         budget_images: memory budget, in raw images; default the benchmark's.
@@ -159,7 +159,7 @@ class PretrainSettings:
         output: the .safetensors file to write.
         overwrite: replace an existing file.
         weights: 'torchvision' (downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
-        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2 or resnet18.
+        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
         image_size: images are resized to this many pixels square.
         images_per_class: how many images of each class to use; 0 takes all.
         epochs: passes over the images.
@@ -215,13 +215,15 @@ class DemoSettings:
     """Pretrain on rendered shapes, stream others, and compare CRUMB with its bounds: nothing to download.
 
     Attributes:
-        output: folder for the runs, the table and the picture.
+        output: folder for the runs, the table and the picture; runs finished in it are not repeated.
+        overwrite: start over.
         threads: CPU threads; 0 takes one per core.
         seed: the run that is streamed.
         progress: show progress bars.
     """
 
     output: str = "runs/demo"
+    overwrite: bool = False
     threads: int = 0
     seed: int = 0
     progress: bool = True

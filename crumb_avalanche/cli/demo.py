@@ -1,0 +1,97 @@
+"""``crumb demo``: pretrain on ten rendered shapes, stream ten others, compare; nothing to download."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+from benchmarks_toybox_ilab.frames import PixelTransform, pixel_transform
+from benchmarks_toybox_ilab.toy_shapes import PRETRAINING_CLASSES, ToyShapesFrames
+from crumb_avalanche.backbones import SmallCNN
+from crumb_avalanche.cli import build, pretrain, report, run
+from crumb_avalanche.cli.run_folder import RESULT
+from crumb_avalanche.cli.settings import DemoSettings, PretrainSettings, ReportSettings, RunSettings
+from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD
+from crumb_avalanche.weights import save_safetensors
+
+SIZE = 64
+STRATEGIES = ("crumb", "image_replay", "finetune", "offline")
+
+
+def main(settings: DemoSettings) -> None:
+    """Do everything, then show the table and the picture."""
+    folder = Path(settings.output)
+    pretrained = folder / "pretrained.safetensors"
+    if settings.overwrite or not pretrained.exists():
+        build.set_threads_and_seeds(settings.threads, settings.seed)
+        images = shapes(pixel_transform(SIZE), settings.progress)
+        print(f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes")
+        network = train_network(images, progress=settings.progress)
+        save_safetensors(folder / "network.safetensors", network.state_dict(), {})
+        print("\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks")
+        pretrain.pretrain_on(
+            images,
+            PretrainSettings(
+                data="rendered shapes",
+                output=str(pretrained),
+                weights=str(folder / "network.safetensors"),
+                backbone="small_cnn",
+                image_size=SIZE,
+                epochs=4,
+                batch_size=64,
+                threads=settings.threads,
+                seed=settings.seed,
+                progress=settings.progress,
+            ),
+        )
+    print("\n3. streaming ten other shapes, two classes at a time, each later clip seen once")
+    stream = RunSettings(
+        benchmark="toy_shapes",
+        backbone="small_cnn",
+        image_size=SIZE,
+        pretrained=str(pretrained),
+        feature_cache=str(folder / "feature_cache"),
+        run=settings.seed,
+        threads=settings.threads,
+        overwrite=settings.overwrite,
+        progress=settings.progress,
+    ).resolved()
+    for name in STRATEGIES:
+        output = folder / name
+        if settings.overwrite or not (output / RESULT).exists():
+            print(f"\n{name}")
+            run.run_once(replace(stream, strategy=name, output=str(output)), verbose=False)
+    report.main(ReportSettings([str(folder / name) for name in STRATEGIES], str(folder)))
+
+
+def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
+    """All frames of the pretraining shapes, drawn once: ``(N, 3, 64, 64)`` uint8 and labels."""
+    table = ToyShapesFrames(classes=PRETRAINING_CLASSES, size=SIZE)
+    rows = tqdm(range(len(table)), unit=" images", desc="drawing shapes", disable=not progress)
+    images = TensorDataset(torch.stack([transform(table.read(row)) for row in rows]), torch.from_numpy(table.labels))
+    images.targets = table.labels.tolist()
+    return images
+
+
+def train_network(images: TensorDataset, epochs: int = 5, progress: bool = True) -> SmallCNN:
+    """An ordinary network trained from scratch on shuffled images: the source of F."""
+    network = SmallCNN(len(PRETRAINING_CLASSES)).to(memory_format=torch.channels_last)
+    loader = DataLoader(images, 64, shuffle=True)
+    optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * len(loader))
+    mean, std = torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), torch.tensor(PIXEL_STD).view(1, 3, 1, 1)
+    with tqdm(total=epochs * len(images), unit=" images", desc="training", disable=not progress) as bar:
+        for _ in range(epochs):
+            for batch, labels in loader:
+                batch = ((batch.float() / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
+                loss = nn.functional.cross_entropy(network(batch), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                bar.update(len(labels))
+                bar.set_postfix_str(f"loss {float(loss.detach()):.2f}", refresh=False)
+    return network.eval()

@@ -1,0 +1,200 @@
+"""Speed of the search for memory blocks and of a whole stream step, everything side by side in one run.
+
+    python experiments/bench_step.py --precision bf16 --compile
+
+With --json it prints one object and nothing else. Ratios, because bare times say more about the machine than about the code:
+  search_speedup        plain broadcast product + argmax over all similarities, by the library's search
+  search_working_bytes  peak of resident memory during the search, above what was resident before it
+  step_over_bare        one stream step (F, search, P, replay, optimiser, Avalanche's loop, data loading) by the bare
+                        compute of the same batches at the same precision (F forward, P forward and backward, twice)
+  step_speedup          the plain float32 NCHW step of the reference code, by the library's step
+"""
+
+import argparse
+import ctypes
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
+from crumb_avalanche.codebook_init import init_matched_
+
+BATCH = 21
+
+
+def best(function, repeats: int) -> float:
+    """Seconds of the fastest of some calls, after one to warm up."""
+    function()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def resident(field: str) -> int:
+    """``VmRSS`` or ``VmHWM`` of this process, in bytes (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def working_bytes(function) -> int:
+    """Peak of resident memory while a function runs, above what was resident before."""
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD: give every larger block back when it is freed, so that it counts again
+    function()
+    libc.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = resident("VmRSS")
+    function()
+    return max(0, resident("VmHWM") - before)
+
+
+def plain_codes(feature_map: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """The whole ``(B, H, W, G, n)`` similarity tensor and its argmax, as the reference code computes it."""
+    batch, channels, height, width = feature_map.shape
+    slices = feature_map.permute(0, 2, 3, 1).reshape(batch, height, width, -1, blocks.shape[1])
+    return (slices @ functional.normalize(blocks, dim=1).t()).argmax(dim=-1)
+
+
+class PlainStep:
+    """One stream batch in the manner of the reference code: float32, NCHW, both branches, a replay step of its own."""
+
+    def __init__(self, n_classes: int, replay: int):
+        model = split_backbone(weights=None, n_classes=n_classes, codebook=Codebook())
+        self.extract = model.feature_extractor.to(memory_format=torch.contiguous_format)
+        self.classify = model.plastic_layers.to(memory_format=torch.contiguous_format).train()
+        self.blocks = nn.Parameter(torch.rand(256, 16))
+        self.optimizer = torch.optim.SGD([*self.classify.parameters(), self.blocks], 1e-3, 0.9, weight_decay=1e-4)
+        self.stored = torch.randint(256, (replay, 13, 13, 32))
+        self.stored_labels = torch.arange(replay) % n_classes
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        feature_map = self.extract(images).detach()
+        codes = plain_codes(feature_map, self.blocks.detach())
+        rebuilt = self.blocks[codes].reshape(len(images), 13, 13, -1).permute(0, 3, 1, 2)
+        loss = functional.cross_entropy(self.classify(rebuilt), labels)
+        loss = loss + 0 * functional.cross_entropy(self.classify(feature_map), labels)
+        self.step(loss)
+        rebuilt = self.blocks[self.stored].reshape(len(self.stored), 13, 13, -1).permute(0, 3, 1, 2)
+        self.step(5 * functional.cross_entropy(self.classify(rebuilt), self.stored_labels))
+
+    def step(self, loss: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.clamp_(-10, 10)
+        self.optimizer.step()
+
+
+def stream(images: torch.Tensor, experiences: int):
+    """An Avalanche benchmark of ``experiences`` times the same images, with two new classes each."""
+    datasets = []
+    for number in range(experiences):
+        labels = (torch.arange(len(images)) % 2 + 2 * number).tolist()
+        datasets.append(
+            AvalancheDataset(
+                [TensorDataset(images, torch.tensor(labels))], data_attributes=[DataAttribute(labels, "targets")]
+            )
+        )
+    return benchmark_from_datasets(train=datasets)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch and faiss")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
+    parser.add_argument("--compile", action="store_true", help="compile F and P (a minute or two once)")
+    parser.add_argument("--batches", type=int, default=10, help="stream batches per measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds; the fastest of each kind counts")
+    parser.add_argument("--json", action="store_true", help="print nothing but the four figures, as one object")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+
+    model = split_backbone(weights=None, n_classes=2 * (options.repeats + 3), codebook=Codebook())
+    images = torch.randint(256, (BATCH * options.batches, 3, 224, 224), dtype=torch.uint8)
+    maps = torch.relu(torch.randn(BATCH, 512, 13, 13) * 20 - 8)  # about 65 % zeros, as after a ReLU
+    init_matched_(model.codebook, maps, torch.Generator().manual_seed(0))
+    maps = maps.contiguous(memory_format=torch.channels_last)
+    blocks = model.codebook.blocks.detach()
+    # All-zero slices are defined by the library and left to chance by the plain code.
+    defined = maps.permute(0, 2, 3, 1).reshape(BATCH, 13, 13, -1, 16).any(dim=-1)
+    ours = model.codebook.encode(maps).permute(0, 2, 3, 1).long()
+    assert torch.equal(plain_codes(maps, blocks)[defined], ours[defined]), "the two searches disagree"
+    search_plain = best(lambda: plain_codes(maps, blocks), options.repeats)
+    search_ours = best(lambda: model.codebook.encode(maps), options.repeats)
+    search_memory = working_bytes(lambda: model.codebook.encode(maps))
+
+    # The step, with everything that belongs to it, in Avalanche's loop.
+    model.set_precision(options.precision)
+    if options.compile:
+        model.compile()
+    strategy = CRUMBStrategy(
+        model=model,
+        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3, 0.9, weight_decay=1e-4),
+        storage_policy=CodeBuffer(417),
+        first_epochs=1,
+        train_mb_size=BATCH,
+        evaluator=None,
+    )
+    experiences = iter(stream(images, options.repeats + 2).train_stream)
+    for _ in range(2):  # compiles, fills the buffer
+        strategy.train(next(experiences), eval_streams=[])
+    replay = len(strategy.storage_policy.sample({0, 1}, BATCH))
+    labels = torch.arange(BATCH) % 2
+    normalised = torch.randn(BATCH, 3, 224, 224)
+    plain = PlainStep(4, replay)
+    replayed = torch.rand(replay, 512, 13, 13).contiguous(memory_format=torch.channels_last)
+
+    def bare() -> None:
+        for maps_of in (lambda: model.features(images[:BATCH]), lambda: replayed):
+            logits = model.classify(maps_of())
+            functional.cross_entropy(logits, torch.arange(len(logits)) % 2).backward()
+            model.zero_grad()
+
+    model.train()
+    bare()
+    plain(normalised, labels)
+    times: dict[str, list[float]] = {"step": [], "bare": [], "plain": []}
+    for _ in range(options.repeats):
+        experience = next(experiences)
+        start = time.perf_counter()
+        strategy.train(experience, eval_streams=[])
+        times["step"].append((time.perf_counter() - start) / options.batches)
+        model.train()
+        times["bare"].append(statistics.fmean([_seconds(bare) for _ in range(options.batches)]))
+        times["plain"].append(statistics.fmean([_seconds(lambda: plain(normalised, labels)) for _ in range(3)]))
+    step, bare_step, plain_step = (min(times[name]) for name in ("step", "bare", "plain"))
+    figures = {
+        "search_speedup": search_plain / search_ours,
+        "search_working_bytes": search_memory,
+        "step_over_bare": step / bare_step,
+        "step_speedup": plain_step / step,
+    }
+    if not options.json:
+        print(f"{options.threads} threads, {options.precision}{', compiled' if options.compile else ''}, batch {BATCH}")
+        print(f"search       {1e3 * search_plain:7.1f} ms plain  {1e3 * search_ours:7.1f} ms ours")
+        print(f"stream step  {1e3 * plain_step:7.1f} ms plain  {1e3 * step:7.1f} ms ours  {1e3 * bare_step:7.1f} ms bare")
+        print(f"images/s     {BATCH / plain_step:7.1f}    plain  {BATCH / step:7.1f}    ours")
+    print(json.dumps(figures))
+
+
+def _seconds(function) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
