@@ -35,7 +35,6 @@ class Benchmark:
     source: str
 
 
-
 def _streamed_shapes(root: str | None = None, run: int = 0) -> FrameTable:
     """The ten toy shapes that are streamed; the other ten are for pretraining."""
     return ToyShapesFrames(root, run, classes=STREAM_CLASSES)
@@ -46,7 +45,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     for benchmark in (
         Benchmark("eth80", eth80.ETH80Frames, 2, 21, 15, True, eth80.LAYOUT, eth80.SOURCE),
         Benchmark("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True, clip_folder.LAYOUT, "your own images"),
-        Benchmark("toy_shapes", _streamed_shapes, 2, 21, 15, False, "no files: drawn when read", "made by this package"),
+        Benchmark(
+            "toy_shapes", _streamed_shapes, 2, 21, 15, False, "no files: drawn when read", "made by this package"
+        ),
     )
 }
 

@@ -27,7 +27,9 @@ _HOMES = {
     "EpochSchedule": "streaming",
     "DivergenceGuard": "streaming",
     "FeatureCache": "feature_cache",
+    "SmallCNN": "backbones",
     "LedgerMetric": "ledger",
+    "prepare": "preparation",
     "pretrain": "pretraining",
 }
 

@@ -141,7 +141,9 @@ def split_backbone(
     network = SmallCNN() if name == "small_cnn" else models.get_model(name, weights=None)
     if weights == "torchvision":
         if name == "small_cnn":
-            raise ValueError("torchvision has no weights of small_cnn; train it (crumb demo does), or give weights=None")
+            raise ValueError(
+                "torchvision has no weights of small_cnn; train it as crumb demo does, or give None"
+            )
         state = models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True, weights_only=True)
         check_and_load(network, state, f"torchvision's weights of {name}")
     elif weights is not None:
@@ -194,7 +196,9 @@ def split_at(
     # A module's name stands for the last of its operations.
     inside = [name for name in names if name == node or name.startswith(node + ".")]
     if not inside:
-        raise ValueError(f"the network has no node {node!r}; among its nodes are {', '.join(names[:3])} ... {names[-1]}")
+        raise ValueError(
+            f"the network has no node {node!r}; it has {', '.join(names[:3])} ... {names[-1]}"
+        )
     cut = inside[-1]
     feature_extractor = create_feature_extractor(network, {cut: "map"}, tracer_kwargs=leaves)
     tracer = NodePathTracer(**leaves)
@@ -206,7 +210,9 @@ def split_at(
         entry = graph.placeholder("feature_map")
     cut_node.replace_all_uses_with(entry, delete_user_cb=lambda user: user not in early)
     for item in order[order.index(cut_node) + 1 :]:
-        crossing = next((source for source in item.all_input_nodes if source in early and source.op != "get_attr"), None)
+        crossing = next(
+            (source for source in item.all_input_nodes if source in early and source.op != "get_attr"), None
+        )
         if crossing is not None:
             raise ValueError(
                 f"the network cannot be cut after {node!r}: {item.name} also needs {crossing.name} from before the "
@@ -216,9 +222,7 @@ def split_at(
         if not item.users:
             graph.erase_node(item)
     plastic_layers = torch.fx.GraphModule(network, graph)
-    heads = [
-        name for name, module in plastic_layers.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)
-    ]
+    heads = [name for name, module in plastic_layers.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     if not heads:
         raise ValueError(f"no linear or convolutional layer follows {node!r}; cut earlier, so that something can learn")
 

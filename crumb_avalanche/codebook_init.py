@@ -115,9 +115,7 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
         slices = slices[torch.randperm(len(slices), generator=generator)[:wanted]]
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     faiss.omp_set_num_threads(torch.get_num_threads())
-    means = faiss.Kmeans(
-        codebook.codebook_dim, codebook.codebook_size, niter=25, seed=seed, min_points_per_centroid=1
-    )
+    means = faiss.Kmeans(codebook.codebook_dim, codebook.codebook_size, niter=25, seed=seed, min_points_per_centroid=1)
     means.train(slices.contiguous().numpy())
     codebook.blocks.copy_(torch.from_numpy(means.centroids))
 

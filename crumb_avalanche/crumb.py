@@ -28,8 +28,9 @@ class CRUMBPlugin(SupervisedPlugin):
         replay_steps: replay batches after each new batch; 0 stores but never replays.
         fused: new and replayed batch in one optimiser step instead of two.
 
-    Events ``before_replay_step``, ``before_replay_backward``, ``before_replay_update`` and ``after_replay_step`` are
-    triggered on the strategy's plugins; ``strategy.replay_loss`` holds the latest replay loss.
+    Events ``before_replay_step``, ``on_replay_loss`` (before its backward pass), ``on_replay_update`` (before its
+    optimiser step) and ``after_replay_step`` are triggered on the strategy's plugins; ``strategy.replay_loss`` holds
+    the latest replay loss.
 
     Raises:
         ValueError: both loss weights are zero, or a negative weight.
@@ -104,9 +105,9 @@ class CRUMBPlugin(SupervisedPlugin):
             return
         strategy.replay_loss = replay_loss
         strategy.optimizer.zero_grad()
-        trigger_plugins(strategy, "before_replay_backward", **kwargs)
+        trigger_plugins(strategy, "on_replay_loss", **kwargs)
         replay_loss.backward()
-        trigger_plugins(strategy, "before_replay_update", **kwargs)
+        trigger_plugins(strategy, "on_replay_update", **kwargs)
         strategy.optimizer_step()
         strategy.replay_loss = replay_loss.detach()
         trigger_plugins(strategy, "after_replay_step", **kwargs)

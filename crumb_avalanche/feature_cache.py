@@ -61,7 +61,13 @@ class FeatureCache(SupervisedPlugin):
     """
 
     def __init__(
-        self, folder: str | os.PathLike, model: SplitModel, count: int, key: str, workers: int = 0, progress: bool = True
+        self,
+        folder: str | os.PathLike,
+        model: SplitModel,
+        count: int,
+        key: str,
+        workers: int = 0,
+        progress: bool = True,
     ):
         super().__init__()
         compiled = "compiled" if model.is_compiled else "eager"

@@ -52,7 +52,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     padded[:, :length] = codes
     shifts = torch.arange(per_byte, dtype=torch.uint8, device=codes.device) * bits
     # The shifted codes of one byte share no bit, so their sum is their union.
-    return (padded.view(count, -1, per_byte) << shifts).sum(dim=2, dtype=torch.uint8)
+    return (padded.view(count, packed_bytes(length, bits), per_byte) << shifts).sum(dim=2, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
@@ -81,4 +81,4 @@ def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
     per_byte = 8 // bits
     shifts = torch.arange(per_byte, dtype=torch.uint8, device=packed.device) * bits
     codes = (packed.unsqueeze(2) >> shifts) & (2**bits - 1)
-    return codes.view(len(packed), -1)[:, :length]
+    return codes.flatten(1)[:, :length]

@@ -48,9 +48,7 @@ def pretrain(
         RuntimeError: the loss became NaN or infinite.
     """
     device = model.pixel_mean.device
-    loader = DataLoader(
-        maps, settings.batch_size, shuffle=True, generator=torch.Generator().manual_seed(settings.seed)
-    )
+    loader = DataLoader(maps, settings.batch_size, shuffle=True, generator=torch.Generator().manual_seed(settings.seed))
     optimizer = torch.optim.SGD(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=settings.learning_rate,
@@ -109,7 +107,7 @@ def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
     metadata = read_metadata(path)
     if metadata.get("format") != FORMAT:
         raise WeightsError(
-            f"{path} was not written by crumb pretrain (its format is {metadata.get('format')!r}, not {FORMAT!r}); plain "
-            "network weights go to --weights"
+            f"{path} was not written by crumb pretrain (its format is {metadata.get('format')!r}, not {FORMAT!r}); "
+            "plain network weights go to --weights"
         )
     return read_weights(path), json.loads(metadata["made_with"])

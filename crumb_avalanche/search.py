@@ -5,7 +5,6 @@ Both searches give the same answer. They are modules, so that the ledger can tim
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 try:
     import faiss
@@ -45,8 +44,9 @@ class TiledSearch(nn.Module):
 class FaissSearch(nn.Module):
     """Exact search through faiss, whose k = 1 path keeps only the running minimum of each slice.
 
-    Between unit rows the L2-nearest one has the largest dot product. Slices are brought to unit length first (which
-    moves no choice), because squared distances of long slices would lose the last digits of the dot product.
+    Between unit rows the L2-nearest one has the largest dot product. Slices are first brought to a length between 1/2
+    and 1, because squared distances of long slices would lose the last digits of the dot product; by a power of two,
+    which rounds nothing, so that ties stay ties.
 
     Args:
         tile: slices per call; ``tile * (d + 3) * 4`` bytes of working memory.
@@ -65,7 +65,9 @@ class FaissSearch(nn.Module):
         index.add(unit_rows.numpy())
         indices = torch.empty(len(slices), dtype=torch.int64)
         for start in range(0, len(slices), self.tile):
-            tile = functional.normalize(slices[start : start + self.tile], dim=1)
+            tile = slices[start : start + self.tile]
+            lengths = torch.linalg.vector_norm(tile, dim=1, keepdim=True).clamp_min(1e-12)
+            tile = tile * torch.exp2(-torch.frexp(lengths).exponent)
             _, best = index.search(tile.numpy(), 1)
             indices[start : start + self.tile] = torch.from_numpy(best[:, 0])
         return indices

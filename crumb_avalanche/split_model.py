@@ -213,17 +213,18 @@ class SplitModel(nn.Module):
             raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
         factor = REFERENCE_SCALE / spread
         biases = [
-            (name, parameter)
+            parameter
             for name, parameter in self.plastic_layers.named_parameters()
-            if name.endswith("bias") and not name.startswith(self.head)
+            if name.endswith("bias") and not name.startswith(self.head + ".")
         ]
+        originals = [bias.clone() for bias in biases]
         before = self._penultimate(maps[:4])
-        for _, bias in biases:
+        for bias in biases:
             bias.mul_(factor)
         after = self._penultimate(maps[:4] * factor)
         if not torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())):
-            for _, bias in biases:
-                bias.div_(factor)
+            for bias, original in zip(biases, originals):
+                bias.copy_(original)
             return 1.0
         self.feature_scale.mul_(factor)
         return factor

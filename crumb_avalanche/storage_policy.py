@@ -204,7 +204,7 @@ class CompactBuffer(ExemplarsBuffer):
         """Take over what ``state_dict`` gave."""
         if len(state["labels"]) != self.max_size:
             raise ValueError(
-                f"the saved buffer has mem_size={len(state['labels'])}, this one {self.max_size}; build it with the same"
+                f"the saved buffer has mem_size={len(state['labels'])}, this one {self.max_size}; give the same"
             )
         notes = json.loads(bytes(state["notes"].tolist()).decode())
         self.labels = state["labels"].clone()

@@ -116,7 +116,7 @@ class StorageRule(ABC):
         """What the rule must know to go on; plain numbers, lists and dicts."""
         return {}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict) -> None:  # noqa: B027 (most rules have something to take up, not all)
         """Take up where ``state_dict`` was called."""
 
 

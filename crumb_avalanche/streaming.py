@@ -94,7 +94,7 @@ class ClampGradients(SupervisedPlugin):
             torch._foreach_clamp_max_(gradients, self.limit)
 
     # The replay step is an update like any other.
-    before_replay_update = before_update
+    on_replay_update = before_update
 
 
 class TrainingDivergedError(RuntimeError):
@@ -114,7 +114,7 @@ class DivergenceGuard(SupervisedPlugin):
     def before_backward(self, strategy, **kwargs):
         self.check(strategy, strategy.loss)
 
-    def before_replay_backward(self, strategy, **kwargs):
+    def on_replay_loss(self, strategy, **kwargs):
         self.check(strategy, strategy.replay_loss)
 
     @torch.no_grad()

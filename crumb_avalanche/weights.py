@@ -39,8 +39,9 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]  # a truncated pickle gives none
         raise WeightsError(
-            f"weight file {path} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            f"weight file {path} cannot be read ({type(error).__name__}: {reason}); "
             "it must hold tensors only and be complete: fetch or save it again"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

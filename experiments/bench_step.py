@@ -2,7 +2,7 @@
 
     python experiments/bench_step.py --precision bf16 --compile
 
-With --json it prints one object and nothing else. Ratios, because bare times say more about the machine than about the code:
+With --json it prints one object and nothing else. Ratios, because bare times say more about the machine than the code:
   search_speedup        plain broadcast product + argmax over all similarities, by the library's search
   search_working_bytes  peak of resident memory during the search, above what was resident before it
   step_over_bare        one stream step (F, search, P, replay, optimiser, Avalanche's loop, data loading) by the bare
@@ -61,7 +61,7 @@ def working_bytes(function) -> int:
 
 def plain_codes(feature_map: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     """The whole ``(B, H, W, G, n)`` similarity tensor and its argmax, as the reference code computes it."""
-    batch, channels, height, width = feature_map.shape
+    batch, _, height, width = feature_map.shape
     slices = feature_map.permute(0, 2, 3, 1).reshape(batch, height, width, -1, blocks.shape[1])
     return (slices @ functional.normalize(blocks, dim=1).t()).argmax(dim=-1)
 
@@ -185,7 +185,9 @@ def main() -> None:
     if not options.json:
         print(f"{options.threads} threads, {options.precision}{', compiled' if options.compile else ''}, batch {BATCH}")
         print(f"search       {1e3 * search_plain:7.1f} ms plain  {1e3 * search_ours:7.1f} ms ours")
-        print(f"stream step  {1e3 * plain_step:7.1f} ms plain  {1e3 * step:7.1f} ms ours  {1e3 * bare_step:7.1f} ms bare")
+        print(
+            f"stream step  {1e3 * plain_step:7.1f} ms plain  {1e3 * step:7.1f} ms ours  {1e3 * bare_step:7.1f} ms bare"
+        )
         print(f"images/s     {BATCH / plain_step:7.1f}    plain  {BATCH / step:7.1f}    ours")
     print(json.dumps(figures))
 

@@ -23,10 +23,13 @@ def parser():
         prog="crumb",
         description="CRUMB learns new object classes from a stream seen once and does not forget the old ones.",
         version=__version__,
+        allow_abbrev=False,
     )
     commands = main_parser.add_subcommands(required=True, dest="command")
     for name, (settings, summary) in COMMANDS.items():
-        command = ArgumentParser(prog=f"crumb {name}", description=(settings.__doc__ or "").split("\n")[0])
+        command = ArgumentParser(
+            prog=f"crumb {name}", description=(settings.__doc__ or "").split("\n")[0], allow_abbrev=False
+        )
         command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
         command.add_class_arguments(settings)
         commands.add_subcommand(name, command, help=summary)

@@ -19,13 +19,9 @@ from crumb_avalanche.baselines.registry import (
 )
 from crumb_avalanche.cli.settings import PretrainSettings, RunSettings
 from crumb_avalanche.codebook import Codebook
-from crumb_avalanche.codebook_init import INITIALISERS
 from crumb_avalanche.pretraining import read_pretrained
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import check_and_load
-
-# Images whose maps the feature scale and the codebook's statistics are measured on.
-MEASURED_IMAGES = 64
 
 
 @dataclass
@@ -107,33 +103,11 @@ def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebo
     return model
 
 
-@torch.no_grad()
-def measure_and_initialise(model: SplitModel, images, init: str, seed: int) -> dict:
-    """Fold the feature scale in and fill the codebook, both from the same few images.
-
-    Args:
-        model: freshly built.
-        images: data set of ``(image, ...)``; 64 of them, evenly spread, are looked at.
-        init: name in ``codebook_init.INITIALISERS``.
-        seed: of the initialiser.
-
-    Raises:
-        ValueError: unknown initialiser.
-    """
-    if init not in INITIALISERS:
-        raise ValueError(f"codebook_init is {init!r}; known are {', '.join(INITIALISERS)}")
-    places = np.unique(np.linspace(0, len(images) - 1, MEASURED_IMAGES).astype(int))
-    device = model.pixel_mean.device
-    maps = model.features(torch.stack([images[int(place)][0] for place in places]).to(device))
-    factor = model.fold_feature_scale(maps)
-    if model.codebook is not None:
-        INITIALISERS[init](model.codebook, maps * factor, torch.Generator().manual_seed(seed))
-    return {"feature_scale": float(model.feature_scale)}
-
-
 def learning_settings(settings: RunSettings, entry: Benchmark) -> LearningSettings:
     """The part of the settings that strategies read."""
-    values = {item.name: getattr(settings, item.name) for item in fields(LearningSettings) if hasattr(settings, item.name)}
+    values = {
+        item.name: getattr(settings, item.name) for item in fields(LearningSettings) if hasattr(settings, item.name)
+    }
     values["batch_size"] = settings.batch_size or entry.batch_size
     values["clamp_gradients"] = settings.clamp_gradients or None
     return LearningSettings(**values)

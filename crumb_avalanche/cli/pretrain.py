@@ -12,6 +12,7 @@ from crumb_avalanche.cli import build
 from crumb_avalanche.cli.settings import PretrainSettings, as_dict
 from crumb_avalanche.cli.tables import table
 from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.preparation import prepare
 from crumb_avalanche.pretraining import PretrainingSettings, pretrain, save_pretrained
 
 
@@ -34,7 +35,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
     classes = int(labels.max()) + 1
     rows = choose_rows(labels, settings.images_per_class, settings.seed)
     model = build.build_model(settings, classes, codebook=True).to(settings.device)
-    build.measure_and_initialise(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
+    prepare(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
     with tempfile.TemporaryDirectory(prefix="crumb-maps-") as temporary:
         # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
         key = f"{settings.data} {len(images)} {pixel_transform(settings.image_size)!r}"
@@ -68,7 +69,9 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
             ],
         )
     )
-    print(f"\n{len(rows)} images of {classes} classes; written to {output}; use it with crumb run --pretrained {output}")
+    print(
+        f"\n{len(rows)} images of {classes} classes; written to {output}; use it with crumb run --pretrained {output}"
+    )
 
 
 def open_images(settings: PretrainSettings) -> Dataset:

@@ -3,6 +3,7 @@
 import statistics
 import time
 import traceback
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from crumb_avalanche.cli.settings import RunSettings, as_dict
 from crumb_avalanche.cli.tables import ledger_table, matrix_table
 from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.ledger import LedgerMetric
+from crumb_avalanche.preparation import prepare
 from crumb_avalanche.streaming import StreamStrategy
 from crumb_avalanche.weights import save_safetensors
 
@@ -84,14 +86,14 @@ def finished_result(folder: Path, settings: RunSettings) -> dict:
     for name, value in as_dict(settings).items():
         if name not in free and then.get(name) != value:
             raise FinishedRunError(
-                f"{folder} holds a finished run with {name}={then.get(name)!r}, not {value!r}; choose another --output, "
+                f"{folder} holds a finished run with {name}={then.get(name)!r}, not {value!r}; use another --output, "
                 "or start over with --overwrite true"
             )
     return json.loads((folder / RESULT).read_text())
 
 
 def run_once(settings: RunSettings, verbose: bool = True) -> dict:
-    """One run in this process; returns what ``result.json`` holds, and prints the tables too if ``verbose``.
+    """One run in this process; returns what ``result.json`` holds, and prints the tables if ``verbose``.
 
     Raises:
         ValueError: settings, images or weights that cannot be used; says what to change.
@@ -105,10 +107,8 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     benchmark = stream.benchmark
     model = build.build_model(settings, benchmark.n_classes, entry.codebook).to(settings.device)
     model.set_precision(settings.precision)
-    measured = {"feature_scale": float(model.feature_scale)}
     if not settings.pretrained:
-        first = benchmark.train_stream[0].dataset
-        measured = build.measure_and_initialise(model, first, settings.codebook_init, settings.run)
+        prepare(model, benchmark.train_stream[0].dataset, settings.codebook_init, settings.run)
     if settings.compile:
         model.compile()
     mem_size = build.memory_size(settings, entry, model, stream.entry, benchmark.n_classes)
@@ -118,15 +118,15 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     cache = None
     if settings.feature_cache:
         key = f"{stream.table.frames_hash()} {build_transform_key(settings)}"
-        cache = FeatureCache(
-            settings.feature_cache, model, len(stream.table), key, settings.workers, settings.progress
-        )
+        cache = FeatureCache(settings.feature_cache, model, len(stream.table), key, settings.workers, settings.progress)
         plugins.append(cache)
     progress = ProgressPlugin(len(benchmark.train_stream), settings.progress)
     ledger = LedgerMetric()
-    evaluator = EvaluationPlugin(
-        accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), ledger, loggers=[]
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
+        evaluator = EvaluationPlugin(
+            accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), ledger, loggers=[]
+        )
     strategy = build_strategy(
         settings.strategy,
         model,
@@ -163,7 +163,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "final_accuracy_per_experience": matrix[-1],
         "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
         "mem_size": mem_size,
-        **measured,
+        "feature_scale": float(model.feature_scale),
         "bad_frames_skipped": len(stream.bad_frames),
         "bad_frames": stream.bad_frames,
         "frame_table_sha256": stream.table.content_hash(),

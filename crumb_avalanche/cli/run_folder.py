@@ -36,9 +36,7 @@ def write_matrix(path: Path, matrix: list[list[float]]) -> None:
     """Write the accuracy matrix: row i after experience i, column j on the classes of experience j, empty if unseen."""
     width = len(matrix[-1])
     lines = [["after", *[f"experience_{j}" for j in range(width)]]]
-    lines += [
-        [i, *[f"{value:.4f}" for value in row], *[""] * (width - len(row))] for i, row in enumerate(matrix)
-    ]
+    lines += [[i, *[f"{value:.4f}" for value in row], *[""] * (width - len(row))] for i, row in enumerate(matrix)]
     write_text(path, "\n".join(",".join(map(str, line)) for line in lines) + "\n")
 
 

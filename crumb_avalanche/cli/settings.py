@@ -140,9 +140,7 @@ class RunSettings:
 
 # What the reference code does on top of the paper (see the README's table of deviations).
 PRESETS: dict[str, dict] = {
-    "paper": dict(
-        replay_weight=1.0, storing_rule="every_jth", clamp_gradients=0.0, relu_logits=False, head_kernel=1
-    ),
+    "paper": dict(replay_weight=1.0, storing_rule="every_jth", clamp_gradients=0.0, relu_logits=False, head_kernel=1),
     "reference": dict(
         replay_weight=5.0, storing_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3
     ),

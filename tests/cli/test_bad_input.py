@@ -1,0 +1,102 @@
+"""Bad input: what came, what the rule is, what to do; and nothing is lost."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from crumb_avalanche.backbones import SmallCNN
+
+
+def fails(crumb, *arguments) -> str:
+    code, _, err = crumb(*arguments)
+    assert code != 0
+    return err
+
+
+def test_unknown_names_list_the_known(crumb, tiny, tmp_path):
+    err = fails(crumb, *tiny, "--output", tmp_path, "--benchmark", "eth8")
+    assert "eth8" in err and "eth80" in err and "clip_folder" in err and "toy_shapes" in err
+    err = fails(crumb, *tiny, "--output", tmp_path, "--strategy", "crumbs")
+    assert "'crumbs' is unknown; known are crumb, image_replay, map_replay, finetune, offline" in err
+    err = fails(crumb, *tiny, "--output", tmp_path, "--backbone", "resnet")
+    assert "'resnet' is unknown; known are squeezenet1_0" in err
+    err = fails(crumb, *tiny, "--output", tmp_path, "--codebook-init", "zeros")
+    assert "known are matched" in err
+    err = fails(crumb, *tiny, "--output", tmp_path, "--storing-rule", "all")
+    assert "known are every_jth, reservoir, reference" in err
+    assert "unrecognized" in fails(crumb, *tiny, "--output", tmp_path, "--budget-image", "3").lower()
+    assert "class_instance" in fails(crumb, *tiny, "--output", tmp_path, "--protocol", "iid")
+
+
+def test_roots(crumb, tiny, tmp_path):
+    for root in (tmp_path / "nowhere", tmp_path):
+        for benchmark in ("eth80", "clip_folder"):
+            err = fails(crumb, *tiny, "--output", tmp_path / "o", "--benchmark", benchmark, "--dataset-root", root)
+            assert str(root) in err and ("<object>" in err or "class/object/clip" in err or "layout" in err)
+    err = fails(crumb, "run", "--benchmark", "eth80", "--output", tmp_path / "o")
+    assert "needs --dataset-root" in err
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no image"])
+def test_a_frame_that_cannot_be_read(crumb, tiny, clips, tmp_path, damage):
+    root = tmp_path / "clips"
+    shutil.copytree(clips, root)
+    frame = root / "cup" / "object1" / "clip0" / "frame2.png"
+    frame.write_bytes(frame.read_bytes()[:200] if damage == "truncated" else b"hello")
+    err = fails(crumb, *tiny, "--output", tmp_path / "a", "--dataset-root", root)
+    assert "cup/object1/clip0/frame2.png" in err and "--on-bad-frame skip" in err
+    assert not (tmp_path / "a" / "result.json").exists()
+    code, _, err = crumb(*tiny, "--output", tmp_path / "b", "--dataset-root", root, "--on-bad-frame", "skip")
+    assert code == 0, err
+    result = json.loads((tmp_path / "b" / "result.json").read_text())
+    assert result["bad_frames_skipped"] == 1 and "frame2.png" in result["bad_frames"][0]
+
+
+def test_a_bad_frame_late_in_the_stream_loses_nothing(crumb, tiny, clips, tmp_path):
+    root = tmp_path / "clips"
+    shutil.copytree(clips, root)
+    code, _, _ = crumb(*tiny, "--output", tmp_path / "good", "--dataset-root", root)
+    order = json.loads((tmp_path / "good" / "result.json").read_text())["classes_order"]
+    for frame in (root / order[-1]).rglob("frame3.png"):
+        frame.write_bytes(b"no picture")
+    output = tmp_path / "bad"
+    assert "cannot decode frame" in fails(crumb, *tiny, "--output", output, "--dataset-root", root)
+    # the buffer still has what the first experience stored
+    labels = load_file(output / "interrupted" / "buffer.safetensors")["labels"]
+    assert int((labels >= 0).sum()) > 0
+    assert (output / "interrupted" / "model.safetensors").exists()
+    assert "frame3.png" in (output / "interrupted" / "error.txt").read_text()
+
+
+def test_weights_of_another_model(crumb, tiny, tmp_path):
+    file = tmp_path / "small.pth"
+    torch.save(SmallCNN().state_dict(), file)
+    err = fails(crumb, *tiny, "--output", tmp_path, "--backbone", "squeezenet1_0", "--weights", file)
+    assert "features.0.weight" in err and "(32, 3, 3, 3)" in err and "weights of another model" in err
+    err = fails(crumb, *tiny, "--output", tmp_path, "--weights", tmp_path / "none.npz")
+    assert "there is no weight file" in err
+    file.write_bytes(file.read_bytes()[:1000])
+    assert "cannot be read" in fails(crumb, *tiny, "--output", tmp_path, "--weights", file)
+
+
+def test_sizes_that_do_not_fit(crumb, tiny, tmp_path):
+    err = fails(crumb, *tiny, "--output", tmp_path, "--codebook-dim", "24")
+    assert "128 channels, which codebook_dim=24 does not divide" in err
+    err = fails(crumb, *tiny, "--output", tmp_path, "--budget-bytes", "100")
+    assert "a budget of 100 bytes holds no memory" in err
+    err = fails(crumb, *tiny, "--output", tmp_path, "--mem-size", "3")
+    assert "mem_size=3 cannot hold a memory of each of the 4 classes" in err
+    err = fails(crumb, *tiny, "--output", tmp_path, "--mem-size", "9", "--budget-images", "2")
+    assert "both given" in err
+    assert "runs is '1-'" in fails(crumb, *tiny, "--output", tmp_path, "--runs", "1-")
+
+
+def test_a_loss_that_turns_nan_stops_with_the_last_good_state(crumb, tiny, tmp_path):
+    err = fails(crumb, *tiny, "--output", tmp_path, "--learning-rate", "1e30", "--strategy", "finetune")
+    assert "the loss became" in err and "--clamp-gradients 10" in err
+    weights = load_file(tmp_path / "interrupted" / "model.safetensors")
+    assert all(bool(torch.isfinite(value.float()).all()) for value in weights.values())
+    assert not (tmp_path / "result.json").exists()

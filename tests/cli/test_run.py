@@ -1,0 +1,167 @@
+"""``crumb run`` from the command line to the run folder."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+STRATEGIES = ("crumb", "image_replay", "map_replay", "finetune", "offline")
+
+
+def run(crumb, tiny, output, *more):
+    code, out, err = crumb(*tiny, "--output", output, *more)
+    assert code == 0, err
+    return json.loads((output / "result.json").read_text()), out
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_leaves_the_run_folder(crumb, tiny, tmp_path, strategy):
+    result, out = run(crumb, tiny, tmp_path, "--strategy", strategy, "--mem-size", "6")
+    assert result["strategy"] == strategy and result["benchmark"] == "clip_folder" and result["run"] == 0
+    experiences = 1 if strategy == "offline" else 2
+    assert len(result["accuracy_after"]) == experiences
+    assert result["final_accuracy"] == result["accuracy_after"][-1]
+    # every test object gives as many frames, so the whole is the mean of the parts
+    assert result["final_accuracy"] == pytest.approx(sum(result["final_accuracy_per_experience"]) / 2)
+    assert f"final accuracy {result['final_accuracy']:.2f} %" in out
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["storing_rule"] == "every_jth"
+    ledger = json.loads((tmp_path / "ledger.json").read_text())
+    kept = ("buffer_bytes", "label_bytes", "codebook_bytes", "statistics_bytes")
+    assert ledger["memory_bytes"] == sum(ledger[name] for name in kept)
+    assert len(ledger["after_experience"]) == experiences
+    with open(tmp_path / "accuracy_matrix.csv") as file:
+        rows = list(csv.reader(file))
+    assert len(rows) == 1 + experiences and rows[-1][1:] == [
+        f"{value:.4f}" for value in result["final_accuracy_per_experience"]
+    ]
+    metrics = (tmp_path / "metrics.csv").read_text()
+    assert metrics.startswith("metric,step,value") and "Top1_Acc_Stream" in metrics and "Ledger/memory_bytes" in metrics
+    assert (tmp_path / "checkpoint" / "model.safetensors").exists()
+
+
+def test_the_same_bytes_for_every_strategy(crumb, tiny, tmp_path):
+    items = {}
+    for strategy in ("crumb", "image_replay"):
+        more = ("--strategy", strategy, "--budget-images", "5", "--first-epochs", "1")
+        items[strategy] = run(crumb, tiny, tmp_path / strategy, *more)[0]["mem_size"]
+    # 5 images of 3,072 bytes; 128 x 4 x 4 maps are 128 codes of one byte, and the codebook counts 4,096 bytes
+    assert items == {"crumb": (5 * 3072 - 4096 + 32) // 128, "image_replay": 5}
+    # one float32 map takes 8,192 bytes: too few for four classes, which is said with the cure
+    code, _, err = crumb(*tiny, "--output", tmp_path / "maps", "--strategy", "map_replay", "--budget-images", "5")
+    assert code == 1 and "mem_size=1 cannot hold a memory of each of the 4 classes; raise --mem-size" in err
+
+
+def test_same_settings_give_the_same_bits_and_another_run_another_order(crumb, tiny, tmp_path):
+    results = [run(crumb, tiny, tmp_path / name, "--run", seed)[0] for name, seed in (("a", 3), ("b", 3), ("c", 4))]
+    for name in ("model", "buffer"):
+        first, second = (load_file(tmp_path / folder / "checkpoint" / f"{name}.safetensors") for folder in "ab")
+        assert first.keys() == second.keys()
+        assert all(bool((first[key] == second[key]).all()) for key in first)
+    assert results[0]["accuracy_after"] == results[1]["accuracy_after"]
+    buffers = [load_file(tmp_path / folder / "checkpoint" / "buffer.safetensors")["rows"] for folder in "ac"]
+    assert not bool((buffers[0] == buffers[1]).all())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_feature_cache_changes_no_result(crumb, tiny, tmp_path, strategy):
+    more = ("--strategy", strategy, "--mem-size", "6")
+    plain, _ = run(crumb, tiny, tmp_path / "plain", *more)
+    cached, _ = run(crumb, tiny, tmp_path / "cached", *more, "--feature-cache", tmp_path / "cache")
+    again, _ = run(crumb, tiny, tmp_path / "again", *more, "--feature-cache", tmp_path / "cache")
+    assert plain["accuracy_after"] == cached["accuracy_after"] == again["accuracy_after"]
+    ledgers = [json.loads((tmp_path / name / "ledger.json").read_text()) for name in ("cached", "again")]
+    assert ledgers[0]["feature_cache_images_filled"] == 120 and ledgers[1]["feature_cache_images_filled"] == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--preset", "paper", "--storing-rule", "reservoir", "--fused", "true", "--codebook-init", "kmeans"),
+        ("--evaluate-quantized", "true", "--direct-weight", "1", "--protocol", "class_iid"),
+        ("--precision", "bf16", "--codebook-size", "16", "--replay-steps", "2", "--clamp-gradients", "10"),
+        ("--storing-rule", "reference", "--replay-weight", "5", "--freeze-codebook", "true"),
+    ],
+)
+def test_the_levers_are_single_settings(crumb, tiny, tmp_path, more):
+    run(crumb, tiny, tmp_path, *more)
+
+
+def test_the_reference_preset_on_a_squeezenet(crumb, tiny, tmp_path):
+    more = ("--preset", "reference", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
+    run(crumb, tiny, tmp_path, *more)
+    settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    expected = dict(replay_weight=5.0, clamp_gradients=10.0, relu_logits=True, head_kernel=3, storing_rule="reference")
+    assert {name: settings[name] for name in expected} == expected
+
+
+def test_several_runs_with_a_summary_and_finished_ones_kept(crumb, tiny, tmp_path):
+    code, out, err = crumb(*tiny, "--runs", "0-1", "--output", tmp_path)
+    assert code == 0, err
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    finals = [json.loads((tmp_path / f"run{k}" / "result.json").read_text())["final_accuracy"] for k in (0, 1)]
+    assert summary["runs"] == [0, 1] and summary["final_accuracy_mean"] == pytest.approx(sum(finals) / 2)
+    assert summary["final_accuracy_std"] == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
+    assert "2 runs: final accuracy" in out
+    code, out, _ = crumb(*tiny, "--runs", "0-1", "--output", tmp_path)
+    assert code == 0 and out.count("already finished") == 2
+    code, _, err = crumb(*tiny, "--runs", "0-1", "--output", tmp_path, "--replay-weight", "2")
+    assert code == 1 and "holds a finished run with replay_weight=1.0, not 2.0" in err
+
+
+def test_a_finished_run_is_not_written_over(crumb, tiny, tmp_path):
+    run(crumb, tiny, tmp_path)
+    before = (tmp_path / "result.json").read_text()
+    code, _, err = crumb(*tiny, "--output", tmp_path)
+    assert code == 1 and "already holds a finished run" in err and "--overwrite true" in err
+    assert (tmp_path / "result.json").read_text() == before
+    run(crumb, tiny, tmp_path, "--overwrite", "true")
+
+
+def test_config_file_and_print_config(crumb, tiny, tmp_path):
+    code, out, _ = crumb(*tiny, "--print_config")
+    assert code == 0
+    settings = yaml.safe_load(out)
+    assert settings["backbone"] == "small_cnn" and settings["replay_weight"] is None
+    settings["output"] = str(tmp_path / "out")
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
+    code, _, err = crumb("run", "--config", tmp_path / "mine.yaml", "--run", "2")
+    assert code == 0, err
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["run"] == 2
+
+
+def test_pretrain_then_run(crumb, tiny, clips, tmp_path):
+    images = tmp_path / "images"
+    for folder in clips.iterdir():
+        target = images / folder.name
+        target.mkdir(parents=True)
+        for number, frame in enumerate(sorted(folder.rglob("*.png"))):
+            (target / f"{number}.png").write_bytes(frame.read_bytes())
+    file = tmp_path / "mine.safetensors"
+    pretrain = [
+        *("pretrain", "--data", images, "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
+        *("--epochs", "2", "--batch-size", "16", "--images-per-class", "20", "--output", file),
+        *("--threads", "1", "--progress", "false"),
+    ]
+    code, out, err = crumb(*pretrain)
+    assert code == 0, err
+    assert "80 images of 4 classes" in out
+    code, _, err = crumb(*pretrain)
+    assert code == 1 and "exists already" in err and "--overwrite true" in err
+    run(crumb, tiny, tmp_path / "a", "--pretrained", file)
+    run(crumb, tiny, tmp_path / "b", "--pretrained", file, "--strategy", "finetune")
+    code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", file, "--codebook-dim", "8")
+    assert code == 1 and "codebook_dim=16, this run asks for codebook_dim=8" in err
+    code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", tmp_path / "a/checkpoint/model.safetensors")
+    assert code == 1 and "was not written by crumb pretrain" in err
+
+
+@pytest.mark.slow
+def test_the_command_itself(tiny, tmp_path):
+    command = [sys.executable, "-m", "crumb_avalanche.cli", *tiny, "--output", str(tmp_path), "--progress", "true"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "images/s" in done.stderr and "after experience 2/2" in done.stdout

@@ -1,0 +1,8 @@
+"""One thread, so that tests neither fight for cores nor depend on their number; no deadline on a busy machine."""
+
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+settings.register_profile("quick", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("quick")

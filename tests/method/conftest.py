@@ -1,0 +1,69 @@
+"""A network, a stream and a buffer small enough to be followed by hand."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.codebook_init import init_dense_matched_
+from crumb_avalanche.split_model import SplitModel
+
+SIZE = 16  # pixels a side
+CLASSES = ("house", "leaf", "ring", "star")
+
+
+def _make_model(seed: int = 0, n_classes: int = 4, codebook: bool = True) -> SplitModel:
+    """Images of 16 pixels -> maps of 8x4x4 -> a codebook of 8 rows of 4 -> logits; same seed, same weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        extractor = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        plastic = nn.Sequential(
+            OrderedDict(
+                conv=nn.Conv2d(8, 8, 3, padding=1),
+                relu=nn.ReLU(),
+                pool=nn.AdaptiveAvgPool2d(1),
+                flatten=nn.Flatten(),
+                head=nn.Linear(8, n_classes),
+            )
+        )
+        images = torch.randn(16, 3, SIZE, SIZE)
+    table = Codebook(8, 4) if codebook else None
+    model = SplitModel(extractor, plastic, "head", codebook=table, image_size=SIZE)
+    if codebook:
+        init_dense_matched_(table, model.features(images), torch.Generator().manual_seed(seed))
+    return model
+
+
+def _make_stream(protocol: str = "class_instance", run: int = 0):
+    """Two experiences of two classes, 20 rendered training frames each (2 objects x 5 frames a class)."""
+    from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
+
+    table = ToyShapesFrames(
+        classes=CLASSES, objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,)
+    )
+    return make_benchmark(table, protocol, run, 2, pixel_transform(SIZE), pixel_transform(SIZE))
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """A function that builds the small ``SplitModel``."""
+    return _make_model
+
+
+@pytest.fixture(scope="session")
+def make_stream():
+    """A function that builds the small benchmark; strategies may change theirs, so each gets its own."""
+    return _make_stream
+
+
+@pytest.fixture
+def model():
+    return _make_model()
+
+
+@pytest.fixture(scope="session")
+def pixels():
+    """A batch of 6 images, ``(6, 3, 16, 16)`` ``uint8``."""
+    return torch.randint(0, 256, (6, 3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))

@@ -1,0 +1,239 @@
+"""The codebook against loops written from the paper's equations 1 and 2."""
+
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.search import FaissSearch, TiledSearch, faiss
+
+SEARCHES = [TiledSearch, pytest.param(FaissSearch, marks=pytest.mark.skipif(faiss is None, reason="needs faiss"))]
+
+
+def codebook_of(rows, search=None):
+    rows = torch.as_tensor(rows, dtype=torch.float32)
+    codebook = Codebook(*rows.shape, search=search)
+    with torch.no_grad():
+        codebook.blocks.copy_(rows)
+    return codebook
+
+
+def most_similar(piece, rows):
+    """Eq. 1-2 for one slice: the row with the largest ``slice . (row / |row|)``; the first of equals, never a zero row."""
+    best, best_score = None, None
+    for number, row in enumerate(rows):
+        length = math.sqrt(sum(value * value for value in row))
+        if length == 0:
+            continue
+        score = sum(a * b for a, b in zip(piece, row)) / length
+        if best is None or score > best_score:
+            best, best_score = number, score
+    return best
+
+
+def encode_by_loops(feature_map, blocks):
+    maps, rows = feature_map.tolist(), blocks.tolist()
+    d = len(rows[0])
+    batch, channels, height, width = feature_map.shape
+    codes = torch.zeros(batch, channels // d, height, width, dtype=torch.int64)
+    for b in range(batch):
+        for g in range(channels // d):
+            for y in range(height):
+                for x in range(width):
+                    codes[b, g, y, x] = most_similar([maps[b][g * d + i][y][x] for i in range(d)], rows)
+    return codes
+
+
+def decode_by_loops(codes, blocks):
+    rows = blocks.tolist()
+    d = len(rows[0])
+    batch, groups, height, width = codes.shape
+    maps = torch.zeros(batch, groups * d, height, width)
+    for b in range(batch):
+        for channel in range(groups * d):
+            for y in range(height):
+                for x in range(width):
+                    maps[b, channel, y, x] = rows[int(codes[b, channel // d, y, x])][channel % d]
+    return maps
+
+
+def random_case(seed, rows=11, d=4, groups=3, sparse=True):
+    """A map as a ReLU makes it, and signed rows of very different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randn(rows, d, generator=generator) * torch.tensor([0.1, 1.0, 30.0]).repeat(rows)[:rows, None]
+    feature_map = torch.randn(2, groups * d, 3, 5, generator=generator) * 14
+    return (feature_map.relu() if sparse else feature_map), blocks
+
+
+def test_a_case_worked_by_hand():
+    # Rows of length 5, 2 and 1. The slice (3, 4): 25/5 = 5, 6/2 = 3, 4/1 = 4, so row 0.
+    # The slice (1, 0): 3/5, 2/2 = 1, 0, so row 1, although row 0 has the larger raw dot product (3 against 2).
+    # The slice (-1, 0.5): (-3 + 2)/5 = -0.2, -1, 0.5, so row 2. The slice (0, 0) ties everywhere: row 0.
+    codebook = codebook_of([[3, 4], [2, 0], [0, 1]])
+    feature_map = torch.tensor([3.0, 4, 1, 0, -1, 0.5, 0, 0]).view(1, 8, 1, 1)
+    quantized, codes = codebook.quantize(feature_map)
+    assert codes.flatten().tolist() == [0, 1, 2, 0]
+    assert quantized.flatten().tolist() == [3, 4, 2, 0, 0, 1, 3, 4]  # the raw rows, not the unit ones
+    assert codebook.usage(codes).tolist() == [2, 1, 1]
+
+
+def test_codes_of_one_location_are_consecutive_channels():
+    # Two locations side by side, two groups of two channels: the slice is taken along channels, not along space.
+    codebook = codebook_of([[1, 0], [0, 1]])
+    feature_map = torch.tensor([[[9.0, 0]], [[0, 9]], [[0, 0.5]], [[7, 0]]])[None]
+    assert codebook.encode(feature_map).tolist() == [[[[0, 1]], [[1, 0]]]]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sparse", [True, False])
+def test_encode_equals_the_loops(search, seed, sparse):
+    feature_map, blocks = random_case(seed, sparse=sparse)
+    codes = codebook_of(blocks, search()).encode(feature_map)
+    assert torch.equal(codes.long(), encode_by_loops(feature_map, blocks))
+
+
+def test_decode_equals_the_loops():
+    feature_map, blocks = random_case(5)
+    codebook = codebook_of(blocks)
+    codes = codebook.encode(feature_map)
+    assert torch.equal(codebook.decode(codes), decode_by_loops(codes, blocks))
+
+
+def exact_rows():
+    """Rows of four whose unit rows floats hold exactly: one-hot and half-integer ones of any sign, zero rows too."""
+    one_hot = st.builds(lambda i, v: [v * (i == k) for k in range(4)], st.integers(0, 3), st.sampled_from([-4, -1, 1, 3]))
+    halves = st.lists(st.sampled_from([-0.5, 0.5]), min_size=4, max_size=4)
+    ones = halves.map(lambda row: [4 * value for value in row])
+    return st.lists(st.one_of(one_hot, halves, ones, st.just([0.0] * 4)), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@given(rows=exact_rows(), seed=st.integers(0, 10**6))
+def test_ties_go_to_the_lowest_row_and_zero_rows_never_win(search, rows, seed):
+    # Small integers: every score is exact, so most slices tie between several rows, duplicates among them.
+    generator = torch.Generator().manual_seed(seed)
+    feature_map = torch.randint(-3, 4, (1, 8, 4, 8), generator=generator).float()
+    feature_map[0, :4, 0, 0] = 0
+    if not any(any(row) for row in rows):
+        rows.append([0, 0, 2, 0])
+    codebook = codebook_of(rows, search())
+    assert torch.equal(codebook.encode(feature_map).long(), encode_by_loops(feature_map, codebook.blocks))
+
+
+def test_the_default_search_gives_duplicate_rows_to_the_first():
+    feature_map, blocks = random_case(0, rows=40, d=8)
+    codebook = codebook_of(torch.cat([blocks, blocks]))
+    assert codebook.encode(feature_map).max() < len(blocks)
+
+
+def test_a_zero_slice_takes_the_lowest_row_that_is_not_zero():
+    codebook = codebook_of([[0, 0], [0, 0], [-1, -5], [1, 1]])
+    assert codebook.encode(torch.zeros(2, 4, 3, 3)).unique().tolist() == [2]
+    # A zero row would score 0, more than the other two; it still does not win.
+    assert codebook.encode(torch.tensor([1.0, 1, -1, -1]).view(1, 4, 1, 1)).flatten().tolist() == [3, 2]
+    negative = codebook_of([[0, 0], [1, 0], [0, 3]])
+    assert negative.encode(torch.tensor([-2.0, -1]).view(1, 2, 1, 1)).item() == 2
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("height", [1, 200])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_map_that_is_not_finite_is_an_error(search, height, value):
+    feature_map = torch.rand(1, 4, height, 5)
+    feature_map[0, 2, 0, 3] = value
+    codebook = codebook_of(torch.rand(9, 4) + 0.1, search())
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        codebook.encode(feature_map)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("factor", [1e-9, 1e15])
+def test_the_length_of_a_slice_moves_no_choice(search, factor):
+    feature_map, blocks = random_case(1)
+    codebook = codebook_of(blocks, search())
+    assert torch.equal(codebook.encode(feature_map * factor), codebook.encode(feature_map))
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(ValueError, match="all rows of the codebook are zero; initialise it"):
+        Codebook(4, 2).encode(torch.rand(1, 4, 1, 1))
+    words = "the feature map has 500 channels, which codebook_dim=16 does not divide; choose another codebook_dim"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Codebook(256, 16).encode(torch.rand(1, 500, 2, 2))
+    for size in (0, 2**15 + 1):
+        with pytest.raises(ValueError, match=re.escape(f"codebook_size is {size}; a code has at most 15 bits")):
+            Codebook(size, 4)
+    with pytest.raises(ValueError, match="at least 1 value"):
+        Codebook(4, 0)
+
+
+@pytest.mark.parametrize("rows, dtype", [(1, torch.uint8), (256, torch.uint8), (257, torch.int16)])
+def test_codes_are_bytes_up_to_256_rows(rows, dtype):
+    # Row k points in its own direction of a half circle, and every row is looked up once.
+    angles = torch.linspace(0, 3, rows)
+    blocks = torch.stack([angles.cos(), angles.sin()], dim=1) * 5
+    feature_map = (blocks.t() / 2)[None, :, :, None]
+    codebook = codebook_of(blocks)
+    codes = codebook.encode(feature_map)
+    assert codes.dtype == dtype and codes.shape == (1, 1, rows, 1)
+    assert codes.flatten().tolist() == list(range(rows))
+    assert torch.equal(codebook.decode(codes), feature_map * 2)
+
+
+def test_quantize_is_decode_of_encode():
+    feature_map, blocks = random_case(2)
+    codebook = codebook_of(blocks)
+    quantized, codes = codebook.quantize(feature_map)
+    assert torch.equal(codes, codebook.encode(feature_map))
+    assert torch.equal(quantized, codebook.decode(codes))
+    assert torch.equal(codebook(feature_map), quantized)
+    assert quantized.shape == feature_map.shape and quantized.dtype == torch.float32
+
+
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 30), d=st.integers(2, 8))
+def test_encoding_a_decoded_map_returns_its_codes(seed, rows, d):
+    # Random rows are never parallel, so each is more similar to itself than to any other (Cauchy and Schwarz).
+    generator = torch.Generator().manual_seed(seed)
+    codebook = codebook_of(torch.randn(rows, d, generator=generator) + 0.01)
+    codes = torch.randint(rows, (2, 3, 4, 5), generator=generator)
+    decoded = codebook.decode(codes)
+    assert torch.equal(codebook.encode(decoded).long(), codes)
+    assert codebook.relative_error(decoded) == 0
+
+
+def test_gradient_reaches_exactly_the_rows_used():
+    codebook = codebook_of([[1, 0], [0, 1], [-1, 0], [0, -1]])
+    # Row 0 is used three times, row 3 once; d loss / d row = the sum of the weights where it stands.
+    feature_map = torch.tensor([[5.0, 6], [0, 0], [7, 0], [0, -8]]).view(1, 4, 1, 2).requires_grad_()
+    quantized, codes = codebook.quantize(feature_map)
+    assert codes.tolist() == [[[[0, 0]], [[0, 3]]]]
+    (quantized * torch.arange(1.0, 9).view(1, 4, 1, 2)).sum().backward()
+    assert codebook.blocks.grad.tolist() == [[1 + 2 + 5, 3 + 4 + 7], [0, 0], [0, 0], [6, 8]]
+    assert feature_map.grad is None
+
+
+def test_the_input_is_not_changed():
+    feature_map, blocks = random_case(3)
+    before = feature_map.clone()
+    codebook_of(blocks).quantize(feature_map)
+    assert torch.equal(feature_map, before)
+
+
+def test_memory_formats_give_the_same_codes():
+    feature_map, blocks = random_case(4)
+    codebook = codebook_of(blocks)
+    codes = codebook.encode(feature_map)
+    other = feature_map.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(codebook.encode(other), codes)
+    assert torch.equal(codebook.decode(codes.contiguous()), codebook.decode(codes))
+
+
+def test_relative_error_by_hand():
+    codebook = codebook_of([[1, 0]])
+    # (3, 4) becomes (1, 0): (4 + 16) / 25.
+    assert codebook.relative_error(torch.tensor([3.0, 4]).view(1, 2, 1, 1)) == pytest.approx(0.8)

@@ -1,0 +1,77 @@
+"""Codes and bytes: inverses of each other at every width, and counted by hand."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crumb_avalanche.packing import WIDTHS, bits_per_code, pack, packed_bytes, unpack
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@given(data=st.data(), n=st.integers(0, 5), length=st.integers(0, 40))
+def test_unpack_is_the_inverse_of_pack(bits, data, n, length):
+    highest = min(2**bits, 2**15) - 1  # int16 codes stop there
+    values = data.draw(st.lists(st.integers(0, highest), min_size=n * length, max_size=n * length))
+    codes = torch.tensor(values, dtype=torch.int16).view(n, length)
+    packed = pack(codes, bits)
+    assert packed.dtype == torch.uint8 and packed.is_contiguous()
+    assert packed.shape == (n, packed_bytes(length, bits)) == (n, (length * bits + 7) // 8)
+    restored = unpack(packed, bits, length)
+    assert restored.dtype == (torch.int16 if bits == 16 else torch.uint8)
+    assert torch.equal(restored.to(torch.int16), codes)
+
+
+@pytest.mark.parametrize(
+    "bits, codes, packed",
+    [
+        (1, [1, 0, 1, 1, 0, 0, 0, 1, 1], [0b10001101, 0b00000001]),
+        (2, [1, 0, 3, 2], [0b10_11_00_01]),
+        (2, [3, 3, 3, 3, 2], [255, 2]),
+        (4, [1, 15, 7], [0xF1, 0x07]),
+        (8, [0, 255, 128], [0, 255, 128]),
+        (16, [1, 256, 32767], [1, 0, 0, 1, 255, 127]),
+    ],
+)
+def test_bytes_worked_by_hand(bits, codes, packed):
+    assert pack(torch.tensor([codes], dtype=torch.int16), bits).tolist() == [packed]
+    assert unpack(torch.tensor([packed], dtype=torch.uint8), bits, len(codes)).tolist() == [codes]
+
+
+@pytest.mark.parametrize(
+    "rows, bits", [(1, 1), (2, 1), (3, 2), (4, 2), (5, 4), (16, 4), (17, 8), (256, 8), (257, 16), (32768, 16)]
+)
+def test_the_smallest_width_that_names_every_row(rows, bits):
+    assert bits_per_code(rows) == bits
+
+
+def test_bytes_of_one_map_of_the_paper():
+    # 512x13x13 at 16 channels a code: 32 * 13 * 13 = 5,408 codes; a byte each at 256 rows, half of one at 16.
+    codes = torch.zeros(1, 512 // 16 * 13 * 13, dtype=torch.uint8)
+    assert pack(codes, bits_per_code(256)).nbytes == 5408
+    assert pack(codes, bits_per_code(16)).nbytes == 2704
+    assert packed_bytes(512 // 8 * 13 * 13, bits_per_code(256)) == 10816
+
+
+@pytest.mark.parametrize("bits, wrong", [(1, 2), (2, 4), (4, -1), (8, 256), (16, -1)])
+def test_a_code_out_of_range_is_an_error(bits, wrong):
+    codes = torch.tensor([[0, wrong]], dtype=torch.int16)
+    words = f"codes from {min(0, wrong)} to {max(0, wrong)} do not fit in {bits} bits (0 to {2**bits - 1})"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        pack(codes, bits)
+
+
+@pytest.mark.parametrize("bits, length, right", [(2, 5, 2), (8, 3, 3), (16, 3, 6)])
+def test_bytes_that_do_not_hold_the_codes_are_an_error(bits, length, right):
+    for wrong in (right - 1, right + 1):
+        words = f"{wrong} bytes are not {length} codes of {bits} bits, which take {right}"
+        with pytest.raises(ValueError, match=words):
+            unpack(torch.zeros(1, wrong, dtype=torch.uint8), bits, length)
+
+
+def test_an_unknown_width_is_an_error():
+    for function in (lambda: pack(torch.zeros(1, 1), 3), lambda: unpack(torch.zeros(1, 1), 3, 1)):
+        with pytest.raises(ValueError, match="codes of 3 bits cannot be packed; use one of 1, 2, 4, 8, 16"):
+            function()
