@@ -158,7 +158,7 @@ def read_run(folder: Path) -> Run:
     """
     result = _read(folder / RESULT, _result)
     settings = _read(folder / "config.yaml", lambda text: _mapping(yaml.safe_load(text), IDENTITY[:4]))
-    ledger = _read(folder / "ledger.json", _ledger)
+    ledger = _read(folder / "ledger.json", lambda text: _mapping(json.loads(text), LEDGER_ENTRIES, int | float))
     return Run(folder, settings, result, ledger, _read(folder / "accuracy_matrix.csv", lambda t: _matrix(t, result)))
 
 
@@ -168,15 +168,15 @@ def _read(path: Path, parse):
     except (OSError, ValueError, TypeError, yaml.YAMLError, csv.Error) as error:
         reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
         cure = f"restore it, repeat the run with --overwrite true, or move {path.parent} elsewhere"
-        text = f"{path} cannot be used: {reason}. A finished run leaves it whole, so it was changed or lost since; {cure}"
-        raise DamagedRunError(text) from error
+        text = f"{path} cannot be used: {reason}. A finished run leaves it whole, so it was changed or lost since"
+        raise DamagedRunError(f"{text}; {cure}") from error
 
 
-def _mapping(value, keys: list[str]) -> dict:
+def _mapping(value, keys: list[str], kind=object) -> dict:
     if not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__}, not names and values")
-    if missing := [key for key in keys if key not in value]:
-        raise ValueError(f"it has no {', '.join(missing)}")
+    if wrong := [key for key in keys if key not in value or not isinstance(value[key], kind)]:
+        raise ValueError(f"it has no usable {', '.join(wrong)}")
     return value
 
 
@@ -185,13 +185,6 @@ def _result(text: str) -> dict:
     for value in [*result["accuracy_after"], result["final_accuracy"]]:
         _percent(value)
     return result
-
-
-def _ledger(text: str) -> dict:
-    ledger = _mapping(json.loads(text), LEDGER_ENTRIES)
-    if wrong := [name for name in LEDGER_ENTRIES if not isinstance(ledger[name], int | float)]:
-        raise ValueError(f"{wrong[0]} is {ledger[wrong[0]]!r}, not a number")
-    return ledger
 
 
 def _matrix(text: str, result: dict) -> list[list[float]]:
@@ -221,8 +214,8 @@ def report_run(run: Run, output: Path) -> list[Path]:
             [f"exp {i + 1}", cell(run.result["classes_order"][old:new]), str(new), f"{acc:.2f}", f"{100 / new:.2f}"]
             for i, ((old, new), acc) in enumerate(zip(pairwise([0, *run.classes_seen]), accuracy_after))
         ]
-        header = ["after", "new classes", "classes seen", "accuracy", "chance"]
-        print("\naccuracy over all classes seen, percent\n" + table(header, rows))
+        print("\naccuracy over all classes seen, percent")
+        print(table(["after", "new classes", "classes seen", "accuracy", "chance"], rows))
     print(ledger_table(run.ledger))
     title = f"{settings['strategy']} on {settings['benchmark']}, {settings['protocol']}, run {run.result['run']}: "
     title += f"final accuracy {run.result['final_accuracy']:.2f} %"
@@ -293,8 +286,8 @@ def notes_on(groups: list[Group]) -> list[str]:
             tables = {run.result.get("frame_table_sha256") for run in same}
             why = "on different images" if len(tables) > 1 else "which are not independent"
             if count > 1:
-                where = ", ".join(str(run.folder) for run in same)
-                notes.append(f"{group.label}: run {number} is there {count} times, {why}: {where}")
+                notes.append(f"{group.label}: run {number} is there {count} times, {why}")
+                notes[-1] += ": " + ", ".join(str(run.folder) for run in same)
     if len({frozenset(run.result["run"] for run in group.runs) for group in groups}) > 1:
         notes.append("not all groups hold the same run numbers, so the orders of classes differ between them")
     return notes

@@ -65,7 +65,7 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path, suffix):
     elif suffix == ".pth":
         torch.save({"a": Trap(trap)}, path)
     else:
-        path.write_bytes(pickle.dumps({"a": Trap(trap)}))
+        path.write_bytes(pickle.dumps({"a": Trap(trap)}, protocol=2))
     with pytest.raises(WeightsError, match="cannot be read.*it must hold tensors only"):
         read_weights(path)
     assert not trap.exists()
@@ -173,4 +173,3 @@ def test_the_hash_sees_every_value_and_nothing_else():
     with torch.no_grad():
         other[1].running_mean[2] += 1e-6
     assert weights_hash(network(1)) != weights_hash(other)
-    assert weights_hash(nn.Linear(1, 1, bias=False)) != weights_hash(nn.ConvTranspose1d(1, 1, 1, bias=False))

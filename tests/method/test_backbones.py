@@ -1,0 +1,159 @@
+"""The ready splits, and ``split_at`` for other networks."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from crumb_avalanche.backbones import BACKBONES, split_at, split_backbone
+from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.weights import WeightsError, weights_hash
+
+SHAPES = {
+    "squeezenet1_0": (512, 13, 13),
+    "squeezenet1_1": (512, 13, 13),
+    "mobilenet_v2": (64, 14, 14),
+    "resnet18": (512, 7, 7),
+}
+
+
+def images(size=64, count=2):
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_maps_at_224_pixels(name):
+    model = split_backbone(name, None, n_classes=5, codebook=Codebook(16, 16))
+    assert model.map_shape == SHAPES[name]
+    assert model.n_classes == 5
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_pixels_and_normalised_images_give_the_same_maps(name):
+    model = split_backbone(name, None, n_classes=5, image_size=64)
+    pixels = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    floats = (pixels.float() / 255 - model.pixel_mean) / model.pixel_std
+    torch.testing.assert_close(model.extract(floats), model.extract(pixels), rtol=1e-4, atol=1e-4)
+    assert model(pixels).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def test_batch_norm_below_the_cut_stands_still_while_p_learns(name):
+    model = split_backbone(name, None, n_classes=3, image_size=64).train()
+    assert not any(module.training for module in model.feature_extractor.modules())
+    before, plastic = weights_hash(model.feature_extractor), weights_hash(model.plastic_layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(images()).square().mean().backward()
+        optimizer.step()
+    assert weights_hash(model.feature_extractor) == before
+    assert weights_hash(model.plastic_layers) != plastic
+
+
+def whole(name, n_classes, model):
+    """The uncut torchvision network with the split model's weights, head included."""
+    network = models.get_model(name, weights=None, num_classes=n_classes).eval()
+    parts = [*model.feature_extractor.state_dict().values(), *model.plastic_layers.state_dict().values()]
+    state = network.state_dict()
+    assert len(parts) == len(state)
+    network.load_state_dict(dict(zip(state, parts)))
+    return network
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_split_network_is_still_the_network(name):
+    # torchvision's SqueezeNet has a ReLU behind its last convolution, which is a choice here.
+    relu = {"relu_logits": True} if "squeezenet" in name else {}
+    model = split_backbone(name, None, n_classes=7, image_size=64, **relu).eval()
+    torch.testing.assert_close(model(images()), whole(name, 7, model)(images()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, cut, shape", [("squeezenet1_0", 3, (96, 14, 14)), ("mobilenet_v2", 4, (24, 16, 16)), ("resnet18", 0, (256, 4, 4))]
+)
+def test_other_cuts(name, cut, shape):
+    model = split_backbone(name, None, n_classes=2, cut_layer=cut, image_size=64)
+    assert model.map_shape == shape
+    assert model(images()).shape == (2, 2)
+
+
+def test_the_head_of_the_reference_code():
+    model = split_backbone("squeezenet1_0", None, n_classes=4, head_kernel=3, relu_logits=True, image_size=64)
+    head = model.plastic_layers.head
+    assert (head.kernel_size, head.padding, head.out_channels) == ((3, 3), (1, 1), 4)
+    assert model(images()).min() >= 0
+    assert split_backbone("squeezenet1_0", None, n_classes=4, image_size=64)(images()).min() < 0
+    for name in ("mobilenet_v2", "resnet18"):
+        with pytest.raises(ValueError, match="relu_logits and head_kernel describe SqueezeNet"):
+            split_backbone(name, None, n_classes=4, head_kernel=3)
+
+
+def test_weights_come_from_a_file(tmp_path):
+    network = models.squeezenet1_1(weights=None)
+    torch.save(network.state_dict(), tmp_path / "w.pth")
+    model = split_backbone("squeezenet1_1", tmp_path / "w.pth", n_classes=4, image_size=64)
+    assert torch.equal(model.feature_extractor[0].weight, network.features[0].weight)
+    assert torch.equal(model.plastic_layers.features[0].squeeze.weight, network.features[12].squeeze.weight)
+    with pytest.raises(WeightsError, match=re.escape("w.pth has no 'conv1.weight', which ResNet needs")):
+        split_backbone("resnet18", tmp_path / "w.pth", n_classes=4)
+
+
+def test_an_unknown_backbone_is_an_error():
+    with pytest.raises(ValueError, match="backbone 'alexnet' is unknown; known are squeezenet1_0, .*; for others use split_at"):
+        split_backbone("alexnet", None, n_classes=2)
+
+
+def test_split_at_equals_the_whole_network():
+    network = models.resnet18(weights=None).eval()
+    wanted = network(images())
+    fc = network.fc
+    model = split_at(network, "layer4.0", n_classes=1000, codebook=Codebook(8, 16), image_size=64).eval()
+    assert model.map_shape == (512, 2, 2)
+    assert model.head == "fc"
+    model.plastic_layers.fc.load_state_dict(fc.state_dict())
+    torch.testing.assert_close(model(images()), wanted, rtol=1e-4, atol=1e-5)
+    # Nothing of F is among the plastic layers, and the other way round.
+    frozen = {id(p) for p in model.feature_extractor.parameters()}
+    plastic = {id(p) for p in model.plastic_layers.parameters()}
+    assert not frozen & plastic
+    assert len(frozen | plastic) == len(list(models.resnet18(weights=None).parameters()))
+    assert {name.split(".")[0] for name, _ in model.plastic_layers.named_parameters()} == {"layer4", "fc"}
+
+
+class Skipping(nn.Module):
+    """Its last sum needs the output of ``first``, whatever lies between."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.third = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x):
+        first = self.first(x)
+        return self.head((first + self.third(self.second(first))).mean((2, 3)))
+
+
+def test_split_at_names_the_cut_that_cannot_be():
+    with pytest.raises(ValueError, match=re.escape("cannot be cut after 'second': add also needs first from before")):
+        split_at(Skipping(), "second", n_classes=2, image_size=16)
+    assert split_at(Skipping(), "first", n_classes=2, image_size=16)(images(16)).shape == (2, 2)
+    with pytest.raises(ValueError, match=re.escape("the network has no node 'layer9'; it has x, first")):
+        split_at(Skipping(), "layer9", n_classes=2, image_size=16)
+    with pytest.raises(ValueError, match="no linear or convolutional layer follows 'fc'; cut earlier"):
+        split_at(models.resnet18(weights=None), "fc", n_classes=2)
+
+
+def test_split_at_freezes_only_the_front():
+    model = split_at(models.resnet18(weights=None), "layer3", n_classes=3, image_size=64).train()
+    before = weights_hash(model.feature_extractor)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(images()).square().mean().backward()
+    optimizer.step()
+    assert weights_hash(model.feature_extractor) == before
+    # P is in training mode, so its batch norm moves.
+    assert int(model.plastic_layers.get_submodule("layer4.0.bn1").num_batches_tracked) == 1

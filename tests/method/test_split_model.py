@@ -1,0 +1,218 @@
+"""The two halves: F never changes, P does, and the codebook stands between them where it should."""
+
+import copy
+import pickle
+import re
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD, REFERENCE_SCALE, SplitModel
+from crumb_avalanche.weights import weights_hash
+
+
+def normalised(pixels):
+    """The ImageNet normalisation, from its definition."""
+    mean, std = torch.tensor(PIXEL_MEAN).view(3, 1, 1), torch.tensor(PIXEL_STD).view(3, 1, 1)
+    return (pixels.float() / 255 - mean) / std
+
+
+def with_batch_norm():
+    extractor = nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), nn.BatchNorm2d(8), nn.ReLU())
+    parts = OrderedDict(
+        conv=nn.Conv2d(8, 8, 3),
+        norm=nn.BatchNorm2d(8),
+        relu=nn.ReLU(),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        head=nn.Linear(8, 4),
+    )
+    return SplitModel(extractor, nn.Sequential(parts), "head", image_size=16)
+
+
+def train_steps(model, images, steps=3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    labels = torch.arange(len(images)) % model.n_classes
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+
+def test_training_never_changes_f(model, pixels):
+    before, plastic, blocks = (weights_hash(part) for part in (model.feature_extractor, model.plastic_layers, model.codebook))
+    train_steps(model, pixels)
+    assert weights_hash(model.feature_extractor) == before
+    assert weights_hash(model.plastic_layers) != plastic
+    assert weights_hash(model.codebook) != blocks
+    assert all(parameter.grad is None for parameter in model.feature_extractor.parameters())
+
+
+def test_batch_norm_of_f_keeps_its_statistics(pixels):
+    model = with_batch_norm()
+    before = weights_hash(model.feature_extractor)
+    alone = model.features(pixels[:1])
+    train_steps(model, pixels)
+    assert weights_hash(model.feature_extractor) == before
+    assert int(model.plastic_layers.norm.num_batches_tracked) == 3  # P's does move
+    model.train()
+    assert model.training and model.plastic_layers.training
+    assert not any(module.training for module in model.feature_extractor.modules())
+    # In evaluation mode an image's map does not depend on the others of its batch.
+    torch.testing.assert_close(model.features(pixels)[:1], alone)
+
+
+def test_map_shape_is_measured(model, pixels):
+    assert model.map_shape == (8, 4, 4) == tuple(model.extract(pixels).shape[1:])
+    with pytest.raises(ValueError, match=re.escape("gives (1, 4) for one image; a feature map has four axes")):
+        flat = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
+        SplitModel(flat, nn.Sequential(nn.Linear(4, 2)), "0", image_size=16)
+    with pytest.raises(ValueError, match="8 channels, which codebook_dim=3 does not divide"):
+        SplitModel(model.feature_extractor, model.plastic_layers, "head", codebook=Codebook(4, 3), image_size=16)
+
+
+def test_pixels_and_normalised_images_are_the_same_thing(model, pixels):
+    torch.testing.assert_close(model.extract(normalised(pixels)), model.extract(pixels), rtol=1e-5, atol=1e-6)
+    assert torch.equal(model.pixels(normalised(pixels)), pixels)
+    assert model.pixels(pixels) is pixels
+
+
+def test_forward_goes_through_the_codebook_as_the_two_settings_say(model, pixels):
+    feature_map = model.features(pixels)
+    direct, quantized = model.plastic_layers(feature_map), model.plastic_layers(model.codebook(feature_map))
+    assert not torch.allclose(direct, quantized)
+    # The paper: codebook-out in training, direct in inference.
+    assert torch.equal(model.train()(pixels), quantized)
+    assert torch.equal(model.eval()(pixels), direct)
+    model.quantized_training, model.quantized_evaluation = False, True
+    assert torch.equal(model.train()(pixels), direct)
+    assert torch.equal(model.eval()(pixels), quantized)
+
+
+def test_maps_of_a_cache_pass_for_images(model, pixels):
+    model.feature_scale.fill_(3.0)
+    maps = model.extract(pixels)
+    assert torch.equal(model(maps), model(pixels))
+    torch.testing.assert_close(model.features(maps), 3 * maps)
+
+
+def test_the_last_map_is_kept_in_training_and_forgotten_when_told(model, pixels):
+    model.eval()(pixels)
+    assert model.last_map is None and model.last_codes is None
+    model.train()(pixels)
+    assert torch.equal(model.last_map, model.features(pixels)) and not model.last_map.requires_grad
+    assert torch.equal(model.last_codes, model.codebook.encode(model.last_map))
+    model.quantized_training = False
+    model(pixels)
+    assert model.last_map is not None and model.last_codes is None
+    model.forget_batch()
+    assert model.last_map is None and model.last_codes is None
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_whole_and_carry_no_batch(model, pixels, clone):
+    model.fold_feature_scale(model.features(pixels))
+    model.train()(pixels)
+    twin = clone(model)
+    assert twin.last_map is None and twin.last_codes is None
+    assert model.last_map is not None
+    assert weights_hash(twin) == weights_hash(model)
+    assert torch.equal(twin(pixels), model(pixels))
+    train_steps(twin, pixels)
+    assert weights_hash(twin) != weights_hash(model)
+    assert weights_hash(twin.feature_extractor) == weights_hash(model.feature_extractor)
+
+
+def test_reset_head(model, pixels):
+    below = weights_hash(model.plastic_layers.conv)
+    old = model.plastic_layers.head.weight
+    model.reset_head(9)
+    assert model.n_classes == 9 and model(pixels).shape == (6, 9)
+    assert model.plastic_layers.head.weight.requires_grad
+    model.reset_head(4)
+    assert not torch.equal(model.plastic_layers.head.weight, old)
+    assert weights_hash(model.plastic_layers.conv) == below
+    assert list(model.plastic_layers)[-1] is model.plastic_layers.head  # in the place of the old one
+
+
+def test_reset_head_of_a_convolution_with_a_number_for_a_name(pixels):
+    plastic = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Conv2d(8, 5, 3, padding=1)), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = SplitModel(nn.Conv2d(3, 8, 3), plastic, "0.1", image_size=16)
+    model.reset_head(7)
+    assert model.n_classes == 7 and model(pixels).shape == (6, 7)
+    assert (plastic[0][1].kernel_size, plastic[0][1].padding) == ((3, 3), (1, 1))
+
+
+def spread(maps):
+    return float(maps[maps > 0].std())
+
+
+def head_input(model, images):
+    captured = []
+    with model.plastic_layers.head.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].detach())):
+        model.eval()(images)
+    return captured[0]
+
+
+def test_folding_multiplies_everything_below_the_head(model, pixels):
+    maps, below, logits = model.features(pixels), head_input(model, pixels), model.eval()(pixels)
+    bias = model.plastic_layers.head.bias.detach().clone()
+    factor = model.fold_feature_scale(maps)
+    assert factor == pytest.approx(REFERENCE_SCALE / spread(maps)) and factor > 2
+    assert spread(model.features(pixels)) == pytest.approx(14, rel=1e-4)
+    torch.testing.assert_close(head_input(model, pixels), factor * below, rtol=1e-4, atol=1e-5)
+    # The head itself is left alone: logits are multiplied, but for its bias.
+    assert torch.equal(model.plastic_layers.head.bias, bias)
+    torch.testing.assert_close(model(pixels) - bias, factor * (logits - bias), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model.extract(pixels), maps)  # what a cache keeps does not change
+
+
+def test_folding_twice_is_folding_once(model, pixels):
+    first = model.fold_feature_scale(model.features(pixels))
+    assert model.fold_feature_scale(model.features(pixels)) == pytest.approx(1, rel=1e-4)
+    assert float(model.feature_scale) == pytest.approx(first, rel=1e-4)
+
+
+def test_batch_norm_sets_its_own_scale(pixels):
+    model = with_batch_norm()
+    with torch.no_grad():  # statistics and parameters as training leaves them
+        model.plastic_layers.norm.running_mean.copy_(torch.linspace(-1, 1, 8))
+        model.plastic_layers.norm.bias.copy_(torch.linspace(-0.3, 0.7, 8))
+    before = weights_hash(model)
+    assert model.train().fold_feature_scale(model.features(pixels)) == 1.0
+    assert weights_hash(model) == before  # not a bit of it
+    assert model.training
+
+
+def test_folding_constant_maps_is_an_error(model):
+    with pytest.raises(ValueError, match="the feature maps are constant"):
+        model.fold_feature_scale(torch.zeros(2, 8, 4, 4))
+
+
+def test_feature_scale_travels_with_the_state_dict(model, make_model, pixels):
+    model.fold_feature_scale(model.features(pixels))
+    other = make_model(seed=1)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(pixels), model.eval()(pixels))
+
+
+def test_precision(model, pixels):
+    exact = model.eval()(pixels)
+    assert model.set_precision("bf16") is model
+    rough = model(pixels)
+    assert rough.dtype == model.features(pixels).dtype == torch.float32
+    assert not torch.equal(rough, exact)
+    torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.1)
+    with pytest.raises(ValueError, match="precision is 'fp8'; use one of fp32, bf16"):
+        model.set_precision("fp8")
+
+
+def test_the_stopwatch_sees_every_part(model, pixels):
+    model.train()(pixels)
+    seconds = dict(model.stopwatch.seconds)
+    assert seconds.keys() == {"features", "search", "plastic"}
+    assert all(value > 0 for value in seconds.values())

@@ -1,0 +1,174 @@
+"""As an Avalanche user would: Avalanche's own benchmarks, loggers, evaluation and plugins around CRUMB."""
+
+import gzip
+import pickle
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from avalanche.benchmarks.classic import SplitCIFAR100, SplitMNIST
+from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, timing_metrics
+from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
+from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LRSchedulerPlugin, LwFPlugin, SynapticIntelligencePlugin
+from avalanche.training.supervised import Naive
+from torchvision import datasets, models, transforms
+
+from crumb_avalanche import (
+    ClassBalancedReservoir,
+    Codebook,
+    CodeBuffer,
+    CRUMBPlugin,
+    CRUMBStrategy,
+    EpochSchedule,
+    LedgerMetric,
+    SeenClassesPlugin,
+    prepare,
+    split_backbone,
+)
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+SIZE = 32
+NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+COLOUR = transforms.Compose([transforms.Resize((SIZE, SIZE)), transforms.ToTensor(), NORMALIZE])
+# Avalanche's MNIST gives (1, 28, 28) tensors.
+GREY = transforms.Compose([transforms.Resize((SIZE, SIZE)), lambda image: image.expand(3, -1, -1), NORMALIZE])
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def write_mnist(root: Path, per_class: int = 6) -> None:
+    """MNIST's four files, with few images."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10, dtype=np.uint8), per_class)
+    images = random.integers(0, 60, (len(labels), 28, 28), dtype=np.uint8)
+    for image, label in zip(images, labels):
+        image[2 * label : 2 * label + 6] += 180
+    for part in ("train", "t10k"):
+        name = f"{part}-images-idx3-ubyte"
+        content = {name: struct.pack(">IIII", 2051, len(labels), 28, 28) + images.tobytes()}
+        content[f"{part}-labels-idx1-ubyte"] = struct.pack(">II", 2049, len(labels)) + labels.tobytes()
+        for file, data in content.items():
+            (raw / file).write_bytes(data)
+            (raw / f"{file}.gz").write_bytes(gzip.compress(data))
+
+
+def write_cifar100(root: Path, per_class: int = 2) -> None:
+    """CIFAR-100's pickles, with few images."""
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    labels = np.repeat(np.arange(100), per_class).tolist()
+    pixels = np.random.default_rng(0).integers(0, 256, (len(labels), 3072), dtype=np.uint8)
+    for part in ("train", "test"):
+        with open(folder / part, "wb") as file:
+            pickle.dump({"data": pixels, "fine_labels": labels}, file)
+    with open(folder / "meta", "wb") as file:
+        pickle.dump({"fine_label_names": [f"class{number}" for number in range(100)]}, file)
+
+
+def build(benchmark, device: str, n_classes: int):
+    model = split_backbone("small_cnn", None, n_classes=n_classes, codebook=Codebook(16, 16), image_size=SIZE)
+    prepare(model, benchmark.train_stream[0].dataset)
+    model.to(device)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
+    write_mnist(tmp_path)
+    benchmark = SplitMNIST(
+        5, dataset_root=tmp_path, seed=1, train_transform=GREY, eval_transform=GREY, return_task_id=False
+    )
+    model, optimizer = build(benchmark, device, 10)
+    policy = CodeBuffer(20, ClassBalancedReservoir())
+    evaluator = EvaluationPlugin(
+        accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+        forgetting_metrics(experience=True, stream=True),
+        timing_metrics(epoch=True),
+        LedgerMetric(policy),
+        loggers=[InteractiveLogger(), TensorboardLogger(tmp_path / "tb"), CSVLogger(str(tmp_path / "csv"))],
+    )
+    schedule = LRSchedulerPlugin(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9), reset_scheduler=False)
+    strategy = CRUMBStrategy(
+        model=model,
+        optimizer=optimizer,
+        storage_policy=policy,
+        first_epochs=2,
+        train_mb_size=6,
+        device=device,
+        plugins=[LwFPlugin(alpha=0.5, temperature=2), EWCPlugin(ewc_lambda=0.1), schedule],
+        evaluator=evaluator,
+    )
+    for number, experience in enumerate(benchmark.train_stream):
+        strategy.train(experience)
+        results = strategy.eval(benchmark.test_stream)
+        assert len(policy) <= 20 and len(policy.classes) == 2 * (number + 1)
+    assert any(key.startswith("Top1_Acc_Stream/eval_phase") for key in results)
+    assert results["Ledger/buffer_bytes"] == policy.buffer_bytes > 0
+    assert "Top1_Acc_Stream" in capsys.readouterr().out
+    assert list((tmp_path / "tb").rglob("events.out*")) and (tmp_path / "csv" / "eval_results.csv").stat().st_size > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_split_cifar100_with_task_labels(tmp_path, device, monkeypatch):
+    write_cifar100(tmp_path)
+    # The checksums are the real archive's.
+    monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr(datasets.CIFAR100, "_load_meta", lambda self: setattr(self, "classes", list(range(100))))
+    benchmark = SplitCIFAR100(
+        20, dataset_root=tmp_path, seed=0, train_transform=COLOUR, eval_transform=COLOUR, return_task_id=False
+    )
+    model, optimizer = build(benchmark, device, 100)
+    strategy = CRUMBStrategy(
+        model=model,
+        optimizer=optimizer,
+        storage_policy=CodeBuffer(100),
+        first_epochs=1,
+        train_mb_size=5,
+        device=device,
+        plugins=[SynapticIntelligencePlugin(si_lambda=0.01)],
+        evaluator=EvaluationPlugin(accuracy_metrics(stream=True), loggers=[InteractiveLogger()]),
+    )
+    for experience in benchmark.train_stream[:3]:
+        strategy.train(experience)
+    results = strategy.eval(benchmark.test_stream[:3])
+    assert len(strategy.storage_policy.classes) == 15
+    assert 0 <= next(v for k, v in results.items() if k.startswith("Top1_Acc_Stream/eval")) <= 1
+
+
+def test_the_plugin_in_avalanches_own_strategy(tmp_path):
+    write_mnist(tmp_path)
+    benchmark = SplitMNIST(
+        5, dataset_root=tmp_path, seed=1, train_transform=GREY, eval_transform=GREY, return_task_id=True
+    )
+    model, optimizer = build(benchmark, "cpu", 10)
+    policy = CodeBuffer(20)
+    strategy = Naive(
+        model=model,
+        optimizer=optimizer,
+        train_mb_size=6,
+        plugins=[SeenClassesPlugin(), EpochSchedule(2), CRUMBPlugin(policy)],
+        evaluator=EvaluationPlugin(accuracy_metrics(stream=True), loggers=[InteractiveLogger()]),
+    )
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    strategy.eval(benchmark.test_stream)
+    assert len(policy) == 20 and len(policy.classes) == 10
+
+
+def test_the_readme_example(monkeypatch, capsys):
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+    assert len(example.strip().splitlines()) <= 20
+    weights = models.get_model_weights("squeezenet1_0")
+    # The download itself is torchvision's; here its place is taken by untrained weights of the same network.
+    monkeypatch.setattr(weights, "get_state_dict", lambda self, **kwargs: models.squeezenet1_0().state_dict())
+    exec(compile(example, "README.md", "exec"), {})
+    assert "Top1_Acc_Stream" in capsys.readouterr().out
