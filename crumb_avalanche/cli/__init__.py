@@ -31,7 +31,9 @@ def parser():
             prog=f"crumb {name}", description=(settings.__doc__ or "").split("\n")[0], allow_abbrev=False
         )
         command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
-        command.add_class_arguments(settings)
+        if settings is ReportSettings:  # folders stand without a flag:  crumb report A B
+            command.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of runs")
+        command.add_class_arguments(settings, skip={"folders"})
         commands.add_subcommand(name, command, help=summary)
     return main_parser
 

@@ -127,7 +127,7 @@ def comparison_picture(title: str, curves: list[Curve]) -> Figure:
     chance = max(levels, key=len)  # a joint learner's has one entry, the last
     if any(level != chance and not (curve.joint and level == chance[-1:]) for curve, level in zip(curves, levels)):
         chance = []
-    height = max(4.8, 2.2 + 0.45 * len(curves))
+    height = max(5.0, 2.2 + 0.55 * len(curves))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(13, height), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12)
@@ -149,7 +149,7 @@ def comparison_picture(title: str, curves: list[Curve]) -> Figure:
             left.plot(range(1, len(chance) + 1), chance, color="0.35", lw=0.8, label="chance")
         _experience_axis(left, longest)
         left.set_title("all classes seen: mean of runs, band of one standard deviation", pad=10)
-        left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2 if len(curves) > 2 else 3)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
         _final_bars(right, curves, chance[-1] if chance else None)
     return figure
 
@@ -171,7 +171,8 @@ def _final_bars(axes: Axes, curves: list[Curve], chance: float | None) -> None:
     means = [curve.mean[-1] for curve in curves]
     places = np.arange(len(curves))
     colours = [COLOURS[number % len(COLOURS)] for number in places]
-    axes.barh(places, means, height=0.6, color=colours, alpha=0.55)
+    hatches = ["/" * (2 * (number // len(COLOURS))) for number in places]  # where colours come again
+    axes.barh(places, means, height=0.6, color=colours, alpha=0.55, hatch=hatches, ec="white", lw=0)
     for place, curve, spread in zip(places, curves, spreads):
         if curve.std:
             axes.errorbar(means[place], place - 0.12, xerr=spread, color="0.15", capsize=4, lw=1.2)
@@ -180,8 +181,7 @@ def _final_bars(axes: Axes, curves: list[Curve], chance: float | None) -> None:
         text = f"{means[place]:.1f}" + (f" ± {spread:.1f}" if curve.std else "")
         axes.text(max([*curve.finals, means[place] + spread]) + 2, place, text, va="center")
     if chance is not None:
-        axes.axvline(chance, color="0.35", lw=0.8, label="chance")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13))
+        axes.axvline(chance, color="0.35", lw=0.8)
     axes.set_yticks(places, [_wrapped(curve.label) for curve in curves])
     axes.set_ylim(len(curves) - 0.4, -0.6)
     axes.set_xlim(0, 122)
@@ -235,8 +235,7 @@ def _matrix(axes: Axes, matrix: list[list[float]], joint: bool) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_title("accuracy matrix")
-    bar = {"location": "bottom", "shrink": 0.7, "aspect": 30} if joint else {"shrink": 0.75}
-    axes.figure.colorbar(image, ax=axes, label="accuracy (%)", **bar)
+    axes.figure.colorbar(image, ax=axes, label="accuracy (%)", shrink=0.3 if joint else 0.75)
 
 
 def _bytes(axes: Axes, ledger: dict[str, float]) -> None:

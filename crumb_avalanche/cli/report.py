@@ -16,12 +16,11 @@ import yaml
 
 from crumb_avalanche.cli.pictures import Curve, comparison_picture, run_picture, save
 from crumb_avalanche.cli.run_folder import RESULT, write_text
-from crumb_avalanche.cli.settings import PRESETS, ReportSettings, RunSettings, as_dict
+from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, PRESETS, ReportSettings, RunSettings, as_dict
 from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS, ledger_table, matrix_table, table
 
 # Where things lie, how they are shown and which repetition it is do not tell groups of runs apart.
-NOT_COMPARED = {"run", "runs", "output", "overwrite", "progress", "feature_cache", "dataset_root"}
-NOT_COMPARED |= {"workers", "checkpoint", "threads"}
+NOT_COMPARED = {"run", "runs", *NO_PART_OF_THE_RESULT}
 IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # what every config.yaml must tell
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and what else comes first in labels
 MAIN_SETTINGS = [*IDENTITY, "run", "weights", "backbone", "first_epochs", "epochs", "batch_size", "learning_rate"]
@@ -209,7 +208,7 @@ def report_run(run: Run, output: Path) -> list[Path]:
     names = [name for name in dict.fromkeys(MAIN_SETTINGS + special) if settings.get(name) is not None]
     print(f"{run.folder}\n" + table(["setting", "value"], [[name, cell(settings[name])] for name in names]))
     print(matrix_table(run.matrix, accuracy_after, run.joint))
-    if run.classes_seen:
+    if run.classes_seen and not run.joint:
         rows = [
             [f"exp {i + 1}", cell(run.result["classes_order"][old:new]), str(new), f"{acc:.2f}", f"{100 / new:.2f}"]
             for i, ((old, new), acc) in enumerate(zip(pairwise([0, *run.classes_seen]), accuracy_after))
@@ -285,9 +284,8 @@ def notes_on(groups: list[Group]) -> list[str]:
             same = [run for run in group.runs if run.result["run"] == number]
             tables = {run.result.get("frame_table_sha256") for run in same}
             why = "on different images" if len(tables) > 1 else "which are not independent"
-            if count > 1:
-                notes.append(f"{group.label}: run {number} is there {count} times, {why}")
-                notes[-1] += ": " + ", ".join(str(run.folder) for run in same)
+            where = ", ".join(str(run.folder) for run in same)
+            notes += [f"{group.label}: run {number} is there {count} times, {why}: {where}"] * (count > 1)
     if len({frozenset(run.result["run"] for run in group.runs) for group in groups}) > 1:
         notes.append("not all groups hold the same run numbers, so the orders of classes differ between them")
     return notes

@@ -24,7 +24,7 @@ from crumb_avalanche.cli.run_folder import (
     write_text,
     write_yaml,
 )
-from crumb_avalanche.cli.settings import RunSettings, as_dict
+from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
 from crumb_avalanche.cli.tables import ledger_table, matrix_table
 from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.ledger import LedgerMetric
@@ -81,10 +81,8 @@ def finished_result(folder: Path, settings: RunSettings) -> dict:
     import yaml
 
     then = yaml.safe_load((folder / "config.yaml").read_text())
-    # Where things lie and how they are shown does not change a result.
-    free = {"output", "overwrite", "progress", "feature_cache", "dataset_root", "workers", "checkpoint", "threads"}
     for name, value in as_dict(settings).items():
-        if name not in free and then.get(name) != value:
+        if name not in NO_PART_OF_THE_RESULT and then.get(name) != value:
             raise FinishedRunError(
                 f"{folder} holds a finished run with {name}={then.get(name)!r}, not {value!r}; use another --output, "
                 "or start over with --overwrite true"

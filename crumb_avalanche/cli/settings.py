@@ -147,6 +147,12 @@ PRESETS: dict[str, dict] = {
 }
 
 
+# Where things lie and how they are shown: settings that do not change a result.
+NO_PART_OF_THE_RESULT = frozenset(
+    {"output", "overwrite", "progress", "feature_cache", "dataset_root", "workers", "checkpoint", "threads"}
+)
+
+
 @dataclass
 class PretrainSettings:
     """Pretrain plastic layers and codebook on labelled images, with direct and codebook-out loss.
@@ -233,7 +239,7 @@ class ReportSettings:
 
     Attributes:
         folders: run folders, or folders of runs.
-        output: where the pictures go; default beside the first folder.
+        output: where the pictures go; default the run's own folder for one run, the folder given if it holds several.
     """
 
     folders: list[str]

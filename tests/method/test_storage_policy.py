@@ -1,0 +1,289 @@
+"""The buffers: bytes as declared, labels as stored, and nothing left of a memory that was given up."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from avalanche.benchmarks.utils import AvalancheDataset
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from crumb_avalanche.packing import unpack
+from crumb_avalanche.storage_policy import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
+from crumb_avalanche.storage_rules import RULES, ClassBalancedReservoir, ReferenceRule
+from crumb_avalanche.weights import read_weights, save_safetensors
+
+BUFFERS = [CodeBuffer, ImageBuffer, MapBuffer]
+C, H, W, G = 8, 4, 4, 2  # maps and groups of the small model, whose codebook has 8 rows: 4 bits a code
+
+
+def digits(number):
+    """Codes that spell a number below 8**4: one base-8 digit after the other."""
+    return (torch.tensor(number) >> (3 * (torch.arange(H * W * G) % 4))) & 7
+
+
+def batch_of(numbers, labels):
+    """Images, maps and codes that all tell their number, 1 to 255; 0 would look like an empty slot."""
+    values = torch.tensor(numbers)
+    codes = torch.stack([digits(number) for number in numbers]).to(torch.uint8)
+    return StreamBatch(
+        labels=torch.tensor(labels),
+        feature_map=values.float().view(-1, 1, 1, 1).expand(-1, C, H, W),
+        codes=codes.view(-1, H, W, G).permute(0, 3, 1, 2),
+        pixels=lambda positions: values[list(positions)].to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 16, 16),
+    )
+
+
+def number_in(buffer, row):
+    """Which item a row of a buffer holds; 0 for a row of zero bytes; fails on a mixture of items."""
+    if isinstance(buffer, CodeBuffer):
+        codes = unpack(row[None], 4, H * W * G)[0].long()
+        number = int((codes[:4] << (3 * torch.arange(4))).sum())
+        assert torch.equal(codes, digits(number))
+        return number
+    values = row.unique().tolist()
+    assert len(values) == 1
+    return int(values[0])
+
+
+def feed(buffer, model, experiences, size, first=1, check=None):
+    """Offer experiences of labels, numbered from ``first``; returns the label of each number."""
+    label_of = {}
+    for labels in experiences:
+        buffer.begin_experience(labels, size)
+        for start in range(0, len(labels), size):
+            part = labels[start : start + size]
+            numbers = list(range(first, first + len(part)))
+            label_of |= dict(zip(numbers, part))
+            first += len(part)
+            if not buffer.rule.finished:
+                buffer.store(batch_of(numbers, part), model)
+            if check:
+                check(label_of)
+    return label_of
+
+
+@st.composite
+def streams(draw):
+    experiences, first = [], 0
+    for classes in draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
+        labels = [first + c for c in range(classes) for _ in range(draw(st.integers(1, 20)))]
+        draw(st.randoms(use_true_random=False)).shuffle(labels)
+        experiences.append(labels)
+        first += classes
+    return experiences, first + draw(st.integers(0, 12)), draw(st.integers(1, 9)), draw(st.integers(0, 99))
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.parametrize("rule", RULES)
+@given(stream=streams())
+def test_at_every_moment_the_tensors_hold_the_members_and_nothing_else(make_model, kind, rule, stream):
+    experiences, mem_size, size, seed = stream
+    model = make_model()
+    buffer = kind(mem_size, RULES[rule](), seed)
+
+    def check(label_of):
+        taken = {slot: label for label, members in buffer.slots.by_class.items() for slot in members}
+        assert len(buffer) == len(taken) <= mem_size
+        assert {slot: int(label) for slot, label in enumerate(buffer.labels) if label >= 0} == taken
+        if buffer.rows is None:  # until the first memory
+            assert not taken and buffer.buffer_bytes == 0
+            return
+        numbers = [number_in(buffer, row) for row in buffer.rows]
+        # A member's row is whole and of its label; the bytes of all others are gone.
+        assert {slot for slot, number in enumerate(numbers) if number} == set(taken)
+        assert all(label_of[numbers[slot]] == label for slot, label in taken.items())
+        assert len({numbers[slot] for slot in taken}) == len(taken)
+        # The bytes told are the bytes held.
+        assert buffer.rows.untyped_storage().nbytes() == buffer.buffer_bytes == mem_size * kind.item_bytes(model)
+        assert buffer.labels.untyped_storage().nbytes() == buffer.label_bytes == 2 * mem_size
+
+    feed(buffer, model, experiences, size, check=check)
+    assert set(buffer.classes) == {label for labels in experiences for label in labels}
+
+
+def test_bytes_of_one_memory(model):
+    # 2 * 4 * 4 codes of 4 bits; 3 * 16 * 16 pixels; 8 * 4 * 4 floats.
+    assert [kind.item_bytes(model) for kind in BUFFERS] == [16, 768, 512]
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_an_empty_buffer(kind, model):
+    buffer = kind(5)
+    assert len(buffer) == buffer.buffer_bytes == len(buffer.buffer) == 0
+    assert buffer.classes == []
+    assert buffer.sample(set(), 4).shape == (0,)
+    with pytest.raises(ValueError, match="mem_size is 0; a buffer holds at least 1 memory"):
+        kind(0)
+
+
+def full_buffer(model, kind=MapBuffer, seed=0, mem_size=9, rule=ClassBalancedReservoir):
+    buffer = kind(mem_size, rule(), seed)
+    return buffer, feed(buffer, model, [[0, 1] * 15, [2] * 30], 7)
+
+
+@pytest.mark.parametrize("rule", [ClassBalancedReservoir, ReferenceRule])
+def test_same_seed_same_buffer(model, rule):
+    (one, _), (same, _), (other, _) = (full_buffer(model, seed=seed, rule=rule) for seed in (1, 1, 2))
+    assert torch.equal(one.rows, same.rows) and torch.equal(one.labels, same.labels)
+    assert torch.equal(one.sample(set(), 20), same.sample(set(), 20))
+    assert not torch.equal(one.rows, other.rows)
+    assert not torch.equal(one.sample(set(), 20), other.sample(set(), 20))
+
+
+def test_too_few_places_is_an_error(model):
+    buffer = MapBuffer(2)
+    with pytest.raises(ValueError, match=re.escape("mem_size=2 cannot hold a memory of each of the 3 classes")):
+        buffer.begin_experience([5, 6, 7], 2)
+
+
+@pytest.mark.parametrize("without, at_least, size", [(set(), 21, 21), (set(), 22, 24), ({1}, 21, 22), ({0, 2}, 5, 5), ({9}, 1, 3)])
+def test_a_replay_batch_is_balanced_and_leaves_classes_out(model, without, at_least, size):
+    buffer, _ = full_buffer(model)
+    slots = buffer.sample(without, at_least)
+    assert slots.dtype == torch.int64 and len(slots) == size
+    counts = Counter(buffer.labels[slots].tolist())
+    kept = {0, 1, 2} - without
+    assert counts == dict.fromkeys(kept, size // len(kept))
+    # Round by round: any prefix is balanced too.
+    assert set(buffer.labels[slots[: len(kept)]].tolist()) == kept
+
+
+def test_draws_reach_every_memory(model):
+    buffer, _ = full_buffer(model)
+    assert set(buffer.sample(set(), 300).tolist()) == set(range(9))
+    assert buffer.sample({0, 1, 2}, 5).shape == (0,)
+
+
+def test_codes_decode_to_the_maps_of_images_of_their_label(model):
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.randn(60, C, H, W, generator=generator).relu()
+    labels = torch.arange(60) % 3
+    expected = model.codebook(maps)
+    for known_codes in (True, False):
+        buffer = CodeBuffer(7, ClassBalancedReservoir())
+        for part in torch.arange(60).split(8):
+            codes = model.codebook.encode(maps[part]) if known_codes else None
+            buffer.store(StreamBatch(labels[part], maps[part], codes, None), model)
+        replayed, replayed_labels = buffer.replay(torch.arange(7), model)
+        assert replayed_labels.dtype == torch.int64 and replayed.shape == (7, C, H, W)
+        for one, label in zip(replayed, replayed_labels):
+            matches = [number for number in range(60) if torch.equal(expected[number], one)]
+            assert matches and all(labels[number] == label for number in matches)
+
+
+def test_replayed_codes_follow_the_codebook_and_teach_it(model):
+    buffer, _ = full_buffer(model, CodeBuffer)
+    slots = torch.tensor([4])
+    maps, _ = buffer.replay(slots, model)
+    with torch.no_grad():
+        model.codebook.blocks.mul_(2)
+    doubled, _ = buffer.replay(slots, model)
+    torch.testing.assert_close(doubled, 2 * maps)
+    doubled.sum().backward()
+    used = unpack(buffer.rows[slots], 4, H * W * G).unique().long()
+    assert set(model.codebook.blocks.grad.any(dim=1).nonzero().flatten().tolist()) == set(used.tolist())
+
+
+def test_replayed_images_pass_f_once_each(model, monkeypatch):
+    images = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    buffer = ImageBuffer(6, ClassBalancedReservoir())
+    buffer.store(StreamBatch(torch.arange(6), model.features(images), None, lambda positions: images[positions]), model)
+    seen = []
+    extract = model.extract
+    monkeypatch.setattr(model, "extract", lambda batch: seen.append(len(batch)) or extract(batch))
+    slots = torch.tensor([5, 0, 5, 2, 0, 5])
+    maps, labels = buffer.replay(slots, model)
+    assert labels.tolist() == slots.tolist()  # image k went to slot k with label k
+    torch.testing.assert_close(maps, model.features(images)[slots])
+    assert seen[0] == 3
+
+
+def test_replayed_maps_are_the_maps(model):
+    buffer, label_of = full_buffer(model)
+    maps, labels = buffer.replay(torch.arange(9), model)
+    assert torch.equal(maps, buffer.rows)
+    assert [label_of[int(one[0, 0, 0])] for one in maps] == labels.tolist()
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_the_buffer_is_an_avalanche_data_set(model, kind):
+    buffer, label_of = full_buffer(model, kind, mem_size=11)
+    buffer.slots.release(1)  # a hole somewhere
+    data = buffer.buffer
+    assert isinstance(data, AvalancheDataset) and len(data) == len(buffer) == 10
+    rows, labels, tasks = next(iter(DataLoader(data, batch_size=20)))
+    assert [label_of[number_in(buffer, row)] for row in rows] == labels.tolist() == list(data.targets)
+    assert Counter(labels.tolist()) == {label: buffer.slots.count(label) for label in (0, 1, 2)}
+    assert tasks.tolist() == list(data.targets_task_labels) == [0] * 10
+    with pytest.raises(AttributeError, match=re.escape("the memories are written by store()")):
+        buffer.buffer = data
+
+
+@pytest.mark.parametrize("new_size", [3, 5, 9, 14])
+def test_resize(model, new_size):
+    buffer, label_of = full_buffer(model)
+    before = {number_in(buffer, row) for row in buffer.rows}
+    buffer.resize(None, new_size)
+    assert buffer.max_size == new_size and len(buffer) == min(9, new_size)
+    assert buffer.buffer_bytes == buffer.rows.untyped_storage().nbytes() == new_size * 512
+    assert buffer.label_bytes == 2 * new_size
+    counts = [buffer.slots.count(label) for label in (0, 1, 2)]
+    assert max(counts) - min(counts) <= 1
+    numbers = [number_in(buffer, row) for row in buffer.rows]
+    assert {number for number in numbers if number} <= before
+    assert [label_of.get(number, -1) for number in numbers] == buffer.labels.tolist()
+    # It goes on working at its new size.
+    label_of |= feed(buffer, model, [[1, 2, 0] * 10], 7, first=100)
+    assert len(buffer) == new_size
+    assert [label_of[number_in(buffer, row)] for row in buffer.rows] == buffer.labels.tolist()
+
+
+def test_resize_below_the_classes_is_an_error(model):
+    buffer, _ = full_buffer(model)
+    with pytest.raises(ValueError, match=re.escape("mem_size=2 cannot hold a memory of each of the 3 classes stored")):
+        buffer.resize(None, 2)
+    with pytest.raises(ValueError, match="mem_size=0"):
+        MapBuffer(3).resize(None, 0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(model, tmp_path, rule):
+    def go_on(buffer):
+        for start in range(16, 40, 5):  # the rest of the experience, and one more
+            numbers = list(range(start, min(start + 5, 40)))
+            buffer.store(batch_of(numbers, [number % 3 for number in numbers]), model)
+        feed(buffer, model, [[3, 4] * 8], 5, first=100)
+        return buffer.rows, buffer.labels, buffer.sample({1}, 30)
+
+    buffer = CodeBuffer(8, RULES[rule](), seed=3)
+    buffer.begin_experience([number % 3 for number in range(1, 40)], 5)
+    for start in (1, 6, 11):
+        buffer.store(batch_of(range(start, start + 5), [n % 3 for n in range(start, start + 5)]), model)
+    save_safetensors(tmp_path / "buffer.safetensors", buffer.state_dict(), {})
+    wanted = go_on(buffer)
+
+    other = CodeBuffer(8, RULES[rule](), seed=77)
+    other.load_state_dict(read_weights(tmp_path / "buffer.safetensors"))
+    assert all(torch.equal(one, two) for one, two in zip(go_on(other), wanted))
+    assert other.slots.by_class == buffer.slots.by_class
+
+
+def test_an_empty_buffer_can_be_saved(model):
+    buffer = CodeBuffer(4, ClassBalancedReservoir())
+    buffer.load_state_dict(CodeBuffer(4, ClassBalancedReservoir(), seed=9).state_dict())
+    assert buffer.rows is None and len(buffer) == 0
+    assert np.array_equal(buffer.slots.random.integers(99, size=5), np.random.default_rng(9).integers(99, size=5))
+    with pytest.raises(ValueError, match="the saved buffer has mem_size=4, this one 5"):
+        CodeBuffer(5).load_state_dict(buffer.state_dict())
+
+
+def test_a_batch_is_copied_not_kept(model):
+    maps = torch.ones(3, C, H, W)
+    buffer = MapBuffer(3, ClassBalancedReservoir())
+    buffer.store(StreamBatch(torch.arange(3), maps, None, None), model)
+    maps.fill_(7)
+    assert buffer.rows.unique().tolist() == [1]

@@ -1,0 +1,224 @@
+"""The rules alone, on numbers: balance at every moment, and each rule against its description."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crumb_avalanche.storage_rules import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule, Slots
+
+
+def batches_of(labels, size):
+    return [labels[start : start + size] for start in range(0, len(labels), size)]
+
+
+def check(slots):
+    """Every slot is free or of one class."""
+    taken = [slot for members in slots.by_class.values() for slot in members]
+    assert sorted(taken + slots.free) == list(range(slots.capacity))
+    assert len(slots) == len(taken) <= slots.capacity
+
+
+def run(rule, slots, experiences, size):
+    """Offer experiences of ``(item, label)``; returns which item each slot holds at the end."""
+    held, number = {}, 0
+    for labels in experiences:
+        for slot in rule.begin_experience(slots, dict(Counter(labels)), size):
+            del held[slot]
+        check(slots)
+        for batch in batches_of(labels, size):
+            if not rule.finished:
+                for position, slot in rule.choose(slots, batch):
+                    assert 0 <= position < len(batch)
+                    held[slot] = (number + position, batch[position])
+                check(slots)
+                for slot in slots.free:
+                    held.pop(slot, None)
+                assert {slot: label for slot, (_, label) in held.items()} == {
+                    slot: label for label, members in slots.by_class.items() for slot in members
+                }
+            number += len(batch)
+    return held
+
+
+@st.composite
+def streams(draw):
+    """Experiences of new classes, labels in any order, and room for a memory of each at least."""
+    experiences, first = [], 0
+    for classes in draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)):
+        labels = [label for c in range(classes) for label in [first + c] * draw(st.integers(1, 25))]
+        draw(st.randoms(use_true_random=False)).shuffle(labels)
+        experiences.append(labels)
+        first += classes
+    capacity = first + draw(st.integers(0, 20))
+    return experiences, capacity, draw(st.integers(1, 9)), draw(st.integers(0, 99))
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(stream=streams())
+def test_never_too_many_and_every_slot_accounted_for(name, stream):
+    experiences, capacity, size, seed = stream
+    held = run(RULES[name](), Slots(capacity, seed), experiences, size)
+    labels = [label for labels in experiences for label in labels]
+    numbers = [number for number, _ in held.values()]
+    assert len(set(numbers)) == len(numbers) <= capacity
+    assert all(labels[number] == label for number, label in held.values())
+    assert {label for _, label in held.values()} == set(labels)  # no class is starved
+
+
+@pytest.mark.parametrize("rule", [EveryJth, ClassBalancedReservoir])
+@given(stream=streams())
+def test_every_class_gets_its_share(rule, stream):
+    experiences, capacity, size, seed = stream
+    slots = Slots(capacity, seed)
+    run(rule(), slots, experiences, size)
+    supply = Counter(label for labels in experiences for label in labels)
+    share = capacity // len(supply)
+    assert all(slots.count(label) >= min(share, count) for label, count in supply.items())
+    if rule is ClassBalancedReservoir:
+        # Classes that lost an image are as large as the largest, to one.
+        reduced = [slots.count(label) for label, count in supply.items() if slots.count(label) < count]
+        assert not reduced or slots.largest() - min(reduced) <= 1
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_equal_supplies_end_in_equal_classes(name):
+    slots = Slots(12, seed=1)
+    # 40 images a class, two classes at a time, arriving alternately.
+    run(RULES[name](), slots, [[0, 1] * 40, [2, 3] * 40, [4, 5] * 40], 8)
+    assert [slots.count(label) for label in range(6)] == [2] * 6
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_classes_may_come_back(name):
+    slots = Slots(10, seed=0)
+    run(RULES[name](), slots, [[0] * 30, [1, 0] * 20, [0] * 9, [2, 1] * 20], 7)
+    counts = [slots.count(label) for label in range(3)]
+    assert min(counts) >= 3 and sum(counts) <= 10
+
+
+def test_every_jth_by_hand():
+    # 10 images for 4 places: j = 2.5, so the 2.5th, 5th, 7.5th and 10th, rounded up: positions 2, 4, 7 and 9.
+    rule, slots = EveryJth(), Slots(4)
+    held = run(rule, slots, [["a"] * 10], 3)
+    assert sorted(number for number, _ in held.values()) == [2, 4, 7, 9]
+    # In a later experience of two classes 4 // 3 = 1 place is left for each, and the last image of each takes it.
+    held = run(EveryJth(), Slots(4), [["a"] * 10, ["b", "c"] * 5], 3)
+    assert sorted(number for number, label in held.values() if label != "a") == [18, 19]
+
+
+def test_every_jth_keeps_all_of_a_small_class_and_fills_up_at_the_end():
+    slots = Slots(8)
+    held = run(EveryJth(), slots, [["a"] * 3 + ["b"] * 100], 10)
+    assert sorted(number for number, _ in held.values()) == [0, 1, 2, 27, 52, 77, 102]
+
+
+def test_every_jth_needs_to_know_what_comes():
+    rule = EveryJth()
+    rule.begin_experience(Slots(4), {1: 5}, 2)
+    with pytest.raises(ValueError, match=re.escape("class 7 was not announced: call begin_experience")):
+        rule.choose(Slots(4), [1, 7])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_more_classes_than_places_is_an_error(name):
+    rule, slots = RULES[name](), Slots(3)
+    run(rule, slots, [[0, 1] * 5], 4)
+    words = "mem_size=3 cannot hold a memory of each of the 4 classes seen so far; raise mem_size (or the budget) to at least 4"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        rule.begin_experience(slots, {2: 5, 3: 5}, 4)
+
+
+def test_the_reservoir_keeps_every_image_equally_often():
+    runs, kept = 2000, Counter()
+    for seed in range(runs):
+        # 20 images of class 0, then 10 of class 1, five places: at the end 2 and 3 or 3 and 2.
+        held = run(ClassBalancedReservoir(), Slots(5, seed), [[0] * 20 + [1] * 10], 6)
+        kept.update(number for number, _ in held.values())
+    for numbers in (range(20), range(20, 30)):
+        mean = sum(kept[number] for number in numbers) / len(numbers)
+        assert mean == pytest.approx(runs * 2.5 / len(numbers), rel=0.25)
+        # Each count is binomial with a deviation below sqrt(mean); five of them.
+        assert all(abs(kept[number] - mean) < 5 * mean**0.5 for number in numbers)
+
+
+def reference_by_description(experiences, capacity, size):
+    """The published rule, counting members only: what each class holds after each batch that is read.
+
+    Second pass: quota = capacity // classes seen; old classes shrink to it; within each batch every j-th image of a
+    class from its first on, j = max(1, (batches - 1) * size // capacity); above the quota random members go; the pass
+    ends when all classes are at the quota.
+    """
+    counts, trace = {}, []
+    for labels in experiences:
+        batches = batches_of(labels, size)
+        stride = max(1, (len(batches) - 1) * size // capacity)
+        quota = capacity // len(set(counts) | set(labels))
+        counts = {label: min(count, quota) for label, count in counts.items()} | dict.fromkeys(set(labels), 0)
+        for batch in batches:
+            for label in set(batch):
+                offered = len([1 for other in batch if other == label][::stride])
+                counts[label] = min(quota, counts[label] + offered)
+            trace.append(dict(counts))
+            if all(count >= quota for count in counts.values()):
+                break
+    return trace
+
+
+@given(stream=streams())
+def test_the_reference_rule_equals_its_description(stream):
+    experiences, capacity, size, seed = stream
+    rule, slots, trace = ReferenceRule(), Slots(capacity, seed), []
+    for labels in experiences:
+        rule.begin_experience(slots, dict(Counter(labels)), size)
+        for batch in batches_of(labels, size):
+            rule.choose(slots, batch)
+            trace.append({label: slots.count(label) for label in slots.by_class | dict.fromkeys(labels)})
+            if rule.finished:
+                break
+    assert trace == reference_by_description(experiences, capacity, size)
+
+
+def test_the_reference_rule_by_hand():
+    # 24 images in 6 batches of 4, 8 places: j = 5 * 4 // 8 = 2, quota 4 a class. Batches alternate 0 0 1 1, so of each
+    # class the first of every two is a candidate: items 0, 2, 4, 6, ... fill both quotas after four batches.
+    assert ReferenceRule.second_pass and not EveryJth.second_pass
+    rule, slots = ReferenceRule(), Slots(8)
+    held = run(rule, slots, [[0, 0, 1, 1] * 6], 4)
+    assert sorted(number for number, _ in held.values()) == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert rule.finished
+    # The next experience frees half of each old class at once.
+    assert len(rule.begin_experience(slots, {2: 9, 3: 9}, 4)) == 4
+    assert (slots.count(0), slots.count(1), len(slots.free)) == (2, 2, 4)
+    assert not rule.finished
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("after", [0, 1, 5, 13])
+def test_a_rule_goes_on_from_its_state_as_if_nothing_had_happened(name, after):
+    labels, size = [0, 1, 1, 2] * 12, 3
+
+    def go(restart):
+        rule, slots = RULES[name](), Slots(7, seed=4)
+        rule.begin_experience(slots, dict(Counter(labels)), size)
+        chosen = []
+        for number, batch in enumerate(batches_of(labels, size)):
+            if restart and number == after:
+                state = json.loads(json.dumps(rule.state_dict()))
+                rule = RULES[name]()
+                rule.load_state_dict(state)
+            chosen.append((rule.choose(slots, batch), rule.finished))
+        return chosen
+
+    assert go(restart=True) == go(restart=False)
+
+
+def test_the_seed_decides_who_goes():
+    def held(seed):
+        return run(ClassBalancedReservoir(), Slots(5, seed), [[0] * 50, [1] * 50], 6)
+
+    assert held(1) == held(1)
+    assert held(1) != held(2)

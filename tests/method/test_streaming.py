@@ -1,0 +1,206 @@
+"""The plugins that every stream learner shares, one by one and in a strategy."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch import nn
+
+from crumb_avalanche.streaming import (
+    ClampGradients,
+    DivergenceGuard,
+    EpochSchedule,
+    SeenClassesPlugin,
+    StreamStrategy,
+    TrainingDivergedError,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+
+
+@pytest.fixture
+def build(make_model):
+    """A function that builds a small ``StreamStrategy``; keyword arguments are the strategy's."""
+
+    def build_strategy(model=None, lr=0.05, **arguments):
+        model = make_model() if model is None else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+        settings = dict(train_mb_size=6, first_epochs=1, evaluator=EvaluationPlugin(loggers=[])) | arguments
+        return StreamStrategy(model=model, optimizer=optimizer, **settings)
+
+    return build_strategy
+
+
+class Recorder(SupervisedPlugin):
+    """Keeps what each training batch looked like."""
+
+    def __init__(self):
+        super().__init__()
+        self.images, self.labels, self.experiences = [], [], []
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self.images += list(strategy.mb_x)
+        self.labels += strategy.mb_y.tolist()
+        self.experiences.append(strategy.clock.train_exp_counter)
+
+
+def test_unseen_classes_take_no_part():
+    plugin = SeenClassesPlugin()
+    plugin.seen = [2, 0]
+    logits = torch.tensor([[0.5, 9.0, -1.0, 7.0], [1.0, 2.0, 3.0, 4.0]])
+    masked = plugin.mask(logits)
+    assert masked.tolist() == [[0.5, -1e4, -1.0, -1e4], [1.0, -1e4, 3.0, -1e4]]
+    # The loss is the one over the seen classes alone.
+    labels, among_seen = torch.tensor([2, 0]), torch.tensor([1, 0])
+    loss = nn.functional.cross_entropy(logits[:, [0, 2]], among_seen)
+    torch.testing.assert_close(nn.functional.cross_entropy(masked, labels), loss)
+    assert logits[0, 1] == 9  # the input is not changed
+
+
+def test_a_head_without_an_output_for_a_class_is_an_error():
+    plugin = SeenClassesPlugin()
+    plugin.seen = [1, 4]
+    words = "class 4 was seen, but the head has 4 outputs (0 to 3); build the model with n_classes=5 or more"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        plugin.mask(torch.zeros(1, 4))
+
+
+def test_predictions_are_seen_classes_only(build, make_stream):
+    predictions = []
+
+    class Watch(SupervisedPlugin):
+        def after_eval_iteration(self, strategy, **kwargs):
+            predictions.append(strategy.mb_output)
+
+    stream, strategy = make_stream(), build(plugins=[Watch()])
+    strategy.eval(stream.test_stream)
+    assert all(logits.min() > -1e4 for logits in predictions)  # nothing seen, nothing masked
+    strategy.train(stream.train_stream[0])
+    predictions.clear()
+    strategy.eval(stream.test_stream)
+    seen = sorted(stream.train_stream[0].classes_in_this_experience)
+    assert strategy.seen_classes.seen == seen
+    for logits in predictions:
+        unseen = [label for label in range(4) if label not in seen]
+        assert (logits[:, unseen] == -1e4).all() and (logits[:, seen] > -1e4).all()
+    strategy.train(stream.train_stream[1])
+    assert sorted(strategy.seen_classes.seen) == [0, 1, 2, 3]
+
+
+def test_training_leaves_the_outputs_of_unseen_classes_alone(build, make_stream):
+    strategy, stream = build(), make_stream()
+    head = strategy.model.plastic_layers.head
+    before = head.weight.detach().clone()
+    strategy.train(stream.train_stream[0])
+    moved = (head.weight != before).any(dim=1).nonzero().flatten().tolist()
+    assert moved == sorted(stream.train_stream[0].classes_in_this_experience)
+
+
+def test_many_epochs_then_one(build, make_stream):
+    recorder = Recorder()
+    strategy = build(first_epochs=3, plugins=[recorder])
+    for experience in make_stream(classes_per_experience=1).train_stream[:3]:
+        strategy.train(experience)
+    # Ten images in batches of six are two iterations an epoch.
+    assert [recorder.experiences.count(number) for number in range(3)] == [6, 2, 2]
+
+
+def test_later_epochs_can_be_chosen():
+    strategy, plugin = SimpleNamespace(clock=SimpleNamespace(train_exp_counter=0)), EpochSchedule(10, 2)
+    plugin.before_training_exp(strategy)
+    assert strategy.train_epochs == 10
+    strategy.clock.train_exp_counter = 1
+    plugin.before_training_exp(strategy)
+    assert strategy.train_epochs == 2
+
+
+def test_frames_come_in_the_order_of_the_stream(build, make_stream):
+    recorder, experience = Recorder(), make_stream().train_stream[0]
+    strategy = build(plugins=[recorder])
+    strategy.train(experience)
+    assert strategy.frames_in_order
+    assert recorder.labels == list(experience.dataset.targets)
+    assert all(torch.equal(image, experience.dataset[i][0]) for i, image in enumerate(recorder.images))
+
+
+def test_frames_are_shuffled_where_told(build, make_stream):
+    recorder, experience = Recorder(), make_stream().train_stream[0]
+    strategy = build(plugins=[recorder])
+    torch.manual_seed(0)
+    strategy.train(experience, shuffle=True)
+    assert not strategy.frames_in_order
+    assert recorder.labels != list(experience.dataset.targets)
+    assert sorted(recorder.labels) == sorted(experience.dataset.targets)
+
+
+class NaNAt(SupervisedPlugin):
+    """Makes the loss of one iteration NaN; keeps the trainable weights that each iteration began with."""
+
+    def __init__(self, iteration, value=float("nan")):
+        super().__init__()
+        self.iteration, self.value, self.weights = iteration, value, []
+
+    def before_backward(self, strategy, **kwargs):
+        self.weights.append([p.detach().clone() for p in strategy.model.parameters() if p.requires_grad])
+        if strategy.clock.train_exp_iterations == self.iteration:
+            strategy.loss = strategy.loss * self.value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("iteration", [0, 1, 3])
+def test_a_diverged_training_goes_back_to_the_last_good_weights(build, make_stream, iteration, value):
+    fault = NaNAt(iteration, value)
+    strategy = build(plugins=[fault])
+    words = f"the loss became {value} in experience 0, iteration {iteration}; the weights were put back"
+    with pytest.raises(TrainingDivergedError, match=words + ".*--clamp-gradients 10"):
+        strategy.train(make_stream().train_stream[0])
+    assert len(fault.weights) == iteration + 1
+    kept = [p for p in strategy.model.parameters() if p.requires_grad]
+    good = fault.weights[max(iteration - 1, 0)]
+    assert all(torch.equal(now, then) for now, then in zip(kept, good, strict=True))
+    if iteration:
+        assert not all(torch.equal(now, then) for now, then in zip(kept, fault.weights[iteration]))
+
+
+def test_a_learning_rate_too_high_ends_in_finite_weights(build, make_stream):
+    strategy = build(lr=1e6, first_epochs=5, plugins=[])
+    strategy.model.quantized_training = False
+    with pytest.raises(TrainingDivergedError):
+        strategy.train(make_stream().train_stream[0])
+    assert all(torch.isfinite(parameter).all() for parameter in strategy.model.parameters())
+
+
+def test_the_guard_watches_the_replay_loss_too(make_model):
+    model, guard = make_model(), DivergenceGuard()
+    clock = SimpleNamespace(train_exp_counter=2, train_exp_iterations=5)
+    strategy = SimpleNamespace(model=model, loss=torch.tensor(1.0), replay_loss=torch.tensor(float("nan")), clock=clock)
+    guard.before_backward(strategy)
+    blocks = model.codebook.blocks.detach().clone()
+    with torch.no_grad():
+        model.codebook.blocks.fill_(float("nan"))
+    with pytest.raises(TrainingDivergedError, match="the loss became nan in experience 2, iteration 5"):
+        guard.on_replay_loss(strategy)
+    assert torch.equal(model.codebook.blocks, blocks)
+
+
+def test_every_gradient_element_is_clamped():
+    weight, unused = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [unused]}], lr=1.0)
+    weight.grad = torch.tensor([-30.0, -10, 0.5, 11])
+    ClampGradients(10).before_update(SimpleNamespace(optimizer=optimizer))
+    assert weight.grad.tolist() == [-10, -10, 0.5, 10]
+    assert unused.grad is None
+
+
+def test_a_strategy_clamps_before_it_steps(build, make_stream):
+    strategy, largest = build(clamp_gradients=1e-3), []
+
+    def look(optimizer, args, kwargs):
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        largest.append(max(float(gradient.abs().max()) for gradient in gradients))
+
+    strategy.optimizer.register_step_pre_hook(look)
+    strategy.train(make_stream().train_stream[0])
+    assert largest == pytest.approx([1e-3] * 4)
