@@ -141,9 +141,7 @@ def split_backbone(
     network = SmallCNN() if name == "small_cnn" else models.get_model(name, weights=None)
     if weights == "torchvision":
         if name == "small_cnn":
-            raise ValueError(
-                "torchvision has no weights of small_cnn; train it as crumb demo does, or give None"
-            )
+            raise ValueError("torchvision has no weights of small_cnn; train it as crumb demo does, or give None")
         state = models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True, weights_only=True)
         check_and_load(network, state, f"torchvision's weights of {name}")
     elif weights is not None:
@@ -196,9 +194,7 @@ def split_at(
     # A module's name stands for the last of its operations.
     inside = [name for name in names if name == node or name.startswith(node + ".")]
     if not inside:
-        raise ValueError(
-            f"the network has no node {node!r}; it has {', '.join(names[:3])} ... {names[-1]}"
-        )
+        raise ValueError(f"the network has no node {node!r}; it has {', '.join(names[:3])} ... {names[-1]}")
     cut = inside[-1]
     feature_extractor = create_feature_extractor(network, {cut: "map"}, tracer_kwargs=leaves)
     tracer = NodePathTracer(**leaves)

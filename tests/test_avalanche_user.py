@@ -12,7 +12,13 @@ import torch
 from avalanche.benchmarks.classic import SplitCIFAR100, SplitMNIST
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, timing_metrics
 from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
-from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LRSchedulerPlugin, LwFPlugin, SynapticIntelligencePlugin
+from avalanche.training.plugins import (
+    EvaluationPlugin,
+    EWCPlugin,
+    LRSchedulerPlugin,
+    LwFPlugin,
+    SynapticIntelligencePlugin,
+)
 from avalanche.training.supervised import Naive
 from torchvision import datasets, models, transforms
 

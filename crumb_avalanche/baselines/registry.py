@@ -3,7 +3,6 @@
 Every entry says what it stores and how many memories a budget buys.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from crumb_avalanche.crumb import CRUMBStrategy
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import CodeBuffer, CompactBuffer, ImageBuffer, MapBuffer
-from crumb_avalanche.storage_rules import RULES
+from crumb_avalanche.storage_rules import RULES, StorageRule
 from crumb_avalanche.streaming import StreamStrategy
 
 
@@ -157,7 +156,7 @@ def build_strategy(
     )
 
 
-def make_rule(name: str) -> Callable:
+def make_rule(name: str) -> StorageRule:
     """A new storing rule by name.
 
     Raises:

@@ -72,7 +72,8 @@ def test_a_split_network_is_still_the_network(name):
 
 
 @pytest.mark.parametrize(
-    "name, cut, shape", [("squeezenet1_0", 3, (96, 14, 14)), ("mobilenet_v2", 4, (24, 16, 16)), ("resnet18", 0, (256, 4, 4))]
+    "name, cut, shape",
+    [("squeezenet1_0", 3, (96, 14, 14)), ("mobilenet_v2", 4, (24, 16, 16)), ("resnet18", 0, (256, 4, 4))],
 )
 def test_other_cuts(name, cut, shape):
     model = split_backbone(name, None, n_classes=2, cut_layer=cut, image_size=64)
@@ -102,7 +103,7 @@ def test_weights_come_from_a_file(tmp_path):
 
 
 def test_an_unknown_backbone_is_an_error():
-    with pytest.raises(ValueError, match="backbone 'alexnet' is unknown; known are squeezenet1_0, .*; for others use split_at"):
+    with pytest.raises(ValueError, match=r"backbone 'alexnet' is unknown; known are squeezenet1_0, .*; for others"):
         split_backbone("alexnet", None, n_classes=2)
 
 

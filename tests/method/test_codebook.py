@@ -23,7 +23,7 @@ def codebook_of(rows, search=None):
 
 
 def most_similar(piece, rows):
-    """Eq. 1-2 for one slice: the row with the largest ``slice . (row / |row|)``; the first of equals, never a zero row."""
+    """Eq. 1-2 for one slice: the first row with the largest ``slice . (row / |row|)``, but never a zero row."""
     best, best_score = None, None
     for number, row in enumerate(rows):
         length = math.sqrt(sum(value * value for value in row))
@@ -106,7 +106,9 @@ def test_decode_equals_the_loops():
 
 def exact_rows():
     """Rows of four whose unit rows floats hold exactly: one-hot and half-integer ones of any sign, zero rows too."""
-    one_hot = st.builds(lambda i, v: [v * (i == k) for k in range(4)], st.integers(0, 3), st.sampled_from([-4, -1, 1, 3]))
+    one_hot = st.builds(
+        lambda i, v: [v * (i == k) for k in range(4)], st.integers(0, 3), st.sampled_from([-4, -1, 1, 3])
+    )
     halves = st.lists(st.sampled_from([-0.5, 0.5]), min_size=4, max_size=4)
     ones = halves.map(lambda row: [4 * value for value in row])
     return st.lists(st.one_of(one_hot, halves, ones, st.just([0.0] * 4)), min_size=1, max_size=12)

@@ -90,7 +90,7 @@ def test_normal_and_uniform_ignore_the_maps():
     init_uniform_(uniform, relu_maps(1000), generator())
     assert float(normal.blocks.detach().mean()) == pytest.approx(0, abs=0.06)
     assert float(normal.blocks.detach().std()) == pytest.approx(1, rel=0.05)
-    assert 0 <= float(uniform.blocks.detach().min()) and float(uniform.blocks.detach().max()) < 1
+    assert float(uniform.blocks.detach().min()) >= 0 and float(uniform.blocks.detach().max()) < 1
     assert float(uniform.blocks.detach().mean()) == pytest.approx(0.5, abs=0.02)
 
 

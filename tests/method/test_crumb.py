@@ -94,7 +94,7 @@ def plain_loop(model, stream, buffer, alpha, beta, replay_weight, replay_steps, 
     for number, experience in enumerate(stream.train_stream):
         seen += sorted(set(experience.dataset.targets))
         images = torch.stack([experience.dataset[i][0] for i in range(len(experience.dataset))])
-        maps = extractor(((images / 255 - mean[:, None, None]) / std[:, None, None]))
+        maps = extractor((images / 255 - mean[:, None, None]) / std[:, None, None])
         labels = list(experience.dataset.targets)
         places = [range(len(labels))[start : start + BATCH] for start in range(0, len(labels), BATCH)]
         epochs = EPOCHS if number == 0 else 1
@@ -131,7 +131,7 @@ PAPER = dict(direct_weight=0.0, codebook_weight=1.0, replay_weight=1.0, replay_s
 def same_weights(one, two, **tolerance):
     assert one.state_dict().keys() == two.state_dict().keys()
     for name, value in one.state_dict().items():
-        torch.testing.assert_close(value, two.state_dict()[name], **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(value, two.state_dict()[name], **tolerance, msg=name)
 
 
 @pytest.mark.parametrize("rule", [EveryJth, ClassBalancedReservoir, ReferenceRule])
@@ -376,7 +376,7 @@ def test_a_replay_loss_that_is_not_finite_stops_the_training(make_model, make_st
 
 def test_wrong_settings_are_errors(make_model, make_stream):
     for weights in (dict(codebook_weight=0.0), dict(direct_weight=-1.0), dict(replay_weight=-0.1)):
-        with pytest.raises(ValueError, match="weights are not negative, and direct and codebook-out loss cannot both be off"):
+        with pytest.raises(ValueError, match="weights are not negative, and direct and codebook-out loss cannot"):
             CRUMBPlugin(CodeBuffer(4), **weights)
     with pytest.raises(ValueError, match=re.escape("needs a codebook: build the model with codebook=Codebook()")):
         train(make_model(codebook=False), make_stream(), CodeBuffer(4))

@@ -16,7 +16,9 @@ def case(count, rows, d, seed=0):
 
 
 @needs_faiss
-@pytest.mark.parametrize("count, rows, d", [(1, 1, 1), (7, 3, 2), (500, 16, 4), (3000, 256, 16), (100, 300, 8), (60, 9, 64)])
+@pytest.mark.parametrize(
+    "count, rows, d", [(1, 1, 1), (7, 3, 2), (500, 16, 4), (3000, 256, 16), (100, 300, 8), (60, 9, 64)]
+)
 def test_both_choose_a_best_row(count, rows, d):
     slices, unit_rows = case(count, rows, d)
     scores = slices.double() @ unit_rows.double().t()

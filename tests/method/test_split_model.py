@@ -44,7 +44,8 @@ def train_steps(model, images, steps=3):
 
 
 def test_training_never_changes_f(model, pixels):
-    before, plastic, blocks = (weights_hash(part) for part in (model.feature_extractor, model.plastic_layers, model.codebook))
+    parts = model.feature_extractor, model.plastic_layers, model.codebook
+    before, plastic, blocks = map(weights_hash, parts)
     train_steps(model, pixels)
     assert weights_hash(model.feature_extractor) == before
     assert weights_hash(model.plastic_layers) != plastic
@@ -140,7 +141,8 @@ def test_reset_head(model, pixels):
 
 
 def test_reset_head_of_a_convolution_with_a_number_for_a_name(pixels):
-    plastic = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Conv2d(8, 5, 3, padding=1)), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    convolution = nn.Sequential(nn.ReLU(), nn.Conv2d(8, 5, 3, padding=1))
+    plastic = nn.Sequential(convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = SplitModel(nn.Conv2d(3, 8, 3), plastic, "0.1", image_size=16)
     model.reset_head(7)
     assert model.n_classes == 7 and model(pixels).shape == (6, 7)
@@ -153,9 +155,9 @@ def spread(maps):
 
 def head_input(model, images):
     captured = []
-    with model.plastic_layers.head.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].detach())):
+    with model.plastic_layers.head.register_forward_pre_hook(lambda module, inputs: captured.extend(inputs)):
         model.eval()(images)
-    return captured[0]
+    return captured[0].detach()
 
 
 def test_folding_multiplies_everything_below_the_head(model, pixels):

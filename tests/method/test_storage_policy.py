@@ -140,7 +140,9 @@ def test_too_few_places_is_an_error(model):
         buffer.begin_experience([5, 6, 7], 2)
 
 
-@pytest.mark.parametrize("without, at_least, size", [(set(), 21, 21), (set(), 22, 24), ({1}, 21, 22), ({0, 2}, 5, 5), ({9}, 1, 3)])
+@pytest.mark.parametrize(
+    "without, at_least, size", [(set(), 21, 21), (set(), 22, 24), ({1}, 21, 22), ({0, 2}, 5, 5), ({9}, 1, 3)]
+)
 def test_a_replay_batch_is_balanced_and_leaves_classes_out(model, without, at_least, size):
     buffer, _ = full_buffer(model)
     slots = buffer.sample(without, at_least)

@@ -127,7 +127,7 @@ def test_every_jth_needs_to_know_what_comes():
 def test_more_classes_than_places_is_an_error(name):
     rule, slots = RULES[name](), Slots(3)
     run(rule, slots, [[0, 1] * 5], 4)
-    words = "mem_size=3 cannot hold a memory of each of the 4 classes seen so far; raise mem_size (or the budget) to at least 4"
+    words = "mem_size=3 cannot hold a memory of each of the 4 classes seen so far; raise mem_size"
     with pytest.raises(ValueError, match=re.escape(words)):
         rule.begin_experience(slots, {2: 5, 3: 5}, 4)
 

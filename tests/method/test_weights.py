@@ -66,7 +66,7 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path, suffix):
         torch.save({"a": Trap(trap)}, path)
     else:
         path.write_bytes(pickle.dumps({"a": Trap(trap)}, protocol=2))
-    with pytest.raises(WeightsError, match="cannot be read.*it must hold tensors only"):
+    with pytest.raises(WeightsError, match=r"cannot be read.*it must hold tensors only"):
         read_weights(path)
     assert not trap.exists()
 

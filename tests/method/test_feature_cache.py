@@ -1,0 +1,131 @@
+"""Cached maps are F's own, each computed once, and never another network's."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch.utils.data import TensorDataset
+
+from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.streaming import StreamStrategy
+
+pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+ROWS = np.array([4, 0, 9, 2, 7, 5])  # of a table of ten images
+
+
+@pytest.fixture
+def images(pixels):
+    return TensorDataset(pixels, torch.arange(6))
+
+
+def cache_of(folder, model, key="toy", **arguments):
+    return FeatureCache(folder, model, 10, key, progress=False, **arguments)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_maps_are_what_the_model_extracts(tmp_path, model, pixels, images):
+    model.fold_feature_scale(model.features(pixels))
+    cache = cache_of(tmp_path, model)
+    maps = cache.dataset(images, ROWS, [3, 1, 2, 0, 1, 3])
+    assert [label for _, label in maps] == [3, 1, 2, 0, 1, 3] == maps.targets
+    assert torch.equal(torch.stack([one for one, _ in maps]), model.extract(pixels))  # before the feature scale
+    assert cache.filled == 6 and cache.seconds > 0
+    assert cache.done.tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 0, 1]
+    assert cache.maps.nbytes == 10 * 4 * 8 * 4 * 4
+
+
+def test_nothing_is_computed_twice(tmp_path, model, pixels, images, monkeypatch):
+    wanted = model.extract(pixels)
+    cache_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
+    monkeypatch.setattr(model, "extract", lambda batch: pytest.fail("F ran again"))
+    again = cache_of(tmp_path, model)  # another object, as in another run
+    maps = again.dataset(images, ROWS, [0] * 6)
+    assert again.filled == 0 and again.seconds == 0
+    assert torch.equal(torch.stack([one for one, _ in maps]), wanted)
+
+
+def test_only_what_is_missing_is_computed(tmp_path, model, pixels, images):
+    cache = cache_of(tmp_path, model)
+    cache.dataset(TensorDataset(pixels[:2]), ROWS[:2], [0] * 2)
+    cache.done[4] = 0  # as a run leaves it that was cut off while writing row 4
+    cache.maps[4] = -1
+    maps = cache.dataset(images, ROWS, [0] * 6)
+    assert cache.filled == 2 + 5
+    torch.testing.assert_close(torch.stack([one for one, _ in maps]), model.extract(pixels))
+
+
+def test_what_decides_the_maps_decides_the_file(tmp_path, model, make_model):
+    cache_of(tmp_path, model)
+    first = names(tmp_path)
+    assert len(first) == 2 and {name.split(".")[1] for name in first} == {"maps", "done"}
+    # Plastic layers, codebook and feature scale play no part in F(x).
+    model.reset_head(9)
+    model.feature_scale.fill_(2.0)
+    model.codebook.blocks.data.zero_()
+    cache_of(tmp_path, model)
+    assert names(tmp_path) == first
+    for change in (
+        lambda: cache_of(tmp_path, make_model(seed=1)),
+        lambda: cache_of(tmp_path, model, key="other images"),
+        lambda: cache_of(tmp_path, model.set_precision("bf16")),
+    ):
+        before = len(names(tmp_path))
+        change()
+        assert len(names(tmp_path)) == before + 2
+
+
+def test_a_map_is_a_copy(tmp_path, model, images):
+    maps = cache_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
+    maps[0][0].fill_(99)
+    assert maps[0][0].max() < 99
+
+
+class Watch(SupervisedPlugin):
+    """The shapes of all batches of training and evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes, self.outputs = [], []
+
+    def before_forward(self, strategy, **kwargs):
+        self.shapes.append(tuple(strategy.mb_x.shape[1:]))
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.shapes.append(tuple(strategy.mb_x.shape[1:]))
+        self.outputs.append(strategy.mb_output)
+
+
+def test_training_and_evaluation_read_maps(tmp_path, make_model, make_stream):
+    results = []
+    for cached in (True, False):
+        model, stream, watch = make_model(), make_stream(), Watch()
+        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
+        strategy = StreamStrategy(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            train_mb_size=6,
+            first_epochs=2,
+            plugins=[*plugins, watch],
+            evaluator=EvaluationPlugin(loggers=[]),
+        )
+        strategy.train(stream.train_stream[0])
+        strategy.eval(stream.test_stream[:1])
+        assert set(watch.shapes) == {(8, 4, 4) if cached else (3, 16, 16)}
+        results.append(torch.cat(watch.outputs))
+        if cached:
+            assert plugins[0].filled == 20 + 20  # training and test frames, once each
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_data_sets_must_tell_their_rows(tmp_path, model, images):
+    class Strategy:
+        adapted_dataset = AvalancheDataset([images], data_attributes=[DataAttribute([0] * 6, "targets")])
+
+    with pytest.raises(ValueError, match=re.escape("give the data sets a DataAttribute 'frame_row' with the number")):
+        cache_of(tmp_path, model).after_train_dataset_adaptation(Strategy())

@@ -1,0 +1,108 @@
+"""Pretraining learns P and the codebook, leaves F, and its file comes back as it was."""
+
+import re
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from crumb_avalanche.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
+from crumb_avalanche.weights import WeightsError, check_and_load, save_safetensors, weights_hash
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Forty noisy images of four colours, one a class."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % 4
+    colours = torch.tensor([[200, 0, 0], [0, 200, 0], [0, 0, 200], [120, 120, 0]])
+    noise = torch.randint(0, 55, (40, 3, 16, 16), generator=generator)
+    return TensorDataset((colours[labels][:, :, None, None] + noise).to(torch.uint8), labels)
+
+
+def learn(model, images, **settings):
+    chosen = PretrainingSettings(**dict(batch_size=8, learning_rate=0.05) | settings)
+    return pretrain(model, images, chosen, progress=False)
+
+
+def test_the_loss_falls_and_f_stays(model, images):
+    before = {name: weights_hash(getattr(model, name)) for name in ("feature_extractor", "plastic_layers", "codebook")}
+    model.fold_feature_scale(model.features(images.tensors[0]))
+    history = learn(model, images, epochs=8, learning_rate=0.01)
+    assert len(history) == 8 and all(epoch.keys() == history[0].keys() for epoch in history)
+    assert history[-1]["loss"] < 0.5 * history[0]["loss"]
+    assert history[-1]["direct_accuracy"] > 80 and history[-1]["codebook_accuracy"] > 60
+    assert weights_hash(model.feature_extractor) == before["feature_extractor"]
+    assert weights_hash(model.plastic_layers) != before["plastic_layers"]
+    assert weights_hash(model.codebook) != before["codebook"]
+    assert not model.training
+
+
+@pytest.mark.parametrize("alpha, beta", [(1, 1), (0, 1), (1, 0), (0.5, 2)])
+def test_one_step_equals_the_formula(make_model, images, alpha, beta):
+    model, twin = make_model(), make_model()
+    settings = dict(epochs=1, batch_size=40, momentum=0, weight_decay=0, direct_weight=alpha, codebook_weight=beta)
+    history = learn(model, images, **settings)
+    pixels, labels = images.tensors
+    feature_map = twin.features(pixels)
+    direct, quantized = twin.plastic_layers(feature_map), twin.plastic_layers(twin.codebook(feature_map))
+    loss = alpha * cross_entropy(direct, labels) + beta * cross_entropy(quantized, labels)
+    assert history[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    right = [100 * float((logits.argmax(1) == labels).float().mean()) for logits in (direct, quantized)]
+    assert [history[0]["direct_accuracy"], history[0]["codebook_accuracy"]] == pytest.approx(right)
+    loss.backward()
+    for (name, now), then in zip(model.named_parameters(), twin.parameters()):
+        if then.grad is not None:
+            torch.testing.assert_close(now, then - 0.05 * then.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_maps_serve_as_well_as_images(make_model, images):
+    from_images, from_maps = make_model(), make_model()
+    maps = TensorDataset(from_maps.extract(images.tensors[0]), images.tensors[1])
+    histories = learn(from_images, images, epochs=2), learn(from_maps, maps, epochs=2)
+    losses = [[epoch["loss"] for epoch in history] for history in histories]
+    assert losses[0] == pytest.approx(losses[1])
+
+
+def test_same_seed_same_weights(make_model, images):
+    def run(seed):
+        model = make_model()
+        learn(model, images, epochs=2, seed=seed)
+        return weights_hash(model)
+
+    assert run(1) == run(1) != run(2)
+
+
+def test_a_loss_that_is_not_finite_is_an_error(model, images):
+    with pytest.raises(RuntimeError, match=r"the pretraining loss became .* in epoch 1; lower --learning-rate"):
+        learn(model, images, learning_rate=1e30)
+
+
+def test_what_is_saved_comes_back(make_model, images, tmp_path):
+    model, path = make_model(), tmp_path / "made" / "model.safetensors"
+    model.fold_feature_scale(model.features(images.tensors[0]))
+    learn(model, images, epochs=1)
+    made_with = {"backbone": "tiny", "classes": 4, "head_kernel": 1, "codebook_size": 8, "codebook_dim": 4}
+    save_pretrained(path, model, made_with)
+    state, read = read_pretrained(path)
+    assert read == made_with
+    other = make_model(seed=1)
+    check_and_load(other, state, str(path))
+    assert weights_hash(other) == weights_hash(model)
+    assert torch.equal(other.eval()(images.tensors[0]), model(images.tensors[0]))
+
+
+def test_another_file_is_an_error(tmp_path, model):
+    with pytest.raises(WeightsError, match="there is no file"):
+        read_pretrained(tmp_path / "none.safetensors")
+    path = tmp_path / "w.safetensors"
+    for metadata, found in (({}, None), ({"format": "crumb-pretrained-0"}, "crumb-pretrained-0")):
+        save_safetensors(path, model.state_dict(), metadata)
+        words = f"was not written by crumb pretrain (its format is {found!r}, not 'crumb-pretrained-1'); plain"
+        with pytest.raises(WeightsError, match=re.escape(words)):
+            read_pretrained(path)
+    save_pretrained(path, model, {})
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match="is no complete"):
+        read_pretrained(path)
