@@ -1,5 +1,7 @@
 """The ready splits, and ``split_at`` for other networks."""
 
+import copy
+import pickle
 import re
 
 import pytest
@@ -122,6 +124,22 @@ def test_split_at_equals_the_whole_network():
     assert not frozen & plastic
     assert len(frozen | plastic) == len(list(models.resnet18(weights=None).parameters()))
     assert {name.split(".")[0] for name, _ in model.plastic_layers.named_parameters()} == {"layer4", "fc"}
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_network_cut_by_name_can_be_copied(clone):
+    model = split_at(models.resnet18(weights=None), "layer4.0", n_classes=3, image_size=64).eval()
+    assert torch.equal(clone(model).eval()(images()), model(images()))
+
+
+@pytest.mark.parametrize("name, node", [("mobilenetv3_small_050", "blocks.3"), ("convnext_atto", "stages.2")])
+def test_networks_of_timm(name, node):
+    timm = pytest.importorskip("timm")
+    network = timm.create_model(name, pretrained=False, num_classes=6).eval()
+    wanted, head = network(images()), network.get_classifier().state_dict()
+    model = split_at(network, node, n_classes=6, image_size=64).eval()
+    model.plastic_layers.get_submodule(model.head).load_state_dict(head)
+    torch.testing.assert_close(model(images()), wanted, rtol=1e-3, atol=1e-4)
 
 
 class Skipping(nn.Module):

@@ -50,7 +50,7 @@ def test_training_never_changes_f(model, pixels):
     assert weights_hash(model.feature_extractor) == before
     assert weights_hash(model.plastic_layers) != plastic
     assert weights_hash(model.codebook) != blocks
-    assert all(parameter.grad is None for parameter in model.feature_extractor.parameters())
+    assert not any(parameter.requires_grad for parameter in model.feature_extractor.parameters())
 
 
 def test_batch_norm_of_f_keeps_its_statistics(pixels):

@@ -54,6 +54,8 @@ def feed(buffer, model, experiences, size, first=1, check=None):
     label_of = {}
     for labels in experiences:
         buffer.begin_experience(labels, size)
+        if check:
+            check(label_of)
         for start in range(0, len(labels), size):
             part = labels[start : start + size]
             numbers = list(range(first, first + len(part)))
@@ -242,6 +244,29 @@ def test_resize(model, new_size):
     label_of |= feed(buffer, model, [[1, 2, 0] * 10], 7, first=100)
     assert len(buffer) == new_size
     assert [label_of[number_in(buffer, row)] for row in buffer.rows] == buffer.labels.tolist()
+
+
+def test_resize_keeps_the_random_state(model):
+    (buffer, _), (untouched, _) = full_buffer(model, seed=5), full_buffer(model, seed=5)
+    buffer.resize(None, 20)
+    draws = [one.rows[one.sample(set(), 30)] for one in (buffer, untouched)]
+    assert torch.equal(*draws)
+
+
+def test_a_rule_may_forget_without_storing(model):
+    class Forgetful(ClassBalancedReservoir):
+        def choose(self, slots, labels):
+            if slots.free:
+                return super().choose(slots, labels)
+            slots.release(1)
+            return []
+
+    buffer = MapBuffer(3, Forgetful())
+    buffer.store(batch_of([7, 8, 9], [0, 1, 2]), model)
+    slot = buffer.slots.by_class[1][0]
+    buffer.store(batch_of([10], [0]), model)
+    assert (buffer.rows[slot] == 0).all() and buffer.labels[slot] == -1
+    assert sorted(number_in(buffer, row) for row in buffer.rows) == [0, 7, 9]
 
 
 def test_resize_below_the_classes_is_an_error(model):

@@ -145,6 +145,17 @@ def test_the_reservoir_keeps_every_image_equally_often():
         assert all(abs(kept[number] - mean) < 5 * mean**0.5 for number in numbers)
 
 
+def test_the_reservoir_remembers_who_was_once_the_largest():
+    # Classes 0 and 1 hold two places each until class 2 takes one of them; the class that lost it stays at one place,
+    # however many of its images follow, because it has been among the largest.
+    rule, slots = ClassBalancedReservoir(), Slots(4)
+    rule.choose(slots, [0, 0, 0, 0, 1, 1, 2])
+    assert slots.count(0) + slots.count(1) == 3 and slots.count(2) == 1
+    reduced = 0 if slots.count(0) == 1 else 1
+    rule.choose(slots, [reduced] * 30)
+    assert slots.count(reduced) == 1
+
+
 def reference_by_description(experiences, capacity, size):
     """The published rule, counting members only: what each class holds after each batch that is read.
 
