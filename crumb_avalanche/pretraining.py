@@ -70,7 +70,7 @@ def pretrain(
                 loss = loss + settings.codebook_weight * criterion(quantized, labels)
                 if not torch.isfinite(loss):
                     raise RuntimeError(
-                        f"the pretraining loss became {float(loss)} in epoch {epoch + 1}; lower --learning-rate"
+                        f"the pretraining loss became {loss.item()} in epoch {epoch + 1}; lower --learning-rate"
                     )
                 optimizer.zero_grad()
                 loss.backward()

@@ -66,6 +66,7 @@ class FaissSearch(nn.Module):
         indices = torch.empty(len(slices), dtype=torch.int64)
         for start in range(0, len(slices), self.tile):
             tile = slices[start : start + self.tile]
+            # To about unit length, by a power of two: exact, so that ties stay ties.
             lengths = torch.linalg.vector_norm(tile, dim=1, keepdim=True).clamp_min(1e-12)
             tile = tile * torch.exp2(-torch.frexp(lengths).exponent)
             _, best = index.search(tile.numpy(), 1)

@@ -58,7 +58,7 @@ def test_a_frame_that_cannot_be_read(crumb, tiny, clips, tmp_path, damage):
 def test_a_bad_frame_late_in_the_stream_loses_nothing(crumb, tiny, clips, tmp_path):
     root = tmp_path / "clips"
     shutil.copytree(clips, root)
-    code, _, _ = crumb(*tiny, "--output", tmp_path / "good", "--dataset-root", root)
+    assert crumb(*tiny, "--output", tmp_path / "good", "--dataset-root", root)[0] == 0
     order = json.loads((tmp_path / "good" / "result.json").read_text())["classes_order"]
     for frame in (root / order[-1]).rglob("frame3.png"):
         frame.write_bytes(b"no picture")

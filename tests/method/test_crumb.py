@@ -351,9 +351,17 @@ def test_every_memory_is_of_an_image_of_its_label(make_model, make_stream, kind,
 
 
 def test_only_the_last_epoch_is_stored(make_model, make_stream):
-    buffer = LoggedBuffer(MEM_SIZE, EveryJth())
-    train(make_model(), make_stream(), buffer, first_epochs=3)
-    assert len(buffer.chosen) == 4 + 4  # batches of one epoch each
+    stored = []
+
+    class Epochs(SupervisedPlugin):
+        def before_training_epoch(self, strategy, **kwargs):
+            self.now = (strategy.clock.train_exp_counter, strategy.clock.train_exp_epochs)
+
+    buffer, epochs = CodeBuffer(MEM_SIZE), Epochs()
+    store = buffer.store
+    buffer.store = lambda batch, model: stored.append(epochs.now) or store(batch, model)
+    train(make_model(), make_stream(), buffer, [epochs], first_epochs=3)
+    assert stored == [(0, 2)] * 4 + [(1, 0)] * 4
     assert len(buffer) == MEM_SIZE
 
 

@@ -31,6 +31,7 @@ def trained(make_model, make_stream):
     """A strategy after both experiences, its ledger, and what the ledger said after each."""
     model, policy = make_model(), CodeBuffer(10)
     ledger, entries = LedgerMetric(policy), []
+    model.stopwatch.seconds.clear()  # F ran when the codebook was initialised
     strategy = CRUMBStrategy(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
@@ -71,6 +72,19 @@ def test_parts_add_up_to_the_time_of_training(trained):
         assert all(after[f"seconds_{part}"] > 0 for part in ("features", "search", "plastic"))
     assert first["seconds_replay"] < 0.1 * last["seconds_replay"]  # nothing is replayed yet
     assert all(last[name] >= first[name] for name in first if name.startswith(("seconds_", "train_")))
+
+
+def test_time_outside_training_does_not_count(trained, make_stream):
+    strategy, ledger, entries = trained
+    watch, stream = strategy.model.stopwatch, make_stream()
+    # Nothing but training has run so far, so the ledger has what the stopwatch has.
+    assert {part: entries[-1][f"seconds_{part}"] for part in PARTS} == pytest.approx(dict(watch.seconds))
+    strategy.eval(stream.test_stream)
+    evaluation = watch.seconds["features"] - entries[-1]["seconds_features"]
+    strategy.train(stream.train_stream[0])
+    assert evaluation > 0
+    assert ledger.result()["seconds_features"] == pytest.approx(watch.seconds["features"] - evaluation)
+    assert ledger.result()["images_per_second"] * ledger.result()["train_seconds"] == pytest.approx(60 + 20)
 
 
 def test_images_per_second_counts_new_images_and_epochs(trained):

@@ -98,6 +98,14 @@ def test_training_leaves_the_outputs_of_unseen_classes_alone(build, make_stream)
     assert moved == sorted(stream.train_stream[0].classes_in_this_experience)
 
 
+def test_a_class_that_comes_back_is_seen_once(build, make_stream):
+    strategy, stream = build(), make_stream()
+    for experience in (stream.train_stream[0], stream.train_stream[0], stream.train_stream[1]):
+        strategy.train(experience)
+    first, second = (sorted(experience.classes_in_this_experience) for experience in stream.train_stream)
+    assert strategy.seen_classes.seen == first + second
+
+
 def test_many_epochs_then_one(build, make_stream):
     recorder = Recorder()
     strategy = build(first_epochs=3, plugins=[recorder])
