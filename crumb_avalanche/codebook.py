@@ -92,8 +92,10 @@ class Codebook(nn.Module):
         indices = self.search(slices, unit_rows)
         if indices.numel() and indices.min() < 0:
             raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
-        # A zero slice has score 0 everywhere; searches that work with distances would let rounding decide.
-        indices.masked_fill_(~slices.any(dim=1), 0)
+        # A zero slice has score 0 everywhere; searches that work with distances would let rounding decide. A norm of 0
+        # can also be an underflow, so the few slices that have it are looked at again.
+        zeros = (torch.linalg.vector_norm(slices, dim=1) == 0).nonzero().squeeze(1)
+        indices[zeros[~slices[zeros].any(dim=1)]] = 0
         codes = candidates[indices].to(code_dtype(self.codebook_size))
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
