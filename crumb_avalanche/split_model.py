@@ -60,7 +60,7 @@ class SplitModel(nn.Module):
         self.last_map: Tensor | None = None
         self.last_codes: Tensor | None = None
         self.stopwatch = Stopwatch()
-        self._compiled = [None, None]  # in a list: not to be registered as a second copy of F and P
+        self._compiled = [None]  # in a list: not to be registered as a second copy of F
         self.register_buffer("feature_scale", torch.ones(()))
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(1, 3, 1, 1), persistent=False)
@@ -83,7 +83,7 @@ class SplitModel(nn.Module):
         return self
 
     def __getstate__(self):
-        return {**self.__dict__, "_compiled": [None, None], "last_map": None, "last_codes": None}
+        return {**self.__dict__, "_compiled": [None], "last_map": None, "last_codes": None}
 
     @property
     def n_classes(self) -> int:
@@ -92,8 +92,12 @@ class SplitModel(nn.Module):
         return head.out_channels if isinstance(head, nn.Conv2d) else head.out_features
 
     def compile(self) -> "SplitModel":
-        """Compile F and P (a minute once; needs a C++ compiler). Results change in the last digits."""
-        self._compiled = [torch.compile(self.feature_extractor), torch.compile(self.plastic_layers)]
+        """Compile F (half a minute once; needs a C++ compiler). Results change in the last digits.
+
+        F never changes, so its weights are folded into the compiled code. P is left as it is: replay batches vary in
+        size, and code compiled for varying sizes was slower than none.
+        """
+        self._compiled = [torch.compile(self.feature_extractor, options={"freezing": True})]
         return self
 
     @property
@@ -147,7 +151,7 @@ class SplitModel(nn.Module):
             ``(B, C, H, W)`` float32, channels-last in memory.
         """
         maps = images if images.shape[1] == self.map_shape[0] != 3 else self.extract(images)
-        return (maps * self.feature_scale).contiguous(memory_format=torch.channels_last)
+        return maps.contiguous(memory_format=torch.channels_last) * self.feature_scale
 
     def encode(self, feature_map: Tensor) -> Tensor:
         """Codes ``(B, G, H, W)`` of ``(B, C, H, W)`` maps."""
@@ -157,7 +161,7 @@ class SplitModel(nn.Module):
     def classify(self, feature_map: Tensor) -> Tensor:
         """Logits ``(B, classes)`` float32 of ``(B, C, H, W)`` maps: the plastic layers alone."""
         with self.stopwatch.measure("plastic"), self._autocast():
-            return (self._compiled[1] or self.plastic_layers)(feature_map).float()
+            return self.plastic_layers(feature_map).float()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits ``(B, classes)`` float32; through the codebook or not as the two settings say.

@@ -52,7 +52,7 @@ class RunSettings:
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
         evaluate_quantized: evaluate on maps rebuilt from memory blocks.
         precision: fp32, or bf16 autocast.
-        compile: compile F and P (one or two minutes once).
+        compile: compile F (half a minute once).
         device: cpu or cuda.
         threads: CPU threads of torch and faiss; 0 takes one per core.
         workers: loader processes.
