@@ -3,6 +3,7 @@
 import hashlib
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ class FeatureCache(SupervisedPlugin):
         folder: where the files lie.
         model: whose F is cached.
         count: number of images that there are altogether.
-        key: names the images and their transform, such as ``f"{table.frames_hash()} {transform!r}"``.
+        key: names the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
         workers: loader processes while filling.
         progress: show a bar with images/s while filling.
 
@@ -133,6 +134,20 @@ class FeatureCache(SupervisedPlugin):
             tasks = list(map(int, images.targets_task_labels))
             attributes.append(DataAttribute(tasks, "targets_task_labels", use_in_getitem=True))
         return AvalancheDataset([maps], data_attributes=attributes)
+
+
+def files_key(paths: Iterable[str | os.PathLike]) -> str:
+    """SHA-256 over names, sizes and times of change of files, in their order: another one where an image changed.
+
+    The folder that they lie in does not count, so that a moved data set keeps its cache.
+    """
+    paths = [Path(path) for path in paths]
+    common = os.path.commonpath(paths) if paths else ""
+    digest = hashlib.sha256()
+    for path in paths:
+        state = path.stat()
+        digest.update(f"{os.path.relpath(path, common)}|{state.st_size}|{state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def _memory_map(path: Path, dtype, shape: tuple[int, ...]) -> np.memmap:

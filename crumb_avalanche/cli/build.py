@@ -3,6 +3,7 @@
 import os
 import random
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from crumb_avalanche.baselines.registry import (
 )
 from crumb_avalanche.cli.settings import PretrainSettings, RunSettings
 from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.feature_cache import files_key
 from crumb_avalanche.pretraining import read_pretrained
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import check_and_load
@@ -26,12 +28,17 @@ from crumb_avalanche.weights import check_and_load
 
 @dataclass
 class Stream:
-    """A benchmark and the table that it was made from."""
+    """A benchmark and the table that it was made from.
+
+    Attributes:
+        images_key: names the images as they are now, and their transform, for the feature cache.
+    """
 
     entry: Benchmark
     table: FrameTable
     benchmark: Any
     bad_frames: list[str]
+    images_key: str
 
 
 def set_threads_and_seeds(threads: int, seed: int) -> None:
@@ -70,7 +77,11 @@ def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
         transform,
         transform,
     )
-    return Stream(entry, table, benchmark, bad)
+    if entry.needs_root:
+        images = files_key(Path(table.root) / path for path in table.path)
+    else:
+        images = f"{table.frames_hash()} {table.reader!r}"
+    return Stream(entry, table, benchmark, bad, f"{images} {transform!r}")
 
 
 def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:

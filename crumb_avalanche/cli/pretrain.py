@@ -11,7 +11,7 @@ from benchmarks_toybox_ilab.frames import pixel_transform
 from crumb_avalanche.cli import build
 from crumb_avalanche.cli.settings import PretrainSettings, as_dict
 from crumb_avalanche.cli.tables import table
-from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.feature_cache import FeatureCache, files_key
 from crumb_avalanche.preparation import prepare
 from crumb_avalanche.pretraining import PretrainingSettings, pretrain, save_pretrained
 
@@ -38,7 +38,9 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
     prepare(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
     with tempfile.TemporaryDirectory(prefix="crumb-maps-") as temporary:
         # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
-        key = f"{settings.data} {len(images)} {pixel_transform(settings.image_size)!r}"
+        samples = getattr(images, "samples", None)
+        names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
+        key = f"{names} {len(images)} {pixel_transform(settings.image_size)!r}"
         cache = FeatureCache(
             settings.feature_cache or temporary, model, len(images), key, settings.workers, settings.progress
         )

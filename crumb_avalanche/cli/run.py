@@ -1,5 +1,6 @@
 """``crumb run``: learn a stream, write the run folder, print the accuracy after every experience."""
 
+import shutil
 import statistics
 import time
 import traceback
@@ -115,8 +116,14 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     plugins = []
     cache = None
     if settings.feature_cache:
-        key = f"{stream.table.frames_hash()} {build_transform_key(settings)}"
-        cache = FeatureCache(settings.feature_cache, model, len(stream.table), key, settings.workers, settings.progress)
+        cache = FeatureCache(
+            settings.feature_cache,
+            model,
+            len(stream.table),
+            stream.images_key,
+            settings.workers,
+            settings.progress,
+        )
         plugins.append(cache)
     progress = ProgressPlugin(len(benchmark.train_stream), settings.progress)
     ledger = LedgerMetric()
@@ -169,17 +176,11 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "versions": build.versions(),
     }
     write_json(folder / RESULT, result)
+    shutil.rmtree(folder / "interrupted", ignore_errors=True)  # of an earlier attempt
     if verbose:
         print(matrix_table(matrix, accuracy_after, joint=entry.joint))
         print(ledger_table(ledgers[-1]))
     return result
-
-
-def build_transform_key(settings: RunSettings) -> str:
-    """Names the transform in the key of the feature cache."""
-    from benchmarks_toybox_ilab.frames import pixel_transform
-
-    return repr(pixel_transform(settings.image_size))
 
 
 def learn(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 
@@ -165,3 +166,17 @@ def test_the_command_itself(tiny, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "images/s" in done.stderr and "after experience 2/2" in done.stdout
+
+
+def test_the_feature_cache_notices_that_an_image_changed(crumb, tiny, clips, tmp_path):
+    root = tmp_path / "clips"
+    shutil.copytree(clips, root)
+    more = ("--dataset-root", root, "--feature-cache", tmp_path / "cache")
+    filled = []
+    for name in ("first", "same", "changed"):
+        if name == "changed":
+            one, other = (root / "cup" / "object0" / "clip0" / f"frame{number}.png" for number in (0, 1))
+            one.write_bytes(other.read_bytes())
+        run(crumb, tiny, tmp_path / name, *more)
+        filled.append(json.loads((tmp_path / name / "ledger.json").read_text())["feature_cache_images_filled"])
+    assert filled == [120, 0, 120]
