@@ -101,7 +101,8 @@ class FeatureCache(SupervisedPlugin):
         return MapDataset(self.maps, rows, labels)
 
     def _fill(self, images: Dataset, rows: np.ndarray) -> None:
-        loader = DataLoader(images, batch_size=32, num_workers=self.workers)
+        # A generator of its own: a loader draws a seed, and filling must not move the learner's random numbers.
+        loader = DataLoader(images, batch_size=32, num_workers=self.workers, generator=torch.Generator())
         device = self.model.pixel_mean.device
         with tqdm(total=len(rows), unit=" images", desc="feature cache", disable=not self.progress) as bar:
             start = 0
