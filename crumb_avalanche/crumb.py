@@ -142,8 +142,6 @@ class CRUMBPlugin(SupervisedPlugin):
         if not self.storage_policy.rule.second_pass:
             return
         model = strategy.model
-        was_training = model.training
-        model.eval()
         loader = DataLoader(strategy.adapted_dataset, batch_size=strategy.train_mb_size)
         position = 0
         for images, labels, *_ in loader:
@@ -153,7 +151,6 @@ class CRUMBPlugin(SupervisedPlugin):
             position += len(labels)
             if self.storage_policy.rule.finished:
                 break
-        model.train(was_training)
 
     def _pixels(self, strategy, start: int, images: Tensor | None = None, in_order: bool = False):
         """The pixels of a batch: from the batch, or from the experience where a cache put maps in their place."""

@@ -2,7 +2,7 @@
 
 import os
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from crumb_avalanche.baselines.registry import (
     LearningSettings,
     memories_in_budget,
 )
-from crumb_avalanche.cli.settings import PretrainSettings, RunSettings
+from crumb_avalanche.cli.settings import PretrainSettings, RunSettings, part_for
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.feature_cache import files_key
 from crumb_avalanche.pretraining import read_pretrained
@@ -116,9 +116,7 @@ def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebo
 
 def learning_settings(settings: RunSettings, entry: Benchmark) -> LearningSettings:
     """The part of the settings that strategies read."""
-    values = {
-        item.name: getattr(settings, item.name) for item in fields(LearningSettings) if hasattr(settings, item.name)
-    }
+    values = part_for(LearningSettings, settings)
     values["batch_size"] = settings.batch_size or entry.batch_size
     values["clamp_gradients"] = settings.clamp_gradients or None
     return LearningSettings(**values)

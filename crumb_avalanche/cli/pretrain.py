@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.frames import pixel_transform
 from crumb_avalanche.cli import build
-from crumb_avalanche.cli.settings import PretrainSettings, as_dict
+from crumb_avalanche.cli.settings import PretrainSettings, as_dict, part_for
 from crumb_avalanche.cli.tables import table
 from crumb_avalanche.feature_cache import FeatureCache, files_key
 from crumb_avalanche.preparation import prepare
@@ -48,16 +48,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
         history = pretrain(
             model,
             maps,
-            PretrainingSettings(
-                settings.epochs,
-                settings.batch_size,
-                settings.learning_rate,
-                settings.momentum,
-                settings.weight_decay,
-                settings.direct_weight,
-                settings.codebook_weight,
-                settings.seed,
-            ),
+            PretrainingSettings(**part_for(PretrainingSettings, settings)),
             settings.progress,
         )
     made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}

@@ -1,5 +1,6 @@
 """``crumb run``: learn a stream, write the run folder, print the accuracy after every experience."""
 
+import json
 import shutil
 import statistics
 import time
@@ -8,6 +9,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from torch import nn
@@ -77,10 +79,6 @@ def finished_result(folder: Path, settings: RunSettings) -> dict:
     Raises:
         FinishedRunError: it was made with others.
     """
-    import json
-
-    import yaml
-
     then = yaml.safe_load((folder / "config.yaml").read_text())
     for name, value in as_dict(settings).items():
         if name not in NO_PART_OF_THE_RESULT and then.get(name) != value:

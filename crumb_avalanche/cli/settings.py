@@ -246,6 +246,11 @@ class ReportSettings:
     output: str | None = None
 
 
+def part_for(kind: type, settings) -> dict:
+    """The values of ``settings`` that a settings class of the library has fields for."""
+    return {item.name: getattr(settings, item.name) for item in fields(kind) if hasattr(settings, item.name)}
+
+
 def as_dict(settings) -> dict:
     """Settings as plain values, in the order of their declaration."""
     return {item.name: getattr(settings, item.name) for item in fields(settings)}
