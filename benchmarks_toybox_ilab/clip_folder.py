@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks_toybox_ilab.frame_table import Frame, FrameTable, FrameTableError, natural_key, whole_number
+from benchmarks_toybox_ilab.folders import visible_entries
+from benchmarks_toybox_ilab.frame_table import Frame, FrameTable, FrameTableError, whole_number
 
 LAYOUT = "<root>/<class>/<object>/<clip>/<frame>.jpg, e.g. cup/red_cup/kitchen/0001.jpg"
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-
-_CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
 def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int = 1) -> FrameTable:
@@ -59,12 +58,6 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int = 1) -> Frame
                     Frame("/".join((*names, image)), *names, position, split) for position, image in enumerate(images)
                 ]
     return FrameTable(frames, root, name=root.name)
-
-
-def visible_entries(folder: Path) -> list[Path]:
-    """What lies in a folder, in natural order, without hidden files and what systems leave behind (Thumbs.db)."""
-    entries = (entry for entry in folder.iterdir() if entry.name[0] != "." and entry.name.lower() not in _CLUTTER)
-    return sorted(entries, key=lambda entry: natural_key(entry.name))
 
 
 def _is_image(path: Path) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks_toybox_ilab.clip_folder import visible_entries
+from benchmarks_toybox_ilab.folders import visible_entries
 from benchmarks_toybox_ilab.frame_table import Frame, FrameTable, FrameTableError, natural_key, whole_number
 
 LAYOUT = "<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg"

@@ -38,7 +38,7 @@ class Frame:
     """One row of a table.
 
     Attributes:
-        path: Relative to the table's root, with forward slashes; comes once in a table.
+        path: Relative to the table's root, with forward slashes; comes once in a table, unless the table is padded.
         class_name: What is to be recognised.
         object_name: Which thing of that class; a name needs to be unique only inside its class.
         session: Which clip of that object.
@@ -63,10 +63,12 @@ class FrameTable:
         labels: `(N,)` int64, read-only.
         root, reader, name: As given: the folder that the paths are relative to, what turns a path into a PIL image
             instead of opening a file, and a short name for messages.
+        padded: As given: whether a path may come again in its own clip, as another frame. Some data sets bring short
+            clips to length that way.
 
     Raises:
-        FrameTableError: If there are no frames, a row breaks a rule of `Frame`, a path comes twice, or a class has no
-            training frames.
+        FrameTableError: If there are no frames, a row breaks a rule of `Frame`, a path comes twice (in a padded table:
+            in two clips), or a class has no training frames.
     """
 
     def __init__(
@@ -75,16 +77,18 @@ class FrameTable:
         root: str | Path | None = None,
         reader: Callable[[str], Image.Image] | None = None,
         name: str = "",
+        padded: bool = False,
     ) -> None:
         rows = tuple(frames)
         self.root = None if root is None else Path(root)
         self.reader = reader
         self.name = name
+        self.padded = padded
         if not rows:
             raise FrameTableError(f"{self._title()} has no frames; a table needs at least one training frame.")
-        seen: set[str] = set()
+        seen: dict[str, tuple | None] = {}
         for number, row in enumerate(rows):
-            _check_row(number, row, seen)
+            _check_row(number, row, seen, padded)
         self.path = tuple(row.path for row in rows)
         self.class_name = tuple(row.class_name for row in rows)
         self.object_name = tuple(row.object_name for row in rows)
@@ -200,7 +204,7 @@ class FrameTable:
         if unknown:
             raise FrameTableError(f"there is no row {min(unknown)}; {self._title()} has rows 0 to {len(self) - 1}.")
         kept = (frame for row, frame in enumerate(self) if row not in dropped)
-        return FrameTable(kept, self.root, self.reader, self.name)
+        return FrameTable(kept, self.root, self.reader, self.name, self.padded)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Number of frames by class and split: `counts()["cup"]["test"]`."""
@@ -232,7 +236,11 @@ class FrameTable:
 
     @classmethod
     def from_csv(
-        cls, path: str | Path, root: str | Path | None, reader: Callable[[str], Image.Image] | None = None
+        cls,
+        path: str | Path,
+        root: str | Path | None,
+        reader: Callable[[str], Image.Image] | None = None,
+        padded: bool = False,
     ) -> "FrameTable":
         """Read what `to_csv` wrote, or a table made by hand with the same header.
 
@@ -249,7 +257,7 @@ class FrameTable:
             if tuple(header) != COLUMNS:
                 raise FrameTableError(f"{path} begins with {','.join(header)!r}; it must be {','.join(COLUMNS)!r}")
             frames = [_parse_line(path, lines.line_num, line) for line in lines if line]
-        return cls(frames, root, reader, name=path.stem)
+        return cls(frames, root, reader, path.stem, padded)
 
 
 def natural_key(text: str) -> tuple:
@@ -266,8 +274,8 @@ def whole_number(name: str, value: object, least: int, error: type[ValueError] =
     return operator.index(value)
 
 
-def _check_row(number: int, row: Frame, seen: set[str]) -> None:
-    """Raise FrameTableError if a row breaks a rule, or its path was seen; add the path to those seen."""
+def _check_row(number: int, row: Frame, seen: dict[str, tuple | None], padded: bool) -> None:
+    """Raise FrameTableError if a row breaks a rule, or its path was seen; note its path and clip as seen."""
     where = f"row {number} ({row.path})"
     if not row.path or not row.class_name:
         raise FrameTableError(f"{where} has no {'class' if row.path else 'path'}; every row needs a path and a class.")
@@ -276,9 +284,11 @@ def _check_row(number: int, row: Frame, seen: set[str]) -> None:
     whole_number(f"the frame number of {where}", row.frame, 0, FrameTableError)
     if _LINE_BREAKS.search(row.path + row.class_name + row.object_name + row.session):
         raise FrameTableError(f"row {number} ({row.path!r}) has a name with a line break in it; rename it.")
-    if row.path in seen:
-        raise FrameTableError(f"{where} repeats the path of an earlier row; list every frame once.")
-    seen.add(row.path)
+    clip = (row.class_name, row.object_name, row.session, row.split) if padded else None
+    if row.path in seen and not (padded and seen[row.path] == clip):
+        rule = "a padded table repeats a frame only inside its clip" if padded else "list every frame once"
+        raise FrameTableError(f"{where} repeats the path of an earlier row; {rule}.")
+    seen[row.path] = clip
 
 
 def _parse_line(path: Path, number: int, line: Sequence[str]) -> Frame:

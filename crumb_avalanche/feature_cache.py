@@ -1,7 +1,8 @@
-"""F(x) computed once per image and kept on disk. Exact: F is frozen and the images are not augmented."""
+"""F(x) computed once per image and kept on disk. Exact in float32: F is frozen and the images are not augmented."""
 
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,11 +18,15 @@ from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import weights_hash
 
 
+class FeatureCacheError(ValueError):
+    """Maps that cannot be kept; says why and what to do."""
+
+
 class MapDataset(Dataset):
     """``(map, label)`` pairs out of a table of maps.
 
     Args:
-        maps: ``(N, C, H, W)`` float32 array, usually a memory map.
+        maps: ``(N, C, H, W)`` float32 or float16 array, usually a memory map; items are float32.
         rows: which row each item is.
         labels: the label of each item.
     """
@@ -35,7 +40,7 @@ class MapDataset(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index):
-        return torch.from_numpy(np.array(self.maps[self.rows[index]])), self.targets[index]
+        return torch.from_numpy(np.array(self.maps[self.rows[index]], dtype=np.float32)), self.targets[index]
 
 
 class FeatureCache(SupervisedPlugin):
@@ -43,7 +48,7 @@ class FeatureCache(SupervisedPlugin):
 
     One file holds ``count`` maps of ``4 * C * H * W`` bytes (346,112 for 512x13x13; the file is sparse until filled),
     named after everything that decides F(x): F's weights and precision, and ``key``. The feature scale is applied on
-    reading.
+    reading. At half precision it takes half of that, and maps are rounded to 11 significant bits.
 
     Args:
         folder: where the files lie.
@@ -52,6 +57,10 @@ class FeatureCache(SupervisedPlugin):
         key: names the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
         workers: loader processes while filling.
         progress: show a bar with images/s while filling.
+        half: keep the maps as float16.
+
+    Raises:
+        FeatureCacheError: the disk has too little room for the maps still missing, or a map does not fit into float16.
 
     Data sets need an attribute ``frame_row``, each item's number below ``count``; benchmarks made by
     ``benchmarks_toybox_ilab`` have it.
@@ -69,10 +78,11 @@ class FeatureCache(SupervisedPlugin):
         key: str,
         workers: int = 0,
         progress: bool = True,
+        half: bool = False,
     ):
         super().__init__()
         compiled = "compiled" if model.is_compiled else "eager"
-        what = f"{weights_hash(model.feature_extractor)} {model.precision} {compiled} {key}"
+        what = f"{weights_hash(model.feature_extractor)} {model.precision} {compiled} {key}{' half' * half}"
         name = hashlib.sha256(what.encode()).hexdigest()[:24]
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +91,8 @@ class FeatureCache(SupervisedPlugin):
         self.progress = progress
         self.seconds = 0.0
         self.filled = 0
-        self.maps = _memory_map(folder / f"{name}.maps", np.float32, (count, *model.map_shape))
+        self.folder = folder
+        self.maps = _memory_map(folder / f"{name}.maps", np.float16 if half else np.float32, (count, *model.map_shape))
         self.done = _memory_map(folder / f"{name}.done", np.uint8, (count,))
 
     def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
@@ -94,6 +105,7 @@ class FeatureCache(SupervisedPlugin):
         """
         missing = np.flatnonzero(self.done[rows] == 0)
         if len(missing):
+            self._check_room(len(missing))
             start = time.perf_counter()
             self._fill(Subset(images, missing.tolist()), rows[missing])
             self.seconds += time.perf_counter() - start
@@ -108,13 +120,32 @@ class FeatureCache(SupervisedPlugin):
             start = 0
             for image, *_ in loader:
                 batch = rows[start : start + len(image)]
-                self.maps[batch] = self.model.extract(image.to(device)).cpu().numpy()
+                self.maps[batch] = self._stored(self.model.extract(image.to(device)).cpu().numpy())
                 self.maps.flush()
                 # Only after the maps are written: a cut-off run leaves maps that count as missing, never wrong ones.
                 self.done[batch] = 1
                 start += len(image)
                 bar.update(len(image))
         self.done.flush()
+
+    def _stored(self, maps: np.ndarray) -> np.ndarray:
+        largest = np.finfo(self.maps.dtype).max
+        if np.abs(maps).max() > largest:
+            raise FeatureCacheError(
+                f"a feature map has a value of {np.abs(maps).max():.0f}, but half precision ends at {largest:.0f}; "
+                "keep the cache in single precision"
+            )
+        return maps.astype(self.maps.dtype)
+
+    def _check_room(self, missing: int) -> None:
+        """A full disk under a memory map kills the process, so it is asked before."""
+        needed = missing * self.maps[0].nbytes
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise FeatureCacheError(
+                f"the feature cache in {self.folder} needs {needed / 1e9:.2f} GB more for {missing} images, but "
+                f"{free / 1e9:.2f} GB are free; choose another folder, keep it at half precision, or go without it"
+            )
 
     def after_train_dataset_adaptation(self, strategy, **kwargs):
         strategy.adapted_dataset = self._cached(strategy.adapted_dataset)

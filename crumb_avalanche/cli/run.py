@@ -121,6 +121,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
             stream.images_key,
             settings.workers,
             settings.progress,
+            settings.cache_precision == "fp16",
         )
         plugins.append(cache)
     progress = ProgressPlugin(len(benchmark.train_stream), settings.progress)

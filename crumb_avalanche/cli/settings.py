@@ -30,6 +30,7 @@ class RunSettings:
         budget_bytes: memory budget in bytes, instead of budget_images.
         mem_size: number of memories, instead of a budget.
         feature_cache: folder in which F(x) is kept, so that every image passes F once for all runs.
+        cache_precision: of the feature cache on disk; fp16 takes half the room and rounds the maps a little.
         classes_per_experience: default the benchmark's.
         batch_size: images per batch; default the benchmark's.
         first_epochs: epochs on the first experience.
@@ -78,6 +79,7 @@ class RunSettings:
     budget_bytes: int | None = None
     mem_size: int | None = None
     feature_cache: str | None = None
+    cache_precision: Literal["fp32", "fp16"] = "fp32"
     classes_per_experience: int | None = None
     batch_size: int | None = None
     first_epochs: int = 10
