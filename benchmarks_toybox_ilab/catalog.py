@@ -45,7 +45,16 @@ BENCHMARKS: dict[str, Benchmark] = {
     for benchmark in (
         Benchmark("eth80", eth80.ETH80Frames, 2, 21, 15, True, eth80.LAYOUT, eth80.SOURCE),
         Benchmark("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True, clip_folder.LAYOUT, "your own images"),
-        Benchmark("cifar100", lambda root, run: cifar100.CIFAR100Frames(root), 5, 128, 100, True, cifar100.LAYOUT, cifar100.SOURCE),
+        Benchmark(
+            "cifar100",
+            lambda root, run: cifar100.CIFAR100Frames(root),
+            5,
+            128,
+            100,
+            True,
+            cifar100.LAYOUT,
+            cifar100.SOURCE,
+        ),
         Benchmark(
             "toy_shapes", _streamed_shapes, 2, 21, 15, False, "no files: drawn when read", "made by this package"
         ),

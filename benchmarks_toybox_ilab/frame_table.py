@@ -4,54 +4,29 @@ Every data set of this package is a function from a folder to such a table, and 
 new data set needs no loader, and a user's own table needs no code: write the CSV, read it with `FrameTable.from_csv`.
 """
 
-import csv
 import hashlib
 import json
 import operator
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from copy import copy
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-SPLITS = ("train", "test")
-COLUMNS = ("path", "class", "object", "session", "frame", "split")  # the header of a CSV file
+from benchmarks_toybox_ilab.frame import (
+    SPLITS,
+    BadFrameError,
+    Frame,
+    FrameTableError,
+    check_row,
+    natural_key,
+    whole_number,
+)
+from benchmarks_toybox_ilab.frame_csv import COLUMNS, read_dirmap, read_frames, write_frames
 
-_DIGITS = re.compile(r"(\d+)")
-_LINE_BREAKS = re.compile(r"[\r\n\0]")
-
-
-class FrameTableError(ValueError):
-    """A table, a folder or a name that breaks a rule; says which, the rule, and what to do."""
-
-
-class BadFrameError(OSError):
-    """A frame that cannot be decoded; the message names the file."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One row of a table.
-
-    Attributes:
-        path: Relative to the table's root, with forward slashes; comes once in a table, unless the table is padded.
-        class_name: What is to be recognised.
-        object_name: Which thing of that class; a name needs to be unique only inside its class.
-        session: Which clip of that object.
-        frame: Position in the clip, at least 0; gaps are fine.
-        split: "train" or "test".
-    """
-
-    path: str
-    class_name: str
-    object_name: str
-    session: str
-    frame: int
-    split: str
+__all__ = ["BadFrameError", "Frame", "FrameTable", "FrameTableError", "natural_key", "whole_number"]
 
 
 class FrameTable:
@@ -59,7 +34,7 @@ class FrameTable:
 
     Attributes:
         path, class_name, object_name, session, frame, split: Tuples, one entry a row; frame of int, the others of str.
-        classes: The class names in natural order; a label is an index into this, the same in every run.
+        classes: The class names, in natural order unless given; a label is an index into this.
         labels: `(N,)` int64, read-only.
         root, reader, name: As given: the folder that the paths are relative to, what turns a path into a PIL image
             instead of opening a file, and a short name for messages.
@@ -68,7 +43,7 @@ class FrameTable:
 
     Raises:
         FrameTableError: If there are no frames, a row breaks a rule of `Frame`, a path comes twice (in a padded table:
-            in two clips), or a class has no training frames.
+            in two clips), a class has no training frames, or `classes` are not those of the frames.
     """
 
     def __init__(
@@ -78,33 +53,48 @@ class FrameTable:
         reader: Callable[[str], Image.Image] | None = None,
         name: str = "",
         padded: bool = False,
+        classes: Sequence[str] | None = None,
     ) -> None:
-        rows = tuple(frames)
         self.root = None if root is None else Path(root)
         self.reader = reader
         self.name = name
         self.padded = padded
-        if not rows:
-            raise FrameTableError(f"{self._title()} has no frames; a table needs at least one training frame.")
+        columns: tuple[list, ...] = tuple([] for _ in COLUMNS)
         seen: dict[str, tuple | None] = {}
-        for number, row in enumerate(rows):
-            _check_row(number, row, seen, padded)
-        self.path = tuple(row.path for row in rows)
-        self.class_name = tuple(row.class_name for row in rows)
-        self.object_name = tuple(row.object_name for row in rows)
-        self.session = tuple(row.session for row in rows)
-        self.frame = tuple(operator.index(row.frame) for row in rows)
-        self.split = tuple(row.split for row in rows)
-        self.classes = tuple(sorted(set(self.class_name), key=natural_key))
+        names: dict[str, str] = {}  # one object for all equal names: a million rows have few classes and sessions
+        for number, row in enumerate(frames):
+            check_row(number, row, seen, padded)
+            shared = (names.setdefault(text, text) for text in (row.class_name, row.session, row.split))
+            class_name, session, split = shared
+            values = row.path, class_name, row.object_name, session, operator.index(row.frame), split
+            for column, value in zip(columns, values):
+                column.append(value)
+        if not seen:
+            raise FrameTableError(f"{self._title()} has no frames; a table needs at least one training frame.")
+        del seen
+        self.path, self.class_name, self.object_name, self.session, self.frame, self.split = map(tuple, columns)
+        self.classes = self._check_classes(classes)
         label_of = {name: label for label, name in enumerate(self.classes)}
-        self.labels = np.array([label_of[name] for name in self.class_name], dtype=np.int64)
+        self.labels = np.fromiter(map(label_of.__getitem__, self.class_name), np.int64, len(self))
         self.labels.setflags(write=False)
+        self._is_test = np.fromiter((split == "test" for split in self.split), bool, len(self))
         for class_name, count in self.counts().items():
             if not count["train"]:
                 raise FrameTableError(
                     f"class {class_name!r} of {self._title()} has {count['test']} test frames and no training frames; "
                     "every class needs training frames. Mark some of its rows as train, or leave the class out."
                 )
+
+    def _check_classes(self, classes: Sequence[str] | None) -> tuple[str, ...]:
+        natural = tuple(sorted(set(self.class_name), key=natural_key))
+        if classes is None:
+            return natural
+        if sorted(classes) != sorted(natural):
+            raise FrameTableError(
+                f"classes is {', '.join(classes)}, but must be the classes of {self._title()} in any order, each once: "
+                f"{', '.join(natural)}"
+            )
+        return tuple(classes)
 
     def _title(self) -> str:
         return f"frame table {self.name!r}" if self.name else "the frame table"
@@ -131,7 +121,7 @@ class FrameTable:
         if split is not None:
             if split not in SPLITS:
                 raise FrameTableError(f"there is no split {split!r}; take 'train', 'test', or None for both.")
-            chosen &= np.array(self.split) == split
+            chosen &= self._is_test == (split == "test")
         if class_name is not None:
             if class_name not in self.classes:
                 raise FrameTableError(f"there is no class {class_name!r}; the classes are {', '.join(self.classes)}.")
@@ -203,15 +193,31 @@ class FrameTable:
         unknown = dropped.difference(range(len(self)))
         if unknown:
             raise FrameTableError(f"there is no row {min(unknown)}; {self._title()} has rows 0 to {len(self) - 1}.")
-        kept = (frame for row, frame in enumerate(self) if row not in dropped)
-        return FrameTable(kept, self.root, self.reader, self.name, self.padded)
+        kept = [frame for row, frame in enumerate(self) if row not in dropped]
+        left = {frame.class_name for frame in kept}
+        classes = [name for name in self.classes if name in left]
+        return FrameTable(kept, self.root, self.reader, self.name, self.padded, classes)
+
+    def with_classes(self, classes: Sequence[str]) -> "FrameTable":
+        """The same rows with other labels: the place of a class in `classes` is its label.
+
+        Raises:
+            FrameTableError: If `classes` are not those of the table, each once.
+        """
+        relabelled = copy(self)
+        relabelled.classes = self._check_classes(classes)
+        relabelled.labels = np.array([relabelled.classes.index(name) for name in self.classes])[self.labels]
+        relabelled.labels.setflags(write=False)
+        return relabelled
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Number of frames by class and split: `counts()["cup"]["test"]`."""
-        table = {class_name: dict.fromkeys(SPLITS, 0) for class_name in self.classes}
-        for class_name, split in zip(self.class_name, self.split, strict=True):
-            table[class_name][split] += 1
-        return table
+        test = np.bincount(self.labels[self._is_test], minlength=len(self.classes)).tolist()
+        both = np.bincount(self.labels, minlength=len(self.classes)).tolist()
+        return {
+            name: {"train": count - in_test, "test": in_test}
+            for name, count, in_test in zip(self.classes, both, test, strict=True)
+        }
 
     def content_hash(self) -> str:
         """SHA-256 over all columns in row order, but not the root: the same on every machine."""
@@ -223,16 +229,7 @@ class FrameTable:
 
     def to_csv(self, path: str | Path) -> None:
         """Write the table as UTF-8 CSV with the header path,class,object,session,frame,split; whole or not at all."""
-        path = Path(path)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with open(unfinished, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(COLUMNS)
-                writer.writerows(zip(*self._columns(), strict=True))
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_frames(path, zip(*self._columns(), strict=True))
 
     @classmethod
     def from_csv(
@@ -247,59 +244,25 @@ class FrameTable:
         Raises:
             FrameTableError: If the file is missing, its header or a line is wrong, or the table breaks a rule.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise FrameTableError(f"there is no frame table at {path}; give the CSV file that to_csv wrote.")
-        # utf-8-sig: spreadsheets put a byte order mark in front.
-        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            lines = csv.reader(file)
-            header = next(lines, [])
-            if tuple(header) != COLUMNS:
-                raise FrameTableError(f"{path} begins with {','.join(header)!r}; it must be {','.join(COLUMNS)!r}")
-            frames = [_parse_line(path, lines.line_num, line) for line in lines if line]
-        return cls(frames, root, reader, path.stem, padded)
+        return cls(read_frames(path), root, reader, Path(path).stem, padded)
 
+    @classmethod
+    def from_dirmap(
+        cls,
+        path: str | Path,
+        root: str | Path | None,
+        test_sessions: Collection[int | str],
+        class_names: Mapping[int | str, str] | None = None,
+    ) -> "FrameTable":
+        """Read an index file of the paper's published code; see `frame_csv.read_dirmap`.
 
-def natural_key(text: str) -> tuple:
-    """Sort key that takes runs of digits as numbers: object2 before object10."""
-    parts = _DIGITS.split(text)
-    parts[1::2] = map(int, parts[1::2])  # every other part is digits, so numbers only ever meet numbers
-    return tuple(parts), text
+        Its Toybox index repeats frames of short clips under other numbers, so the table counts as padded.
 
-
-def whole_number(name: str, value: object, least: int, error: type[ValueError] = ValueError) -> int:
-    """The value as int; an error that names it unless it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
-        raise error(f"{name} is {value!r}, but must be a whole number of at least {least}.")
-    return operator.index(value)
-
-
-def _check_row(number: int, row: Frame, seen: dict[str, tuple | None], padded: bool) -> None:
-    """Raise FrameTableError if a row breaks a rule, or its path was seen; note its path and clip as seen."""
-    where = f"row {number} ({row.path})"
-    if not row.path or not row.class_name:
-        raise FrameTableError(f"{where} has no {'class' if row.path else 'path'}; every row needs a path and a class.")
-    if row.split not in SPLITS:
-        raise FrameTableError(f"{where} has split {row.split!r}; a split is 'train' or 'test'.")
-    whole_number(f"the frame number of {where}", row.frame, 0, FrameTableError)
-    if _LINE_BREAKS.search(row.path + row.class_name + row.object_name + row.session):
-        raise FrameTableError(f"row {number} ({row.path!r}) has a name with a line break in it; rename it.")
-    clip = (row.class_name, row.object_name, row.session, row.split) if padded else None
-    if row.path in seen and not (padded and seen[row.path] == clip):
-        rule = "a padded table repeats a frame only inside its clip" if padded else "list every frame once"
-        raise FrameTableError(f"{where} repeats the path of an earlier row; {rule}.")
-    seen[row.path] = clip
-
-
-def _parse_line(path: Path, number: int, line: Sequence[str]) -> Frame:
-    if len(line) != len(COLUMNS):
-        raise FrameTableError(
-            f"{path}, line {number} has {len(line)} values, but needs {len(COLUMNS)}: {','.join(COLUMNS)}"
-        )
-    *names, frame, split = line
-    if not frame.isascii() or not frame.isdecimal():
-        raise FrameTableError(f"{path}, line {number}: frame is {frame!r}, but must be a whole number of at least 0.")
-    return Frame(*names, int(frame), split)
+        Raises:
+            FrameTableError: If the file is missing, a column or a line is wrong, or the table breaks a rule.
+        """
+        frames = read_dirmap(path, test_sessions, class_names)
+        return cls(frames, root, name=Path(path).stem, padded=len({frame.path for frame in frames}) < len(frames))
 
 
 def _sha256(rows: Iterable[Sequence]) -> str:

@@ -9,8 +9,8 @@ The order lies in the dataset, so train with `shuffle=False`. Importing this mod
 seconds; the tables do not.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from avalanche.benchmarks import CLScenario, DatasetExperience, EagerCLStream, with_classes_timeline, with_task_labels
@@ -46,15 +46,29 @@ class StreamPlan:
 
 
 def plan_stream(
-    table: FrameTable, protocol: str = "class_instance", run: int = 0, classes_per_experience: int = 2
+    table: FrameTable,
+    protocol: str = "class_instance",
+    run: int = 0,
+    classes_per_experience: int = 2,
+    class_groups: Sequence[Sequence[str]] | None = None,
+    reference: bool = False,
 ) -> StreamPlan:
     """Draw the order of classes, clips and frames of a run.
 
     Paper: Sec. 4.1, class-i.i.d. and class-instance protocols. The order of classes of a run is that of all protocols.
 
+    Args:
+        table: The frames.
+        protocol: One of `catalog.PROTOCOLS`.
+        run: The seed.
+        classes_per_experience: Classes of one experience; the last may have fewer.
+        class_groups: Names of all classes in groups that come one after the other, shuffled inside each; None is one
+            group, in the order of `table.classes`.
+        reference: Draw as the paper's published code does, see `ReferenceDraws`.
+
     Raises:
         ValueError: If the protocol is unknown, or a number is out of range.
-        FrameTableError: If a class has no test frames.
+        FrameTableError: If a class has no test frames, or the groups do not hold every class once.
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"unknown protocol {protocol!r}; known are {', '.join(PROTOCOLS)}.")
@@ -66,20 +80,25 @@ def plan_stream(
                 f"class {class_name!r} has no test frames, so nothing could be said about it after training. "
                 "Mark some of its rows as test, or leave the class out."
             )
-    order = _generator(run, _CLASS_ORDER).permutation(len(table.classes)).tolist()
+    groups = [table.classes] if class_groups is None else class_groups
+    if sorted(name for group in groups for name in group) != sorted(table.classes):
+        raise FrameTableError(
+            f"class_groups is {[list(group) for group in groups]}, but must hold each class of the table once: "
+            f"{', '.join(table.classes)}"
+        )
+    draws = ReferenceDraws(run) if reference else PortableDraws(run)
+    label_of = {name: label for label, name in enumerate(table.classes)}
+    order = [label_of[group[place]] for group in groups for place in draws.classes(len(group))]
     chunks = tuple(tuple(order[start : start + size]) for start in range(0, len(order), size))
-    train_chunks = (tuple(order),) if protocol == "offline" else chunks
-    return StreamPlan(
-        chunks=chunks,
-        train=tuple(
-            _training_rows(table, labels, protocol, run, experience) for experience, labels in enumerate(train_chunks)
-        ),
-        test=tuple(_rows_of(table, "test", labels) for labels in chunks),
-    )
-
-
-def _generator(run: int, *child: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(run, spawn_key=child))
+    train = []
+    for experience, labels in enumerate((tuple(order),) if protocol == "offline" else chunks):
+        rows = _rows_of(table, "train", labels)
+        if protocol == "class_instance":
+            clips = table.clips(rows)
+            train.append(np.concatenate([clips[clip] for clip in draws.clips(len(clips), experience)]))
+        else:
+            train.append(rows[draws.frames(len(rows), experience)])
+    return StreamPlan(chunks, tuple(train), tuple(_rows_of(table, "test", labels) for labels in chunks))
 
 
 def _rows_of(table: FrameTable, split: str, labels: tuple[int, ...]) -> np.ndarray:
@@ -87,13 +106,55 @@ def _rows_of(table: FrameTable, split: str, labels: tuple[int, ...]) -> np.ndarr
     return rows[np.isin(table.labels[rows], labels)]
 
 
-def _training_rows(table: FrameTable, labels: tuple[int, ...], protocol: str, run: int, experience: int) -> np.ndarray:
-    rows = _rows_of(table, "train", labels)
-    if protocol == "class_instance":
-        clips = table.clips(rows)
-        order = _generator(run, _CLIP_ORDER, experience).permutation(len(clips))
-        return np.concatenate([clips[clip] for clip in order])
-    return _generator(run, _FRAME_ORDER, experience).permutation(rows)
+class PortableDraws:
+    """The orders of a run, each from a child of its seed, so that one more draw of a kind leaves the others alone."""
+
+    def __init__(self, run: int) -> None:
+        self.run = run
+
+    def _permutation(self, count: int, *child: int) -> np.ndarray:
+        return np.random.default_rng(np.random.SeedSequence(self.run, spawn_key=child)).permutation(count)
+
+    def classes(self, count: int) -> np.ndarray:
+        """An order of the classes of a group; call it once for each group, in order."""
+        self._group = getattr(self, "_group", -1) + 1
+        return self._permutation(count, _CLASS_ORDER, *([self._group] if self._group else []))
+
+    def clips(self, count: int, experience: int) -> np.ndarray:
+        """An order of the clips of an experience."""
+        return self._permutation(count, _CLIP_ORDER, experience)
+
+    def frames(self, count: int, experience: int) -> np.ndarray:
+        """An order of the frames of an experience."""
+        return self._permutation(count, _FRAME_ORDER, experience)
+
+
+class ReferenceDraws:
+    """The orders of a run as the published code of the paper draws them.
+
+    One of numpy's legacy generators, seeded with the run, shuffles the classes and then, experience by experience, the
+    clips; frames are permuted by a new one, seeded with the run in every experience (what `pandas.DataFrame.sample`
+    does with a `random_state`). Which clip comes where also depends on the order of the published index files, which
+    are not part of this package: ours are in the table's natural order.
+    """
+
+    def __init__(self, run: int) -> None:
+        self.run = run
+        self._random = np.random.RandomState(run)
+
+    def classes(self, count: int) -> np.ndarray:
+        """An order of the classes of a group; call it once for each group, in order."""
+        return self.clips(count, 0)
+
+    def clips(self, count: int, experience: int) -> np.ndarray:
+        """An order of the clips of an experience; call it once for each experience, in order."""
+        order = np.arange(count)
+        self._random.shuffle(order)
+        return order
+
+    def frames(self, count: int, experience: int) -> np.ndarray:
+        """An order of the frames of an experience."""
+        return np.random.RandomState(self.run).permutation(count)
 
 
 @dataclass(frozen=True)
@@ -162,6 +223,8 @@ def make_benchmark(
     classes_per_experience: int = 2,
     train_transform: Callable | None = None,
     eval_transform: Callable | None = None,
+    class_groups: Sequence[Sequence[str]] | None = None,
+    reference: bool = False,
 ) -> FrameBenchmark:
     """An Avalanche benchmark from a table.
 
@@ -175,12 +238,19 @@ def make_benchmark(
         classes_per_experience: Classes of one experience; the last experience may have fewer.
         train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
         eval_transform: Likewise, wherever the strategy evaluates.
+        class_groups: Groups of class names that come one after the other; see `plan_stream`.
+        reference: Draw orders as the paper's published code does, and label classes by their order of appearance, so
+            differently in each run. By default a label is the same in every run.
 
     Raises:
         ValueError: If the protocol is unknown, or a number is out of range.
-        FrameTableError: If a class has no test frames.
+        FrameTableError: If a class has no test frames, or the groups do not hold every class once.
     """
-    plan = plan_stream(table, protocol, run, classes_per_experience)
+    plan = plan_stream(table, protocol, run, classes_per_experience, class_groups, reference)
+    if reference:
+        appearance = [label for labels in plan.chunks for label in labels]
+        table = table.with_classes([table.classes[label] for label in appearance])
+        plan = replace(plan, chunks=tuple(tuple(map(appearance.index, labels)) for labels in plan.chunks))
     transforms = {
         "train": (imagenet_transform() if train_transform is None else train_transform, None),
         "eval": (imagenet_transform() if eval_transform is None else eval_transform, None),
