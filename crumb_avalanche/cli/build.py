@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
-from benchmarks_toybox_ilab.frame_table import FrameTable, FrameTableError
+from benchmarks_toybox_ilab.frame_table import FrameTable
 from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.baselines.registry import (
     Entry,
@@ -59,9 +59,7 @@ def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
     from benchmarks_toybox_ilab.protocols import make_benchmark
 
     entry = get_benchmark(settings.benchmark)
-    if entry.needs_root and settings.dataset_root is None:
-        raise FrameTableError(f"benchmark {entry.name} needs --dataset-root; expected there: {entry.layout}")
-    table = entry.frames(settings.dataset_root, run)
+    table = entry.table(settings.dataset_root, run, settings.reference_stream, settings.fps)
     bad = []
     if settings.on_bad_frame == "skip":
         with tqdm(total=len(table), unit=" images", desc="checking frames", disable=not settings.progress) as bar:
@@ -76,12 +74,14 @@ def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
         settings.classes_per_experience or entry.classes_per_experience,
         transform,
         transform,
+        entry.class_groups(table, settings.reference_stream),
+        settings.reference_stream,
     )
     if entry.needs_root:
         images = files_key(Path(table.root) / path for path in table.path)
     else:
         images = f"{table.frames_hash()} {table.reader!r}"
-    return Stream(entry, table, benchmark, bad, f"{images} {transform!r}")
+    return Stream(entry, benchmark.frame_table, benchmark, bad, f"{images} {transform!r}")
 
 
 def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:

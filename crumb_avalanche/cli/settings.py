@@ -13,8 +13,11 @@ class RunSettings:
     Settings left at None take the value of the preset; see PRESETS.
 
     Attributes:
-        benchmark: the stream: eth80, clip_folder (your own class/object/clip/frame tree) or toy_shapes.
+        benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, eth80, toy_shapes, or
+            clip_folder (your own class/object/clip/frame tree, or class/object/clip.mp4).
         dataset_root: folder with the benchmark's images.
+        reference_stream: frames, orders and labels as the paper's published code makes them, where that differs.
+        fps: frames per second to take from the video files of a clip_folder; default 1.
         protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience.
         strategy: crumb, image_replay, map_replay, finetune or offline.
         preset: paper does what the paper says, reference what its published code does on top.
@@ -64,6 +67,8 @@ class RunSettings:
 
     benchmark: str = "eth80"
     dataset_root: str | None = None
+    reference_stream: bool = False
+    fps: float | None = None
     protocol: Protocol = "class_instance"
     strategy: str = "crumb"
     preset: Literal["paper", "reference"] = "paper"

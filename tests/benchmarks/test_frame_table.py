@@ -107,6 +107,27 @@ def test_unknown_split_class_and_row():
         table.without([-1])
 
 
+def test_other_labels_for_the_same_rows():
+    table = FrameTable([CUP, BALL])
+    other = table.with_classes(["cup", "ball"])
+    assert table.classes == ("ball", "cup") and table.labels.tolist() == [1, 0]
+    assert other.classes == ("cup", "ball") and other.labels.tolist() == [0, 1] and not other.labels.flags.writeable
+    assert other.content_hash() == table.content_hash() and other.rows(class_name="ball").tolist() == [1]
+    assert FrameTable([CUP, BALL], classes=["cup", "ball"]).labels.tolist() == [0, 1]
+    for wrong in (["cup"], ["cup", "cup", "ball"], ["cup", "dog"]):
+        with pytest.raises(FrameTableError, match=r"classes is cup.*in any order, each once: ball, cup"):
+            table.with_classes(wrong)
+
+
+def test_a_padded_table_repeats_frames_inside_a_clip():
+    again = replace(CUP, frame=1)
+    assert len(FrameTable([CUP, again], padded=True)) == 2
+    with pytest.raises(FrameTableError, match="repeats the path of an earlier row; list every frame once"):
+        FrameTable([CUP, again])
+    with pytest.raises(FrameTableError, match="a padded table repeats a frame only inside its clip"):
+        FrameTable([CUP, replace(again, session="b")], padded=True)
+
+
 NAMES = st.text(st.characters(blacklist_characters="\r\n\0", blacklist_categories=("Cs",)), min_size=1, max_size=5)
 FRAMES = st.lists(
     st.builds(Frame, NAMES, NAMES, NAMES, NAMES, st.integers(0, 2**40), st.just("train")),

@@ -147,6 +147,53 @@ def test_orders_are_drawn_for_good():
     ]
 
 
+def test_groups_of_classes_keep_their_turn():
+    table = make_table(classes=6)
+    groups = [["class5", "class1", "class3"], ["class0", "class2", "class4"]]
+    for run in range(8):
+        order = [label for labels in plan_stream(table, run=run, class_groups=groups).chunks for label in labels]
+        assert (set(order[:3]), set(order[3:])) == ({5, 1, 3}, {0, 2, 4})
+    assert len({plan_stream(table, run=run, class_groups=groups).chunks for run in range(8)}) == 8
+    for wrong in ([["class0"]], [groups[0], groups[0]]):
+        with pytest.raises(FrameTableError, match="must hold each class of the table once: class0, class1"):
+            plan_stream(table, class_groups=wrong)
+
+
+@pytest.mark.parametrize("run", [0, 3])
+def test_orders_of_the_published_code(run):
+    """The draws, spelled out with numpy's legacy functions as a script would call them."""
+    table = make_table(classes=4, objects=2, sessions=3, frames=2)
+    np.random.seed(run)
+    order = ["class2", "class0", "class3", "class1"]
+    np.random.shuffle(order)
+    chunks, clips_of = [order[:2], order[2:]], []
+    for labels in chunks:
+        clips = [(c, o, s) for c in sorted(labels) for o in ("o0", "o1") for s in ("s0", "s1")]
+        np.random.shuffle(clips)
+        clips_of.append([tuple(clip) for clip in clips])
+    arguments = dict(run=run, class_groups=[["class2", "class0", "class3", "class1"]], reference=True)
+    benchmark = make_benchmark(table, "class_instance", **arguments)
+    assert list(benchmark.class_names) == order and benchmark.classes_order == [0, 1, 2, 3]
+    for experience, clips in zip(benchmark.train_stream, clips_of):
+        rows = list(experience.dataset.frame_row)
+        seen = [(table.class_name[row], table.object_name[row], table.session[row]) for row in rows]
+        assert seen == [clip for clip in clips for _ in range(2)]
+        assert list(experience.dataset.targets) == [order.index(clip[0]) for clip in seen]
+    iid = make_benchmark(table, "class_iid", **arguments)
+    for experience, labels in zip(iid.train_stream, chunks):
+        rows = np.array([row for row in table.rows("train") if table.class_name[row] in labels])
+        drawn = np.random.RandomState(run).permutation(len(rows))
+        assert list(experience.dataset.frame_row) == rows[drawn].tolist()
+    assert sorted(iid.test_stream[0].dataset.targets) == [0] * 4 + [1] * 4
+
+
+def test_every_repeat_of_a_padded_table_is_shown_in_its_place():
+    frames = [Frame("a/1", "a", "o", "s", 1, "train"), Frame("a/2", "a", "o", "s", 2, "train")]
+    frames += [replace(frames[0], frame=3), Frame("a/3", "a", "o", "t", 0, "test")]
+    benchmark = make_benchmark(FrameTable(frames, padded=True), "class_instance")
+    assert list(benchmark.train_stream[0].dataset.frame_row) == [0, 1, 2]
+
+
 def test_orders_do_not_influence_each_other():
     """One more clip in a class leaves the order of the classes, and of the clips elsewhere, as they are."""
     table = make_table(classes=6)

@@ -1,6 +1,8 @@
 """Cached maps are F's own, each computed once, and never another network's."""
 
 import re
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.feature_cache import FeatureCache, FeatureCacheError
 from crumb_avalanche.streaming import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
@@ -84,6 +86,36 @@ def test_a_map_is_a_copy(tmp_path, model, images):
     maps = cache_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
     maps[0][0].fill_(99)
     assert maps[0][0].max() < 99
+
+
+def test_half_precision_takes_half_the_room_in_a_file_of_its_own(tmp_path, model, pixels, images):
+    cache_of(tmp_path, model)
+    single = names(tmp_path)
+    half = cache_of(tmp_path, model, half=True)
+    maps = half.dataset(images, ROWS, [0] * 6)
+    wanted = model.extract(pixels).half().float()
+    assert maps[0][0].dtype == torch.float32 and torch.equal(torch.stack([one for one, _ in maps]), wanted)
+    assert half.maps.nbytes == 10 * 2 * 8 * 4 * 4 and set(single) < set(names(tmp_path))
+
+
+def test_a_map_too_large_for_half_precision_is_refused(tmp_path, model, images, monkeypatch):
+    monkeypatch.setattr(model, "extract", lambda batch: torch.full((len(batch), 8, 4, 4), 70_000.0))
+    cache = cache_of(tmp_path, model, half=True)
+    with pytest.raises(FeatureCacheError, match="has a value of 70000, but half precision ends at 65504; keep"):
+        cache.dataset(images, ROWS, [0] * 6)
+    assert not cache.done.any()
+    assert cache_of(tmp_path, model).dataset(images, ROWS, [0] * 6)[0][0].max() == 70_000
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(tmp_path, model, images, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    monkeypatch.setattr(model, "extract", lambda batch: pytest.fail("F ran"))
+    # 6 maps of 8 x 4 x 4 numbers of 4 bytes
+    with pytest.raises(FeatureCacheError, match=r"needs 0.00 GB more for 6 images, but 0.00 GB are free; choose"):
+        cache_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
+    monkeypatch.undo()
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=6 * 8 * 4 * 4 * 2))
+    assert len(cache_of(tmp_path, model, half=True).dataset(images, ROWS, [0] * 6)) == 6
 
 
 class Watch(SupervisedPlugin):

@@ -1,0 +1,144 @@
+"""Cost of building a stream of ImageNet's size, and speed of reading one, each beside the plain way in one run.
+
+    python experiments/bench_streams.py --images FOLDER_OF_CLASS_FOLDERS
+
+With --json it prints one object and nothing else. Figures:
+  build_seconds, build_bytes              1,331,167 made-up names to a frame table and a benchmark of 10 x 100 classes:
+                                          time, and peak of resident memory above what the imports took
+  avalanche_seconds, avalanche_bytes      the same names to Avalanche's own `paths_benchmark`
+  read_ratio                              images/s of a stream (2 loader processes) by images/s of a bare torchvision
+                                          ImageFolder loader of the same files and transform; best of interleaved rounds
+Each of the first two is built in a process of its own. Without --images the reading is left out.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CLASSES, TRAIN, TEST = 1000, 1_281_167, 50
+
+
+def names():
+    """File names as ImageNet has them."""
+    wordnet = [f"n{1_440_764 + 13_571 * number:08d}" for number in range(CLASSES)]
+    for number, name in enumerate(wordnet):
+        for image in range(TRAIN // CLASSES + (number < TRAIN % CLASSES)):
+            yield f"train/{name}/{name}_{7 * image}.JPEG"
+    for number, name in enumerate(wordnet):
+        for image in range(TEST):
+            yield f"val/{name}/ILSVRC2012_val_{TEST * number + image + 1:08d}.JPEG"
+
+
+def resident(field: str) -> int:
+    """`VmRSS` or `VmHWM` of this process, in bytes (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def build_ours():
+    """Names to a benchmark through the frame table."""
+    from benchmarks_toybox_ilab.imagenet import ImageNetFrames
+    from benchmarks_toybox_ilab.protocols import make_benchmark
+
+    return make_benchmark(ImageNetFrames("/imagenet", paths=names()), "class_iid", 0, 100)
+
+
+def build_avalanche():
+    """Names to a benchmark through lists of (path, label), as Avalanche asks for them."""
+    from avalanche.benchmarks.scenarios.deprecated.generators import paths_benchmark
+
+    labels: dict[str, int] = {}
+    streams = {"train": [[] for _ in range(10)], "val": [[] for _ in range(10)]}
+    for path in names():
+        split, name, _ = path.split("/")
+        label = labels.setdefault(name, len(labels))
+        streams[split][label // 100].append((f"/imagenet/{path}", label))
+    return paths_benchmark(streams["train"], streams["val"], task_labels=[0] * 10)
+
+
+def cost(kind: str) -> dict:
+    """Seconds and bytes of one way, in this process."""
+    import avalanche.benchmarks  # noqa: F401  the imports are no part of the cost
+    import avalanche.benchmarks.scenarios.deprecated.generators  # noqa: F401
+
+    import benchmarks_toybox_ilab.protocols  # noqa: F401
+
+    before, start = resident("VmRSS"), time.perf_counter()
+    benchmark = {"ours": build_ours, "avalanche": build_avalanche}[kind]()
+    seconds = time.perf_counter() - start
+    assert sum(len(experience.dataset) for experience in benchmark.train_stream) == TRAIN
+    return {"seconds": seconds, "bytes": resident("VmHWM") - before}
+
+
+def cost_in_new_process(kind: str) -> dict:
+    """The same in a process of its own, so that the memory of one does not hide that of the other."""
+    command = [sys.executable, __file__, "--child", kind]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+
+
+def read_ratio(folder: str, images: int, rounds: int, workers: int = 2) -> float:
+    """Images/s of one of our streams by those of a bare loader, over the same files in the same order."""
+    import torch
+    from torch.utils.data import DataLoader, Subset
+    from torchvision.datasets import ImageFolder
+
+    from benchmarks_toybox_ilab.frame_table import Frame, FrameTable
+    from benchmarks_toybox_ilab.frames import imagenet_transform
+    from benchmarks_toybox_ilab.protocols import make_benchmark
+
+    torch.set_num_threads(1)
+    bare = ImageFolder(folder, imagenet_transform())
+    files = [(str(Path(path).relative_to(folder)), bare.classes[label]) for path, label in bare.samples]
+    frames = [Frame(path, name, path, "0", 0, "train") for path, name in files]
+    # One test frame a class (a copy of the row under another name: it is never read).
+    frames += [Frame(f"{name}/never_read", name, "x", "1", 0, "test") for name in bare.classes]
+    stream = make_benchmark(FrameTable(frames, folder), "class_iid", 0, len(bare.classes)).train_stream[0].dataset
+    order = list(stream.frame_row)[:images]
+
+    def seconds(dataset, **arguments):
+        start = time.perf_counter()
+        for _ in DataLoader(dataset, batch_size=32, num_workers=workers, **arguments):
+            pass
+        return time.perf_counter() - start
+
+    ours, plain = [], []
+    for _ in range(rounds):
+        plain.append(seconds(Subset(bare, order)))
+        ours.append(seconds(stream.subset(list(range(len(order)))), collate_fn=stream.collate_fn))
+    return min(plain) / min(ours)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", help="a folder of class folders of images, for the reading")
+    parser.add_argument("--count", type=int, default=3000, help="images read in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--child", choices=["ours", "avalanche"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(cost(options.child)))
+        return
+    ours, avalanche = cost_in_new_process("ours"), cost_in_new_process("avalanche")
+    figures = {
+        "build_seconds": ours["seconds"],
+        "build_bytes": ours["bytes"],
+        "avalanche_seconds": avalanche["seconds"],
+        "avalanche_bytes": avalanche["bytes"],
+    }
+    if options.images:
+        figures["read_ratio"] = read_ratio(options.images, options.count, options.rounds)
+    if options.json:
+        print(json.dumps(figures))
+        return
+    print(f"1,331,167 names to a benchmark: {ours['seconds']:.1f} s and {ours['bytes'] / 1e6:.0f} MB")
+    print(f"by Avalanche's paths_benchmark: {avalanche['seconds']:.1f} s and {avalanche['bytes'] / 1e6:.0f} MB")
+    if options.images:
+        print(f"images/s by those of a bare ImageFolder loader: {figures['read_ratio']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
