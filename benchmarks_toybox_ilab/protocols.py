@@ -25,9 +25,7 @@ from avalanche.benchmarks.utils import (
 from benchmarks_toybox_ilab.catalog import PROTOCOLS
 from benchmarks_toybox_ilab.frame_table import FrameTable, FrameTableError, whole_number
 from benchmarks_toybox_ilab.frames import FrameDataset, imagenet_transform
-
-# Which child of the run's seed draws what, so that one more draw of one kind leaves the others as they are.
-_CLASS_ORDER, _CLIP_ORDER, _FRAME_ORDER = range(3)
+from benchmarks_toybox_ilab.orders import PortableDraws, ReferenceDraws, numbered_clips
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def plan_stream(
         classes_per_experience: Classes of one experience; the last may have fewer.
         class_groups: Names of all classes in groups that come one after the other, shuffled inside each; None is one
             group, in the order of `table.classes`.
-        reference: Draw as the paper's published code does, see `ReferenceDraws`.
+        reference: Draw as the paper's published code does, see `orders.ReferenceDraws`.
 
     Raises:
         ValueError: If the protocol is unknown, or a number is out of range.
@@ -95,6 +93,8 @@ def plan_stream(
         rows = _rows_of(table, "train", labels)
         if protocol == "class_instance":
             clips = table.clips(rows)
+            if reference:
+                clips = numbered_clips(table, clips, [name for group in groups for name in group])
             train.append(np.concatenate([clips[clip] for clip in draws.clips(len(clips), experience)]))
         else:
             train.append(rows[draws.frames(len(rows), experience)])
@@ -104,57 +104,6 @@ def plan_stream(
 def _rows_of(table: FrameTable, split: str, labels: tuple[int, ...]) -> np.ndarray:
     rows = table.rows(split)
     return rows[np.isin(table.labels[rows], labels)]
-
-
-class PortableDraws:
-    """The orders of a run, each from a child of its seed, so that one more draw of a kind leaves the others alone."""
-
-    def __init__(self, run: int) -> None:
-        self.run = run
-
-    def _permutation(self, count: int, *child: int) -> np.ndarray:
-        return np.random.default_rng(np.random.SeedSequence(self.run, spawn_key=child)).permutation(count)
-
-    def classes(self, count: int) -> np.ndarray:
-        """An order of the classes of a group; call it once for each group, in order."""
-        self._group = getattr(self, "_group", -1) + 1
-        return self._permutation(count, _CLASS_ORDER, *([self._group] if self._group else []))
-
-    def clips(self, count: int, experience: int) -> np.ndarray:
-        """An order of the clips of an experience."""
-        return self._permutation(count, _CLIP_ORDER, experience)
-
-    def frames(self, count: int, experience: int) -> np.ndarray:
-        """An order of the frames of an experience."""
-        return self._permutation(count, _FRAME_ORDER, experience)
-
-
-class ReferenceDraws:
-    """The orders of a run as the published code of the paper draws them.
-
-    One of numpy's legacy generators, seeded with the run, shuffles the classes and then, experience by experience, the
-    clips; frames are permuted by a new one, seeded with the run in every experience (what `pandas.DataFrame.sample`
-    does with a `random_state`). Which clip comes where also depends on the order of the published index files, which
-    are not part of this package: ours are in the table's natural order.
-    """
-
-    def __init__(self, run: int) -> None:
-        self.run = run
-        self._random = np.random.RandomState(run)
-
-    def classes(self, count: int) -> np.ndarray:
-        """An order of the classes of a group; call it once for each group, in order."""
-        return self.clips(count, 0)
-
-    def clips(self, count: int, experience: int) -> np.ndarray:
-        """An order of the clips of an experience; call it once for each experience, in order."""
-        order = np.arange(count)
-        self._random.shuffle(order)
-        return order
-
-    def frames(self, count: int, experience: int) -> np.ndarray:
-        """An order of the frames of an experience."""
-        return np.random.RandomState(self.run).permutation(count)
 
 
 @dataclass(frozen=True)
@@ -239,8 +188,8 @@ def make_benchmark(
         train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
         eval_transform: Likewise, wherever the strategy evaluates.
         class_groups: Groups of class names that come one after the other; see `plan_stream`.
-        reference: Draw orders as the paper's published code does, and label classes by their order of appearance, so
-            differently in each run. By default a label is the same in every run.
+        reference: Draw orders as the paper's published code does, and label classes by the order in which their first
+            frames come, so differently in each run. By default a label is the same in every run.
 
     Raises:
         ValueError: If the protocol is unknown, or a number is out of range.
@@ -248,7 +197,7 @@ def make_benchmark(
     """
     plan = plan_stream(table, protocol, run, classes_per_experience, class_groups, reference)
     if reference:
-        appearance = [label for labels in plan.chunks for label in labels]
+        appearance = list(dict.fromkeys(table.labels[np.concatenate(plan.train)].tolist()))
         table = table.with_classes([table.classes[label] for label in appearance])
         plan = replace(plan, chunks=tuple(tuple(map(appearance.index, labels)) for labels in plan.chunks))
     transforms = {

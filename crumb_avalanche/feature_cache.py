@@ -26,7 +26,7 @@ class MapDataset(Dataset):
     """``(map, label)`` pairs out of a table of maps.
 
     Args:
-        maps: ``(N, C, H, W)`` float32 or float16 array, usually a memory map; items are float32.
+        maps: ``(N, C, H, W)`` float32 or float16 array, usually a memory map.
         rows: which row each item is.
         labels: the label of each item.
     """
@@ -40,7 +40,7 @@ class MapDataset(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index):
-        return torch.from_numpy(np.array(self.maps[self.rows[index]], dtype=np.float32)), self.targets[index]
+        return torch.from_numpy(np.array(self.maps[self.rows[index]])), self.targets[index]
 
 
 class FeatureCache(SupervisedPlugin):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.coin_dropout import replace_dropout
 from crumb_avalanche.stopwatch import Stopwatch
 
 # The plastic layers' learning rate of 1e-3 (paper) suits maps whose positive values spread as torchvision's
@@ -27,7 +28,7 @@ class SplitModel(nn.Module):
 
     Args:
         feature_extractor: ``(B, 3, h, w)`` -> ``(B, C, H, W)``; frozen here.
-        plastic_layers: ``(B, C, H, W)`` -> ``(B, classes)`` logits.
+        plastic_layers: ``(B, C, H, W)`` -> ``(B, classes)`` logits; its ``nn.Dropout`` become ``CoinDropout``.
         head: qualified name in ``plastic_layers`` of the last, class-producing layer.
         codebook: the memory blocks, or ``None``.
         image_size: side of the images that ``map_shape`` is measured with, in pixels.
@@ -50,7 +51,7 @@ class SplitModel(nn.Module):
     ):
         super().__init__()
         self.feature_extractor = feature_extractor.requires_grad_(False).eval()
-        self.plastic_layers = plastic_layers
+        self.plastic_layers = replace_dropout(plastic_layers)
         self.codebook = codebook
         self.head = head
         self.image_size = image_size
@@ -145,13 +146,16 @@ class SplitModel(nn.Module):
         """Feature maps of a batch, scaled.
 
         Args:
-            images: as for ``extract``; or ``(B, C, H, W)`` outputs of ``extract`` that a ``FeatureCache`` kept.
+            images: as for ``extract``; or ``(B, C, H, W)`` outputs of ``extract`` that a ``FeatureCache`` kept, in
+                single or half precision.
 
         Returns:
             ``(B, C, H, W)`` float32, channels-last in memory.
         """
         maps = images if images.shape[1] == self.map_shape[0] != 3 else self.extract(images)
-        return maps.contiguous(memory_format=torch.channels_last) * self.feature_scale
+        # One pass over the memory where a cache gives half precision or another order of axes.
+        copied = maps.to(torch.float32, memory_format=torch.channels_last)
+        return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)
 
     def encode(self, feature_map: Tensor) -> Tensor:
         """Codes ``(B, G, H, W)`` of ``(B, C, H, W)`` maps."""

@@ -1,12 +1,13 @@
-"""The command ``crumb``: demo, run, pretrain, report. The one place that knows the method and the streams."""
+"""The command ``crumb``: demo, prepare, run, pretrain, report. The one place that knows the method and the streams."""
 
 import sys
 from importlib import import_module
 
-from crumb_avalanche.cli.settings import DemoSettings, PretrainSettings, ReportSettings, RunSettings
+from crumb_avalanche.cli.settings import DemoSettings, PrepareSettings, PretrainSettings, ReportSettings, RunSettings
 
 COMMANDS = {
     "demo": (DemoSettings, "rendered shapes, a few minutes, nothing to download"),
+    "prepare": (PrepareSettings, "from a data set's download to what its benchmark reads"),
     "run": (RunSettings, "learn a stream with one strategy"),
     "pretrain": (PretrainSettings, "CRUMB pretraining of plastic layers and codebook"),
     "report": (ReportSettings, "tables and pictures of finished runs"),
@@ -33,18 +34,36 @@ def parser():
         command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
         if settings is ReportSettings:  # folders stand without a flag:  crumb report A B
             command.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of runs")
-        command.add_class_arguments(settings, skip={"folders"})
+        if settings is PrepareSettings:  # crumb prepare toybox --check
+            command.add_argument(
+                "name", metavar="NAME", help="core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet"
+            )
+            command.add_argument(
+                "--check",
+                type=bool,
+                nargs="?",
+                const=True,
+                default=False,
+                metavar="BOOL",
+                help="change nothing, and list what is missing of all that the paper uses",
+            )
+        command.add_class_arguments(settings, skip={"folders", "name", "check"})
         commands.add_subcommand(name, command, help=summary)
     return main_parser
 
 
 def underscored(arguments: list[str]) -> list[str]:
-    """``--dataset-root X`` as ``--dataset_root X``: both spellings of a flag are accepted."""
+    """``--dataset-root X`` as ``--dataset_root X``: both spellings of a flag are accepted.
+
+    And ``--check X`` as ``--check=true X`` unless X is true or false, so that it may stand before the data set's name.
+    """
     out = []
-    for argument in arguments:
+    for argument, following in zip(arguments, [*arguments[1:], ""]):
         flag, equals, value = argument.partition("=")
         if flag.startswith("--"):
             flag = "--" + flag[2:].replace("-", "_")
+        if argument == "--check" and following.lower() not in ("true", "false"):
+            equals, value = "=", "true"
         out.append(flag + equals + value)
     return out
 

@@ -241,6 +241,28 @@ class DemoSettings:
 
 
 @dataclass
+class PrepareSettings:
+    """Bring a data set from what is downloaded to what its benchmark reads, or check what is there.
+
+    Attributes:
+        name: core50, toybox, ilab, icub, ilab_core50, cifar100 or imagenet.
+        dataset_root: folder for the data set; give the same to crumb run.
+        source: what you downloaded: an archive, or a folder of archives, videos or images; core50 and cifar100 are
+            downloaded without it.
+        check: change nothing, and list what is missing of all that the paper uses.
+        workers: processes for videos, threads for images; 0 takes one per core.
+        progress: show progress bars.
+    """
+
+    name: str
+    dataset_root: str
+    source: str | None = None
+    check: bool = False
+    workers: int = 0
+    progress: bool = True
+
+
+@dataclass
 class ReportSettings:
     """Show finished runs as tables and pictures.
 

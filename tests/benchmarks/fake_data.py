@@ -1,5 +1,11 @@
 """Tiny trees in the layout of the real data sets, and tables without any file."""
 
+import hashlib
+import io
+import pickle
+import tarfile
+from collections.abc import Iterable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +60,307 @@ def make_table(classes: int = 5, objects: int = 2, sessions: int = 3, frames: in
                     split = "test" if s == sessions - 1 else "train"
                     rows.append(Frame(f"class{c}/{o}/{s}/{len(rows)}", f"class{c}", f"o{o}", f"s{s}", f, split))
     return FrameTable(rows, reader=number_reader, name="made up")
+
+
+def write_files(root: Path, names: Iterable[str]) -> Path:
+    """A tiny image for each name of an image, and a byte for anything else."""
+    for name in names:
+        if name.lower().endswith((".png", ".jpg", ".jpeg")) and not name.rpartition("/")[2].startswith("."):
+            write_image(root / name)
+        else:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(b"x")
+    return root
+
+
+TOYBOX_FOLDERS = {
+    **{name: "households" for name in ("cup", "mug", "spoon", "ball")},
+    **{name: "animals" for name in ("duck", "cat", "horse", "giraffe")},
+    **{name: "vehicles" for name in ("car", "truck", "airplane", "helicopter")},
+}
+TOYBOX_CLIPS = (
+    *("rxplus", "ryplus", "rzplus", "rxminus", "ryminus", "rzminus"),
+    *("tx", "ty", "tz", "hodgepodge", "present", "absent"),
+)
+
+
+def toybox_clip(class_name: str, number: int, clip: str, frames: Iterable[int], ending: str = "{}.png") -> list[str]:
+    """Names of the frames of a clip of Toybox."""
+    thing = f"{class_name}_{number:02d}_pivothead"
+    return [f"images/{TOYBOX_FOLDERS[class_name]}/{thing}/{thing}_{clip}_{ending.format(frame)}" for frame in frames]
+
+
+def toybox_names(
+    classes: Iterable[str] = tuple(TOYBOX_FOLDERS), objects: Iterable[int] = range(1, 31), frames: int = 20
+) -> list[str]:
+    """Names of complete objects of Toybox: all twelve clips, as many frames in each."""
+    clips = ((c, number, clip) for c in classes for number in objects for clip in TOYBOX_CLIPS)
+    return [name for clip in clips for name in toybox_clip(*clip, range(1, frames + 1))]
+
+
+def odd_toybox_names() -> list[str]:
+    """A cup with a long clip, a gap and loud names; a cup without tz; a duck with a short clip; and no frames."""
+    usual = [("cup", 1, clip) for clip in TOYBOX_CLIPS if clip not in ("rzplus", "tz", "hodgepodge")]
+    usual += [("cup", 2, clip) for clip in TOYBOX_CLIPS if clip != "tz"]
+    usual += [("duck", 12, clip) for clip in TOYBOX_CLIPS if clip != "rxplus"]
+    return [
+        *(name for clip in usual for name in toybox_clip(*clip, (1, 2))),
+        *toybox_clip("cup", 1, "rzplus", range(1, 18)),
+        *toybox_clip("cup", 1, "tz", (1, 2, 4), "{:03d}.jpeg"),
+        *toybox_clip("cup", 1, "hodgepodge", (1, 2), "{:03d}.PNG"),
+        *toybox_clip("duck", 12, "rxplus", range(1, 10), "{}.JPG"),
+        "README.md",
+        "images/Thumbs.db",
+        "images/households/boxes.csv",
+        "images/households/cup_01_pivothead/cup_01_pivothead_tx.mp4",
+        "images/households/cup_01_pivothead/._cup_01_pivothead_tx_1.png",
+    ]
+
+
+ILAB_CLASSES = (
+    *("boat", "bus", "car", "equip", "f1car", "heli", "mil", "monster"),
+    *("pickup", "plane", "semi", "tank", "train", "ufo", "van"),
+)
+ILAB_VIEWS = [(camera, rotation) for camera in (0, 2, 4, 7, 9) for rotation in (1, 2, 3, 4, 6, 7)]
+
+
+def ilab_session(
+    class_name: str, number: int, background: int, views: int = 15, ending: str = "-l0-f2.jpg"
+) -> list[str]:
+    """Names of the images of an object of iLab before a background, as many views as asked for, of 30."""
+    clip = f"train_img/{class_name}-i{number:04d}-b{background:04d}"
+    return [f"{clip}-c{camera:02d}-r{rotation:02d}{ending}" for camera, rotation in ILAB_VIEWS[:views]]
+
+
+def ilab_names(
+    classes: Iterable[str] = ILAB_CLASSES,
+    objects: Iterable[int] = range(1, 31),
+    backgrounds: Iterable[int] = range(1, 11),
+    views: int = 30,
+) -> list[str]:
+    """Names of complete objects of iLab, "semi" among them."""
+    sessions = ((c, number, background) for c in classes for number in objects for background in backgrounds)
+    return [name for session in sessions for name in ilab_session(*session, views)]
+
+
+def odd_ilab_names() -> list[str]:
+    """A boat with a short session, one with too few, a loud van, a class too many; and what is no image."""
+    return [
+        *(name for number in (1, 3, 4, 5, 6, 7, 8, 9, 10) for name in ilab_session("boat", 1, number)),
+        *ilab_session("boat", 1, 2, views=14),
+        *ilab_names(["boat"], [2], range(1, 8), 15),
+        *(name for number in range(11, 19) for name in ilab_session("van", 7, number, 17, "-l0.JPG")),
+        *ilab_names(["semi"], [1], range(1, 9), 15),
+        "README.txt",
+        "train_img/Thumbs.db",
+        "train_img/._boat-i0001-b0001-c00-r01-l0-f2.jpg",
+        "train_img/boat-i0001-b0001.xml",
+        "test_img/boat-i0001-b0001-c00-r01-l0-f2.jpg",
+        "test_img/any.jpg",
+    ]
+
+
+def core50_clip(session: int, number: int, frames: Iterable[int], ending: str = ".png") -> list[str]:
+    """Names of the frames of an object of CORe50 in a session."""
+    return [f"s{session}/o{number}/C_{session:02d}_{number:02d}_{frame:03d}{ending}" for frame in frames]
+
+
+def core50_names(
+    sessions: Iterable[int] = range(1, 12), objects: Iterable[int] = range(1, 51), frames: Iterable[int] = range(300)
+) -> list[str]:
+    """Names of complete sessions of CORe50."""
+    clips = ((session, number) for session in sessions for number in objects)
+    return [name for clip in clips for name in core50_clip(*clip, frames)]
+
+
+def odd_core50_names() -> list[str]:
+    """Six objects of three classes, and what is no image.
+
+    o2 is loud and lacks s3, o4 has gaps in s1, o11 has s1 alone, of which o12 has only frames that are not used.
+    """
+    used = range(10, 300, 20)
+    return [
+        *core50_names((1, 3, 10), (1,), used),
+        *core50_clip(1, 2, used, ".PNG"),
+        *core50_clip(10, 2, used),
+        *core50_clip(1, 4, [4, 9, 10, 11, 29, 50, 289, 290, 299]),
+        *core50_names((3, 10), (4,), used),
+        *core50_names((1,), (11,), used),
+        *core50_names((1,), (12,), (0, 4)),
+        *core50_names((3, 10), (12,), used),
+        *core50_names((1, 3, 10), (50,), used),
+        "README.md",
+        "s1/Thumbs.db",
+        "s1/o1/._C_01_01_010.png",
+        "s1/o1/boxes.csv",
+    ]
+
+
+ICUB_PARTS = {
+    "part1": ("book", "cellphone", "mouse", "pencilcase", "ringbinder"),
+    "part2": ("hairbrush", "hairclip", "perfume", "sunglasses", "wallet"),
+    "part3": ("flower", "glass", "mug", "remote", "soapdispenser"),
+    "part4": ("bodylotion", "ovenglove", "sodabottle", "sprayer", "squeezer"),
+}
+ICUB_CLIPS = ("MIX", "ROT2D", "ROT3D", "SCALE", "TRANSL")
+
+
+def icub_clip(folder: str, day: int, frames: Iterable[int], camera: str = "left", ending: str = ".jpg") -> list[str]:
+    """Names of the frames of a clip of iCubWorld Transformations; folder is like part3/mug/mug1/MIX."""
+    return [f"{folder}/day{day}/{camera}/{frame:08d}{ending}" for frame in frames]
+
+
+def icub_names(
+    parts: dict[str, tuple[str, ...]] = ICUB_PARTS, objects: Iterable[int] = range(1, 11), frames: int = 21
+) -> list[str]:
+    """Names of complete objects of iCubWorld Transformations: five clips, two days, two cameras."""
+    folders = [
+        f"{part}/{category}/{category}{number}/{clip}"
+        for part, categories in parts.items()
+        for category in categories
+        for number in objects
+        for clip in ICUB_CLIPS
+    ]
+    left = (name for folder in folders for day in (2, 10) for name in icub_clip(folder, day, range(frames)))
+    right = (name for folder in folders for day in (2, 10) for name in icub_clip(folder, day, range(2), "right"))
+    return [*left, *right]
+
+
+def odd_icub_names() -> list[str]:
+    """Two mugs and a book, the book in the wrong part: gaps, short clips, loud names, missing clips; and no images."""
+    mug, book = "part3/mug/mug", "part2/book/book"
+    return [
+        *icub_clip(f"{mug}2/MIX", 4, range(11)),
+        # Without 7, so at the positions 0, 10 and 20 are 5, 16 and 26.
+        *icub_clip(f"{mug}2/ROT2D", 2, [5, 6, *range(8, 31)]),
+        *icub_clip(f"{mug}2/ROT2D", 10, [100, 90]),
+        *icub_clip(f"{mug}2/SCALE", 3, range(10), ending=".JPG"),
+        *icub_clip(f"{mug}2/TRANSL", 3, range(2), "right"),
+        *icub_clip(f"{mug}2/TRANSL", 12, [7]),
+        *icub_clip(f"{mug}10/MIX", 3, range(4, 7)),
+        *icub_clip(f"{mug}10/ROT3D", 3, range(4, 7), "right"),
+        *icub_clip(f"{mug}10/SCALE", 3, [30, 20, 10]),
+        *(name for clip in ICUB_CLIPS for name in icub_clip(f"{book}1/{clip}", 1, range(3))),
+        "README.txt",
+        f"{book}1/MIX/day1/left/00000000.xml",
+        f"{book}1/MIX/day1/left/._00000000.jpg",
+        f"{book}1/MIX/day1/Thumbs.db",
+        "boxes/anything.csv",
+    ]
+
+
+def write_video(
+    path: Path,
+    seconds: float = 3,
+    rate: int = 10,
+    size: tuple[int, int] = (64, 48),
+    codec: str | None = None,
+    stamps: Iterable[int] | None = None,
+    matrix: tuple[int, ...] | None = None,
+    faststart: bool = False,
+) -> Path:
+    """A video whose frames tell their number (see `video_frame_number`), with a white upper left quarter.
+
+    `stamps` are the times of the frames in milliseconds, instead of seconds x rate frames; `matrix` is nine numbers
+    that turn the picture; `faststart` puts the table of an MP4 file in front, so that one cut off can be opened.
+    """
+    import av
+
+    codec = codec or {".webm": "libvpx", ".mpg": "mpeg1video"}.get(path.suffix.lower(), "libx264")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w", options={"movflags": "faststart"} if faststart else {}) as container:
+        options = {"crf": "1", "preset": "veryfast"} if codec == "libx264" else {}
+        stream = container.add_stream(codec, rate=rate, options=options)
+        stream.width, stream.height = size
+        stream.pix_fmt = "yuv420p"
+        stream.bit_rate = 4_000_000
+        if matrix is not None:
+            stream.set_display_matrix(matrix)
+        if stamps is not None:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for number, stamp in enumerate(range(round(seconds * rate)) if stamps is None else stamps):
+            picture = np.full((size[1], size[0], 3), 10 + 3 * number, np.uint8)
+            picture[: size[1] // 2, : size[0] // 2] = 255
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = stamp, Fraction(1, rate if stamps is None else 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def video_frame_number(path: Path) -> int:
+    """Which frame of a video of `write_video` an image is, from the brightness of its lower right quarter."""
+    with Image.open(path) as image:
+        picture = np.asarray(image.convert("RGB"), dtype=float)
+    height, width = picture.shape[:2]
+    return round((picture[height * 5 // 8 : -2, width * 5 // 8 : -2].mean() - 10) / 3)
+
+
+def write_sound(path: Path) -> Path:
+    """A second of silence, without pictures."""
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def write_toybox_videos(root: Path, clips: Iterable[tuple[str, int, str]], seconds: float = 2, rate: int = 5) -> Path:
+    """Videos of Toybox, such as ("cup", 1, "tx"): `root/households/cup_01_pivothead/cup_01_pivothead_tx.mp4`."""
+    for class_name, number, clip in clips:
+        thing = f"{class_name}_{number:02d}_pivothead"
+        write_video(root / TOYBOX_FOLDERS[class_name] / thing / f"{thing}_{clip}.mp4", seconds, rate)
+    return root
+
+
+def cifar100_pixels(number: int) -> np.ndarray:
+    """The pixels of an image of `write_cifar100_archive`: `(32, 32, 3)` uint8."""
+    return np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+
+
+def write_cifar100_archive(
+    path: Path, classes: tuple[str, ...] = ("apple", "train"), sizes: tuple[int, int] = (3, 2), names: bool = True
+) -> dict[str, str]:
+    """CIFAR-100 as it is distributed, with as many images of each class in the two splits as `sizes` says.
+
+    Image n of both splits together has `cifar100_pixels(n)`, and is called `<class>_s_<n>.png`; labels take turns.
+
+    Returns:
+        The MD5 checksum of each file in the archive, and of the archive as "".
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    contents, number = {"meta": {"fine_label_names": list(classes)}}, 0
+    for split, size in zip(("train", "test"), sizes):
+        labels = [place % len(classes) for place in range(size * len(classes))]
+        numbers = range(number, number + len(labels))
+        number += len(labels)
+        pixels = [cifar100_pixels(image).transpose(2, 0, 1).reshape(-1) for image in numbers]
+        contents[split] = {"data": np.array(pixels), "fine_labels": labels}
+        if names:
+            contents[split]["filenames"] = [f"{classes[x]}_s_{n:06d}.png" for x, n in zip(labels, numbers)]
+    checksums = {}
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in contents.items():
+            pickled = pickle.dumps(content, protocol=2)
+            checksums[name] = hashlib.md5(pickled, usedforsecurity=False).hexdigest()
+            info = tarfile.TarInfo(f"cifar-100-python/{name}")
+            info.size = len(pickled)
+            archive.addfile(info, io.BytesIO(pickled))
+    return checksums | {"": hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()}
+
+
+def image_tree_names(
+    folders: dict[str, int], classes: Iterable[str], ending: str = ".png", stem: str = "{class_name}_{number}"
+) -> list[str]:
+    """Names of a tree of single images: `train/apple/apple_0.png`, as many of each class as `folders` says."""
+    return [
+        f"{folder}/{class_name}/{stem.format(class_name=class_name, number=number)}{ending}"
+        for folder, count in folders.items()
+        for class_name in classes
+        for number in range(count)
+    ]

@@ -163,28 +163,35 @@ def test_groups_of_classes_keep_their_turn():
 def test_orders_of_the_published_code(run):
     """The draws, spelled out with numpy's legacy functions as a script would call them."""
     table = make_table(classes=4, objects=2, sessions=3, frames=2)
+    names = ["class2", "class0", "class3", "class1"]  # as they are numbered
     np.random.seed(run)
-    order = ["class2", "class0", "class3", "class1"]
+    order = list(names)
     np.random.shuffle(order)
     chunks, clips_of = [order[:2], order[2:]], []
     for labels in chunks:
-        clips = [(c, o, s) for c in sorted(labels) for o in ("o0", "o1") for s in ("s0", "s1")]
+        triples = [(o, s, names.index(c)) for c in labels for o in (0, 1) for s in (0, 1)]  # two sessions to train on
+        clips = np.unique(triples, axis=0)
         np.random.shuffle(clips)
-        clips_of.append([tuple(clip) for clip in clips])
-    arguments = dict(run=run, class_groups=[["class2", "class0", "class3", "class1"]], reference=True)
+        clips_of.append([(names[c], f"o{o}", f"s{s}") for o, s, c in clips])
+    arguments = dict(run=run, class_groups=[names], reference=True)
     benchmark = make_benchmark(table, "class_instance", **arguments)
-    assert list(benchmark.class_names) == order and benchmark.classes_order == [0, 1, 2, 3]
+    appearance = list(dict.fromkeys(clip[0] for clips in clips_of for clip in clips))
+    assert list(benchmark.class_names) == appearance and benchmark.frame_table.classes == tuple(appearance)
     for experience, clips in zip(benchmark.train_stream, clips_of):
         rows = list(experience.dataset.frame_row)
         seen = [(table.class_name[row], table.object_name[row], table.session[row]) for row in rows]
         assert seen == [clip for clip in clips for _ in range(2)]
-        assert list(experience.dataset.targets) == [order.index(clip[0]) for clip in seen]
+        assert list(experience.dataset.targets) == [appearance.index(clip[0]) for clip in seen]
     iid = make_benchmark(table, "class_iid", **arguments)
+    first_seen = []
     for experience, labels in zip(iid.train_stream, chunks):
         rows = np.array([row for row in table.rows("train") if table.class_name[row] in labels])
-        drawn = np.random.RandomState(run).permutation(len(rows))
-        assert list(experience.dataset.frame_row) == rows[drawn].tolist()
+        drawn = rows[np.random.RandomState(run).permutation(len(rows))]
+        assert list(experience.dataset.frame_row) == drawn.tolist()
+        first_seen += dict.fromkeys(table.class_name[row] for row in drawn)
+    assert list(iid.class_names) == first_seen
     assert sorted(iid.test_stream[0].dataset.targets) == [0] * 4 + [1] * 4
+    assert [sorted(labels) for labels in iid.original_classes_in_exp] == [[0, 1], [2, 3]]
 
 
 def test_every_repeat_of_a_padded_table_is_shown_in_its_place():

@@ -93,8 +93,12 @@ def test_half_precision_takes_half_the_room_in_a_file_of_its_own(tmp_path, model
     single = names(tmp_path)
     half = cache_of(tmp_path, model, half=True)
     maps = half.dataset(images, ROWS, [0] * 6)
-    wanted = model.extract(pixels).half().float()
-    assert maps[0][0].dtype == torch.float32 and torch.equal(torch.stack([one for one, _ in maps]), wanted)
+    wanted = model.extract(pixels).half()
+    kept = torch.stack([one for one, _ in maps])
+    assert kept.dtype == torch.float16 and torch.equal(kept, wanted)
+    scaled = model.features(kept)
+    assert scaled.dtype == torch.float32 and torch.equal(scaled, wanted.float() * model.feature_scale)
+    assert scaled.is_contiguous(memory_format=torch.channels_last)
     assert half.maps.nbytes == 10 * 2 * 8 * 4 * 4 and set(single) < set(names(tmp_path))
 
 

@@ -1,0 +1,224 @@
+import time
+
+import numpy as np
+import pytest
+from fake_data import ILAB_CLASSES, ilab_names, ilab_session, odd_ilab_names, write_files
+
+from benchmarks_toybox_ilab.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.ilab import COUNTS, ILab, ILabFrames, missing
+
+SMALL = range(1, 9)  # as few backgrounds as an object may have
+
+
+def sessions(table):
+    """Names of object, session and split of each clip, in table order."""
+    return list(dict.fromkeys((row.object_name, row.session, row.split) for row in table))
+
+
+def starts(table):
+    """The first frame of each clip, in table order; a clip must be 15 frames on end."""
+    clips = [[table.frame[row] for row in clip] for clip in table.clips(table.rows())]
+    assert all(frames == list(range(frames[0], frames[0] + 15)) for frames in clips)
+    return [frames[0] for frames in clips]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("ilab"), odd_ilab_names())
+
+
+def test_a_tree_with_everything_that_may_be_odd(root):
+    table = ILabFrames(root)
+    assert table.classes == ("boat", "van") and table.name == "ilab" and not table.padded
+    # The second background of the boat has 14 images, so its place is the third's; the second boat has 7 sessions.
+    boat = [("i0001", f"b{number:04d}", "test" if number in (5, 9) else "train") for number in (1, 3, 4, 5, 6, 7, 8, 9)]
+    van = [("i0007", f"b{number:04d}", "test" if number in (14, 18) else "train") for number in range(11, 19)]
+    assert sessions(table) == boat + van and len(table) == 16 * 15
+    assert table[16] == Frame("train_img/boat-i0001-b0003-c00-r02-l0-f2.jpg", "boat", "i0001", "b0003", 1, "train")
+    assert table.path[-1].startswith("train_img/van-i0007-b0018-c04-r0") and table.path[-1].endswith("-l0.JPG")
+    assert all(table.read(row).size == (12, 8) for row in range(len(table)))
+
+
+def test_every_place_of_the_folder_will_do(root, tmp_path):
+    (tmp_path / "iLab-2M-Light").symlink_to(root)
+    (tmp_path / "pictures").symlink_to(root / "train_img")
+    expected = ILabFrames(root)
+    assert ILabFrames("x", odd_ilab_names()).content_hash() == expected.content_hash()
+    assert ILabFrames(tmp_path).content_hash() == expected.content_hash()
+    for folder in (root / "train_img", tmp_path / "pictures"):
+        table = ILabFrames(folder)
+        assert [f"train_img/{path}" for path in table.path] == list(expected.path)
+        assert table.read(0).size == (12, 8)
+
+
+def test_a_folder_for_each_class_will_do(tmp_path):
+    names = ilab_names(["boat", "car"], [1], SMALL, 16)
+    nested = [name.replace("train_img/", f"train_img/{name[10:].split('-')[0]}/") for name in names]
+    assert nested[0] == "train_img/boat/boat-i0001-b0001-c00-r01-l0-f2.jpg"
+    flat = [row.path.rpartition("/")[2] for row in ILabFrames("x", names)]
+    write_files(tmp_path, nested)
+    for root in (tmp_path, tmp_path / "train_img"):
+        assert [row.path.rpartition("/")[2] for row in ILabFrames(root)] == flat
+
+
+def test_images_are_ordered_by_number_whatever_their_digits():
+    names = []
+    views = [(0, 1, 0, 2), (0, 1, 1, 0), (0, 1, 1, 3), (0, 2, 0, 0), (0, 10, 0, 0), (2, 1, 0, 0), (10, 1, 0, 0)]
+    views += [(11, rotation, 0, 0) for rotation in range(8)]
+    for background in (1, 2, 3, 4, 5, 6, 7, 10):
+        shuffled = np.random.default_rng(background).permutation(len(views))
+        names += ["train_img/ufo-i3-b{}-c{}-r{}-l{}-f{}.jpg".format(background, *views[place]) for place in shuffled]
+    table = ILabFrames("x", names)
+    assert sessions(table)[-1] == ("i0003", "b0010", "test")
+    for clip in table.clips(table.rows()):
+        assert [table.path[row].partition("-c")[2] for row in clip] == [
+            "{}-r{}-l{}-f{}.jpg".format(*view) for view in views
+        ]
+        assert [table.frame[row] for row in clip] == list(range(15))
+
+
+def test_where_the_window_starts():
+    # SHA-256 of boat/i0001/b0001 begins with b0c6a1b3c87b845d, of boat/i0001/b0003 with b1ec4079d3806f81, and of
+    # car/i0001/b0001 with e990b79c3250d900. With 30 images there are 16 starts, so the last digit says which.
+    table = ILabFrames("x", ilab_names(["boat", "car"], [1], SMALL))
+    assert [starts(table)[clip] for clip in (0, 2, 8)] == [0xD, 0x1, 0x0]
+    # The sums of the digits of the first two are 122 and 112, so modulo 3 (17 images) they are 2 and 1.
+    table = ILabFrames("x", ilab_names(["boat", "car"], [1], SMALL, 17))
+    assert [starts(table)[clip] for clip in (0, 2)] == [2, 1]
+    assert table.path[0] == "train_img/boat-i0001-b0001-c00-r03-l0-f2.jpg"
+
+
+def test_a_window_depends_on_its_own_session_only():
+    few, many = ilab_names(["car"], [2], SMALL), ilab_names(["boat", "car"], [1, 2], range(1, 12))
+    assert set(ILabFrames("x", few).path) <= set(ILabFrames("x", many).path)
+
+
+def test_where_the_window_starts_by_reference():
+    names = ilab_names(["boat", "car"], [1], SMALL)
+    # What random.Random(0).randint(0, 15) gives, one after the other.
+    drawn = [12, 13, 1, 8, 15, 12, 9, 15, 11, 6, 4, 9, 4, 3, 8, 4]
+    assert starts(ILabFrames("x", names[::-1], reference=True)) == drawn
+    # A session that is not used draws nothing.
+    more = ilab_session("boat", 1, 0, 14) + ilab_session("boat", 1, 9, 30) + ilab_session("boat", 3, 1)
+    assert starts(ILabFrames("x", names + more, True)) == drawn
+    assert starts(ILabFrames("x", names)) != drawn
+
+
+def test_the_paper_s_counts():
+    names = ilab_names()
+    assert len(names) == 15 * 30 * 10 * 30
+    for reference in (False, True):
+        table = ILabFrames("nowhere", names, reference)
+        assert len(table.classes) == COUNTS["classes"] == 14 and "semi" not in table.classes
+        assert len(table.rows("train")) == COUNTS["train"] == 35_280
+        assert len(table.rows("test")) == COUNTS["test"] == 11_760
+    assert table.counts()["f1car"] == {"train": 2_520, "test": 840}
+    assert len(set(zip(table.class_name, table.object_name))) == 14 * 28 and "i0029" not in table.object_name
+    assert set(table.session) == {f"b000{number}" for number in SMALL}
+    assert len(set(starts(table))) == 16
+    assert missing(names) == []
+
+
+def test_four_hundred_thousand_names_take_seconds():
+    names = ilab_names(ILAB_CLASSES[1:], range(1, 49), range(1, 21))
+    start = time.process_time()
+    ILabFrames("nowhere", names)
+    assert len(names) == 403_200 and time.process_time() - start < 20
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train_img/boat-i0001-b0001-c00-r01.jpg",
+        "train_img/boat-i0001-b0001-c00-r01-l0-f.jpg",
+        "train_img/boat_i0001_b0001_c00_r01_l0_f2.JPG",
+        "train_img/blimp-i0001-b0001-c00-r01-l0-f2.jpg",
+        "cover.jpeg",
+    ],
+)
+def test_a_name_out_of_the_grammar_is_named(name):
+    words = (
+        rf"{name} is not named as an image of iLab-2M-Light: <class>-iNNNN-.* classes boat, bus, .*, van\. Rename it"
+    )
+    with pytest.raises(FrameTableError, match=words):
+        ILabFrames("nowhere", [*odd_ilab_names(), name])
+    with pytest.raises(FrameTableError, match=words):
+        missing([name])
+
+
+@pytest.mark.parametrize("folder", ["train_img/car", "train_img/boat/more", "images", "iLab-2M-Light/images"])
+def test_an_image_in_another_folder_is_named(folder):
+    name = f"{folder}/boat-i0001-b0001-c00-r01-l0-f2.jpg"
+    with pytest.raises(FrameTableError, match=f"{name} lies in the wrong folder; .* in train_img or train_img/boat"):
+        ILabFrames("nowhere", [name])
+
+
+def test_a_view_that_comes_twice_is_named():
+    names = ["train_img/boat-i0001-b0001-c00-r01-l0-f2.jpg", "train_img/boat-i1-b1-c0-r1-l0-f2.JPG"]
+    with pytest.raises(FrameTableError, match=f"{names[1]} and {names[0]} are the same view"):
+        ILabFrames("nowhere", names)
+
+
+def test_a_class_without_an_object_that_can_be_used():
+    names = ilab_names(["boat"], [1], SMALL) + ilab_names(["car"], [1, 2], range(1, 8))
+    words = r"class 'car' in nowhere has 2 objects, none with 8 sessions \(backgrounds\) of at least 15.* Complete the"
+    with pytest.raises(FrameTableError, match=words):
+        ILabFrames("nowhere", names)
+
+
+def test_folders_that_are_not_laid_out_so(tmp_path):
+    with pytest.raises(FrameTableError, match=r"no folder .*nowhere.*ilab is laid out as <root>/train_img/<class>-i"):
+        ILabFrames(tmp_path / "nowhere")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(FrameTableError, match=r"has no folder train_img, but holds train\."):
+        ILabFrames(tmp_path)
+    write_files(tmp_path / "train_img", ["README.md", "boat-i0001-b0001-c00-r01-l0-f2.txt"])
+    for root in (tmp_path, tmp_path / "train_img"):
+        with pytest.raises(FrameTableError, match=f"{root} holds no images of iLab-2M-Light, which is laid out as"):
+            ILabFrames(root)
+    write_files(tmp_path, ilab_names(["semi"], [1], SMALL, 15))
+    with pytest.raises(FrameTableError, match="holds no images of iLab-2M-Light"):
+        ILabFrames(tmp_path)
+
+
+def test_what_is_missing():
+    names = [name for name in ilab_names(views=15) if "/bus-" not in name]
+    gone = ("/boat-i0003-b0001", "/boat-i0004-b0001", "/boat-i0005", "/boat-i0006-b000", "/ufo-i0001", "/ufo-i0002")
+    names = [name for name in names if not name.startswith(gone, len("train_img"))]
+    for background in (2, 3):
+        names.remove(f"train_img/boat-i0003-b{background:04d}-c00-r01-l0-f2.jpg")
+    # Of ufo 28 objects are left, and the fourth boat has 9 sessions: both are enough.
+    assert missing(names) == [
+        "class boat: 27 of 28 objects have 8 sessions of 15 images",
+        "boat/i0003: 7 of 8 sessions of 15 images; short: b0002 has 14, b0003 has 14",
+        "boat/i0006: 1 of 8 sessions of 15 images",
+        "class bus: all 28 objects are missing",
+    ]
+
+
+def test_many_that_are_short_are_summed_up():
+    lines = missing(ilab_names(["van"], range(1, 12), range(1, 11), 14))
+    assert lines[:2] == ["class boat: all 28 objects are missing", "class bus: all 28 objects are missing"]
+    of_van = [line for line in lines if "van" in line]
+    short = ", ".join(f"b000{number} has 14" for number in range(1, 9))
+    assert of_van == [
+        "class van: 0 of 28 objects have 8 sessions of 15 images",
+        *(f"van/i000{number}: 0 of 8 sessions of 15 images; short: {short}, 2 more" for number in range(1, 9)),
+        "class van: 3 more objects are short",
+    ]
+    assert len(missing([])) == 14
+
+
+def test_the_generator_passes_everything_on(tmp_path):
+    write_files(tmp_path, ilab_names(["boat", "bus", "van"], [1], SMALL, 17))
+    benchmark = ILab(tmp_path, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
+    assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1, 1]
+    assert benchmark.frame_table.content_hash() == ILabFrames(tmp_path).content_hash()
+    assert benchmark.train_stream[0].dataset[0][0] == "train" and benchmark.test_stream[0].dataset[0][0] == "eval"
+    reference = ILab(tmp_path, run=3, reference=True)
+    assert reference.protocol == "class_instance"
+    assert reference.frame_table.content_hash() == ILabFrames(tmp_path, reference=True).content_hash()
+    order = np.arange(3)
+    np.random.RandomState(3).shuffle(order)
+    assert reference.class_names == tuple(("boat", "bus", "van")[number] for number in order)
+    assert [len(experience.dataset) for experience in reference.train_stream] == [2 * 6 * 15, 6 * 15]

@@ -1,0 +1,182 @@
+import os
+
+import numpy as np
+import pytest
+from fake_data import core50_names, ilab_names, odd_core50_names, odd_ilab_names, write_files
+
+from benchmarks_toybox_ilab import core50
+from benchmarks_toybox_ilab.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.ilab import CLASSES
+from benchmarks_toybox_ilab.ilab_core50 import COUNTS, ILabCORe50, ILabCORe50Frames, class_groups, missing
+
+USED = range(10, 300, 20)
+
+
+def prefixed(of_ilab, of_core50):
+    """The names as they are below the folder that holds both."""
+    return [f"iLab-2M-Light/{name}" for name in of_ilab] + [f"core50/{name}" for name in of_core50]
+
+
+# A boat and a van, two plug adapters, and a remote control with the fewest clips: two for training and one test.
+SMALL = prefixed(
+    ilab_names(["boat", "van"], [1], range(1, 9), 16), [*core50_names((1, 2, 3), (1, 2, 50), USED), "s1/notes.txt"]
+)
+# What SHA-256 puts first: of boat/i0001/b... for training b0001 (b0c6) and b0003 (b1ec) before b0007 (b228), for the
+# test b0004 (1a9c) before b0008 (58ed); of van b0006 (145f), b0007 (4280) before b0001 (8711), and b0008 (0c8b) before
+# b0004 (42bc); of plug_adapter/o.../s... o1/s2 (3ef2), o1/s1 (48c9) before o2/s1 (712c), and o2/s3 (3184) before o1/s3.
+KEPT = {
+    "boat": ["i0001/b0001", "i0001/b0003", "i0001/b0004"],
+    "plug_adapter": ["o1/s1", "o1/s2", "o2/s3"],
+    "remote_control": ["o50/s1", "o50/s2", "o50/s3"],
+    "van": ["i0001/b0006", "i0001/b0007", "i0001/b0008"],
+}
+
+
+def clips(table):
+    """`object/session` of the clips of each class, in table order."""
+    names = {name: {} for name in table.classes}
+    for row in table:
+        names[row.class_name][f"{row.object_name}/{row.session}"] = None
+    return {name: list(of_class) for name, of_class in names.items()}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("both"), SMALL)
+
+
+@pytest.fixture(scope="module")
+def full():
+    """Names of all that is used of the two data sets, and more."""
+    return prefixed(ilab_names(views=15), core50_names(frames=USED))
+
+
+def test_every_class_has_as_many_clips_as_the_one_with_the_fewest(root):
+    table = ILabCORe50Frames(root)
+    assert table.name == "ilab_core50" and clips(table) == KEPT
+    assert table.counts() == {name: {"train": 30, "test": 15} for name in KEPT}
+    assert {row.session for row in table if row.split == "test"} == {"b0004", "b0008", "s3"}
+    path = "core50/s2/o1/C_02_01_030.png"
+    assert Frame(path, "plug_adapter", "o1", "s2", 30, "train") in list(table)
+    assert table.path[0].startswith("iLab-2M-Light/train_img/boat-i0001-b0001-")
+    assert all(table.read(row).size == (12, 8) for row in (0, len(table) // 2, len(table) - 1))
+
+
+def test_clips_by_reference(root):
+    # RandomState(1).permutation(6) begins with 2, 1 (boat), RandomState(15) with 3, 2 (van); RandomState(16) gives 0, 3
+    # of 4 (plug_adapter). Of two test clips they take the first, the second and the first.
+    table = ILabCORe50Frames(root, reference=True)
+    assert clips(table) == {
+        "boat": ["i0001/b0002", "i0001/b0003", "i0001/b0004"],
+        "plug_adapter": ["o1/s1", "o1/s3", "o2/s2"],
+        "remote_control": ["o50/s1", "o50/s2", "o50/s3"],
+        "van": ["i0001/b0003", "i0001/b0005", "i0001/b0008"],
+    }
+    # The windows are iLab's by reference: random.Random(0).randint(0, 1), session by session.
+    drawn = {f"{row.class_name}/{row.session}": row.frame for row in reversed(list(table)) if row.object_name[0] == "i"}
+    assert [drawn[f"boat/{session}"] for session in ("b0002", "b0003", "b0004")] == [1, 0, 1]
+
+
+def test_one_clip_more_moves_no_other():
+    before = ILabCORe50Frames("x", SMALL)
+    after = ILabCORe50Frames("x", SMALL + prefixed([], core50_names((4,), (50,), USED)))
+    assert set(before.path) < set(after.path) and len(after) == len(before) + 15 * 4
+
+
+def test_the_parent_folder_a_list_of_names_and_inner_folders_will_do(root, tmp_path):
+    expected = ILabCORe50Frames(root)
+    assert ILabCORe50Frames("x", [*SMALL, "README.md", "other/picture.png"]).content_hash() == expected.content_hash()
+    (tmp_path / "ilab_core50").symlink_to(root)
+    assert ILabCORe50Frames(tmp_path).content_hash() == expected.content_hash()
+    (tmp_path / "deep" / "core50").mkdir(parents=True)
+    os.symlink(root / "core50", tmp_path / "deep" / "core50" / "core50_128x128")
+    os.symlink(root / "iLab-2M-Light", tmp_path / "deep" / "iLab-2M-Light")
+    deep = ILabCORe50Frames(tmp_path / "deep")
+    assert [path.replace("core50_128x128/", "") for path in deep.path] == list(expected.path)
+    assert "core50/core50_128x128/s1/o1/C_01_01_010.png" in deep.path and deep.read(0).size == (12, 8)
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_the_paper_s_counts(full, reference):
+    table = ILabCORe50Frames("nowhere", full, reference)
+    assert len(table.classes) == COUNTS["classes"] == 24
+    assert len(table.rows("train")) == COUNTS["train"] == 14_400
+    assert len(table.rows("test")) == COUNTS["test"] == 5_400
+    assert set(map(tuple, map(dict.values, table.counts().values()))) == {(600, 225)}
+    assert {len(of_class) for of_class in clips(table).values()} == {40 + 15}
+
+
+def test_the_order_of_the_classes(full):
+    from benchmarks_toybox_ilab.protocols import plan_stream
+
+    table = ILabCORe50Frames("nowhere", full)
+    assert class_groups(table) == [list(CLASSES), list(core50.CLASSES)] == class_groups(table, True)
+    orders = set()
+    for run in range(2):
+        for reference in (False, True):
+            plan = plan_stream(table, "class_instance", run, 2, class_groups(table), reference)
+            assert [len(chunk) for chunk in plan.chunks] == [2] * 12
+            assert [len(rows) for rows in plan.train] == [1200] * 12
+            order = [table.classes[label] for chunk in plan.chunks for label in chunk]
+            assert set(order[:14]) == set(CLASSES) and set(order[14:]) == set(core50.CLASSES)
+            orders.add(tuple(order))
+            if reference:
+                random = np.random.RandomState(run)
+                groups = [np.array(CLASSES), np.array(core50.CLASSES)]
+                for group in groups:
+                    random.shuffle(group)
+                assert order == [*groups[0], *groups[1]]
+    assert len(orders) == 4
+
+
+def test_odd_trees_are_balanced_too():
+    # Without o11 and o12, a class with no training clip or no test clip.
+    of_core50 = [name for name in odd_core50_names() if "/o11/" not in name and "/o12/" not in name]
+    table = ILabCORe50Frames("x", prefixed(odd_ilab_names(), of_core50))
+    assert table.classes == ("boat", "plug_adapter", "remote_control", "van")
+    assert {len(table.clips(table.rows("train", name))) for name in table.classes} == {1}
+    assert {len(table.clips(table.rows("test", name))) for name in table.classes} == {2}
+
+
+def test_a_class_without_test_clips_is_named():
+    names = prefixed(ilab_names(["boat"], [1], range(1, 9), 15), core50_names((1, 2), (46,), USED))
+    with pytest.raises(
+        FrameTableError, match="class 'remote_control' in x has no test clips, so there is nothing to bal"
+    ):
+        ILabCORe50Frames("x", names)
+
+
+def test_folders_that_are_not_laid_out_so(root, tmp_path):
+    with pytest.raises(FrameTableError, match=r"no folder .*nowhere.*ilab_core50 is laid out as <root>/iLab-2M-Light"):
+        ILabCORe50Frames(tmp_path / "nowhere")
+    (tmp_path / "core50").symlink_to(root / "core50")
+    with pytest.raises(FrameTableError, match=r"has no folder iLab-2M-Light, but holds core50\."):
+        ILabCORe50Frames(tmp_path)
+    with pytest.raises(FrameTableError, match=r"x/core50 holds none of the frames"):
+        ILabCORe50Frames("x", [name for name in SMALL if "core50" not in name])
+    with pytest.raises(FrameTableError, match=r"x/iLab-2M-Light holds no images of iLab"):
+        ILabCORe50Frames("x", [name for name in SMALL if "core50" in name])
+
+
+def test_what_is_missing(full):
+    assert missing(full) == []
+    names = [name for name in full if "/bus-" not in name and "/o7/" not in name]
+    below = [name.removeprefix("core50/") for name in names if name.startswith("core50/")]
+    of_core50 = core50.missing(below)
+    assert len(of_core50) == 1 and "o7" in of_core50[0]
+    assert missing(names) == ["iLab-2M-Light: class bus: all 28 objects are missing", f"core50: {of_core50[0]}"]
+
+
+def test_the_generator_passes_everything_on(root):
+    benchmark = ILabCORe50(root, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
+    assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1] * 4
+    assert benchmark.frame_table.content_hash() == ILabCORe50Frames(root).content_hash()
+    assert benchmark.train_stream[0].dataset[0][0] == "train" and benchmark.test_stream[0].dataset[0][0] == "eval"
+    assert benchmark.class_names == tuple(KEPT)
+    for run in range(4):
+        for reference in (False, True):
+            benchmark = ILabCORe50(root, run=run, reference=reference)
+            names = [benchmark.class_names[label] for label in benchmark.classes_order]
+            assert set(names[:2]) == {"boat", "van"} and [len(e.dataset) for e in benchmark.train_stream] == [60, 60]
+            assert (benchmark.classes_order == [0, 1, 2, 3]) or not reference
+    assert benchmark.frame_table.frames_hash() == ILabCORe50Frames(root, reference=True).frames_hash()

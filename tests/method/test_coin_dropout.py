@@ -1,0 +1,74 @@
+"""Half of the values, each by itself, doubled or dropped; whatever order they have in memory."""
+
+import pytest
+import torch
+from torch import nn
+
+from crumb_avalanche.coin_dropout import CoinDropout, coin_mask, replace_dropout
+
+
+def layouts():
+    values = torch.ones(6, 16, 7, 5)
+    return {
+        "plain": values,
+        "channels last": values.contiguous(memory_format=torch.channels_last),
+        "permuted": values.permute(3, 0, 2, 1),
+        "flat, no multiple of eight": torch.ones(1003),
+        "double": values.double(),
+    }
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_values_are_doubled_or_dropped_and_so_are_their_gradients(layout):
+    torch.manual_seed(0)
+    values = layouts()[layout].requires_grad_()
+    dropped = CoinDropout()(values)
+    assert set(dropped.unique().tolist()) == {0.0, 2.0} and dropped.stride() == values.stride()
+    assert 0.4 < (dropped > 0).double().mean() < 0.6 and dropped.dtype == values.dtype
+    dropped.sum().backward()
+    assert torch.equal(values.grad, dropped)
+
+
+def test_every_value_has_an_even_chance_independent_of_its_neighbours():
+    torch.manual_seed(0)
+    draws = torch.stack([coin_mask(torch.ones(24)) for _ in range(20_000)]) / 2
+    # Means of 20,000 fair coins: standard error 0.0035; five of them.
+    assert (draws.mean(0) - 0.5).abs().max() < 0.018
+    pairs = torch.cov(draws.T) - torch.eye(24) * 0.25
+    assert pairs.abs().max() < 0.25 * 0.05
+
+
+def test_the_same_seed_gives_the_same_mask_and_the_next_call_another():
+    torch.manual_seed(1)
+    first, second = coin_mask(torch.ones(64)), coin_mask(torch.ones(64))
+    torch.manual_seed(1)
+    assert torch.equal(coin_mask(torch.ones(64)), first) and not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("case", ["evaluation", "other p", "gaps in memory", "overlapping"])
+def test_torch_takes_over_where_coins_do_not_serve(case):
+    values = torch.ones(8, 10)
+    layer, twin = CoinDropout(0.2 if case == "other p" else 0.5), nn.Dropout(0.2 if case == "other p" else 0.5)
+    if case == "evaluation":
+        layer, twin = layer.eval(), twin.eval()
+    if case == "gaps in memory":
+        values = values[:, ::2]
+    if case == "overlapping":
+        values = torch.ones(8, 1).expand(8, 10)
+    results = []
+    for one in (layer, twin):
+        torch.manual_seed(3)
+        results.append(one(values))
+    assert torch.equal(*results)
+
+
+def test_every_dropout_of_a_network_is_replaced():
+    network = replace_dropout(
+        nn.Sequential(nn.Dropout(0.3), nn.Sequential(nn.Linear(2, 2), nn.Dropout()), nn.Dropout2d())
+    )
+    assert [type(layer) for layer in (network[0], network[1][1], network[2])] == [
+        CoinDropout,
+        CoinDropout,
+        nn.Dropout2d,
+    ]
+    assert (network[0].p, network[1][1].p) == (0.3, 0.5)
