@@ -1,4 +1,4 @@
-"""Online-CIFAR100: 100 classes, 50,000 training and 10,000 test images of 32 x 32 pixels, in 20 experiences of 5 classes.
+"""Online-CIFAR100: 100 classes, 50,000 training and 10,000 test images of 32 x 32 pixels, in 20 experiences of 5.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
@@ -6,6 +6,7 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from benchmarks_toybox_ilab.class_counts import missing_images
 from benchmarks_toybox_ilab.frame_table import FrameTable
 from benchmarks_toybox_ilab.image_tree import image_tree_table
 
@@ -29,6 +30,12 @@ def CIFAR100Frames(root: str | Path, paths: Iterable[str] | None = None) -> Fram
     return image_tree_table(root, ("train", "test"), "cifar100", LAYOUT, paths)
 
 
+def missing(paths: Iterable[str]) -> list[str]:
+    """What the data set has and these files below root lack, class by class, a line each."""
+    classes = COUNTS["classes"]
+    return missing_images(paths, classes, {"train": COUNTS["train"] // classes, "test": COUNTS["test"] // classes})
+
+
 def OnlineCIFAR100(
     dataset_root: str | Path,
     protocol: str = "class_iid",
@@ -49,7 +56,7 @@ def OnlineCIFAR100(
         train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
         eval_transform: Likewise for the test stream.
         classes_per_experience: Classes of one experience.
-        reference: Order and labels as the paper's code draws them; see `protocols.plan_reference_stream`.
+        reference: Order and labels as the paper's code draws them; see `orders.ReferenceDraws`.
 
     Returns:
         A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.

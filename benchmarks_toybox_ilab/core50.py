@@ -204,7 +204,7 @@ def CORe50(
         eval_transform: Likewise for the test stream.
         classes_per_experience: Classes of one experience.
         reference: Draw order and labels as the paper's code does, from the classes in the order of their numbers; see
-            `protocols.ReferenceDraws`. The frames are the same.
+            `orders.ReferenceDraws`. The frames are the same.
 
     Returns:
         A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.

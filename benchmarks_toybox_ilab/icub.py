@@ -229,7 +229,7 @@ def ICub(
         eval_transform: Likewise for the test stream.
         classes_per_experience: Classes of one experience.
         reference: As the paper's code does it: the first day is the first as text, and order and labels are drawn as in
-            `protocols.ReferenceDraws`, from the classes in `listing_order` instead of by name.
+            `orders.ReferenceDraws`, from the classes in `listing_order` instead of by name.
 
     Returns:
         A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.

@@ -199,7 +199,7 @@ def make_benchmark(
     if reference:
         appearance = list(dict.fromkeys(table.labels[np.concatenate(plan.train)].tolist()))
         table = table.with_classes([table.classes[label] for label in appearance])
-        plan = replace(plan, chunks=tuple(tuple(map(appearance.index, labels)) for labels in plan.chunks))
+        plan = replace(plan, chunks=tuple(tuple(sorted(map(appearance.index, labels))) for labels in plan.chunks))
     transforms = {
         "train": (imagenet_transform() if train_transform is None else train_transform, None),
         "eval": (imagenet_transform() if eval_transform is None else eval_transform, None),

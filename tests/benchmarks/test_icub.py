@@ -227,6 +227,6 @@ def test_reference_shuffles_the_classes_as_they_are_listed(tmp_path, monkeypatch
     names = icub_names({"part1": ("book", "cellphone", "mouse")}, (1,), 1)
     write_files(tmp_path, [*names, "part1/ringbinder/nothing.txt"])
     listed_as(monkeypatch, part1=["mouse", "ringbinder", "book", "cellphone"])
-    benchmark = ICub(tmp_path, run=run, reference=True)
+    benchmark = ICub(tmp_path, run=run, classes_per_experience=1, reference=True)
     assert benchmark.class_names == order
     assert all("/day10/" in path for path in benchmark.frame_table.path)

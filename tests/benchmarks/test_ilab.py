@@ -215,10 +215,10 @@ def test_the_generator_passes_everything_on(tmp_path):
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1, 1]
     assert benchmark.frame_table.content_hash() == ILabFrames(tmp_path).content_hash()
     assert benchmark.train_stream[0].dataset[0][0] == "train" and benchmark.test_stream[0].dataset[0][0] == "eval"
-    reference = ILab(tmp_path, run=3, reference=True)
+    reference = ILab(tmp_path, run=3, classes_per_experience=1, reference=True)
     assert reference.protocol == "class_instance"
     assert reference.frame_table.content_hash() == ILabFrames(tmp_path, reference=True).content_hash()
     order = np.arange(3)
     np.random.RandomState(3).shuffle(order)
     assert reference.class_names == tuple(("boat", "bus", "van")[number] for number in order)
-    assert [len(experience.dataset) for experience in reference.train_stream] == [2 * 6 * 15, 6 * 15]
+    assert [len(experience.dataset) for experience in reference.train_stream] == [6 * 15] * 3

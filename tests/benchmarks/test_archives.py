@@ -1,0 +1,307 @@
+import io
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from benchmarks_toybox_ilab.archives import archives_in, unpack
+from benchmarks_toybox_ilab.frame_table import FrameTableError
+
+FILES = {"a/1.png": b"one" * 5000, "a/b/2.png": b"two", "README": b""}
+
+
+def write_zip(path, files=FILES, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def write_tar(path, files=FILES, mode="w"):
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def write_folder(path, files=FILES):
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+def below(folder):
+    """Name and content of every file below a folder, hidden ones too."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if not path.is_dir()}
+
+
+WRITERS = {
+    "x.zip": write_zip,
+    "deflated.zip": lambda path: write_zip(path, method=zipfile.ZIP_DEFLATED),
+    "x.tar": write_tar,
+    "x.tar.gz": lambda path: write_tar(path, mode="w:gz"),
+    "x.tgz": lambda path: write_tar(path, mode="w:gz"),
+    "folder": write_folder,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_unpacks_to_the_same_files(tmp_path, name):
+    seen = []
+    archive = WRITERS[name](tmp_path / name)
+    assert unpack(archive, tmp_path / "out", progress=lambda done, total: seen.append((done, total))) == 3
+    assert below(tmp_path / "out") == FILES
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize(("name", "writer"), [("x.zip", write_tar), ("x.tar", write_zip), ("download", write_zip)])
+def test_the_content_tells_the_kind(tmp_path, name, writer):
+    unpack(writer(tmp_path / name), tmp_path / "out")
+    assert below(tmp_path / "out") == FILES
+
+
+def test_a_tar_file_that_holds_a_zip_file_is_a_tar_file(tmp_path):
+    inner = write_zip(tmp_path / "inner.zip").read_bytes()
+    unpack(write_tar(tmp_path / "x.tar", {"inner.zip": inner}), tmp_path / "out")
+    assert below(tmp_path / "out") == {"inner.zip": inner}
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tar.gz"])
+def test_what_is_there_with_its_size_is_left(tmp_path, name):
+    archive, out, seen = WRITERS[name](tmp_path / name), tmp_path / "out", []
+    unpack(archive, out)
+    (out / "a/1.png").write_bytes(b"ONE" * 5000)  # the right size: trusted
+    (out / "a/b/2.png").write_bytes(b"half")
+    assert unpack(archive, out, progress=lambda *step: seen.append(step)) == 1
+    assert below(out) == {**FILES, "a/1.png": b"ONE" * 5000}
+    assert seen == [(2, 3), (3, 3)]
+    assert unpack(archive, out) == 0
+
+
+def test_an_interruption_leaves_no_half_file_and_the_same_call_goes_on(tmp_path):
+    archive, out = write_zip(tmp_path / "x.zip"), tmp_path / "out"
+
+    def interrupt(done, total):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        unpack(archive, out, progress=interrupt)
+    assert below(out) == {"a/1.png": FILES["a/1.png"]}
+    (out / "a/b").mkdir()
+    (out / "a/b/.2.png.part").write_bytes(b"t")  # as a power failure leaves it
+    assert unpack(archive, out) == 2 and below(out) == FILES
+
+
+def test_only_chooses_and_renames(tmp_path):
+    archive = write_zip(tmp_path / "x.zip")
+    assert unpack(archive, tmp_path / "chosen", only=lambda name: name.startswith("a/b")) == 1
+    assert below(tmp_path / "chosen") == {"a/b/2.png": b"two"}
+    unpack(archive, tmp_path / "renamed", only=lambda name: f"c/{name[2:]}" if name.startswith("a/") else None)
+    assert below(tmp_path / "renamed") == {"c/1.png": FILES["a/1.png"], "c/b/2.png": b"two"}
+    with pytest.raises(FrameTableError, match=r"holds both a/1.png and a/b/2.png; only one can be same"):
+        unpack(archive, tmp_path / "clash", only=lambda name: name.endswith("png") and "same")
+    assert not (tmp_path / "clash").exists()
+
+
+def test_of_two_members_of_one_name_the_last_counts(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for content in (b"old", b"new"):
+            info = tarfile.TarInfo("./a.txt")
+            info.size = 3
+            archive.addfile(info, io.BytesIO(content))
+    assert unpack(tmp_path / "x.tar", tmp_path / "out") == 1 and below(tmp_path / "out") == {"a.txt": b"new"}
+
+
+def test_backslashes_are_slashes(tmp_path):
+    unpack(write_zip(tmp_path / "x.zip", {"a\\": b"", "a\\1.png": b"x"}), tmp_path / "out")
+    assert below(tmp_path / "out") == {"a/1.png": b"x"}
+
+
+@pytest.mark.parametrize("writer", [write_zip, write_tar])
+@pytest.mark.parametrize(
+    "name", ["../evil.txt", "a/../../evil.txt", "/evil.txt", "..\\evil.txt", "\\evil.txt", "C:\\evil.txt", "C:evil.txt"]
+)
+def test_members_outside_of_the_target_are_refused_before_anything_is_written(tmp_path, writer, name):
+    archive = writer(tmp_path / "x", {"good.txt": b"good", name: b"evil"})
+    with pytest.raises(FrameTableError) as raised:
+        unpack(archive, tmp_path / "out")
+    words = f"archive {archive} is refused, and nothing was unpacked: its member {name!r} lies outside of the folder"
+    assert words in str(raised.value) and "unpack it yourself and give the folder" in str(raised.value)
+    assert set(below(tmp_path)) == {"x"}
+
+
+def test_a_folder_outside_of_the_target_is_refused_too(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        info = tarfile.TarInfo("../outside")
+        info.type = tarfile.DIRTYPE
+        archive.addfile(info)
+    with pytest.raises(FrameTableError, match=r"its member '../outside' lies outside"):
+        unpack(tmp_path / "x.tar", tmp_path / "out")
+
+
+def tar_with(path, name, kind, link=""):
+    with tarfile.open(path, "w") as archive:
+        for member, content in (("a/good.txt", b"good"), ("b.txt", b"b")):
+            info = tarfile.TarInfo(member)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, link
+        archive.addfile(info)
+    return path
+
+
+def zip_with(path, name, kind, content=""):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/good.txt", b"good")
+        archive.writestr("b.txt", b"b")
+        info = zipfile.ZipInfo(name)
+        info.create_system, info.external_attr = 3, (kind | 0o644) << 16
+        archive.writestr(info, content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "link"),
+    [
+        (tarfile.SYMTYPE, "/etc/passwd"),
+        (tarfile.SYMTYPE, "../../b.txt"),
+        (tarfile.SYMTYPE, ".."),
+        (tarfile.SYMTYPE, "nowhere.txt"),
+        (tarfile.LNKTYPE, "../b.txt"),
+        (tarfile.LNKTYPE, "/etc/passwd"),
+    ],
+)
+def test_links_that_leave_a_tar_file_are_refused(tmp_path, kind, link):
+    archive = tar_with(tmp_path / "x.tar", "a/link.txt", kind, link)
+    with pytest.raises(FrameTableError, match=r"'a/link.txt' is a link to '.*', which is no file of the archive"):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("link", ["/etc/passwd", "../../b.txt", "../a"])
+def test_links_that_leave_a_zip_file_are_refused(tmp_path, link):
+    archive = zip_with(tmp_path / "x.zip", "a/link.txt", stat.S_IFLNK, link)
+    with pytest.raises(FrameTableError, match=r"'a/link.txt' is a link to '.*', which is no file of the archive"):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_links_inside_of_an_archive_become_copies(tmp_path):
+    tar_with(tmp_path / "soft.tar", "a/link.txt", tarfile.SYMTYPE, "../b.txt")
+    tar_with(tmp_path / "hard.tar", "a/link.txt", tarfile.LNKTYPE, "b.txt")
+    zip_with(tmp_path / "soft.zip", "a/link.txt", stat.S_IFLNK, "../b.txt")
+    for name in ("soft.tar", "hard.tar", "soft.zip"):
+        unpack(tmp_path / name, tmp_path / "out" / name)
+        assert below(tmp_path / "out" / name) == {"a/good.txt": b"good", "b.txt": b"b", "a/link.txt": b"b"}, name
+        assert not (tmp_path / "out" / name / "a/link.txt").is_symlink()
+
+
+def test_devices_are_refused(tmp_path):
+    for archive in (
+        tar_with(tmp_path / "pipe.tar", "pipe", tarfile.FIFOTYPE),
+        tar_with(tmp_path / "device.tar", "pipe", tarfile.CHRTYPE),
+        zip_with(tmp_path / "pipe.zip", "pipe", stat.S_IFIFO),
+    ):
+        with pytest.raises(FrameTableError, match="its member 'pipe' is a device, not a file"):
+            unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_where_a_folder_is_needed_is_named(tmp_path):
+    archive = write_zip(tmp_path / "x.zip", {"a": b"file", "a/b/1.png": b"x"})
+    with pytest.raises(FrameTableError, match=r"holds a as a file and as the folder of a/b/1.png"):
+        unpack(archive, tmp_path / "out")
+
+
+def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    archive, out, asked = write_zip(tmp_path / "x.zip"), tmp_path / "deep/out", []
+
+    def usage(path):
+        asked.append(Path(path))
+        return namedtuple("usage", "total used free")(10**6, 0, 15_002)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    with pytest.raises(FrameTableError, match=r"x.zip needs 15.0 kB more, but only 15.0 kB are free at .*deep/out"):
+        unpack(archive, out)
+    assert asked == [tmp_path] and not out.exists()
+    (out / "a/b").mkdir(parents=True)
+    (out / "a/b/2.png").write_bytes(b"two")  # then exactly what is free is still missing
+    assert unpack(archive, out) == 2 and below(out) == FILES
+
+
+def test_a_damaged_member_is_told_and_the_files_before_it_stay(tmp_path):
+    archive = write_zip(tmp_path / "x.zip", {"1.png": b"first", "2.png": b"second", "3.png": b"third"})
+    archive.write_bytes(archive.read_bytes().replace(b"second", b"sEcond"))
+    with pytest.raises(FrameTableError, match=r"x.zip is damaged, or not all of it is there .*2.png.*Fetch it"):
+        unpack(archive, tmp_path / "out")
+    assert below(tmp_path / "out") == {"1.png": b"first"}
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tar", "x.tar.gz"])
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.95])
+def test_half_an_archive_is_told(tmp_path, name, part):
+    files = {f"{number}.png": bytes(range(256)) * (20 * number) for number in range(1, 20)}
+    writer = {"x.zip": write_zip, "x.tar": write_tar}.get(name, lambda path, files: write_tar(path, files, "w:gz"))
+    content = writer(tmp_path / name, files).read_bytes()
+    (tmp_path / name).write_bytes(content[: int(part * len(content))])
+    with pytest.raises(FrameTableError, match=f"archive .*{name} is damaged, or not all of it is there"):
+        unpack(tmp_path / name, tmp_path / "out")
+    assert below(tmp_path / "out") == {}
+
+
+def test_a_tar_file_cut_between_two_members_is_told(tmp_path):
+    archive = write_tar(tmp_path / "x.tar", {"1": b"x" * 512, "2": b"y" * 512})
+    content = archive.read_bytes()
+    archive.write_bytes(content[:1024])  # a header and its data, to the byte
+    with pytest.raises(FrameTableError, match=r"x.tar is damaged, .*it breaks off after 1 members"):
+        unpack(archive, tmp_path / "out")
+    archive.write_bytes(content[:1024] + b"no header".ljust(512) + content[1536:])
+    with pytest.raises(FrameTableError, match="it breaks off after 1 members"):
+        unpack(archive, tmp_path / "out")
+    archive.write_bytes(content[: 2048 + 512])  # one block of zeros at the end will do
+    assert unpack(archive, tmp_path / "out") == 2
+
+
+def test_a_wrong_checksum_of_gzip_is_told(tmp_path):
+    archive = write_tar(tmp_path / "x.tar.gz", mode="w:gz")
+    content = archive.read_bytes()
+    archive.write_bytes(content[:-8] + bytes(8))
+    with pytest.raises(FrameTableError, match=r"x.tar.gz is damaged, .*BadGzipFile"):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_archive(tmp_path):
+    (tmp_path / "x.zip").write_text("<!DOCTYPE html><p>Please log in")
+    with pytest.raises(FrameTableError, match=r"x.zip is no archive.*begins with b'<!DOCTYPE html>.*a web page"):
+        unpack(tmp_path / "x.zip", tmp_path / "out")
+    (tmp_path / "empty.tar").write_bytes(b"")
+    with pytest.raises(FrameTableError, match=r"empty.tar is no archive"):
+        unpack(tmp_path / "empty.tar", tmp_path / "out")
+    with pytest.raises(FrameTableError, match=r"there is no archive .*nowhere.zip; give a .zip, .tar"):
+        unpack(tmp_path / "nowhere.zip", tmp_path / "out")
+
+
+def test_an_encrypted_archive_is_told(tmp_path):
+    content = bytearray(write_zip(tmp_path / "x.zip", {"1.png": b"x"}).read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(signature) + flags] |= 1
+    (tmp_path / "x.zip").write_bytes(content)
+    with pytest.raises(FrameTableError, match=r"x.zip is damaged, .*encrypted"):
+        unpack(tmp_path / "x.zip", tmp_path / "out")
+
+
+def test_the_archives_of_a_folder(tmp_path):
+    for name in ("b.TAR", "a10.zip", "a2.zip", "c.tar.gz", "d.tgz", "e.mp4", ".hidden.zip"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder.zip").mkdir()
+    assert [path.name for path in archives_in(tmp_path)] == ["a2.zip", "a10.zip", "b.TAR", "c.tar.gz", "d.tgz"]

@@ -1,0 +1,170 @@
+import errno
+import shutil
+import socket
+from collections import namedtuple
+
+import pytest
+from local_server import LocalServer
+
+from benchmarks_toybox_ilab import download as module
+from benchmarks_toybox_ilab.download import DownloadError, download
+from benchmarks_toybox_ilab.frame_table import FrameTableError
+
+CONTENT = bytes(range(256)) * 4000  # a megabyte, so that it comes in several pieces
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with LocalServer(CONTENT) as server:
+        yield server
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_comes_whole_with_its_checksum(server, tmp_path):
+    seen = []
+    file = download(f"{server.url}/x.zip", tmp_path / "new/x.zip", server.md5, lambda *step: seen.append(step))
+    assert file == tmp_path / "new/x.zip" and file.read_bytes() == CONTENT and names(file.parent) == ["x.zip"]
+    assert seen[-1] == (len(CONTENT), len(CONTENT)) and [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert len(seen) > 1
+
+
+def test_a_file_that_is_there_is_not_fetched_again(server, tmp_path):
+    file = tmp_path / "x.zip"
+    file.write_bytes(CONTENT)
+    assert download(server.url, file, server.md5) == file and download(server.url, file) == file
+    assert server.asked == []
+    file.write_bytes(b"something else")
+    with pytest.raises(DownloadError, match=rf"x.zip is there already, .* while {server.md5} is expected. Delete it"):
+        download(server.url, file, server.md5)
+    assert file.read_bytes() == b"something else"  # not ours to delete
+
+
+def test_a_broken_connection_is_told_and_the_same_call_goes_on(server, tmp_path):
+    server.stop_after = 300_000
+    with pytest.raises(DownloadError) as raised:
+        download(f"{server.url}/x.zip", tmp_path / "x.zip", server.md5)
+    part = tmp_path / "x.zip.part"
+    assert part.read_bytes() == CONTENT[:300_000] and names(tmp_path) == ["x.zip.part"]
+    message = str(raised.value)
+    assert f"cannot download {server.url}/x.zip: the connection ended after 300000 of 1024000 bytes" in message
+    assert f"300.0 kB are kept in {part} and the same command goes on from there" in message
+    assert "fetch the file elsewhere and give it with --source" in message
+
+    seen = []
+    download(f"{server.url}/x.zip", tmp_path / "x.zip", server.md5, lambda *step: seen.append(step))
+    assert server.asked == ["", "bytes=300000-"] and names(tmp_path) == ["x.zip"]
+    assert (tmp_path / "x.zip").read_bytes() == CONTENT and seen[-1] == (len(CONTENT), len(CONTENT))
+    assert seen[0][0] > 300_000
+
+
+def test_it_starts_anew_where_the_server_cannot_go_on(server, tmp_path):
+    server.ranges = False
+    (tmp_path / "x.zip.part").write_bytes(b"begun")
+    download(server.url, tmp_path / "x.zip", server.md5)
+    assert server.asked == ["bytes=5-"] and (tmp_path / "x.zip").read_bytes() == CONTENT
+
+
+def test_all_had_arrived_before_the_interruption(server, tmp_path):
+    (tmp_path / "x.zip.part").write_bytes(CONTENT)
+    download(server.url, tmp_path / "x.zip", server.md5)
+    assert server.asked == [f"bytes={len(CONTENT)}-"] and names(tmp_path) == ["x.zip"]
+
+
+def test_more_than_there_is_starts_anew(server, tmp_path):
+    (tmp_path / "x.zip.part").write_bytes(CONTENT + b"more")
+    download(server.url, tmp_path / "x.zip", server.md5)
+    assert len(server.asked) == 2 and (tmp_path / "x.zip").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("begun", [b"", CONTENT[:100]])
+def test_a_length_that_is_not_announced(server, tmp_path, begun):
+    server.announce = False
+    if begun:
+        (tmp_path / "x.zip.part").write_bytes(begun)
+    seen = []
+    download(server.url, tmp_path / "x.zip", server.md5, lambda *step: seen.append(step))
+    assert (tmp_path / "x.zip").read_bytes() == CONTENT and seen[-1] == (len(CONTENT), 0)
+
+
+def test_a_wrong_checksum_deletes_what_came(server, tmp_path):
+    with pytest.raises(DownloadError) as raised:
+        download(f"{server.url}/x.zip", tmp_path / "x.zip", "0" * 32)
+    message = str(raised.value)
+    assert f"what came from {server.url}/x.zip has the MD5 checksum {server.md5}, but {'0' * 32} is expected" in message
+    assert "it was deleted" in message and "fetch x.zip elsewhere and give it with --source" in message
+    assert names(tmp_path) == []
+
+
+def test_errors_of_the_server_and_of_the_network(server, tmp_path):
+    server.status = 503
+    with pytest.raises(
+        DownloadError, match=r"cannot download http.*503.*The same command tries again; or fetch"
+    ):
+        download(server.url, tmp_path / "x.zip")
+    (tmp_path / "x.zip.part").write_bytes(b"begun")
+    with pytest.raises(DownloadError, match=r"503.*5 bytes are kept in .*x.zip.part and the same command goes on"):
+        download(server.url, tmp_path / "x.zip")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(DownloadError, match=r"cannot download http.*Connection refused"):
+            download(f"http://127.0.0.1:{unused.getsockname()[1]}/x.zip", tmp_path / "x.zip")
+    assert names(tmp_path) == ["x.zip.part"]
+
+
+def test_a_server_that_falls_silent(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "TIMEOUT", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(DownloadError, match="timed out"):
+            download(f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", tmp_path / "x.zip")
+
+
+def test_file_addresses(tmp_path):
+    (tmp_path / "there.zip").write_bytes(CONTENT)
+    (tmp_path / "x.zip.part").write_bytes(b"begun")
+    download((tmp_path / "there.zip").as_uri(), tmp_path / "x.zip")
+    assert (tmp_path / "x.zip").read_bytes() == CONTENT
+    with pytest.raises(DownloadError, match=r"cannot download file:.*nowhere.zip"):
+        download((tmp_path / "nowhere.zip").as_uri(), tmp_path / "y.zip")
+
+
+@pytest.mark.parametrize("url", ["ftp://example.org/x.zip", "data:,x", "x.zip", "C:\\x.zip"])
+def test_other_addresses_are_refused(tmp_path, url):
+    with pytest.raises(FrameTableError, match=r"cannot download .*begins with http, https, file"):
+        download(url, tmp_path / "x.zip")
+
+
+def test_a_redirection_is_followed_but_not_out_of_the_web(server, tmp_path, monkeypatch):
+    with LocalServer(b"elsewhere") as other:
+        server.redirect = f"{other.url}/x.zip"
+        assert download(server.url, tmp_path / "x.zip").read_bytes() == b"elsewhere"
+    (tmp_path / "secret").write_bytes(b"secret")
+    for number, place in enumerate(((tmp_path / "secret").as_uri(), "ftp://127.0.0.1/x.zip")):
+        server.redirect = place
+        with pytest.raises(DownloadError, match="cannot download"):
+            download(server.url, tmp_path / f"{number}.zip")
+
+
+def test_too_little_room_is_said_before_the_file_comes(server, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 24_000))
+    (tmp_path / "x.zip.part").write_bytes(CONTENT[:900_000])
+    with pytest.raises(FrameTableError, match=r"downloading x.zip needs 124.0 kB more, but only 24.0 kB are free at"):
+        download(server.url, tmp_path / "x.zip", server.md5)
+    (tmp_path / "x.zip.part").write_bytes(CONTENT[:1_000_000])
+    download(server.url, tmp_path / "x.zip", server.md5)
+
+
+def test_a_full_disk_is_not_taken_for_the_network(server, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_append", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        download(server.url, tmp_path / "x.zip")
+    assert not isinstance(raised.value, DownloadError)
