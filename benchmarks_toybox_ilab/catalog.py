@@ -2,8 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
-from benchmarks_toybox_ilab import cifar100, clip_folder, eth80
+from benchmarks_toybox_ilab import (
+    cifar100,
+    clip_folder,
+    core50,
+    eth80,
+    icub,
+    ilab,
+    ilab_core50,
+    imagenet,
+    toybox,
+)
 from benchmarks_toybox_ilab.frame_table import FrameTable, FrameTableError
 from benchmarks_toybox_ilab.toy_shapes import STREAM_CLASSES, ToyShapesFrames
 
@@ -51,7 +62,7 @@ class Benchmark:
         if self.needs_root and root is None:
             raise FrameTableError(f"benchmark {self.name} needs --dataset-root; expected there: {self.layout}")
         if fps is not None and "fps" not in self.options:
-            raise FrameTableError(f"benchmark {self.name} has no video files, so fps={fps:g} means nothing; leave it out.")
+            raise FrameTableError(f"benchmark {self.name} reads no video files; fps={fps:g} is for clip_folder.")
         given = {"reference": reference, "fps": 1.0 if fps is None else fps}
         return self.frames(root, run, **{name: given[name] for name in self.options})
 
@@ -61,23 +72,36 @@ def _streamed_shapes(root: str | None = None, run: int = 0) -> FrameTable:
     return ToyShapesFrames(root, run, classes=STREAM_CLASSES)
 
 
+def _of_the_paper(module: ModuleType, frames: Callable[..., FrameTable], *numbers: int) -> Benchmark:
+    """A benchmark of the paper: its split is the same in every run, and it has a reference form."""
+    name = module.__name__.rpartition(".")[2]
+    more = {"class_groups": module.class_groups} if hasattr(module, "class_groups") else {}
+
+    def table(root: str, run: int = 0, reference: bool = False) -> FrameTable:
+        return frames(root, reference=reference)
+
+    return Benchmark(name, table, *numbers, True, module.LAYOUT, module.SOURCE, ("reference",), **more)
+
+
+# Classes of an experience, batch size and budget in images: paper, Sec. 4.1 and supplement S5.
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
+        _of_the_paper(core50, core50.CORe50Frames, 2, 21, 15),
+        _of_the_paper(toybox, toybox.ToyboxFrames, 2, 21, 15),
+        _of_the_paper(ilab, ilab.ILabFrames, 2, 21, 15),
+        _of_the_paper(icub, icub.ICubFrames, 2, 21, 30),
+        _of_the_paper(ilab_core50, ilab_core50.ILabCORe50Frames, 2, 21, 30),
+        _of_the_paper(cifar100, cifar100.CIFAR100Frames, 5, 128, 100),
+        _of_the_paper(imagenet, imagenet.ImageNetFrames, 100, 128, 10_000),
         Benchmark("eth80", eth80.ETH80Frames, 2, 21, 15, True, eth80.LAYOUT, eth80.SOURCE),
-        Benchmark("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True, clip_folder.LAYOUT, "your own images"),
         Benchmark(
-            "cifar100",
-            lambda root, run: cifar100.CIFAR100Frames(root),
-            5,
-            128,
-            100,
-            True,
-            cifar100.LAYOUT,
-            cifar100.SOURCE,
+            *("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True),
+            *(clip_folder.LAYOUT, "your own images and videos", ("fps",)),
         ),
         Benchmark(
-            "toy_shapes", _streamed_shapes, 2, 21, 15, False, "no files: drawn when read", "made by this package"
+            *("toy_shapes", _streamed_shapes, 2, 21, 15, False),
+            *("no files: drawn when read", "made by this package"),
         ),
     )
 }

@@ -15,7 +15,7 @@ SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html; `crumb prepare cifar100` 
 COUNTS = {"classes": 100, "train": 50_000, "test": 10_000}
 
 
-def CIFAR100Frames(root: str | Path, paths: Iterable[str] | None = None) -> FrameTable:
+def CIFAR100Frames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
     """The table of CIFAR-100: folder `train` is the training split, `test` the test split, in every run.
 
     Every image is a clip of its own (object: its name; session "0" in training, "1" in the test; frame 0).
@@ -23,6 +23,7 @@ def CIFAR100Frames(root: str | Path, paths: Iterable[str] | None = None) -> Fram
     Args:
         root: The folder of `train` and `test`, or the folder that holds it as `cifar100`.
         paths: Files below root with forward slashes, where they are known already; else the folder is listed.
+        reference: Changes nothing here; order and labels are the generator's.
 
     Raises:
         FrameTableError: If the folder is missing or laid out otherwise, or the two splits differ in their classes.

@@ -1,19 +1,20 @@
 import subprocess
 import sys
+from itertools import chain
 
 import pytest
-from fake_data import write_clip_folder, write_eth80
+from fake_data import core50_names, icub_names, ilab_names, toybox_names, write_clip_folder, write_eth80, write_files
 
 import benchmarks_toybox_ilab
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
-from benchmarks_toybox_ilab.frame_table import FrameTable
+from benchmarks_toybox_ilab.frame_table import FrameTable, FrameTableError
 
 LIGHT = """
 import sys
 import benchmarks_toybox_ilab as streams
 table = streams.ETH80Frames(sys.argv[1])
 table.read(0), table.content_hash(), streams.get_benchmark("eth80"), streams.ClipFolderFrames, streams.ToyShapesFrames
-heavy = {"torch", "torchvision", "avalanche"} & set(sys.modules)
+heavy = {"torch", "torchvision", "avalanche", "av"} & set(sys.modules)
 assert not heavy, heavy
 """
 
@@ -24,24 +25,69 @@ def test_tables_and_catalog_import_neither_torch_nor_avalanche(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["eth80", "clip_folder", "toy_shapes"])
-def test_settings_of_each_benchmark(name):
+PAPER = {
+    "core50": (2, 21, 15),
+    "toybox": (2, 21, 15),
+    "ilab": (2, 21, 15),
+    "icub": (2, 21, 30),
+    "ilab_core50": (2, 21, 30),
+    "cifar100": (5, 128, 100),
+    "imagenet": (100, 128, 10_000),
+}
+OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes"), (2, 21, 15))
+WRITERS = {
+    "core50": lambda root: write_files(root, core50_names((1, 3), (1, 6), (10, 30))),
+    "toybox": lambda root: write_files(root, toybox_names(["cup", "duck"], [1], 2)),
+    "ilab": lambda root: write_files(root, ilab_names(["boat", "bus"], [1], range(1, 9), 15)),
+    "icub": lambda root: write_files(root, icub_names({"part1": ("book", "mouse")}, (1,), 1)),
+    "ilab_core50": lambda root: write_files(
+        root,
+        [f"iLab-2M-Light/{name}" for name in ilab_names(["boat"], [1], range(1, 9), 15)]
+        + [f"core50/{name}" for name in core50_names((1, 3), (1,), (10, 30))],
+    ),
+    "cifar100": lambda root: write_files(root, [f"{s}/{c}/1.png" for s in ("train", "test") for c in ("apple", "bed")]),
+    "imagenet": lambda root: write_files(root, [f"{s}/n0000000{c}/1.JPEG" for s in ("train", "val") for c in (1, 2)]),
+    "eth80": write_eth80,
+    "clip_folder": write_clip_folder,
+    "toy_shapes": lambda root: None,
+}
+
+
+@pytest.mark.parametrize(("name", "numbers"), [*PAPER.items(), *OTHERS.items()])
+def test_settings_of_each_benchmark(name, numbers):
     benchmark = get_benchmark(name)
     assert benchmark is BENCHMARKS[name] and benchmark.name == name
-    assert (benchmark.classes_per_experience, benchmark.batch_size, benchmark.budget_images) == (2, 21, 15)
+    assert (benchmark.classes_per_experience, benchmark.batch_size, benchmark.budget_images) == numbers
     assert benchmark.needs_root == (name != "toy_shapes") and benchmark.layout and benchmark.source
+    assert ("reference" in benchmark.options) == (name in PAPER)
+    assert set(BENCHMARKS) == PAPER.keys() | OTHERS.keys() == WRITERS.keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "write"), [("eth80", write_eth80), ("clip_folder", write_clip_folder), ("toy_shapes", None)]
-)
-def test_all_tables_are_called_alike(tmp_path, name, write):
-    table = get_benchmark(name).frames(write(tmp_path) if write else None, 1)
+@pytest.mark.parametrize("name", WRITERS)
+def test_all_tables_are_called_alike(tmp_path, name):
+    WRITERS[name](tmp_path)
+    benchmark = get_benchmark(name)
+    table = benchmark.table(str(tmp_path), 1)
     assert isinstance(table, FrameTable) and all(min(count.values()) for count in table.counts().values())
+    assert table.content_hash() == benchmark.frames(str(tmp_path), 1).content_hash()
+    groups = benchmark.class_groups(table, True)
+    assert groups is None or sorted(chain(*groups)) == sorted(table.classes)
+    assert (benchmark.class_groups(table, False) is None) == (name != "ilab_core50")
+
+
+def test_what_a_benchmark_needs_and_takes(tmp_path):
+    with pytest.raises(FrameTableError, match=r"benchmark core50 needs --dataset-root; expected there: <root>/core50"):
+        get_benchmark("core50").table(None, 0)
+    with pytest.raises(FrameTableError, match="benchmark toybox reads no video files; fps=2 is for clip_folder"):
+        get_benchmark("toybox").table(str(tmp_path), 0, fps=2.0)
+    write_files(tmp_path, toybox_names(["cup"], [1], 2))
+    assert get_benchmark("toybox").table(str(tmp_path), 0, reference=True).padded
+    with pytest.raises(ValueError, match="fps is 0"):
+        get_benchmark("clip_folder").table(str(tmp_path), 0, fps=0.0)
 
 
 def test_an_unknown_name_lists_the_known():
-    with pytest.raises(ValueError, match="unknown benchmark 'core51'; known are eth80, clip_folder, toy_shapes"):
+    with pytest.raises(ValueError, match="unknown benchmark 'core51'; known are core50, toybox, ilab, icub, ilab"):
         get_benchmark("core51")
 
 

@@ -1,0 +1,100 @@
+"""The generators beside Avalanche's own strategies and benchmark tools."""
+
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_with_validation_stream
+from avalanche.benchmarks.scenarios.online import split_online_stream
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.supervised import Naive, Replay
+from fake_data import core50_names, icub_names, ilab_names, toybox_names, write_files
+from torch import nn
+
+from benchmarks_toybox_ilab import (
+    CORe50,
+    ICub,
+    ILab,
+    ILabCORe50,
+    OnlineCIFAR100,
+    OnlineImageNet,
+    Toybox,
+    imagenet_transform,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+torch.set_num_threads(1)
+
+_CORE50 = core50_names((1, 3), (1, 6, 11, 16), (10, 30))
+_ILAB = ilab_names(["boat", "bus", "car", "van"], [1], range(1, 9), 15)
+TREES = {
+    CORe50: _CORE50,
+    Toybox: toybox_names(["cup", "mug", "duck", "car"], [1], 2),
+    ILab: _ILAB,
+    ICub: icub_names({"part1": ("book", "mouse"), "part2": ("wallet", "perfume")}, (1,), 12),
+    ILabCORe50: [f"iLab-2M-Light/{name}" for name in _ILAB if "van" not in name]
+    + [f"core50/{name}" for name in _CORE50 if "/o1/" in name],
+    OnlineCIFAR100: [f"{s}/c{c}/{n}.png" for s in ("train", "test") for c in range(4) for n in range(3)],
+    OnlineImageNet: [f"{s}/n0000000{c}/{n}.JPEG" for s in ("train", "val") for c in range(4) for n in range(3)],
+}
+
+
+@pytest.fixture(params=TREES, ids=lambda generator: generator.__name__)
+def benchmark(request, tmp_path):
+    """Four classes, two of them in each experience, as images of 8 pixels."""
+    write_files(tmp_path, TREES[request.param])
+    small = imagenet_transform(8)
+    return request.param(tmp_path, run=1, train_transform=small, eval_transform=small, classes_per_experience=2)
+
+
+def strategy(kind, **arguments):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
+    return kind(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=4,
+        eval_mb_size=16,
+        evaluator=EvaluationPlugin(accuracy_metrics(stream=True), loggers=[]),
+        **arguments,
+    )
+
+
+def rows(experiences):
+    return [row for experience in experiences for row in experience.dataset.frame_row]
+
+
+def accuracy(metrics):
+    return next(value for name, value in metrics.items() if name.startswith("Top1_Acc_Stream/eval_phase"))
+
+
+@pytest.mark.parametrize(("kind", "arguments"), [(Naive, {}), (Replay, {"mem_size": 6})])
+def test_avalanches_strategies_learn_and_are_tested_on_it(benchmark, kind, arguments):
+    learner = strategy(kind, **arguments)
+    before = [parameter.clone() for parameter in learner.model.parameters()]
+    for experience in benchmark.train_stream:
+        learner.train(experience)
+        assert 0 <= accuracy(learner.eval(benchmark.test_stream)) <= 1
+    assert learner.clock.train_exp_counter == 2 == len(benchmark.train_stream)
+    assert not any(torch.equal(*pair) for pair in zip(before, learner.model.parameters()))
+
+
+def test_a_stream_can_be_cut_into_mini_batches(benchmark):
+    whole = rows(benchmark.train_stream)
+    online = list(split_online_stream(benchmark.train_stream, experience_size=3, shuffle=False))
+    assert rows(online) == whole and {len(experience.dataset) for experience in online[:-1]} <= {1, 2, 3}
+    learner = strategy(Replay, mem_size=6)
+    for experience in online[:4]:
+        learner.train(experience)
+    assert learner.clock.train_exp_counter == 4
+    assert 0 <= accuracy(learner.eval(benchmark.test_stream[:1])) <= 1
+
+
+def test_a_part_can_be_kept_for_validation(benchmark):
+    whole = rows(benchmark.train_stream)
+    parts = benchmark_with_validation_stream(benchmark, validation_size=0.34)
+    train, valid = rows(parts.train_stream), rows(parts.valid_stream)
+    assert sorted(train + valid) == sorted(whole) and train and valid
+    assert rows(parts.test_stream) == rows(benchmark.test_stream)
+    learner = strategy(Naive)
+    learner.train(parts.train_stream[0])
+    assert 0 <= accuracy(learner.eval(parts.valid_stream)) <= 1
