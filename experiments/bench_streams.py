@@ -21,11 +21,11 @@ from pathlib import Path
 CLASSES, TRAIN, TEST = 1000, 1_281_167, 50
 
 
-def names():
-    """File names as ImageNet has them."""
+def names(train: int):
+    """File names as ImageNet has them, with so many training images."""
     wordnet = [f"n{1_440_764 + 13_571 * number:08d}" for number in range(CLASSES)]
     for number, name in enumerate(wordnet):
-        for image in range(TRAIN // CLASSES + (number < TRAIN % CLASSES)):
+        for image in range(train // CLASSES + (number < train % CLASSES)):
             yield f"train/{name}/{name}_{7 * image}.JPEG"
     for number, name in enumerate(wordnet):
         for image in range(TEST):
@@ -38,44 +38,44 @@ def resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def build_ours():
+def build_ours(train: int):
     """Names to a benchmark through the frame table."""
     from benchmarks_toybox_ilab.imagenet import ImageNetFrames
     from benchmarks_toybox_ilab.protocols import make_benchmark
 
-    return make_benchmark(ImageNetFrames("/imagenet", paths=names()), "class_iid", 0, 100)
+    return make_benchmark(ImageNetFrames("/imagenet", paths=names(train)), "class_iid", 0, 100)
 
 
-def build_avalanche():
+def build_avalanche(train: int):
     """Names to a benchmark through lists of (path, label), as Avalanche asks for them."""
     from avalanche.benchmarks.scenarios.deprecated.generators import paths_benchmark
 
     labels: dict[str, int] = {}
     streams = {"train": [[] for _ in range(10)], "val": [[] for _ in range(10)]}
-    for path in names():
+    for path in names(train):
         split, name, _ = path.split("/")
         label = labels.setdefault(name, len(labels))
         streams[split][label // 100].append((f"/imagenet/{path}", label))
     return paths_benchmark(streams["train"], streams["val"], task_labels=[0] * 10)
 
 
-def cost(kind: str) -> dict:
+def cost(kind: str, train: int) -> dict:
     """Seconds and bytes of one way, in this process."""
-    import avalanche.benchmarks  # noqa: F401  the imports are no part of the cost
+    # The imports are no part of the cost.
     import avalanche.benchmarks.scenarios.deprecated.generators  # noqa: F401
 
     import benchmarks_toybox_ilab.protocols  # noqa: F401
 
     before, start = resident("VmRSS"), time.perf_counter()
-    benchmark = {"ours": build_ours, "avalanche": build_avalanche}[kind]()
+    benchmark = {"ours": build_ours, "avalanche": build_avalanche}[kind](train)
     seconds = time.perf_counter() - start
-    assert sum(len(experience.dataset) for experience in benchmark.train_stream) == TRAIN
+    assert sum(len(experience.dataset) for experience in benchmark.train_stream) == train
     return {"seconds": seconds, "bytes": resident("VmHWM") - before}
 
 
-def cost_in_new_process(kind: str) -> dict:
+def cost_in_new_process(kind: str, train: int) -> dict:
     """The same in a process of its own, so that the memory of one does not hide that of the other."""
-    command = [sys.executable, __file__, "--child", kind]
+    command = [sys.executable, __file__, "--child", kind, "--train", str(train)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
@@ -116,13 +116,14 @@ def main() -> None:
     parser.add_argument("--images", help="a folder of class folders of images, for the reading")
     parser.add_argument("--count", type=int, default=3000, help="images read in each round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--train", type=int, default=TRAIN, help="made-up training images")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", choices=["ours", "avalanche"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(cost(options.child)))
+        print(json.dumps(cost(options.child, options.train)))
         return
-    ours, avalanche = cost_in_new_process("ours"), cost_in_new_process("avalanche")
+    ours, avalanche = (cost_in_new_process(kind, options.train) for kind in ("ours", "avalanche"))
     figures = {
         "build_seconds": ours["seconds"],
         "build_bytes": ours["bytes"],
@@ -134,7 +135,8 @@ def main() -> None:
     if options.json:
         print(json.dumps(figures))
         return
-    print(f"1,331,167 names to a benchmark: {ours['seconds']:.1f} s and {ours['bytes'] / 1e6:.0f} MB")
+    count = options.train + CLASSES * TEST
+    print(f"{count:,} names to a benchmark: {ours['seconds']:.1f} s and {ours['bytes'] / 1e6:.0f} MB")
     print(f"by Avalanche's paths_benchmark: {avalanche['seconds']:.1f} s and {avalanche['bytes'] / 1e6:.0f} MB")
     if options.images:
         print(f"images/s by those of a bare ImageFolder loader: {figures['read_ratio']:.2f}")
