@@ -101,9 +101,7 @@ def test_a_wrong_checksum_deletes_what_came(server, tmp_path):
 
 def test_errors_of_the_server_and_of_the_network(server, tmp_path):
     server.status = 503
-    with pytest.raises(
-        DownloadError, match=r"cannot download http.*503.*The same command tries again; or fetch"
-    ):
+    with pytest.raises(DownloadError, match=r"cannot download http.*503.*The same command tries again; or fetch"):
         download(server.url, tmp_path / "x.zip")
     (tmp_path / "x.zip.part").write_bytes(b"begun")
     with pytest.raises(DownloadError, match=r"503.*5 bytes are kept in .*x.zip.part and the same command goes on"):

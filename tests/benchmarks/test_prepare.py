@@ -1,0 +1,254 @@
+import hashlib
+import shutil
+
+import pytest
+from fake_data import (
+    core50_names,
+    icub_names,
+    ilab_names,
+    image_tree_names,
+    write_files,
+)
+from local_server import LocalServer
+from prepare_runs import Runner, files, pack, read_csv
+
+from benchmarks_toybox_ilab import _prepare_sources, core50
+from benchmarks_toybox_ilab.core50 import CORe50Frames
+from benchmarks_toybox_ilab.download import DownloadError
+from benchmarks_toybox_ilab.frame_table import FrameTable, FrameTableError
+from benchmarks_toybox_ilab.icub import ICubFrames
+from benchmarks_toybox_ilab.ilab import ILabFrames
+from benchmarks_toybox_ilab.ilab_core50 import ILabCORe50Frames
+from benchmarks_toybox_ilab.imagenet import ImageNetFrames
+from benchmarks_toybox_ilab.prepare import check
+
+CORE50 = core50_names((1, 2, 3), (1, 6), (10, 11, 30))
+ILAB = ilab_names(("boat", "van"), (1,), range(1, 9), 15)
+ICUB = icub_names({"part1": ("book",), "part3": ("mug",)}, (1, 2), 11)
+IMAGENET = image_tree_names({"train": 2, "val": 1}, ("n00000001", "n00000002"), ".JPEG")
+
+
+@pytest.fixture
+def run():
+    return Runner()
+
+
+@pytest.fixture
+def said(run):
+    return run.said
+
+
+def test_core50_is_downloaded_unpacked_and_listed(tmp_path, run, said, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    folder = write_files(tmp_path / "made", CORE50)
+    content = pack(tmp_path / "x.zip", folder, "core50_128x128/").read_bytes()
+    root = tmp_path / "root"
+    with LocalServer(content) as server:
+        monkeypatch.setattr(_prepare_sources, "CORE50_URL", f"{server.url}/core50_128x128.zip")
+        monkeypatch.setattr(_prepare_sources, "CORE50_MD5", server.md5)
+        server.stop_after = len(content) // 2
+        with pytest.raises(DownloadError, match=r"core50_128x128.zip: the connection ended .*give it with --source"):
+            run("core50", root)
+        assert files(root) == [".download/core50_128x128.zip.part"]
+        assert run("core50", root) == []
+        assert server.asked == ["", f"bytes={len(content) // 2}-"]
+    assert files(root / "core50_128x128") == sorted(CORE50)
+    table = read_csv(root, "core50")
+    assert table.path[0] == "core50_128x128/s1/o6/C_01_06_010.png"
+    assert [row.split("/", 1)[1] for row in table.path] == list(CORe50Frames(root).path) and len(table) == 2 * 3 * 2
+    assert "2 classes, 8 training and 4 test images; listed in" in "\n".join(said)
+    assert "Those are not the paper's numbers; `crumb prepare core50" in "\n".join(said)
+
+
+def test_core50_is_not_downloaded_where_it_is_complete_or_was_put_by_others(tmp_path, run, monkeypatch):
+    write_files(tmp_path, CORE50)
+    monkeypatch.setattr(_prepare_sources, "download", lambda *arguments: pytest.fail("downloads"))
+    assert run("core50", tmp_path) == []
+    assert read_csv(tmp_path, "core50").content_hash() == CORe50Frames(tmp_path).content_hash()
+    (tmp_path / ".download").mkdir()
+    monkeypatch.setattr(core50, "missing", lambda names: [] if sorted(names) == sorted(CORE50) else ["some"])
+    assert run("core50", tmp_path) == []
+    monkeypatch.setattr(core50, "missing", lambda names: ["some"])  # begun here, so it is gone on with
+    with pytest.raises(pytest.fail.Exception, match="downloads"):
+        run("core50", tmp_path)
+
+
+def test_core50_from_a_zip_file(tmp_path, run, said):
+    folder = write_files(tmp_path / "made", [*CORE50, "s1/o1/notes.txt", "__MACOSX/s1/o1/._C_01_01_010.png"])
+    archive = pack(tmp_path / "mine.zip", folder, "wrapped/core50/")
+    assert run("core50", tmp_path / "root", archive) == []
+    assert files(tmp_path / "root/core50_128x128") == sorted(CORE50)
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    assert said[0].startswith(
+        f"warning: {archive} has the MD5 checksum {md5}, while that of core50_128x128.zip is 745f33"
+    )
+    archive.rename(tmp_path / "core50_128x128.zip")
+    with pytest.raises(
+        FrameTableError, match=rf"core50_128x128.zip has the MD5 checksum {md5}, .*Fetch it: http://bias"
+    ):
+        run("core50", tmp_path / "other", tmp_path / "core50_128x128.zip")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_zip_file_that_lies_in_the_root_is_found(tmp_path, run, monkeypatch):
+    archive = pack(tmp_path / "x.zip", write_files(tmp_path / "made", CORE50))
+    monkeypatch.setattr(_prepare_sources, "CORE50_MD5", hashlib.md5(archive.read_bytes()).hexdigest())
+    (tmp_path / "root").mkdir()
+    archive.rename(tmp_path / "root/core50_128x128.zip")
+    run("core50", tmp_path / "root")
+    assert files(tmp_path / "root/core50_128x128") == sorted(CORE50)
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "frames", "inner"),
+    [
+        ("core50", CORE50, CORe50Frames, "core50_128x128"),
+        ("ilab", ILAB, ILabFrames, "iLab-2M-Light"),
+        ("icub", ICUB, ICubFrames, "icub"),
+        ("imagenet", IMAGENET, ImageNetFrames, "imagenet"),
+    ],
+)
+def test_a_folder_that_is_laid_out_already(tmp_path, run, said, name, names, frames, inner):
+    source = write_files(tmp_path / "source" / inner, names).parent
+    before = files(tmp_path)
+    assert run(name, tmp_path / "root", source) == []
+    assert files(tmp_path) == before and not (tmp_path / "root").exists()
+    assert f"{source / inner} is laid out as {name} should be (2 classes, " in "\n".join(said)
+    assert f"nothing was copied. Give --dataset-root {source} from now on" in "\n".join(said)
+    assert run(name, source) == []
+    table = read_csv(source, name)
+    assert all(path.startswith(f"{inner}/") for path in table.path) and len(table) == len(frames(source))
+    assert run(name, source / inner, source / inner) == []  # the same folder twice
+    assert read_csv(source / inner, name).content_hash() == frames(source / inner).content_hash()
+    assert frames(source).content_hash() == frames(source / inner).content_hash()  # the new file is in nobody's way
+
+
+def test_ilab_from_its_archive(tmp_path, run, said):
+    folder = write_files(tmp_path / "made", [*ILAB, "README", "test_img/boat-i0001-b0001-c00-r01-l0-f2.jpg"])
+    archive = pack(tmp_path / "iLab-2M-Light.tar.gz", folder, "iLab-2M-Light/")
+    root = tmp_path / "root"
+    assert run("ilab", root, archive) == []
+    assert files(root) == sorted([*ILAB, "ilab.csv"])
+    table = read_csv(root, "ilab")
+    assert table.content_hash() == ILabFrames(root).content_hash() and len(table) == 2 * 8 * 15
+    assert said[0] == f"{archive}: 240 files unpacked"
+    assert said[1] == f"ilab in {root}: 2 classes, 180 training and 60 test images; listed in {root / 'ilab.csv'}"
+    (root / ILAB[0]).unlink()
+    assert run("ilab", root, archive) == [] and said[3] == f"{archive}: 1 files unpacked"
+
+
+def test_a_long_look_through_an_archive_is_announced(tmp_path, run, said, monkeypatch):
+    archive = pack(tmp_path / "x.zip", write_files(tmp_path / "made", ILAB))
+    monkeypatch.setattr(_prepare_sources, "_LARGE", archive.stat().st_size)
+    run("ilab", tmp_path / "root", archive)
+    assert said[0].startswith(f"looking through {archive} (") and said[0].endswith(" kB)") and "240" in said[1]
+
+
+def test_icub_from_a_folder_of_archives(tmp_path, run, said):
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    made = write_files(tmp_path / "made", [*ICUB, "part1/book/book1/MIX/day2/left/boxes.xml"])
+    pack(parts / "part1.zip", made / "part1", "part1/")
+    pack(parts / "part3.tar.gz", made / "part3", "icubworld/part3/")
+    assert run("icub", tmp_path / "root", parts) == []
+    assert files(tmp_path / "root") == sorted([*ICUB, "icub.csv"])
+    table = read_csv(tmp_path / "root", "icub")
+    assert table.content_hash() == ICubFrames(made).content_hash() and table.classes == ("book", "mug")
+
+
+def test_archives_in_the_root_are_unpacked_there(tmp_path, run):
+    pack(tmp_path / "iLab-2M-Light.tar.gz", write_files(tmp_path / "made", ILAB))
+    shutil.rmtree(tmp_path / "made")
+    for _ in range(2):
+        assert run("ilab", tmp_path) == []
+        assert files(tmp_path) == sorted([*ILAB, "ilab.csv", "iLab-2M-Light.tar.gz"])
+
+
+def test_ilab_and_core50_below_one_root(tmp_path, run, monkeypatch):
+    write_files(tmp_path / "iLab-2M-Light", ILAB)
+    write_files(tmp_path / "core50", CORE50)
+    monkeypatch.setattr(core50, "missing", lambda names: [])
+    assert run("ilab_core50", tmp_path) == []
+    assert read_csv(tmp_path, "ilab_core50").content_hash() == ILabCORe50Frames(tmp_path).content_hash()
+    assert (tmp_path / "iLab-2M-Light/ilab.csv").is_file() and (tmp_path / "core50/core50.csv").is_file()
+
+
+def test_ilab_and_core50_need_both(tmp_path, run):
+    write_files(tmp_path / "core50", CORE50)
+    words = (
+        r"iLab-2M-Light holds nothing of ilab.*`crumb prepare ilab --dataset-root .*iLab-2M-Light --source DOWNLOADED`"
+    )
+    with pytest.raises(FrameTableError, match=words):
+        run("ilab_core50", tmp_path)
+    words = (
+        r"takes no --source; prepare its two parts with `crumb prepare ilab .*iLab-2M-Light --source ...` and `crumb"
+    )
+    with pytest.raises(FrameTableError, match=words):
+        run("ilab_core50", tmp_path / "other", tmp_path / "core50" / "s1")
+
+
+def test_imagenet_is_listed_as_it_lies(tmp_path, run, said):
+    write_files(tmp_path, IMAGENET)
+    assert run("imagenet", tmp_path) == []
+    assert read_csv(tmp_path, "imagenet").content_hash() == ImageNetFrames(tmp_path).content_hash()
+    assert "2 classes, 4 training and 2 test images" in said[0]
+
+
+def test_imagenet_that_is_not_sorted(tmp_path, run):
+    write_files(tmp_path / "root", [*IMAGENET[:4], "val/ILSVRC2012_val_00000001.JPEG"])
+    with pytest.raises(
+        FrameTableError, match=r"must lie in one folder for each class.*torchvision.datasets.ImageNet\("
+    ):
+        run("imagenet", tmp_path / "root")
+    archive = pack(tmp_path / "ILSVRC2012_img_val.tar.gz", tmp_path / "root" / "val")
+    with pytest.raises(
+        FrameTableError, match=r"are not unpacked here: torchvision.datasets.ImageNet\(root, split\) does"
+    ):
+        run("imagenet", tmp_path / "other", archive)
+
+
+@pytest.mark.parametrize("name", ["toybox", "ilab", "icub", "imagenet"])
+def test_what_cannot_be_downloaded_says_where_to_get_it(tmp_path, run, name):
+    source = _prepare_sources.DATA_SETS[name].module.SOURCE
+    for root in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(FrameTableError) as raised:
+            run(name, root)
+        message = str(raised.value)
+        assert f"{root} holds nothing of {name}" in message and source in message
+        assert f"`crumb prepare {name} --dataset-root {root} --source DOWNLOADED`" in message
+    (tmp_path / "empty").mkdir()
+    if name != "imagenet":
+        with pytest.raises(FrameTableError, match=f"empty holds nothing of {name}"):
+            run(name, tmp_path / "root", tmp_path / "empty")
+
+
+def test_other_errors(tmp_path, run):
+    with pytest.raises(FrameTableError, match="no data set 'core5' to prepare; there are core50, toybox, ilab, icub"):
+        run("core5", tmp_path)
+    with pytest.raises(FrameTableError, match="no data set 'eth80'"):
+        check("eth80", tmp_path)
+    with pytest.raises(
+        FrameTableError, match=r"no file or folder .*nowhere; give what you downloaded of ilab as --source"
+    ):
+        run("ilab", tmp_path, tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="workers is 0, but must be a whole number of at least 1"):
+        run("ilab", tmp_path, workers=0)
+    (tmp_path / "x.zip").write_text("<html>")
+    with pytest.raises(FrameTableError, match=r"x.zip is no archive"):
+        run("ilab", tmp_path / "root", tmp_path / "x.zip")
+    archive = pack(tmp_path / "other.zip", write_files(tmp_path / "other", ["a/b.txt"]))
+    with pytest.raises(FrameTableError, match=r"there is no folder .*root. ilab is laid out as"):
+        run("ilab", tmp_path / "root", archive)
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path, run, monkeypatch):
+    write_files(tmp_path, IMAGENET)
+
+    def full(table, file):
+        raise OSError(28, "No space left on device", str(file))
+
+    monkeypatch.setattr(FrameTable, "to_csv", full)
+    with pytest.raises(
+        FrameTableError, match=r"No space left on device: .*imagenet.csv.*the same command again; it goes on"
+    ):
+        run("imagenet", tmp_path)

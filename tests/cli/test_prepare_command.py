@@ -1,0 +1,154 @@
+"""``crumb prepare``: flags, exit codes, and what is said where."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks_toybox_ilab import prepare as library
+from benchmarks_toybox_ilab.frame_table import FrameTable
+from benchmarks_toybox_ilab.prepare import Report
+from crumb_avalanche.cli import prepare as command
+from crumb_avalanche.cli import underscored
+
+
+@pytest.fixture
+def core50(tmp_path):
+    """Two objects of two classes of CORe50, in a training and a test session."""
+    for session in (1, 3):
+        for number in (1, 6):
+            folder = tmp_path / "data" / f"s{session}" / f"o{number}"
+            folder.mkdir(parents=True)
+            for frame in (10, 30):
+                Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(
+                    folder / f"C_{session:02d}_{number:02d}_{frame:03d}.png"
+                )
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """What `check` and `prepare` of the library are called with; both find nothing to complain of."""
+    calls = []
+    monkeypatch.setattr(command, "check", lambda *given: calls.append(("check", *given)) or Report(["fine"], True))
+    monkeypatch.setattr(command, "prepare", lambda *given: calls.append(("prepare", *given)) or [])
+    return calls
+
+
+def test_a_data_set_is_prepared(crumb, core50):
+    code, out, err = crumb("prepare", "core50", "--dataset-root", core50)
+    assert code == 0 and err == ""
+    assert f"core50 in {core50}: 2 classes, 4 training and 4 test images; listed in {core50 / 'core50.csv'}" in out
+    assert len(FrameTable.from_csv(core50 / "core50.csv", core50)) == 8
+
+
+@pytest.mark.parametrize("flags", [["--check"], ["--check", "true"], ["--check=true"]])
+def test_what_is_missing_is_one_list_on_standard_error(crumb, core50, flags):
+    code, out, err = crumb("prepare", "core50", "--dataset-root", core50, *flags)
+    assert code == 1 and out == "" and not (core50 / "core50.csv").exists()
+    title, *lines = err.splitlines()
+    assert title == f"crumb prepare: core50 is not complete below {core50}:"
+    assert "  4 training images; the paper has 6000" in lines and "  class can: all 5 objects are missing" in lines
+    assert all(line.startswith("  ") for line in lines) and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "checks"),
+    [
+        (["toybox", "--dataset-root", "D", "--check"], True),
+        (["toybox", "--check", "--dataset-root", "D"], True),
+        (["--check", "toybox", "--dataset-root", "D"], True),
+        (["toybox", "--dataset-root=D", "--check", "true"], True),
+        (["toybox", "--dataset_root", "D", "--check=true"], True),
+        (["toybox", "--dataset-root", "D", "--check", "false"], False),
+        (["toybox", "--dataset-root", "D", "--check=false"], False),
+        (["toybox", "--dataset-root", "D"], False),
+    ],
+)
+def test_every_way_to_say_check(crumb, called, arguments, checks):
+    code, out, _ = crumb("prepare", *arguments)
+    assert code == 0 and called[0][:3] == ("check" if checks else "prepare", "toybox", "D")
+    assert out == ("fine\n" if checks else "")
+
+
+def test_other_arguments_are_not_taken_for_the_value_of_check():
+    assert underscored(["--check", "--dataset-root", "D"]) == ["--check=true", "--dataset_root", "D"]
+    assert underscored(["--check", "True"]) == ["--check", "True"] and underscored(["--check"]) == ["--check=true"]
+
+
+def test_settings_reach_the_library(crumb, called, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 7)
+    crumb("prepare", "icub", "--dataset-root", "D", "--source", "S")
+    crumb("prepare", "icub", "--dataset-root", "D", "--workers", "3", "--progress", "false")
+    assert called == [("prepare", "icub", "D", "S", 7, command.progress_bar), ("prepare", "icub", "D", None, 3, None)]
+
+
+def test_failures_are_one_list_and_an_exit_code(crumb, monkeypatch):
+    monkeypatch.setattr(command, "prepare", lambda *given: ["a.mp4: is cut off", "b.mp4: is no video"])
+    code, _, err = crumb("prepare", "toybox", "--dataset-root", "D")
+    assert code == 1
+    assert err == ("crumb prepare: all is finished but 2 that failed:\n  a.mp4: is cut off\n  b.mp4: is no video\n")
+
+
+def test_errors_are_one_line(crumb, tmp_path):
+    code, out, err = crumb("prepare", "core5", "--dataset-root", tmp_path)
+    assert code == 1 and out == "" and err.count("\n") == 1
+    assert "there is no data set 'core5' to prepare; there are core50, toybox, ilab" in err
+    code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path)
+    assert code == 1 and err.count("\n") == 1 and "--source DOWNLOADED" in err and "iLab-2M-Light.tar.gz" in err
+    code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path, "--workers", "-1")
+    assert code == 1 and "workers is -1, but must be a whole number of at least 1" in err
+    assert crumb("prepare", "ilab")[0] == 2 and crumb("prepare", "--dataset-root", tmp_path)[0] == 2
+    assert "7" in crumb("prepare", "ilab", "--dataset-root", tmp_path, "--check=7")[2]
+
+
+def test_a_progress_bar_shows_a_rate(crumb, core50, tmp_path):
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
+        for path in core50.rglob("*.png"):
+            archive.write(path, path.relative_to(core50))
+    code, _, err = crumb("prepare", "core50", "--dataset-root", tmp_path / "root", "--source", tmp_path / "mine.zip")
+    assert code == 0 and re.search(r"unpacking mine.zip: .*8/8 .*files/s", err)
+    arguments = ["--source", tmp_path / "mine.zip", "--progress", "false"]
+    assert crumb("prepare", "core50", "--dataset-root", tmp_path / "other", *arguments)[2] == ""
+
+
+def test_a_bar_that_goes_on_counts_only_what_is_new(capsys):
+    with command.progress_bar("fetching", "B") as step:
+        step(5_000_000, 10_000_000)
+        step(10_000_000, 10_000_000)
+    assert "10.0M/10.0M" in capsys.readouterr().err
+    with command.progress_bar("taking frames", " videos") as step:
+        step(1, 2, 15)
+        step(2, 2, 30)
+    assert "30 images" in capsys.readouterr().err
+    with command.progress_bar("fetching", "B") as step:
+        step(5, 0)  # a length that is not known
+    with command.progress_bar("nothing to do", "B"):
+        pass
+    assert "nothing" not in capsys.readouterr().err
+
+
+def test_the_help_names_what_can_be_prepared_and_comes_without_torch():
+    code = (
+        "import sys; from crumb_avalanche.cli import main\n"
+        "try: main(['prepare', '--help'])\n"
+        "except SystemExit: print('torch' in sys.modules, 'avalanche' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False False\n") and "--check [BOOL]" in done.stdout
+    assert all(name in done.stdout for name in library.NAMES)
+
+
+def test_checking_comes_without_torch(core50):
+    code = (
+        "import sys; from crumb_avalanche.cli import main\n"
+        f"main(['prepare', 'core50', '--dataset-root', {str(core50)!r}, '--check'])\n"
+        "print('torch' in sys.modules, 'avalanche' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n" and "is not complete" in done.stderr
