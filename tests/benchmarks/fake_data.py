@@ -364,3 +364,30 @@ def image_tree_names(
         for class_name in classes
         for number in range(count)
     ]
+
+
+# Two classes of every benchmark, a few images each, with training and test frames.
+TINY: dict[str, list[str] | None] = {
+    "core50": core50_names((1, 3), (1, 6), (10, 30)),
+    "toybox": toybox_names(["cup", "duck"], [1], 2),
+    "ilab": ilab_names(["boat", "bus"], [1], range(1, 9), 15),
+    "icub": icub_names({"part1": ("book", "mouse")}, (1,), 1),
+    "ilab_core50": [
+        *(f"iLab-2M-Light/{name}" for name in ilab_names(["boat"], [1], range(1, 9), 15)),
+        *(f"core50/{name}" for name in core50_names((1, 3), (1,), (10, 30))),
+    ],
+    "cifar100": [f"{split}/{name}/1.png" for split in ("train", "test") for name in ("apple", "bed")],
+    "imagenet": [f"{split}/n0000000{number}/1.JPEG" for split in ("train", "val") for number in (1, 2)],
+    "eth80": None,
+    "clip_folder": None,
+    "toy_shapes": None,
+}
+
+
+def write_tiny(name: str, root: Path) -> Path:
+    """The tiny form of a benchmark; nothing for one that has no files."""
+    if name == "eth80":
+        return write_eth80(root)
+    if name == "clip_folder":
+        return write_clip_folder(root)
+    return write_files(root, TINY[name] or [])

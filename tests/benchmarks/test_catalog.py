@@ -3,7 +3,7 @@ import sys
 from itertools import chain
 
 import pytest
-from fake_data import core50_names, icub_names, ilab_names, toybox_names, write_clip_folder, write_eth80, write_files
+from fake_data import TINY, toybox_names, write_eth80, write_files, write_tiny
 
 import benchmarks_toybox_ilab
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
@@ -35,22 +35,6 @@ PAPER = {
     "imagenet": (100, 128, 10_000),
 }
 OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes"), (2, 21, 15))
-WRITERS = {
-    "core50": lambda root: write_files(root, core50_names((1, 3), (1, 6), (10, 30))),
-    "toybox": lambda root: write_files(root, toybox_names(["cup", "duck"], [1], 2)),
-    "ilab": lambda root: write_files(root, ilab_names(["boat", "bus"], [1], range(1, 9), 15)),
-    "icub": lambda root: write_files(root, icub_names({"part1": ("book", "mouse")}, (1,), 1)),
-    "ilab_core50": lambda root: write_files(
-        root,
-        [f"iLab-2M-Light/{name}" for name in ilab_names(["boat"], [1], range(1, 9), 15)]
-        + [f"core50/{name}" for name in core50_names((1, 3), (1,), (10, 30))],
-    ),
-    "cifar100": lambda root: write_files(root, [f"{s}/{c}/1.png" for s in ("train", "test") for c in ("apple", "bed")]),
-    "imagenet": lambda root: write_files(root, [f"{s}/n0000000{c}/1.JPEG" for s in ("train", "val") for c in (1, 2)]),
-    "eth80": write_eth80,
-    "clip_folder": write_clip_folder,
-    "toy_shapes": lambda root: None,
-}
 
 
 @pytest.mark.parametrize(("name", "numbers"), [*PAPER.items(), *OTHERS.items()])
@@ -60,12 +44,12 @@ def test_settings_of_each_benchmark(name, numbers):
     assert (benchmark.classes_per_experience, benchmark.batch_size, benchmark.budget_images) == numbers
     assert benchmark.needs_root == (name != "toy_shapes") and benchmark.layout and benchmark.source
     assert ("reference" in benchmark.options) == (name in PAPER)
-    assert set(BENCHMARKS) == PAPER.keys() | OTHERS.keys() == WRITERS.keys()
+    assert set(BENCHMARKS) == PAPER.keys() | OTHERS.keys() == TINY.keys()
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", TINY)
 def test_all_tables_are_called_alike(tmp_path, name):
-    WRITERS[name](tmp_path)
+    write_tiny(name, tmp_path)
     benchmark = get_benchmark(name)
     table = benchmark.table(str(tmp_path), 1)
     assert isinstance(table, FrameTable) and all(min(count.values()) for count in table.counts().values())

@@ -44,5 +44,5 @@ def test_an_index_file_that_breaks_a_rule_says_where(tmp_path, text, words):
     with pytest.raises(FrameTableError) as raised:
         FrameTable.from_dirmap(file, None, [3], {1: "cup"})
     assert words in str(raised.value)
-    with pytest.raises(FrameTableError, match="no frame table at .*nowhere.csv"):
+    with pytest.raises(FrameTableError, match=r"no frame table at .*nowhere\.csv"):
         FrameTable.from_dirmap(tmp_path / "nowhere.csv", None, [3])

@@ -1,0 +1,86 @@
+"""The paper's benchmarks through ``crumb run``: names, memory sizes, options."""
+
+import json
+
+import pytest
+from fake_data import TINY, write_tiny, write_video
+
+from benchmarks_toybox_ilab.catalog import BENCHMARKS
+from crumb_avalanche.baselines.registry import get_strategy
+from crumb_avalanche.cli.build import build_model, memory_size
+from crumb_avalanche.cli.settings import RunSettings
+
+PAPER = [name for name, benchmark in BENCHMARKS.items() if "reference" in benchmark.options]
+MEMORIES = {"core50": 417, "toybox": 417, "ilab": 417, "icub": 834, "ilab_core50": 834, "cifar100": 2782}
+MEMORIES["imagenet"] = 278_342
+
+
+def results(crumb, output, *arguments):
+    fast = ("--weights", "none", "--backbone", "small_cnn", "--image-size", "16", "--batch-size", "32")
+    rest = ("--first-epochs", "1", "--threads", "1", "--progress", "false", "--checkpoint", "false")
+    code, _, err = crumb("run", *arguments, *fast, *rest, "--output", output)
+    assert code == 0, err
+    return json.loads((output / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def squeezenet():
+    return build_model(RunSettings(weights="none").resolved(), 10, codebook=True)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_the_papers_memory_sizes_come_out_of_the_budget_in_images(squeezenet, name):
+    """(images * 150,528 - 256 * 16) / 5,408; supplement, S5."""
+    settings = RunSettings(benchmark=name).resolved()
+    entry = BENCHMARKS[name]
+    assert memory_size(settings, get_strategy("crumb"), squeezenet, entry, 10) == MEMORIES[name]
+    assert memory_size(settings, get_strategy("image_replay"), squeezenet, entry, 10) == entry.budget_images
+
+
+@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("reference", ["false", "true"])
+def test_each_runs_in_both_forms(crumb, tmp_path, name, reference):
+    root = write_tiny(name, tmp_path / "data")
+    arguments = ("--benchmark", name, "--dataset-root", root, "--strategy", "finetune", "--reference-stream", reference)
+    result = results(crumb, tmp_path / "run", *arguments, "--classes-per-experience", "1")
+    table = BENCHMARKS[name].table(root, 0, reference == "true")
+    assert result["benchmark"] == name and len(result["accuracy_after"]) == 2
+    assert result["frame_table_sha256"] == table.content_hash()
+    assert sorted(result["classes_order"]) == sorted(table.classes)
+
+
+def test_every_benchmark_has_a_tiny_form():
+    assert TINY.keys() == BENCHMARKS.keys()
+
+
+def test_half_precision_of_the_cache_is_part_of_the_settings(crumb, tmp_path):
+    root = write_tiny("cifar100", tmp_path / "data")
+    arguments = ("--benchmark", "cifar100", "--dataset-root", root, "--strategy", "finetune")
+    cache = ("--feature-cache", tmp_path / "cache")
+    results(crumb, tmp_path / "single", *arguments, *cache)
+    results(crumb, tmp_path / "half", *arguments, *cache, "--cache-precision", "fp16")
+    sizes = sorted(path.stat().st_size for path in (tmp_path / "cache").glob("*.maps"))
+    assert len(sizes) == 2 and sizes[1] == 2 * sizes[0]
+    assert "cache_precision: fp16" in (tmp_path / "half" / "config.yaml").read_text()
+
+
+def test_videos_need_no_preparation(crumb, tmp_path):
+    pytest.importorskip("av")
+    for name in ("cup", "dice"):
+        for item in ("a", "b"):
+            write_video(tmp_path / "clips" / name / item / "kitchen.mp4", seconds=2)
+    arguments = ("--benchmark", "clip_folder", "--dataset-root", tmp_path / "clips", "--strategy", "finetune")
+    lengths = {}
+    for fps in (None, "2"):
+        output = tmp_path / f"fps{fps}"
+        results(crumb, output, *arguments, *(("--fps", fps) if fps else ()))
+        lengths[fps] = len(list((tmp_path / "clips" / ".crumb_frames").rglob("*.png")))
+    assert lengths == {None: 4 * 2, "2": 4 * 2 + 4 * 4}
+
+
+def test_options_of_other_benchmarks_are_refused(crumb, tmp_path):
+    root = write_tiny("core50", tmp_path / "data")
+    code, _, err = crumb(
+        "run", "--benchmark", "core50", "--dataset-root", root, "--fps", "2", "--output", tmp_path / "o"
+    )
+    assert code == 1 and "benchmark core50 reads no video files; fps=2 is for clip_folder" in err
