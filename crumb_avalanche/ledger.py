@@ -25,6 +25,11 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def statistics_bytes(strategy) -> int:
+    """What a strategy and its plugins say they keep besides a buffer: the sum of their ``statistics_bytes``."""
+    return sum(getattr(part, "statistics_bytes", 0) for part in (strategy, *strategy.plugins))
+
+
 class LedgerMetric(PluginMetric[dict]):
     """Counts bytes and seconds; emits each entry as ``Ledger/<entry>`` after every training experience.
 
@@ -35,7 +40,7 @@ class LedgerMetric(PluginMetric[dict]):
     ``seconds_search``, ``seconds_plastic``, ``seconds_replay``, ``seconds_other``; the parts are disjoint.
 
     Args:
-        storage_policy: the buffer, or ``None`` for a learner without one.
+        storage_policy: the buffer; ``None`` takes the strategy's own, if it has one.
     """
 
     def __init__(self, storage_policy: CompactBuffer | None = None):
@@ -69,7 +74,8 @@ class LedgerMetric(PluginMetric[dict]):
 
     def count(self, strategy) -> dict[str, float]:
         """All entries as of now."""
-        model, policy = strategy.model, self.storage_policy
+        model = strategy.model
+        policy = getattr(strategy, "storage_policy", None) if self.storage_policy is None else self.storage_policy
         codebook = getattr(model, "codebook", None)
         codebook_bytes = 0 if codebook is None else tensor_bytes(codebook.parameters())
         frozen = tensor_bytes(p for p in model.parameters() if not p.requires_grad) + tensor_bytes(model.buffers())
@@ -79,7 +85,7 @@ class LedgerMetric(PluginMetric[dict]):
             "buffer_bytes": 0 if policy is None else policy.buffer_bytes,
             "label_bytes": 0 if policy is None else policy.label_bytes,
             "codebook_bytes": codebook_bytes,
-            "statistics_bytes": 0,
+            "statistics_bytes": statistics_bytes(strategy),
         }
         entries["memory_bytes"] = sum(entries.values()) - entries["buffer_items"]
         entries |= {

@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from tqdm import tqdm
 
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.frame_table import FrameTable
 from crumb_avalanche.backbones import split_backbone
-from crumb_avalanche.baselines.registry import (
-    Entry,
-    LearningSettings,
-    memories_in_budget,
-)
+from crumb_avalanche.baselines.registry import Entry, LearningSettings
 from crumb_avalanche.cli.settings import PretrainSettings, RunSettings, part_for
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.feature_cache import files_key
@@ -122,21 +119,41 @@ def learning_settings(settings: RunSettings, entry: Benchmark) -> LearningSettin
     return LearningSettings(**values)
 
 
+def strategy_settings(settings: RunSettings) -> dict[str, Any]:
+    """The settings that only the chosen strategy has, from the file ``strategy_config``.
+
+    Raises:
+        ValueError: the file is missing or no YAML mapping.
+    """
+    if settings.strategy_config is None:
+        return {}
+    path = Path(settings.strategy_config)
+    if not path.is_file():
+        raise ValueError(f"there is no strategy config {path}; write the method's settings there, such as  alpha: 1.0")
+    try:
+        values = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds {values!r}; it must hold settings, one  name: value  a line")
+    return values
+
+
 def memory_size(settings: RunSettings, strategy: Entry, model: SplitModel, entry: Benchmark, n_classes: int) -> int:
     """Capacity in memories, from the budget; every strategy gets the same bytes.
 
     Raises:
         ValueError: fewer memories than classes.
     """
-    if strategy.buffer is None:
+    if not strategy.budgeted:
         return 0
+    method = strategy.method_settings(strategy_settings(settings))
     if settings.mem_size is not None:
         count = settings.mem_size
-    elif settings.budget_bytes is not None:
-        count = memories_in_budget(strategy, model, settings.budget_bytes)
     else:
         images = entry.budget_images if settings.budget_images is None else settings.budget_images
-        count = memories_in_budget(strategy, model, int(images * 3 * settings.image_size**2))
+        budget = int(images * 3 * settings.image_size**2) if settings.budget_bytes is None else settings.budget_bytes
+        count = strategy.memories_in_budget(model, budget, n_classes, method)
     if count < n_classes:
         raise ValueError(
             f"mem_size={count} cannot hold a memory of each of the {n_classes} classes; raise --mem-size, "

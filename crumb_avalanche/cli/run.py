@@ -138,6 +138,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         mem_size,
         settings.run,
         settings.device,
+        build.strategy_settings(settings),
         plugins=[*plugins, progress],
         evaluator=evaluator,
     )

@@ -19,7 +19,8 @@ class RunSettings:
         reference_stream: frames, orders and labels as the paper's published code makes them, where that differs.
         fps: frames per second to take from the video files of a clip_folder; default 1.
         protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience.
-        strategy: crumb, image_replay, map_replay, finetune or offline.
+        strategy: a name that crumb strategies lists.
+        strategy_config: a YAML file with settings that only this strategy has.
         preset: paper does what the paper says, reference what its published code does on top.
         run: seed of everything: class order, clip order, test objects, initial weights.
         runs: several runs, such as 0-9 or 0,3,5; each gets a folder of its own and a summary is printed.
@@ -71,6 +72,7 @@ class RunSettings:
     fps: float | None = None
     protocol: Protocol = "class_instance"
     strategy: str = "crumb"
+    strategy_config: str | None = None
     preset: Literal["paper", "reference"] = "paper"
     run: int = 0
     runs: str | None = None

@@ -56,8 +56,6 @@ def test_a_wrong_root_says_what_is_expected_and_what_is_there(tmp_path):
     for number in range(10):
         (tmp_path / f"d{number}").mkdir()
     (tmp_path / "train").mkdir()
-    words = (
-        "has no folder test, but holds d0, d1, d2, d3, d4, d5, d6, d7 and 3 more.*or make it with `crumb"
-    )
+    words = "has no folder test, but holds d0, d1, d2, d3, d4, d5, d6, d7 and 3 more.*or make it with `crumb"
     with pytest.raises(FrameTableError, match=words):
         table(tmp_path)

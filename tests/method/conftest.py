@@ -36,15 +36,15 @@ def _make_model(seed: int = 0, n_classes: int = 4, codebook: bool = True) -> Spl
     return model
 
 
-def _make_stream(classes_per_experience: int = 2, run: int = 0):
+def _make_stream(classes_per_experience: int = 2, run: int = 0, protocol: str = "class_instance", classes=CLASSES):
     """Experiences of ten rendered training frames a class: two objects, one clip of five frames each, in order."""
     from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
 
     table = ToyShapesFrames(
-        classes=CLASSES, objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,)
+        classes=classes, objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,)
     )
     transform = pixel_transform(SIZE)
-    return make_benchmark(table, "class_instance", run, classes_per_experience, transform, transform)
+    return make_benchmark(table, protocol, run, classes_per_experience, transform, transform)
 
 
 @pytest.fixture(scope="session")

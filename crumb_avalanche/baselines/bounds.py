@@ -1,0 +1,55 @@
+"""The bounds: learn and forget, learn everything at once, guess."""
+
+import torch
+
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.streaming import StreamStrategy
+
+
+def build_finetune(recipe: Recipe) -> StreamStrategy:
+    """Plastic layers learn each batch; nothing is stored."""
+    return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common())
+
+
+class ChanceStrategy(StreamStrategy):
+    """Answers with a random class of those seen so far; learns nothing. Its training passes are there to see classes.
+
+    Args:
+        seed: of the answers.
+        stream_arguments: see ``StreamStrategy``.
+    """
+
+    def __init__(self, *, seed: int = 0, **stream_arguments):
+        super().__init__(**stream_arguments)
+        self._random = torch.Generator().manual_seed(seed)
+
+    def forward(self):
+        logits = torch.rand(len(self.mb_x), self.model.n_classes, generator=self._random).to(self.mb_x.device)
+        return logits.requires_grad_(self.is_training)
+
+    def optimizer_step(self):
+        """Nothing: there is nothing to learn."""
+
+
+FINETUNE = Entry(
+    name="finetune",
+    summary="plastic layers learn each batch and forget (lower bound)",
+    source="Talbot et al., lower bound",
+    stores="nothing",
+    build=build_finetune,
+)
+OFFLINE = Entry(
+    name="offline",
+    summary="all classes at once, shuffled, every epoch (upper bound)",
+    source="Talbot et al., upper bound",
+    stores="every image",
+    build=build_finetune,
+    joint=True,
+)
+CHANCE = Entry(
+    name="chance",
+    summary="a random class of those seen so far",
+    source="Talbot et al., figure 3",
+    stores="nothing",
+    build=lambda recipe: ChanceStrategy(seed=recipe.seed, optimizer=recipe.optimizer(), **recipe.common()),
+)

@@ -1,0 +1,179 @@
+"""What the registry knows of a strategy, and what a strategy is built from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.storage_policy import CompactBuffer
+from crumb_avalanche.streaming import StreamStrategy
+
+
+@dataclass(frozen=True)
+class LearningSettings:
+    """What every strategy needs to know besides its model.
+
+    Attributes:
+        learning_rate, momentum, weight_decay: of SGD over all weights that learn, the codebook included.
+        batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
+        direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
+        storing_rule: a name in ``storage_rules.RULES``.
+        freeze_codebook: whether the memory blocks stay as initialised.
+    """
+
+    learning_rate: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    batch_size: int = 21
+    eval_batch_size: int = 128
+    first_epochs: int = 10
+    epochs: int = 1
+    clamp_gradients: float | None = None
+    direct_weight: float = 0.0
+    codebook_weight: float = 1.0
+    replay_weight: float = 1.0
+    replay_steps: int = 1
+    fused: bool = False
+    storing_rule: str = "every_jth"
+    freeze_codebook: bool = False
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """A method without settings of its own."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a strategy is built from.
+
+    Attributes:
+        model: the split model, on its device; with a codebook where the entry says so.
+        settings: what all strategies know.
+        method: the method's own settings, of the entry's type.
+        mem_size: memories that the budget buys; 0 for a method that stores none.
+        n_classes: classes of the whole stream, for statistics of a fixed size.
+        seed: of all random draws of the method.
+        device: as for every Avalanche strategy.
+        host: ``plugins``, ``evaluator`` and so on, for Avalanche.
+    """
+
+    model: SplitModel
+    settings: LearningSettings
+    method: Any
+    mem_size: int
+    n_classes: int
+    seed: int
+    device: str
+    host: dict
+
+    def optimizer(self, **changes: float) -> torch.optim.SGD:
+        """SGD over all weights that learn, with the settings' rate, momentum and decay, or others."""
+        arguments = dict(
+            lr=self.settings.learning_rate,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+        )
+        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return torch.optim.SGD(learning, **{**arguments, **changes})
+
+    def common(self, *plugins: object) -> dict:
+        """Arguments of ``StreamStrategy`` that all methods share; a method's plugins come after the host's."""
+        host = dict(self.host)
+        return dict(
+            model=self.model,
+            clamp_gradients=self.settings.clamp_gradients,
+            first_epochs=self.settings.first_epochs,
+            train_epochs=self.settings.epochs,
+            train_mb_size=self.settings.batch_size,
+            eval_mb_size=self.settings.eval_batch_size,
+            device=self.device,
+            plugins=[*host.pop("plugins", ()), *plugins],
+            **host,
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One strategy of the registry.
+
+    Attributes:
+        name: what it is called on the command line.
+        summary: one line for the list: what it does.
+        source: who proposed it, where and when.
+        stores: what it keeps besides the network, in words.
+        build: makes it.
+        method: type of its own settings, a frozen dataclass whose defaults are the values of the paper's authors.
+        buffer: what it stores its memories in; ``None`` if it stores none, or in something of its own.
+        item_bytes: bytes of one memory, of a model and the method's settings; default the buffer's.
+        fixed_bytes: bytes kept whatever is stored (codebooks, class statistics), of model, settings and number of
+            classes. They are taken from the budget before memories are counted.
+        generous: whether a last memory is granted if three quarters of it fit (CRUMB; gives the paper's 417).
+        codebook: whether its model has a codebook.
+        joint: whether it is trained on all classes at once, shuffled (a bound, no stream learner).
+    """
+
+    name: str
+    summary: str
+    source: str
+    stores: str
+    build: Callable[[Recipe], StreamStrategy]
+    method: type = NoSettings
+    buffer: type[CompactBuffer] | None = None
+    item_bytes: Callable[[SplitModel, Any], int] | None = None
+    fixed_bytes: Callable[[SplitModel, Any, int], int] = field(default=lambda model, method, n_classes: 0)
+    generous: bool = False
+    codebook: bool = False
+    joint: bool = False
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether the budget decides how many memories there are."""
+        return self.buffer is not None or self.item_bytes is not None
+
+    def bytes_of_item(self, model: SplitModel, method: Any) -> int:
+        """Bytes of one memory, its label left out."""
+        return self.buffer.item_bytes(model) if self.item_bytes is None else self.item_bytes(model, method)
+
+    def memories_in_budget(self, model: SplitModel, budget_bytes: int, n_classes: int, method: Any = None) -> int:
+        """How many memories a budget buys (supplement, S5): what is left after the fixed bytes, by the bytes of one.
+
+        Raises:
+            ValueError: not even one memory fits.
+        """
+        if not self.budgeted:
+            return 0
+        method = self.method() if method is None else method
+        fixed = self.fixed_bytes(model, method, n_classes)
+        item = self.bytes_of_item(model, method)
+        count = (budget_bytes - fixed + (item // 4 if self.generous else 0)) // item
+        if count < 1:
+            raise ValueError(
+                f"a budget of {budget_bytes} bytes holds no memory of {item} bytes"
+                f"{f' beside fixed {fixed} bytes (codebooks, statistics)' if fixed else ''}; raise --budget-images or "
+                "--budget-bytes"
+            )
+        return count
+
+    def method_settings(self, changes: dict[str, Any] | None = None) -> Any:
+        """The method's own settings, with some values changed.
+
+        Raises:
+            ValueError: a name that the method has no setting for, or a value of another type; the known are listed.
+        """
+        changes = changes or {}
+        known = {item.name: item for item in fields(self.method)}
+        for name, value in changes.items():
+            if name not in known:
+                has = f"has {', '.join(known)}" if known else "has none of its own"
+                raise ValueError(f"strategy {self.name} has no setting {name!r}; it {has}")
+            default = getattr(self.method(), name)
+            number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
+            if default is not None and not number and type(value) is not type(default):
+                raise ValueError(
+                    f"{name} of strategy {self.name} is {value!r}, but must be of type {type(default).__name__}, such "
+                    f"as its default {default!r}"
+                )
+        return replace(self.method(), **changes)

@@ -1,0 +1,72 @@
+"""CRUMB, and plain replay of images and of feature maps through the same two steps and the same storing rule."""
+
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.crumb import CRUMBStrategy
+from crumb_avalanche.storage_policy import CodeBuffer, CompactBuffer, ImageBuffer, MapBuffer
+from crumb_avalanche.storage_rules import RULES, StorageRule
+from crumb_avalanche.streaming import StreamStrategy
+
+
+def make_rule(name: str) -> StorageRule:
+    """A new storing rule by name.
+
+    Raises:
+        ValueError: unknown name; the known are listed.
+    """
+    if name not in RULES:
+        raise ValueError(f"storing rule {name!r} is unknown; known are {', '.join(RULES)}")
+    return RULES[name]()
+
+
+def replay_strategy(
+    recipe: Recipe, buffer: type[CompactBuffer], direct_weight: float, codebook_weight: float
+) -> CRUMBStrategy:
+    """Learning with replay out of a buffer, by the settings that all strategies know."""
+    settings = recipe.settings
+    return CRUMBStrategy(
+        optimizer=recipe.optimizer(),
+        storage_policy=buffer(recipe.mem_size, make_rule(settings.storing_rule), recipe.seed),
+        direct_weight=direct_weight,
+        codebook_weight=codebook_weight,
+        replay_weight=settings.replay_weight,
+        replay_steps=settings.replay_steps,
+        fused=settings.fused,
+        **recipe.common(),
+    )
+
+
+def build_crumb(recipe: Recipe) -> StreamStrategy:
+    """CRUMB; the codebook learns unless it is frozen."""
+    settings = recipe.settings
+    recipe.model.codebook.requires_grad_(not settings.freeze_codebook)
+    return replay_strategy(recipe, CodeBuffer, settings.direct_weight, settings.codebook_weight)
+
+
+CRUMB = Entry(
+    name="crumb",
+    summary="codes of memory blocks, decoded and replayed (this paper)",
+    source="Talbot et al., Tuned Compositional Feature Replays for Efficient Stream Learning",
+    stores="codes of feature maps, and the codebook",
+    build=build_crumb,
+    buffer=CodeBuffer,
+    # One byte a value, as the paper counts it; the ledger has the float32 that it really takes.
+    fixed_bytes=lambda model, method, n_classes: model.codebook.blocks.numel(),
+    generous=True,
+    codebook=True,
+)
+IMAGE_REPLAY = Entry(
+    name="image_replay",
+    summary="raw uint8 images, replayed through the whole network",
+    source="Talbot et al., table 3",
+    stores="raw images",
+    build=lambda recipe: replay_strategy(recipe, ImageBuffer, 1.0, 0.0),
+    buffer=ImageBuffer,
+)
+MAP_REPLAY = Entry(
+    name="map_replay",
+    summary="raw float32 feature maps, replayed",
+    source="latent replay: Pellegrini et al., Latent Replay for Real-Time Continual Learning, IROS 2020",
+    stores="raw feature maps",
+    build=lambda recipe: replay_strategy(recipe, MapBuffer, 1.0, 0.0),
+    buffer=MapBuffer,
+)
