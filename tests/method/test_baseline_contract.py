@@ -73,7 +73,7 @@ def state(strategy):
 @pytest.mark.parametrize("protocol", ["class_instance", "class_iid"])
 @pytest.mark.parametrize("name", STREAM_LEARNERS)
 def test_learns_a_stream_and_answers_only_with_classes_it_saw(name, protocol, make_model, make_stream):
-    strategy, stream, watch, answers = learn(name, make_model, make_stream, protocol)
+    strategy, stream, _, answers = learn(name, make_model, make_stream, protocol)
     for seen in (1, 2):
         answers.given.clear()
         strategy.eval(stream.test_stream[:seen])
