@@ -1,14 +1,22 @@
-"""The command ``crumb``: demo, prepare, run, pretrain, report. The one place that knows the method and the streams."""
+"""The command ``crumb`` and its parts: the one place that knows the method and the streams."""
 
 import sys
 from importlib import import_module
 
-from crumb_avalanche.cli.settings import DemoSettings, PrepareSettings, PretrainSettings, ReportSettings, RunSettings
+from crumb_avalanche.cli.settings import (
+    DemoSettings,
+    PrepareSettings,
+    PretrainSettings,
+    ReportSettings,
+    RunSettings,
+    StrategiesSettings,
+)
 
 COMMANDS = {
     "demo": (DemoSettings, "rendered shapes, a few minutes, nothing to download"),
     "prepare": (PrepareSettings, "from a data set's download to what its benchmark reads"),
     "run": (RunSettings, "learn a stream with one strategy"),
+    "strategies": (StrategiesSettings, "every method: where it comes from, what it stores, what a budget buys"),
     "pretrain": (PretrainSettings, "CRUMB pretraining of plastic layers and codebook"),
     "report": (ReportSettings, "tables and pictures of finished runs"),
 }
@@ -34,6 +42,8 @@ def parser():
         command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
         if settings is ReportSettings:  # folders stand without a flag:  crumb report A B
             command.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of runs")
+        if settings is StrategiesSettings:  # crumb strategies remind
+            command.add_argument("name", nargs="?", metavar="NAME", help="only this one")
         if settings is PrepareSettings:  # crumb prepare toybox --check
             command.add_argument(
                 "name", metavar="NAME", help="core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet"

@@ -6,7 +6,7 @@ import statistics
 import time
 import traceback
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import yaml
@@ -60,6 +60,7 @@ def main(settings: RunSettings) -> None:
         "benchmark": settings.benchmark,
         "protocol": settings.protocol,
         "strategy": settings.strategy,
+        "strategy_settings": asdict(entry.method_settings(build.strategy_settings(settings))),
         "preset": settings.preset,
         "runs": numbers,
         "final_accuracy": accuracies,

@@ -277,6 +277,17 @@ class ReportSettings:
     output: str | None = None
 
 
+@dataclass
+class StrategiesSettings:
+    """List the methods that crumb run knows, with what each stores and what a budget buys.
+
+    Attributes:
+        name: only this one.
+    """
+
+    name: str | None = None
+
+
 def part_for(kind: type, settings) -> dict:
     """The values of ``settings`` that a settings class of the library has fields for."""
     return {item.name: getattr(settings, item.name) for item in fields(kind) if hasattr(settings, item.name)}
