@@ -8,10 +8,12 @@ With --json it prints one object and nothing else. Ratios, because bare times sa
   step_over_bare        one stream step (F, search, P, replay, optimiser, Avalanche's loop, data loading) by the bare
                         compute of the same batches at the same precision (F forward, P forward and backward, twice)
   step_speedup          the plain float32 NCHW step of the reference code, by the library's step
+  dropout_speedup       torch's dropout of the maps of a batch, forward and backward, by the library's
 """
 
 import argparse
 import ctypes
+import functools
 import json
 import statistics
 import time
@@ -26,6 +28,7 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
 from crumb_avalanche.codebook_init import init_matched_
+from crumb_avalanche.coin_dropout import CoinDropout
 
 BATCH = 21
 
@@ -73,6 +76,7 @@ class PlainStep:
         model = split_backbone(weights=None, n_classes=n_classes, codebook=Codebook())
         self.extract = model.feature_extractor.to(memory_format=torch.contiguous_format)
         self.classify = model.plastic_layers.to(memory_format=torch.contiguous_format).train()
+        self.classify.dropout = nn.Dropout()
         self.blocks = nn.Parameter(torch.rand(256, 16))
         self.optimizer = torch.optim.SGD([*self.classify.parameters(), self.blocks], 1e-3, 0.9, weight_decay=1e-4)
         self.stored = torch.randint(256, (replay, 13, 13, 32))
@@ -117,7 +121,7 @@ def main() -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile F")
     parser.add_argument("--batches", type=int, default=8, help="stream batches per measurement")
     parser.add_argument("--repeats", type=int, default=5, help="rounds; the fastest of each kind counts")
-    parser.add_argument("--json", action="store_true", help="print nothing but the four figures, as one object")
+    parser.add_argument("--json", action="store_true", help="print nothing but the figures, as one object")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -134,6 +138,12 @@ def main() -> None:
     assert torch.equal(plain_codes(maps, blocks)[defined], ours[defined]), "the two searches disagree"
     search_plain = best(lambda: plain_codes(maps, blocks), options.repeats)
     search_ours = best(lambda: model.codebook.encode(maps), options.repeats)
+
+    noisy = maps.clone().requires_grad_()
+    dropout_torch, dropout_ours = (
+        best(functools.partial(_forward_and_back, layer, noisy), options.repeats)
+        for layer in (nn.Dropout(), CoinDropout())
+    )
 
     # The step, with everything that belongs to it, in Avalanche's loop.
     model.set_precision(options.precision)
@@ -181,6 +191,7 @@ def main() -> None:
         "search_working_bytes": working_bytes(lambda: model.codebook.encode(maps)),
         "step_over_bare": step / bare_step,
         "step_speedup": plain_step / step,
+        "dropout_speedup": dropout_torch / dropout_ours,
     }
     if not options.json:
         print(f"{options.threads} threads, {options.precision}{', compiled' if options.compile else ''}, batch {BATCH}")
@@ -188,8 +199,13 @@ def main() -> None:
         print(
             f"stream step  {1e3 * plain_step:7.1f} ms plain  {1e3 * step:7.1f} ms ours  {1e3 * bare_step:7.1f} ms bare"
         )
+        print(f"dropout      {1e3 * dropout_torch:7.1f} ms torch  {1e3 * dropout_ours:7.1f} ms ours")
         print(f"images/s     {BATCH / plain_step:7.1f}    plain  {BATCH / step:7.1f}    ours")
     print(json.dumps(figures))
+
+
+def _forward_and_back(layer: nn.Module, values: torch.Tensor) -> None:
+    layer(values).sum().backward()
 
 
 def _seconds(function) -> float:
