@@ -5,9 +5,23 @@ Every entry says where the method comes from, what it stores and how many memori
 
 from typing import Any
 
+from crumb_avalanche.baselines.aanets import AANETS
+from crumb_avalanche.baselines.bic import BIC
 from crumb_avalanche.baselines.bounds import CHANCE, FINETUNE, OFFLINE
+from crumb_avalanche.baselines.class_statistics import NCM, SLDA
+from crumb_avalanche.baselines.cope import COPE
 from crumb_avalanche.baselines.entry import Entry, LearningSettings, Recipe
+from crumb_avalanche.baselines.experience_replay import DER, ER
+from crumb_avalanche.baselines.gem import GEM
+from crumb_avalanche.baselines.gss import GSS
+from crumb_avalanche.baselines.icarl import ICARL
+from crumb_avalanche.baselines.memory_recall import MEMORY_RECALL
+from crumb_avalanche.baselines.rainbow_memory import RAINBOW_MEMORY
+from crumb_avalanche.baselines.random_projection import RANPAC
+from crumb_avalanche.baselines.regularizers import EWC, LWF, MAS, SI
+from crumb_avalanche.baselines.remind import REMIND
 from crumb_avalanche.baselines.replay import CRUMB, IMAGE_REPLAY, MAP_REPLAY
+from crumb_avalanche.baselines.stable_sgd import STABLE_SGD
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.streaming import StreamStrategy
 
@@ -16,12 +30,10 @@ __all__ = ["STRATEGIES", "Entry", "LearningSettings", "build_strategy", "get_str
 STRATEGIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        CRUMB,
-        IMAGE_REPLAY,
-        MAP_REPLAY,
-        FINETUNE,
-        OFFLINE,
-        CHANCE,
+        *(CRUMB, FINETUNE, OFFLINE, CHANCE),
+        *(EWC, SI, MAS, LWF, STABLE_SGD),
+        *(GEM, ICARL, BIC, GSS, COPE, AANETS, REMIND, RAINBOW_MEMORY, MEMORY_RECALL),
+        *(IMAGE_REPLAY, MAP_REPLAY, ER, DER, NCM, SLDA, RANPAC),
     )
 }
 

@@ -20,7 +20,7 @@ def test_unknown_names_list_the_known(crumb, tiny, tmp_path):
     err = fails(crumb, *tiny, "--output", tmp_path, "--benchmark", "eth8")
     assert "eth8" in err and "eth80" in err and "clip_folder" in err and "toy_shapes" in err
     err = fails(crumb, *tiny, "--output", tmp_path, "--strategy", "crumbs")
-    assert "'crumbs' is unknown; known are crumb, image_replay, map_replay, finetune, offline" in err
+    assert "'crumbs' is unknown; known are crumb, finetune, offline, chance, ewc, si" in err
     err = fails(crumb, *tiny, "--output", tmp_path, "--backbone", "resnet")
     assert "'resnet' is unknown; known are squeezenet1_0" in err
     err = fails(crumb, *tiny, "--output", tmp_path, "--codebook-init", "zeros")

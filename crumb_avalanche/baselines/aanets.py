@@ -1,0 +1,352 @@
+"""Adaptive aggregation networks: a stable and a plastic branch, and how much of each is learned on exemplars.
+
+Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021, on the plastic layers of a
+``SplitModel``: one level, everything before the head. In place of many epochs there is a single pass.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from avalanche.training.utils import trigger_plugins
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import kl_div, log_softmax, normalize, softmax
+from torch.utils.data import DataLoader
+
+from crumb_avalanche.baselines.class_statistics import pooled_features
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from, evaluating, herd
+from crumb_avalanche.baselines.experience_replay import ChosenFrames, ImageMemoryPlugin, draw, memory_strategy
+from crumb_avalanche.storage_policy import ImageBuffer
+from crumb_avalanche.streaming import StreamStrategy
+
+
+def put(network: nn.Module, name: str, module: nn.Module) -> None:
+    """Another module in the place of the one with a qualified name."""
+    parent, _, last = name.rpartition(".")
+    setattr(network.get_submodule(parent), last, module)
+
+
+class ScaledConv(nn.Module):
+    """A frozen convolution whose weights have learned factors, and whose biases, if any, learned summands.
+
+    Args:
+        conv: frozen here; ``(O, I, h, w)`` weights.
+
+    Attributes:
+        scale: ``(O, I, 1, 1)``, one at first.
+        shift: ``(O,)``, zero at first, or ``None``.
+    """
+
+    def __init__(self, conv: nn.Conv2d):
+        super().__init__()
+        self.conv = conv.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones_like(conv.weight[:, :, :1, :1]))
+        self.shift = None if conv.bias is None else nn.Parameter(torch.zeros_like(conv.bias))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        weights = {"weight": self.conv.weight * self.scale}
+        if self.shift is not None:
+            weights["bias"] = self.conv.bias + self.shift
+        return functional_call(self.conv, weights, (maps,))
+
+
+class Catch(nn.Module):
+    """In the head's place: passes on what comes, and keeps it until ``release``."""
+
+    caught: Tensor | None = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.caught = values
+        return values
+
+    def release(self) -> Tensor:
+        caught, self.caught = self.caught, None
+        return caught
+
+
+class BlendedHead(nn.Module):
+    """The head behind ``a * stable + (1 - a) * plastic``.
+
+    Args:
+        layer: the head itself.
+
+    Attributes:
+        share: ``a``, one half at first; kept within [0, 1] by who changes it.
+        stable: what the stable branch gives for the maps of this very pass; ``None`` for the plastic branch alone.
+    """
+
+    stable: Tensor | None = None
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+        self.share = nn.Parameter(torch.full((), 0.5, device=layer.weight.device))
+
+    def forward(self, plastic: Tensor) -> Tensor:
+        if self.stable is not None:
+            plastic = self.share * self.stable + (1 - self.share) * plastic
+        return self.layer(plastic)
+
+
+class AggregatedLayers(nn.Module):
+    """Plastic layers with two branches before one head; the stable branch takes part from ``aggregate`` on.
+
+    The stable branch is frozen but for factors of its convolutions (``ScaledConv``); its batch norms stay in evaluation
+    mode. It is a copy whose head only catches what comes in, so that the layers may be any module, a traced one too.
+
+    Args:
+        layers: ``(B, C, H, W)`` -> ``(B, classes)``; become the plastic branch and the head.
+        head: qualified name in them of the head.
+
+    Attributes:
+        head: qualified name in this module of the same.
+    """
+
+    def __init__(self, layers: nn.Module, head: str):
+        super().__init__()
+        self._place = head
+        self.head = f"plastic.{head}.layer"
+        self.stable = copy.deepcopy(layers).requires_grad_(False)
+        put(self.stable, head, Catch())
+        convolutions = [name for name, module in self.stable.named_modules() if isinstance(module, nn.Conv2d)]
+        for name in convolutions:
+            put(self.stable, name, ScaledConv(self.stable.get_submodule(name)))
+        self.plastic = layers
+        put(layers, head, BlendedHead(layers.get_submodule(head)))
+        self.register_buffer("aggregating", torch.zeros((), dtype=torch.bool))
+
+    @property
+    def blended(self) -> BlendedHead:
+        """The head, with the share of the stable branch."""
+        return self.plastic.get_submodule(self._place)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Logits ``(B, classes)`` of ``(B, C, H, W)`` maps."""
+        head = self.blended
+        if self.aggregating:
+            self.stable(maps)
+            head.stable = self.stable.get_submodule(self._place).release()
+        try:
+            return self.plastic(maps)
+        finally:
+            head.stable = None
+
+    def train(self, mode: bool = True) -> "AggregatedLayers":
+        """As ``nn.Module.train``, but the stable branch's batch norms stay as they are."""
+        super().train(mode)
+        for module in self.stable.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        return self
+
+    @torch.no_grad()
+    def aggregate(self) -> None:
+        """From now on both branches, the stable one with the plastic one's present weights."""
+        for name, module in self.plastic.named_modules():
+            if f"{name}.".startswith(f"{self._place}."):
+                continue
+            twin = self.stable.get_submodule(name)
+            twin = twin.conv if isinstance(twin, ScaledConv) else twin
+            for source, target in ((module._parameters, twin._parameters), (module._buffers, twin._buffers)):
+                for key, tensor in source.items():
+                    if tensor is not None:
+                        target[key].copy_(tensor)
+        self.aggregating.fill_(True)
+
+    def changing(self) -> set[str]:
+        """Names in the state dict of what training changes: not the stable branch's own weights and statistics."""
+        learned = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        return learned | {f"plastic.{name}" for name, _ in self.plastic.named_buffers()}
+
+
+class OldBranches(OldNetwork):
+    """The old network without the weights that both have: those of the stable branch, which never change."""
+
+    @staticmethod
+    def bytes_of(model, half):
+        layers = AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head)
+        changing, state = layers.changing(), layers.state_dict()
+        tensors = [state[name] for name in changing]
+        return sum(t.numel() * (2 if half and t.is_floating_point() else t.element_size()) for t in tensors)
+
+    def take(self, model):
+        super().take(model)
+        changing = model.plastic_layers.changing()
+        self.state = {name: value for name, value in self.state.items() if name in changing}
+
+
+@dataclass(frozen=True)
+class AANetsSettings:
+    """Settings of AANets on iCaRL's loss, with its authors' values where they can be kept in a single pass.
+
+    Attributes:
+        outer_every: inner steps between two updates of the share of the stable branch; one at least an experience.
+        a_learning_rate: of these updates (the authors' 1e-8, in many epochs, hardly moves it).
+        distillation: weight of the distillation loss; with 0 there is no old network, and the budget buys more images.
+        temperature: of the distillation.
+        half_old_network: keep the old network as float16.
+    """
+
+    outer_every: int = 50
+    a_learning_rate: float = 1e-2
+    distillation: float = 0.25
+    temperature: float = 2.0
+    half_old_network: bool = True
+
+    def __post_init__(self):
+        if self.outer_every < 1:
+            raise ValueError(f"outer_every={self.outer_every}: there is at least 1 inner step between two updates")
+        if self.a_learning_rate < 0 or self.distillation < 0:
+            raise ValueError(
+                f"a_learning_rate={self.a_learning_rate}, distillation={self.distillation}: rates and weights are not "
+                "negative"
+            )
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature}: it is above 0")
+
+
+def distillation_loss(logits: Tensor, old_logits: Tensor, classes: list[int], temperature: float) -> Tensor:
+    """``T**2`` times the divergence of the softened answers from the old network's, over some classes; mean of images.
+
+    Args:
+        logits, old_logits: ``(B, all classes)``.
+    """
+    new = log_softmax(logits[:, classes] / temperature, dim=1)
+    old = softmax(old_logits[:, classes] / temperature, dim=1)
+    return temperature**2 * kl_div(new, old, reduction="batchmean")
+
+
+class AANetsPlugin(ImageMemoryPlugin):
+    """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.
+
+    Of the classes of the present batch an outer step takes the batch's own frames: as yet they have no exemplars.
+    It runs in evaluation mode, so that nothing but the share changes.
+
+    Args:
+        storage_policy: raw images, with the rule ``ChosenFrames``.
+        settings: the others.
+        seed: of the outer batches.
+    """
+
+    def __init__(self, storage_policy: ImageBuffer, settings: AANetsSettings, seed: int):
+        super().__init__(storage_policy)
+        self.settings = settings
+        self.random = np.random.default_rng(seed)
+        self.old_network = OldBranches(settings.half_old_network) if settings.distillation else None
+        self._old: list[int] = []  # classes of earlier experiences
+        self._steps = 0
+
+    @property
+    def statistics_bytes(self) -> int:
+        """The old network."""
+        return 0 if self.old_network is None else self.old_network.bytes
+
+    def before_training_exp(self, strategy, **kwargs):
+        super().before_training_exp(strategy, **kwargs)
+        self._steps = 0
+
+    def before_backward(self, strategy, **kwargs):
+        if not self._old:
+            return
+        model = strategy.model
+        with model.stopwatch.measure("replay"):
+            slots = draw(self.storage_policy, len(strategy.mb_y))
+            maps, labels = self.storage_policy.replay(slots, model)
+            logits = self._logits(model, maps)
+            strategy.loss = (strategy.loss + strategy._criterion(logits, labels)) / 2
+            if self.old_network is not None:
+                logits, maps = torch.cat([strategy.mb_output, logits]), torch.cat([model.last_map, maps])
+                old_logits = self.old_network.logits(model, maps)
+                loss = distillation_loss(logits, old_logits, self._old, self.settings.temperature)
+                strategy.loss = strategy.loss + self.settings.distillation * loss
+
+    def after_backward(self, strategy, **kwargs):
+        strategy.model.plastic_layers.blended.share.grad = None  # inner steps leave it alone
+
+    def after_training_iteration(self, strategy, **kwargs):
+        if self._old:
+            self._steps += 1
+            if self._steps % self.settings.outer_every == 0:
+                self._outer_step(strategy, strategy.model.last_map, strategy.mb_y, **kwargs)
+        super().after_training_iteration(strategy, **kwargs)
+
+    def after_training_exp(self, strategy, **kwargs):
+        model = strategy.model
+        with model.stopwatch.measure("replay"):
+            if not self._old:
+                model.plastic_layers.aggregate()
+            self._choose_exemplars(strategy)
+            if self._old and self._steps < self.settings.outer_every:
+                nothing = torch.empty(0, dtype=torch.int64)
+                self._outer_step(strategy, torch.empty(0, *model.map_shape), nothing, **kwargs)
+        self._old = list(strategy.seen_classes.seen)
+        if self.old_network is not None:
+            self.old_network.take(model)
+
+    def _outer_step(self, strategy, maps: Tensor, labels: Tensor, **kwargs) -> None:
+        """A step of the share alone, on as many images of each class: of a batch, or else of the exemplars."""
+        model, buffer = strategy.model, self.storage_policy
+        fresh = set(labels.tolist())
+        rounds = -(-strategy.train_mb_size // len(fresh | set(buffer.classes)))
+        stored = len(set(buffer.classes) - fresh)
+        places = [
+            draw_from(self.random, (labels == label).nonzero().flatten().tolist(), rounds) for label in sorted(fresh)
+        ]
+        slots = buffer.sample(fresh, rounds * stored)
+        with model.stopwatch.measure("replay"), evaluating(model):
+            parts = [buffer.replay(slots, model)] if len(slots) else []
+            if places:
+                where = torch.cat(places).to(labels.device)
+                parts.append((maps[where], labels[where]))
+            balanced, targets = (torch.cat(part) for part in zip(*parts))
+            strategy.replay_loss = strategy._criterion(self._logits(model, balanced), targets)
+            trigger_plugins(strategy, "on_replay_loss", **kwargs)
+            share = model.plastic_layers.blended.share
+            (gradient,) = torch.autograd.grad(strategy.replay_loss, [share])
+        strategy.replay_loss = strategy.replay_loss.detach()
+        with torch.no_grad():
+            share.sub_(self.settings.a_learning_rate * gradient).clamp_(0, 1)
+
+    def _choose_exemplars(self, strategy) -> None:
+        """Herd the frames of the experience and cut the lists of all classes, so that the whole budget is shared."""
+        model, buffer = strategy.model, self.storage_policy
+        # A generator of its own: a loader draws a seed, and looking must not move the learner's random numbers.
+        loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
+        batches = [(pooled_features(model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
+        features, labels = (torch.cat(parts) for parts in zip(*batches))
+        classes = strategy.seen_classes.seen
+        kept, chosen = [], []
+        for number, label in enumerate(classes):
+            quota = buffer.max_size // len(classes) + (number < buffer.max_size % len(classes))
+            members = buffer.slots.by_class.get(label, [])[:quota]
+            frames = (labels == label).nonzero().flatten()
+            kept += members
+            if len(frames) and quota > len(members):
+                best = herd(normalize(features[frames.to(features.device)]), quota - len(members))
+                chosen += frames[best].tolist()
+        self.hold(strategy, kept, chosen)
+
+
+def build_aanets(recipe: Recipe) -> StreamStrategy:
+    """AANets; the recipe's model gets both branches, and the optimiser is made after that."""
+    layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
+    recipe.model.plastic_layers, recipe.model.head = layers, layers.head
+    buffer = ImageBuffer(recipe.mem_size, ChosenFrames(), recipe.seed)
+    return memory_strategy(recipe, AANetsPlugin(buffer, recipe.method, recipe.seed))
+
+
+AANETS = Entry(
+    name="aanets",
+    summary="a stable and a plastic branch, blended by a learned share; herded exemplars, distillation",
+    source="Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021",
+    stores="raw images, and a copy of the old plastic layers",
+    build=build_aanets,
+    method=AANetsSettings,
+    buffer=ImageBuffer,
+    fixed_bytes=lambda model, method, n_classes: (
+        OldBranches.bytes_of(model, method.half_old_network) if method.distillation else 0
+    ),
+)

@@ -1,0 +1,291 @@
+"""BiC in one pass: distillation, then two scalars against the bias to new classes (Wu et al., CVPR 2019)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.exemplars import OldNetwork, check_room, draw_from, evaluating, trim
+from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
+from crumb_avalanche.ledger import tensor_bytes
+from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer
+from crumb_avalanche.storage_rules import StorageRule
+from crumb_avalanche.streaming import StreamStrategy
+
+
+@dataclass(frozen=True)
+class BiCSettings:
+    """Own settings of BiC.
+
+    Attributes:
+        temperature: of the distillation.
+        validation_share: of a class's exemplars, kept from the network's training for the bias stage; at least one.
+        bias_epochs: steps of the bias stage, each over the whole validation set.
+        bias_learning_rate: of Adam there, divided by ten after each quarter of the steps. (The authors use SGD with
+            this rate; Adam's steps do not depend on the scale of the logits, which the feature scale sets here.)
+        bias_decay: weight of ``beta ** 2 / 2`` in that stage's loss.
+        half_old_network: keep the old network as float16; see ``OldNetwork``.
+    """
+
+    temperature: float = 2.0
+    validation_share: float = 0.1
+    bias_epochs: int = 200
+    bias_learning_rate: float = 0.1
+    bias_decay: float = 0.1
+    half_old_network: bool = True
+
+    def __post_init__(self):
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}, but must be above 0")
+        if not 0 < self.validation_share < 1:
+            raise ValueError(f"validation_share is {self.validation_share}, but must be between 0 and 1")
+        if self.bias_epochs < 1:
+            raise ValueError(f"bias_epochs is {self.bias_epochs}, but must be 1 or more")
+        if not self.bias_learning_rate > 0:
+            raise ValueError(f"bias_learning_rate is {self.bias_learning_rate}, but must be above 0")
+        if not self.bias_decay >= 0:
+            raise ValueError(f"bias_decay is {self.bias_decay}, but must not be negative")
+
+
+def spread(count: int, total: int) -> list[int]:
+    """``count`` different numbers below ``total``, evenly spread, ascending; all of them if there are no more."""
+    count = min(count, total)
+    return [(2 * number + 1) * total // (2 * count) for number in range(count)]
+
+
+@dataclass
+class SplitExemplars(StorageRule):
+    """Exemplars evenly spread over each class's frames; the first ones of each list are for validation.
+
+    Which frames those are has to be known when they come by, for validation frames must not be learned from. So they
+    are not herded after the training. Lists end up with ``capacity // classes`` members. Where a new one needs room the
+    longest list gives up its last: training exemplars go first, and what was learned from never turns into validation,
+    with one exception: a class's only exemplar validates and is replayed as well, for otherwise a small budget would
+    replay nothing.
+
+    Attributes:
+        share: of a class's exemplars that validate; at least one.
+        quota: exemplars of each class after this experience.
+        stored, held: of each class of the experience, the numbers of the frames to store and, among them, to hold out.
+        offered: frames of each class that came by in this epoch.
+    """
+
+    share: float = 0.1
+    quota: int = 0
+    stored: dict[int, list[int]] = field(default_factory=dict)
+    held: dict[int, list[int]] = field(default_factory=dict)
+    offered: dict[int, int] = field(default_factory=dict)
+
+    def validating(self, count: int) -> int:
+        """How many of a class's exemplars are for validation."""
+        return min(max(1, round(self.share * count)), max(1, count - 1))
+
+    def begin_experience(self, slots, coming, batch_size):
+        super().begin_experience(slots, coming, batch_size)
+        self.quota = slots.capacity // len(set(slots.classes) | set(coming))
+        self.stored = {label: spread(self.quota, total) for label, total in coming.items()}
+        self.held = {
+            label: [numbers[place] for place in spread(self.validating(len(numbers)), len(numbers))]
+            for label, numbers in self.stored.items()
+        }
+        self.offered = {}
+        return trim(slots, slots.capacity, set(coming))  # a class that comes again is collected anew
+
+    def _numbers(self, labels: Sequence[int]) -> list[int]:
+        """Which frame of its class each image is, counted from the beginning of the epoch."""
+        here: dict[int, int] = {}
+        numbers = []
+        for label in labels:
+            numbers.append(self.offered.get(label, 0) + here.get(label, 0))
+            here[label] = here.get(label, 0) + 1
+        return numbers
+
+    def held_out(self, labels: Sequence[int]) -> list[bool]:
+        """Which images of the next batch must not be learned from."""
+        return [number in self.held[label] for label, number in zip(labels, self._numbers(labels))]
+
+    def pass_by(self, labels: Sequence[int]) -> None:
+        """Count a batch without storing any of it."""
+        for label in labels:
+            self.offered[label] = self.offered.get(label, 0) + 1
+
+    def choose(self, slots, labels):
+        chosen = []
+        for position, (label, number) in enumerate(zip(labels, self._numbers(labels))):
+            if number in self.stored[label]:
+                if not slots.free:
+                    slots.free.append(max(slots.by_class.values(), key=len).pop())
+                slot = slots.take(label)
+                if number in self.held[label]:
+                    members = slots.by_class[label]
+                    members.insert(self.held[label].index(number), members.pop())
+                chosen.append((position, slot))
+        self.pass_by(labels)
+        if all(slots.count(label) == len(numbers) for label, numbers in self.stored.items()):
+            trim(slots, self.quota, set())  # all are there: balance the others
+        return chosen
+
+    def state_dict(self):
+        tables = {name: [list(pair) for pair in getattr(self, name).items()] for name in ("stored", "held", "offered")}
+        return {"quota": self.quota, **tables}
+
+    def load_state_dict(self, state):
+        self.quota = state["quota"]
+        self.stored, self.held, self.offered = (dict(state[name]) for name in ("stored", "held", "offered"))
+
+
+def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSettings) -> tuple[float, float]:
+    """``alpha`` and ``beta`` such that ``alpha * logit + beta`` for new classes answers best: the bias correction.
+
+    Args:
+        logits: ``(B, classes)`` of a balanced validation set; constants.
+        labels: ``(B,)``.
+        new: the newest classes.
+        settings: see ``BiCSettings``.
+    """
+    is_new = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    is_new[list(new)] = True
+    with torch.enable_grad():
+        scalars = torch.tensor([1.0, 0.0], device=logits.device, requires_grad=True)
+        optimizer = torch.optim.Adam([scalars], settings.bias_learning_rate)
+        quarters = [settings.bias_epochs * quarter // 4 for quarter in (1, 2, 3)]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, quarters, gamma=0.1)
+        for _ in range(settings.bias_epochs):
+            corrected = torch.where(is_new, scalars[0] * logits + scalars[1], logits)
+            loss = cross_entropy(corrected, labels) + settings.bias_decay * scalars[1] ** 2 / 2
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return float(scalars[0].detach()), float(scalars[1].detach())
+
+
+class BiCPlugin(ImageMemoryPlugin):
+    """Stage 1 with every batch: cross-entropy and distillation on new frames and as many exemplars of old classes.
+
+    Stage 2 after each experience from the second on: the two scalars of its classes, fitted on the validation
+    exemplars of all classes, as many of each. Neither the experience nor the benchmark is changed: frames held out
+    for validation pass by like all others, with no weight in the loss.
+
+    Each experience keeps its scalars, in predictions, in the loss and in the old network's answers. (The authors drop
+    them after the following experience, by when distillation has taught the network what they corrected; one pass is
+    too short for that.)
+
+    Args:
+        storage_policy: an image buffer with the rule ``SplitExemplars``; replay is drawn by its random state.
+        old_network: for the distillation targets.
+        settings: see ``BiCSettings``.
+        n_classes: outputs of the head.
+
+    Attributes:
+        alpha, beta: ``(n_classes,)`` float32, the scalars of each class's experience.
+    """
+
+    def __init__(self, storage_policy: CompactBuffer, old_network: OldNetwork, settings: BiCSettings, n_classes: int):
+        super().__init__(storage_policy)
+        self.old_network = old_network
+        self.settings = settings
+        self.alpha = torch.ones(n_classes)
+        self.beta = torch.zeros(n_classes)
+        self._old: list[int] = []
+
+    @property
+    def statistics_bytes(self) -> int:
+        """The old network and the scalars."""
+        return self.old_network.bytes + tensor_bytes([self.alpha, self.beta])
+
+    def correct(self, logits: Tensor) -> Tensor:
+        """``(B, classes)`` logits with every experience's scalars applied to its classes."""
+        return logits * self.alpha.to(logits.device) + self.beta.to(logits.device)
+
+    def before_training_exp(self, strategy, **kwargs):
+        coming = sorted(set(map(int, strategy.experience.dataset.targets)))
+        self._old = [label for label in self.storage_policy.classes if label not in coming]
+        self.alpha[coming], self.beta[coming] = 1.0, 0.0
+        super().before_training_exp(strategy, **kwargs)
+
+    def before_training_epoch(self, strategy, **kwargs):
+        super().before_training_epoch(strategy, **kwargs)
+        self.storage_policy.rule.offered = {}
+
+    def after_forward(self, strategy, **kwargs):
+        strategy.mb_output = self._mask(self.correct(strategy.mb_output))
+
+    def before_backward(self, strategy, **kwargs):
+        model, storage = strategy.model, self.storage_policy
+        logits, labels, maps = strategy.mb_output, strategy.mb_y, model.last_map
+        weights = 1.0 - torch.tensor(storage.rule.held_out(labels.tolist())).float()
+        if self._old:
+            with model.stopwatch.measure("replay"):
+                lists = [storage.slots.by_class[label] for label in self._old]
+                stored = [slot for slots in lists for slot in (slots[storage.rule.validating(len(slots)) :] or slots)]
+                replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
+                logits = torch.cat([logits, self._mask(self.correct(model.classify(replayed)))])
+                labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
+                weights = torch.cat([weights, torch.ones(len(its_labels))])
+                old_logits = self.correct(self.old_network.logits(model, maps))
+        losses = cross_entropy(logits, labels, reduction="none")
+        if self._old:
+            distilled = self._distillation(logits[:, self._old], old_logits[:, self._old])
+            share = len(self._old) / len(strategy.seen_classes.seen)
+            losses = share * distilled + (1 - share) * losses
+        weights = weights.to(losses.device)
+        strategy.loss = (weights * losses).sum() / weights.sum().clamp(min=1)
+
+    def _distillation(self, logits: Tensor, old_logits: Tensor) -> Tensor:
+        """``(B,)`` cross-entropies of softened answers over the old classes (not scaled by ``T ** 2``)."""
+        targets = (old_logits / self.settings.temperature).softmax(1)
+        return -(targets * (logits / self.settings.temperature).log_softmax(1)).sum(1)
+
+    def after_training_iteration(self, strategy, **kwargs):
+        if strategy.clock.train_exp_epochs < strategy.train_epochs - 1:
+            self.storage_policy.rule.pass_by(strategy.mb_y.tolist())
+        super().after_training_iteration(strategy, **kwargs)
+
+    @torch.no_grad()
+    def after_training_exp(self, strategy, **kwargs):
+        if self._old:
+            new = [label for label in strategy.seen_classes.seen if label not in self._old]
+            logits, labels = self._validation_answers(strategy)
+            self.alpha[new], self.beta[new] = fit_bias(logits, labels, new, self.settings)
+        self.old_network.take(strategy.model)
+
+    def _validation_answers(self, strategy) -> tuple[Tensor, Tensor]:
+        """Logits ``(B, classes)`` and labels of as many validation exemplars of each class, in evaluation mode."""
+        storage = self.storage_policy
+        lists = [storage.slots.by_class[label] for label in storage.classes]
+        each = min(storage.rule.validating(len(slots)) for slots in lists)
+        answers = []
+        with evaluating(strategy.model):
+            for part in torch.tensor([slot for slots in lists for slot in slots[:each]]).split(strategy.eval_mb_size):
+                logits, labels = self.memory_logits(strategy, part)
+                answers.append((self._mask(self.correct(logits)), labels))
+        return torch.cat([logits for logits, _ in answers]), torch.cat([labels for _, labels in answers])
+
+    def after_eval_forward(self, strategy, **kwargs):
+        if strategy.seen_classes.seen:
+            strategy.mb_output = strategy.seen_classes.mask(self.correct(strategy.mb_output))
+
+
+def build_bic(recipe: Recipe) -> StreamStrategy:
+    """BiC on the plastic layers."""
+    check_room(recipe, "bic")
+    method = recipe.method
+    buffer = ImageBuffer(recipe.mem_size, SplitExemplars(method.validation_share), recipe.seed)
+    old_network = OldNetwork(method.half_old_network)
+    return memory_strategy(recipe, BiCPlugin(buffer, old_network, method, recipe.n_classes))
+
+
+BIC = Entry(
+    name="bic",
+    summary="exemplars, distillation, and two scalars against the bias to new classes",
+    source="Wu et al., Large Scale Incremental Learning, CVPR 2019",
+    stores="raw images, a copy of the plastic layers for distillation, two scalars an experience",
+    build=build_bic,
+    method=BiCSettings,
+    buffer=ImageBuffer,
+    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network) + 8 * n_classes,
+)

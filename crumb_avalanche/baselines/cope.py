@@ -1,0 +1,200 @@
+"""CoPE: prototypes that evolve with every batch, and a loss that pulls features to them (De Lange and Tuytelaars 2021).
+
+Continual Prototype Evolution: Learning Online from Non-Stationary Data Streams, ICCV 2021.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize, one_hot
+
+from crumb_avalanche.baselines.class_statistics import feature_length
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.exemplars import HeadInput, check_room, draw_from, penultimate
+from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
+from crumb_avalanche.ledger import tensor_bytes
+from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer
+from crumb_avalanche.storage_rules import ClassBalancedReservoir
+from crumb_avalanche.streaming import UNSEEN_LOGIT, StreamStrategy
+
+
+@dataclass(frozen=True)
+class CoPESettings:
+    """Own settings of CoPE.
+
+    Attributes:
+        prototype_momentum: share of the old prototype that a batch leaves.
+        temperature: that similarities are divided by.
+        random_prototypes: start a prototype at random, as the authors' code does; else at the mean of its class in the
+            first batch with it.
+    """
+
+    prototype_momentum: float = 0.99
+    temperature: float = 0.1
+    random_prototypes: bool = True
+
+    def __post_init__(self):
+        if not 0 <= self.prototype_momentum <= 1:
+            raise ValueError(f"prototype_momentum is {self.prototype_momentum}, but must be from 0 to 1")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}, but must be above 0")
+
+
+def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, temperature: float) -> Tensor:
+    """The pseudo-prototypical proxy (PPP) loss, without loops and in logarithms.
+
+    ``P(c | f, p)`` is the softmax of the similarity of ``f`` to a proxy ``p`` of class ``c`` against those to the
+    prototypes of all other classes. Every sample attracts: the log of its mean ``P`` over its class's prototype and
+    the other samples of its class. And it repels every sample ``j`` of other classes: the log of 1 less the mean of
+    ``P(c | f_j, .)`` over its class's prototype and itself. Proxies are constants.
+
+    Args:
+        embeddings: ``(B, D)``, of length 1.
+        labels: ``(B,)`` int64; prototypes of all are known.
+        prototypes: ``(classes, D)``, of length 1.
+        known: ``(classes,)`` bool, which prototypes there are.
+        temperature: that similarities are divided by.
+
+    Returns:
+        The negative sum of all terms, divided by ``B``; 0 where there is only one class.
+    """
+    if int(known.sum()) < 2:
+        return embeddings.sum() * 0
+    to_samples = embeddings @ embeddings.detach().t() / temperature  # [i, j]: i in the eyes of proxy j
+    to_prototypes = (embeddings @ prototypes.t() / temperature).masked_fill(~known, -torch.inf)
+    classes, places = labels.unique(return_inverse=True)
+    own = one_hot(classes, len(prototypes)).bool()
+    # [i, j]: logarithm of i's similarities to the prototypes of all classes but that of j.
+    others = to_prototypes.unsqueeze(1).masked_fill(own, -torch.inf).logsumexp(2)[:, places]
+    sample, prototype = to_samples - others, to_prototypes[:, labels] - others  # P is the sigmoid of these
+    same = labels.unsqueeze(1) == labels
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    pseudo = logsigmoid(sample).masked_fill(~same | itself, -torch.inf)
+    attracted = torch.cat([pseudo, logsigmoid(prototype).diagonal().unsqueeze(1)], dim=1).logsumexp(1)
+    attracted = attracted - same.sum(1).log()
+    repelled = torch.logaddexp(logsigmoid(-sample), logsigmoid(-prototype)) - np.log(2)
+    return -(attracted.sum() + repelled.masked_fill(same, 0).sum()) / len(labels)
+
+
+class CoPEPlugin(ImageMemoryPlugin):
+    """Learns from every batch and as many memories in one step; answers with the nearest prototype.
+
+    An embedding is the normalised input of the head, averaged over locations; the head itself takes no part. Memories
+    are balanced over the classes by a reservoir, and none comes twice in a batch. Prototypes move after each step, to
+    the embeddings that it learned from.
+
+    Args:
+        storage_policy: an image buffer with a balancing rule; replay is drawn by its random state.
+        settings: see ``CoPESettings``.
+        n_classes: of the whole stream.
+        length: ``D``, of an embedding.
+        seed: of random prototypes.
+
+    Attributes:
+        prototypes: ``(n_classes, D)`` float32, of length 1 or, before the class's first frame, 0.
+    """
+
+    def __init__(self, storage_policy: CompactBuffer, settings: CoPESettings, n_classes: int, length: int, seed: int):
+        super().__init__(storage_policy)
+        self.settings = settings
+        self.prototypes = torch.zeros(n_classes, length)
+        self.random = np.random.default_rng(seed)
+        self._head = HeadInput()
+        self._batch: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def statistics_bytes(self) -> int:
+        """The prototypes."""
+        return tensor_bytes([self.prototypes])
+
+    @property
+    def known(self) -> Tensor:
+        """``(n_classes,)`` bool: which classes have a prototype."""
+        return self.prototypes.any(dim=1)
+
+    def scores(self, embeddings: Tensor) -> Tensor:
+        """``(B, classes)``: products with the prototypes by the temperature."""
+        products = embeddings @ self.prototypes.t() / self.settings.temperature
+        return products.masked_fill(~self.known, UNSEEN_LOGIT)
+
+    @torch.no_grad()
+    def begin(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Make prototypes of the batch's classes that have none yet."""
+        self.prototypes = self.prototypes.to(embeddings.device)
+        for label in labels[~self.known[labels]].unique().tolist():
+            start = embeddings[labels == label].mean(0)
+            if self.settings.random_prototypes:
+                start = torch.from_numpy(self.random.random(len(start), dtype=np.float32)).to(start.device)
+            self.prototypes[label] = normalize(start, dim=0)
+
+    @torch.no_grad()
+    def evolve(self, embeddings: Tensor, labels: Tensor) -> None:
+        """``p <- normalised(m p + (1 - m) mean)`` for each class of a batch."""
+        momentum = self.settings.prototype_momentum
+        for label in labels.unique().tolist():
+            mean = embeddings[labels == label].mean(0)
+            self.prototypes[label] = normalize(momentum * self.prototypes[label] + (1 - momentum) * mean, dim=0)
+
+    def before_forward(self, strategy, **kwargs):
+        self._head.attach(strategy.model)
+
+    def after_forward(self, strategy, **kwargs):
+        embeddings = normalize(self._head.release())
+        self.begin(embeddings, strategy.mb_y)
+        self._batch = embeddings, strategy.mb_y
+        strategy.mb_output = self._mask(self.scores(embeddings))
+
+    def before_backward(self, strategy, **kwargs):
+        model, storage = strategy.model, self.storage_policy
+        embeddings, labels = self._batch
+        held = held_slots(storage)
+        if held:
+            with model.stopwatch.measure("replay"):
+                slots = draw_from(storage.slots.random, held, min(len(held), len(labels)))
+                maps, its_labels = storage.replay(slots, model)
+                embeddings = torch.cat([embeddings, normalize(penultimate(model, maps))])
+                labels = torch.cat([labels, its_labels])
+        strategy.loss = ppp_loss(embeddings, labels, self.prototypes, self.known, self.settings.temperature)
+        self._batch = embeddings.detach(), labels
+
+    def after_update(self, strategy, **kwargs):
+        self.evolve(*self._batch)
+        self._batch = None
+
+    def before_eval_forward(self, strategy, **kwargs):
+        self._head.attach(strategy.model)
+
+    def after_eval_forward(self, strategy, **kwargs):
+        features = self._head.release()
+        if self.known.any():
+            scores = self.scores(normalize(features))
+            strategy.mb_output = strategy.seen_classes.mask(scores)
+
+
+def build_cope(recipe: Recipe) -> StreamStrategy:
+    """CoPE on the plastic layers below the head."""
+    check_room(recipe, "cope")
+    model = recipe.model
+    layers = model.plastic_layers
+    if all(name.startswith(f"{model.head}.") for name, weight in layers.named_parameters() if weight.requires_grad):
+        raise ValueError(
+            "cope learns the layers between cut and head, but this model has none with weights there; cut the network "
+            "at an earlier layer"
+        )
+    buffer = ImageBuffer(recipe.mem_size, ClassBalancedReservoir(), recipe.seed)
+    plugin = CoPEPlugin(buffer, recipe.method, recipe.n_classes, feature_length(model), recipe.seed)
+    return memory_strategy(recipe, plugin)
+
+
+COPE = Entry(
+    name="cope",
+    summary="prototypes that evolve with every batch, balanced replay of images, nearest prototype",
+    source="De Lange and Tuytelaars, Continual Prototype Evolution, ICCV 2021",
+    stores="raw images, and a prototype of each class",
+    build=build_cope,
+    method=CoPESettings,
+    buffer=ImageBuffer,
+    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * feature_length(model),
+)

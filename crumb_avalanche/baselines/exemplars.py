@@ -1,0 +1,150 @@
+"""What the exemplar methods share: the input of the head, herding, prioritised lists, the old network."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.ledger import tensor_bytes
+from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.storage_rules import Slots
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in evaluation mode for the length of the ``with`` block."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+class HeadInput:
+    """Catches what goes into the head in one forward pass: the penultimate activation, whatever layer the head is."""
+
+    def __init__(self):
+        self._handle = None
+        self._caught: Tensor | None = None
+
+    def attach(self, model: SplitModel) -> None:
+        """Catch the next pass."""
+        self.release()
+        head = model.plastic_layers.get_submodule(model.head)
+        self._handle = head.register_forward_pre_hook(self._catch)
+
+    def _catch(self, module: nn.Module, arguments: tuple) -> None:
+        self._caught = arguments[0]
+
+    def release(self) -> Tensor | None:
+        """``(B, D)`` float32, averaged over locations; ``None`` if there was no pass since ``attach``."""
+        if self._handle is not None:
+            self._handle.remove()
+        caught, self._caught, self._handle = self._caught, None, None
+        if caught is None:
+            return None
+        return (caught if caught.dim() == 2 else caught.flatten(2).mean(2)).float()
+
+
+def penultimate(model: SplitModel, maps: Tensor) -> Tensor:
+    """Pooled inputs of the head, ``(B, D)`` float32 with gradients, of ``(B, C, H, W)`` maps; in the model's mode."""
+    head = HeadInput()
+    head.attach(model)
+    try:
+        model.classify(maps)
+    finally:
+        features = head.release()
+    return features
+
+
+def herd(features: Tensor, count: int) -> list[int]:
+    """The rows whose running mean stays closest to the mean of all, best first, none twice (iCaRL, algorithm 4).
+
+    Args:
+        features: ``(N, D)``.
+        count: how many are wanted; fewer come if there are fewer rows.
+    """
+    mean, total = features.mean(0), torch.zeros_like(features[0])
+    taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
+    chosen: list[int] = []
+    for number in range(1, min(count, len(features)) + 1):
+        distances = (mean - (total + features) / number).norm(dim=1).masked_fill(taken, torch.inf)
+        chosen.append(int(distances.argmin()))
+        taken[chosen[-1]] = True
+        total = total + features[chosen[-1]]
+    return chosen
+
+
+def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> Tensor:
+    """``(count,)`` int64 of some slots in random order, none again before all were drawn."""
+    return torch.from_numpy(np.resize(random.permutation(np.asarray(slots, dtype=np.int64)), count))
+
+
+def trim(slots: Slots, quota: int, emptied: set[int]) -> list[int]:
+    """Cut every class's list behind its first ``quota`` members, to nothing for ``emptied``; returns the freed slots.
+
+    Unlike ``Slots.trim``, which gives up random members, it takes lists to be in order of priority.
+    """
+    freed: list[int] = []
+    for label, members in slots.by_class.items():
+        kept = 0 if label in emptied else quota
+        freed += members[kept:]
+        del members[kept:]
+    slots.free += freed
+    return freed
+
+
+def check_room(recipe: Recipe, name: str) -> None:
+    """Refuse a stream with more classes than exemplars before it begins.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if recipe.mem_size < recipe.n_classes:
+        raise ValueError(
+            f"{name} keeps at least one exemplar of each class, but mem_size={recipe.mem_size} images are fewer than "
+            f"the {recipe.n_classes} classes of the stream; raise mem_size, or the budget (of which what else is kept "
+            f"takes its part), until it is at least {recipe.n_classes}"
+        )
+
+
+class OldNetwork:
+    """The plastic layers as they were after the latest experience, in evaluation mode, for distillation.
+
+    Args:
+        half: keep the weights as float16 (11 significant bits) and compute in float32; half the bytes.
+    """
+
+    def __init__(self, half: bool = True):
+        self.half = half
+        self.state: dict[str, Tensor] = {}
+
+    @staticmethod
+    def bytes_of(model: SplitModel, half: bool) -> int:
+        """Bytes of such a copy."""
+        tensors = model.plastic_layers.state_dict().values()
+        return sum(t.numel() * (2 if half and t.is_floating_point() else t.element_size()) for t in tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held now; 0 before the first ``take``."""
+        return tensor_bytes(self.state.values())
+
+    def take(self, model: SplitModel) -> None:
+        """Copy the present weights."""
+        self.state = {}
+        for name, value in model.plastic_layers.state_dict().items():
+            kept = torch.float16 if self.half and value.is_floating_point() else value.dtype
+            self.state[name] = value.detach().to(kept, copy=True)
+
+    @torch.no_grad()
+    def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
+        """``(B, classes)`` float32 of ``(B, C, H, W)`` maps. The model lends its structure, not its weights."""
+        weights = {name: value.float() if value.is_floating_point() else value for name, value in self.state.items()}
+        with model.stopwatch.measure("plastic"), evaluating(model.plastic_layers):
+            return functional_call(model.plastic_layers, weights, (maps,)).float()

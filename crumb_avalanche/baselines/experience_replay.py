@@ -1,0 +1,299 @@
+"""Replay of raw images in the step of the new batch: experience replay and dark experience replay.
+
+``ImageMemoryPlugin`` and ``draw`` serve every method that keeps raw images and has losses of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from avalanche.training.utils import trigger_plugins
+from torch import Tensor
+
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.exemplars import draw_from
+from crumb_avalanche.crumb import CRUMBPlugin
+from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer, StreamBatch
+from crumb_avalanche.storage_rules import Slots, StorageRule
+from crumb_avalanche.streaming import UNSEEN_LOGIT, StreamStrategy
+
+
+@dataclass
+class Reservoir(StorageRule):
+    """Every frame of the stream has the same chance to be held, whatever its class (Vitter 1985, algorithm R).
+
+    The reservoir of ``storage_rules`` balances the classes; this one is what the papers on ER and DER++ use.
+
+    Attributes:
+        seen: frames offered so far.
+    """
+
+    seen: int = 0
+
+    def begin_experience(self, slots, coming, batch_size):
+        return []  # classes may outnumber the slots: none has a claim to one
+
+    def choose(self, slots, labels):
+        chosen = []
+        for position, label in enumerate(labels):
+            self.seen += 1
+            if not slots.free:
+                place = int(slots.random.integers(self.seen))
+                if place >= slots.capacity:
+                    continue
+                slots.release(self._class_at(slots, place))
+            chosen.append((position, slots.take(label)))
+        return chosen
+
+    @staticmethod
+    def _class_at(slots: Slots, place: int) -> int:
+        """The class of the memory at a place, so that each gives one up with a chance proportional to its size."""
+        for label, members in slots.by_class.items():
+            if place < len(members):
+                return label
+            place -= len(members)
+        raise AssertionError("the place is below the number of memories")
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+class ChosenFrames(StorageRule):
+    """Stores what it is offered as long as slots are free: for methods that choose their memories themselves."""
+
+    second_pass = True  # nothing is stored during training
+
+    def choose(self, slots, labels):
+        return [(position, slots.take(label)) for position, label in enumerate(labels) if slots.free]
+
+
+def held_slots(buffer: CompactBuffer) -> list[int]:
+    """The slots that hold a memory, ascending."""
+    return sorted(slot for members in buffer.slots.by_class.values() for slot in members)
+
+
+def draw(buffer: CompactBuffer, count: int) -> Tensor:
+    """Draw memories uniformly, none again before all were drawn.
+
+    Returns:
+        ``(count,)`` int64 slots; empty where nothing is stored.
+    """
+    held = held_slots(buffer)
+    if not held:
+        return torch.empty(0, dtype=torch.int64)
+    return draw_from(buffer.slots.random, held, count)
+
+
+def memory_step(strategy: StreamStrategy, loss: Tensor, **kwargs) -> None:
+    """An optimiser step of its own, with the events of CRUMB's replay step (see ``CRUMBPlugin``)."""
+    strategy.replay_loss = loss
+    strategy.optimizer.zero_grad()
+    trigger_plugins(strategy, "on_replay_loss", **kwargs)
+    loss.backward()
+    trigger_plugins(strategy, "on_replay_update", **kwargs)
+    strategy.optimizer_step()
+    strategy.replay_loss = loss.detach()
+    trigger_plugins(strategy, "after_replay_step", **kwargs)
+
+
+class ImageMemoryPlugin(CRUMBPlugin):
+    """Raw images kept during the last epoch of each experience, and no loss: a method adds its own.
+
+    Images are found beside a feature cache as ``CRUMBPlugin`` finds them.
+
+    Args:
+        storage_policy: the buffer, with its rule.
+    """
+
+    def __init__(self, storage_policy: CompactBuffer):
+        super().__init__(storage_policy, direct_weight=1.0, codebook_weight=0.0)
+
+    def before_backward(self, strategy, **kwargs):
+        """Nothing: the loss of the new batch is the strategy's."""
+
+    def after_update(self, strategy, **kwargs):
+        """Nothing: there is no replay step of its own."""
+
+    def after_training_exp(self, strategy, **kwargs):
+        """Nothing: a method that chooses its memories calls ``hold``."""
+
+    def memory_logits(self, strategy, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """``(n, classes)`` logits over the classes seen and ``(n,)`` labels of drawn memories; F runs once for each."""
+        maps, labels = self.storage_policy.replay(slots, strategy.model)
+        return self._logits(strategy.model, maps), labels
+
+    @staticmethod
+    def frames(strategy, positions: Sequence[int]) -> Tensor:
+        """``(n, 3, h, w)`` ``uint8`` frames of the present experience, beside a feature cache too."""
+        images = torch.stack([strategy.experience.dataset[int(position)][0] for position in positions])
+        return strategy.model.pixels(images.to(strategy.device))
+
+    def hold(self, strategy, kept: Sequence[int], frames: Sequence[int]) -> None:
+        """From now on hold the memories in some slots, and some frames of the present experience; no others.
+
+        Args:
+            strategy: in training, its buffer with the rule ``ChosenFrames``.
+            kept: slots.
+            frames: positions in the experience; a class's memories lie in this order behind those it keeps.
+        """
+        buffer, kept = self.storage_policy, set(kept)
+        for label, members in buffer.slots.by_class.items():
+            buffer.slots.free += [slot for slot in members if slot not in kept]
+            buffer.slots.by_class[label] = [slot for slot in members if slot in kept]
+        targets = strategy.experience.dataset.targets
+        for start in range(0, max(1, len(frames)), strategy.eval_mb_size):  # at least once: it wipes what was freed
+            part = frames[start : start + strategy.eval_mb_size]
+
+            def pixels(positions: Sequence[int], part=part) -> Tensor:
+                return self.frames(strategy, [part[position] for position in positions])
+
+            labels = torch.tensor([int(targets[position]) for position in part], dtype=torch.int64)
+            buffer.store(StreamBatch(labels, torch.empty(0), None, pixels), strategy.model)
+
+
+class ExperienceReplayPlugin(ImageMemoryPlugin):
+    """Loss of the union of the new batch and as many memories, in one step.
+
+    Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019, algorithm 1. The two halves go through the
+    plastic layers one after the other: a batch norm there takes its statistics from each of them.
+    """
+
+    def before_backward(self, strategy, **kwargs):
+        slots = draw(self.storage_policy, len(strategy.mb_y))
+        if len(slots) == 0:
+            return
+        with strategy.model.stopwatch.measure("replay"):
+            logits, labels = self.memory_logits(strategy, slots)
+            replay_loss = strategy._criterion(logits, labels)
+        strategy.loss = (strategy.loss + replay_loss) / 2
+
+
+class LogitImageBuffer(ImageBuffer):
+    """Raw images and the logits they had when they were seen, ``3 * h * w + 4 * classes`` bytes each.
+
+    A row has the pixels, then the float32 logits; those of classes not seen by then are -10,000.
+
+    Attributes:
+        offered: ``(B, classes)`` logits of the batch that is offered next.
+    """
+
+    offered: Tensor | None = None
+
+    @staticmethod
+    def item_bytes(model):
+        return ImageBuffer.item_bytes(model) + 4 * model.n_classes
+
+    def to_rows(self, batch, positions, model):
+        pixels = super().to_rows(batch, positions, model).flatten(1)
+        logits = self.offered[list(positions)].float().contiguous()
+        return torch.cat([pixels, logits.view(torch.uint8)], 1)
+
+    def to_maps(self, rows, model):
+        size = model.image_size
+        return super().to_maps(rows[:, : 3 * size**2].unflatten(1, (3, size, size)), model)
+
+    def logits(self, slots: Tensor, model: SplitModel) -> Tensor:
+        """``(n, classes)`` float32 logits of some slots, on the model's device."""
+        tail = self.rows[slots][:, 3 * model.image_size**2 :]
+        # A copy, for a view of other bytes of a row need not be aligned.
+        return tail.clone(memory_format=torch.contiguous_format).view(torch.float32).to(model.pixel_mean.device)
+
+
+def dark_loss(logits: Tensor, stored: Tensor) -> Tensor:
+    """Mean squared difference between logits and stored ones, over the classes that were seen when these were stored.
+
+    Args:
+        logits, stored: ``(n, classes)``.
+    """
+    known = stored != UNSEEN_LOGIT
+    return (logits - stored).masked_fill(~known, 0.0).square().sum() / known.sum()
+
+
+@dataclass(frozen=True)
+class DarkReplaySettings:
+    """Settings of DER++, with its authors' values.
+
+    Attributes:
+        alpha: weight of the difference to the stored logits.
+        beta: weight of the loss of the stored labels; 0 is plain DER.
+    """
+
+    alpha: float = 0.1
+    beta: float = 0.5
+
+    def __post_init__(self):
+        if min(self.alpha, self.beta) < 0:
+            raise ValueError(f"alpha={self.alpha}, beta={self.beta}: weights of losses are not negative")
+
+
+class DarkReplayPlugin(ImageMemoryPlugin):
+    """``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step.
+
+    Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020 (there called DER++).
+
+    Args:
+        storage_policy: images and logits.
+        settings: the weights.
+    """
+
+    def __init__(self, storage_policy: LogitImageBuffer, settings: DarkReplaySettings):
+        super().__init__(storage_policy)
+        self.settings = settings
+
+    def before_backward(self, strategy, **kwargs):
+        first = draw(self.storage_policy, len(strategy.mb_y))
+        second = draw(self.storage_policy, len(strategy.mb_y))
+        if len(first) == 0:
+            return
+        with strategy.model.stopwatch.measure("replay"):
+            logits, labels = self.memory_logits(strategy, torch.cat([first, second]))
+            stored = self.storage_policy.logits(first, strategy.model)
+            dark = dark_loss(logits[: len(first)], stored)
+            again = strategy._criterion(logits[len(first) :], labels[len(first) :])
+        strategy.loss = strategy.loss + self.settings.alpha * dark + self.settings.beta * again
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self.storage_policy.offered = strategy.mb_output.detach()
+        super().after_training_iteration(strategy, **kwargs)
+        self.storage_policy.offered = None
+
+
+def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_changes) -> StreamStrategy:
+    """A strategy with a plugin that keeps images, whose buffer the ledger finds as ``storage_policy``."""
+    strategy = StreamStrategy(optimizer=recipe.optimizer(**optimizer_changes), **recipe.common(plugin))
+    strategy.storage_policy = plugin.storage_policy
+    return strategy
+
+
+def build_er(recipe: Recipe) -> StreamStrategy:
+    """Experience replay."""
+    return memory_strategy(recipe, ExperienceReplayPlugin(ImageBuffer(recipe.mem_size, Reservoir(), recipe.seed)))
+
+
+def build_der(recipe: Recipe) -> StreamStrategy:
+    """Dark experience replay."""
+    buffer = LogitImageBuffer(recipe.mem_size, Reservoir(), recipe.seed)
+    return memory_strategy(recipe, DarkReplayPlugin(buffer, recipe.method))
+
+
+ER = Entry(
+    name="er",
+    summary="raw images out of a reservoir, learned in one step with each new batch",
+    source="Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019",
+    stores="raw images",
+    build=build_er,
+    buffer=ImageBuffer,
+)
+DER = Entry(
+    name="der",
+    summary="raw images and the logits they had, out of a reservoir (DER++)",
+    source="Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020",
+    stores="raw images, and a float32 logit of each for every class",
+    build=build_der,
+    method=DarkReplaySettings,
+    buffer=LogitImageBuffer,
+)

@@ -1,0 +1,197 @@
+"""iCaRL in one pass: herded exemplars, distillation, nearest mean of exemplars (Rebuffi et al., CVPR 2017)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
+from torch.utils.data import DataLoader
+
+from crumb_avalanche.baselines.class_statistics import pooled_features
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.exemplars import HeadInput, OldNetwork, check_room, draw_from, herd, trim
+from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
+from crumb_avalanche.ledger import tensor_bytes
+from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer, StreamBatch
+from crumb_avalanche.storage_rules import StorageRule
+from crumb_avalanche.streaming import UNSEEN_LOGIT, StreamStrategy
+
+
+@dataclass(frozen=True)
+class ICaRLSettings:
+    """Own settings of iCaRL; the paper has none besides the number of exemplars, which is the budget.
+
+    Attributes:
+        half_old_network: keep the old network as float16; see ``OldNetwork``.
+    """
+
+    half_old_network: bool = True
+
+
+class Prioritised(StorageRule):
+    """Stores all it is offered; lists are in order of priority and are cut from their ends (paper, algorithm 5)."""
+
+    second_pass = True  # nothing is stored during training
+
+    def begin_experience(self, slots, coming, batch_size):
+        super().begin_experience(slots, coming, batch_size)
+        # A class that comes again is offered anew, its old exemplars among the candidates.
+        return trim(slots, slots.capacity // len(set(slots.classes) | set(coming)), set(coming))
+
+    def choose(self, slots, labels):
+        return [(position, slots.take(label)) for position, label in enumerate(labels)]
+
+
+def icarl_targets(labels: Tensor, classes: int, old: Sequence[int], old_logits: Tensor | None) -> Tensor:
+    """``(B, classes)``: one-hot labels, but for the ``old`` classes what the old network says (paper, algorithm 3)."""
+    targets = one_hot(labels, classes).float()
+    if old:
+        targets[:, old] = old_logits[:, old].sigmoid()
+    return targets
+
+
+@torch.no_grad()
+def unit_features(model: SplitModel, images: Tensor) -> Tensor:
+    """L2-normalised penultimate features ``(B, D)``, in evaluation mode."""
+    return normalize(pooled_features(model, images))
+
+
+class ICaRLPlugin(ImageMemoryPlugin):
+    """Distillation with replay while learning, herding after each experience, nearest mean of exemplars when asked.
+
+    New frames and as many exemplars of old classes (none again before all were drawn) share a step, and the loss is the
+    mean over both, as of the paper's union of new data and exemplars. An image's loss is the sum over the classes seen.
+    The old network gives the targets in that very step, from the maps that are learned: they cannot be those of other
+    images.
+
+    The exemplars are herded in one more look at the experience, after its last epoch, in evaluation mode; nothing
+    learns from it. Means are not normalised while herding, as in the authors' code, but are when answering.
+
+    Args:
+        storage_policy: an image buffer with the rule ``Prioritised``; replay is drawn by its random state.
+        old_network: for the distillation targets.
+    """
+
+    def __init__(self, storage_policy: CompactBuffer, old_network: OldNetwork):
+        super().__init__(storage_policy)
+        self.old_network = old_network
+        self._old: list[int] = []
+        self._head = HeadInput()
+        self._means: Tensor | None = None
+
+    @property
+    def statistics_bytes(self) -> int:
+        """The old network; during an evaluation also the means of the exemplars, which are computed for each anew."""
+        return self.old_network.bytes + (0 if self._means is None else tensor_bytes([self._means]))
+
+    def before_training_exp(self, strategy, **kwargs):
+        storage = self.storage_policy
+        coming = set(map(int, strategy.experience.dataset.targets))
+        classes = len(coming | set(storage.classes))
+        if classes > storage.max_size:
+            raise ValueError(
+                f"{storage.max_size} exemplars cannot stand for the {classes} classes seen so far, one each; raise "
+                f"mem_size or the budget to at least {classes}"
+            )
+        # Lists are cut only after the experience (paper, algorithm 2), so begin_experience has to wait.
+        self._old = [label for label in storage.classes if label not in coming]
+
+    def before_backward(self, strategy, **kwargs):
+        model, storage = strategy.model, self.storage_policy
+        logits, labels, maps = strategy.mb_output, strategy.mb_y, model.last_map
+        old_logits = None
+        if self._old:
+            with model.stopwatch.measure("replay"):
+                stored = [slot for label in self._old for slot in storage.slots.by_class[label]]
+                replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
+                logits = torch.cat([logits, model.classify(replayed)])
+                labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
+                old_logits = self.old_network.logits(model, maps)
+        targets = icarl_targets(labels, logits.shape[1], self._old, old_logits)
+        seen = strategy.seen_classes.seen
+        loss = binary_cross_entropy_with_logits(logits[:, seen], targets[:, seen], reduction="none")
+        strategy.loss = loss.sum(1).mean()
+
+    @torch.no_grad()
+    def after_training_exp(self, strategy, **kwargs):
+        self._store(strategy, *self._look(strategy))
+        self.old_network.take(strategy.model)
+
+    def _look(self, strategy) -> tuple[Tensor, Tensor]:
+        """Unit features ``(N, D)`` and labels ``(N,)`` of the experience's frames, with what was learned from them."""
+        # A generator of its own: a loader draws a seed, and looking must not move the learner's random numbers.
+        loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
+        looks = [(unit_features(strategy.model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
+        return torch.cat([features for features, _ in looks]), torch.cat([labels for _, labels in looks])
+
+    def _store(self, strategy, features: Tensor, labels: Tensor) -> None:
+        """Herd the experience's classes, cut the lists of the others (paper, algorithms 2, 4 and 5)."""
+        storage = self.storage_policy
+        coming = sorted(set(labels.tolist()))
+        quota = storage.max_size // len(set(storage.classes) | set(coming))
+        pictures, chosen = [], []
+        for label in coming:
+            positions = (labels == label).nonzero().flatten().tolist()
+            members = list(storage.slots.by_class.get(label, ()))
+            candidates = features[positions]
+            if members:
+                candidates = torch.cat([self._stored_features(strategy, members), candidates])
+            for place in herd(candidates, quota):
+                if place < len(members):
+                    pictures.append(storage.rows[members[place]].clone())
+                else:
+                    pictures.append(self.frames(strategy, [positions[place - len(members)]])[0].cpu())
+                chosen.append(label)
+        storage.begin_experience(labels.tolist(), strategy.train_mb_size)
+
+        def pixels(places: Sequence[int]) -> Tensor:
+            return torch.stack([pictures[place] for place in places])
+
+        storage.store(StreamBatch(torch.tensor(chosen), torch.empty(0), None, pixels), strategy.model)
+
+    def _stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
+        """Unit features ``(n, D)`` of stored images."""
+        parts = torch.tensor(slots).split(strategy.eval_mb_size)
+        rows = self.storage_policy.rows
+        return torch.cat([unit_features(strategy.model, rows[part].to(strategy.device)) for part in parts])
+
+    @torch.no_grad()
+    def before_eval(self, strategy, **kwargs):
+        lists = [self.storage_policy.slots.by_class[label] for label in self.storage_policy.classes]
+        means = [self._stored_features(strategy, slots).mean(0) for slots in lists]
+        self._means = normalize(torch.stack(means)) if means else None
+
+    def before_eval_forward(self, strategy, **kwargs):
+        self._head.attach(strategy.model)
+
+    def after_eval_forward(self, strategy, **kwargs):
+        features = self._head.release()
+        if self._means is None:
+            return  # amid the first experience there are no exemplars yet: the head answers
+        scores = torch.full_like(strategy.mb_output, UNSEEN_LOGIT)
+        scores[:, self.storage_policy.classes] = -torch.cdist(normalize(features), self._means)
+        strategy.mb_output = strategy.seen_classes.mask(scores)
+
+    def after_eval(self, strategy, **kwargs):
+        self._means = None
+
+
+def build_icarl(recipe: Recipe) -> StreamStrategy:
+    """iCaRL on the plastic layers."""
+    check_room(recipe, "icarl")
+    buffer = ImageBuffer(recipe.mem_size, Prioritised(), recipe.seed)
+    return memory_strategy(recipe, ICaRLPlugin(buffer, OldNetwork(recipe.method.half_old_network)))
+
+
+ICARL = Entry(
+    name="icarl",
+    summary="herded exemplars, distillation, nearest mean of exemplars",
+    source="Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017",
+    stores="raw images, and a copy of the plastic layers for distillation",
+    build=build_icarl,
+    method=ICaRLSettings,
+    buffer=ImageBuffer,
+    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network),
+)

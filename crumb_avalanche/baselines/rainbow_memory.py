@@ -1,0 +1,286 @@
+"""Rainbow Memory: raw images chosen to span easy to hard, and learned again with augmentation after each experience."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.exemplars import evaluating
+from crumb_avalanche.baselines.experience_replay import (
+    ChosenFrames,
+    ExperienceReplayPlugin,
+    held_slots,
+    memory_step,
+    memory_strategy,
+)
+from crumb_avalanche.storage_policy import ImageBuffer
+from crumb_avalanche.streaming import StreamStrategy
+
+
+@dataclass(frozen=True)
+class RainbowSettings:
+    """Settings of Rainbow Memory, with its authors' values.
+
+    Attributes:
+        copies: perturbed copies of a candidate that vote on its uncertainty.
+        candidates: frames of each class of an experience that are scored, evenly spread over it. F runs on each copy
+            of each; the authors score every frame.
+        memory_epochs: epochs over the memory after each experience (5 in the paper's comparison; the authors have 256).
+        cutmix: chance of a batch of these to be mixed.
+        stream_rate: factor of the rate while frames of later experiences are seen for the first time.
+    """
+
+    copies: int = 12
+    candidates: int = 50
+    memory_epochs: int = 5
+    cutmix: float = 0.5
+    stream_rate: float = 0.1
+
+    def __post_init__(self):
+        if self.copies < 1 or self.candidates < 1:
+            raise ValueError(f"copies={self.copies}, candidates={self.candidates}: there is at least 1 of each")
+        if self.memory_epochs < 0:
+            raise ValueError(f"memory_epochs={self.memory_epochs}: it is 0 or more")
+        if not 0 <= self.cutmix <= 1:
+            raise ValueError(f"cutmix={self.cutmix}: a probability from 0 to 1")
+        if self.stream_rate < 0:
+            raise ValueError(f"stream_rate={self.stream_rate}: a factor of the rate is not negative")
+
+
+def shift(images: Tensor, down: int, right: int) -> Tensor:
+    """Images moved by some pixels, black coming in: a crop out of a padded image."""
+    height, width = images.shape[-2:]
+    moved = torch.zeros_like(images)
+    moved[..., max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = images[
+        ..., max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)
+    ]
+    return moved
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """A change of ``(n, 3, h, w)`` ``uint8`` images, the same for all of them.
+
+    Attributes:
+        flips: axes to be mirrored, out of -1 and -2.
+        down, right: parts of the side that the image is moved by.
+        brightness: factor of the pixels.
+        hole: side of a black square, in parts of the side.
+        hole_at: where its top left corner is, in parts of the room there is.
+    """
+
+    flips: tuple[int, ...] = ()
+    down: float = 0.0
+    right: float = 0.0
+    brightness: float = 1.0
+    hole: float = 0.0
+    hole_at: tuple[float, float] = (0.0, 0.0)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        images = images.flip(self.flips) if self.flips else images.clone()
+        images = shift(images, round(self.down * height), round(self.right * width))
+        if self.brightness != 1:
+            images = (images.float() * self.brightness).round().clamp(0, 255).to(torch.uint8)
+        high, wide = round(self.hole * height), round(self.hole * width)
+        top, left = round(self.hole_at[0] * (height - high)), round(self.hole_at[1] * (width - wide))
+        images[..., top : top + high, left : left + wide] = 0
+        return images
+
+
+def make_perturbations(count: int, random: np.random.Generator) -> list[Perturbation]:
+    """A flip, a shift, a change of brightness and a hole, again and again, each time a stronger one."""
+    made = []
+    strengths = -(-count // 4)
+    for number in range(strengths):
+        strength = (number + 1) / (strengths + 1)
+        sign = random.choice([-1.0, 1.0], size=3) * strength
+        made += [
+            Perturbation(flips=((-1,), (-2,), (-2, -1))[number % 3]),
+            Perturbation(down=sign[0] / 2, right=sign[1] / 2),
+            Perturbation(brightness=1 + sign[2]),
+            Perturbation(hole=strength, hole_at=tuple(random.random(2))),
+        ]
+    return made[:count]
+
+
+def uncertainties(images: Tensor, answers, perturbations: Sequence[Perturbation]) -> Tensor:
+    """``1 - votes of the most voted class / copies`` of each image.
+
+    Args:
+        images: ``(n, 3, h, w)`` ``uint8``.
+        answers: function from such images to ``(n, classes)`` logits.
+        perturbations: one for each copy.
+    """
+    votes = torch.stack([answers(perturb(images)).argmax(1) for perturb in perturbations], 1)  # (n, copies)
+    most = (votes[:, :, None] == votes[:, None, :]).sum(1).amax(1)
+    return 1 - most / len(perturbations)
+
+
+def easy_to_hard(uncertainty: Sequence[float], count: int) -> list[int]:
+    """``count`` positions, evenly spread over the order of uncertainty and beginning with the surest; all if fewer."""
+    order = np.argsort(np.asarray(uncertainty), kind="stable")
+    return order[:: max(1, len(order) // count)][:count].tolist()
+
+
+def memory_rate(epoch: int, rate: float) -> float:
+    """Rate of a memory epoch: a tenth, the full one, then cosines of 1, 2, 4, ... epochs that fall to a hundredth."""
+    if epoch == 0:
+        return 0.1 * rate
+    length, place = 1, epoch - 1
+    while place >= length:
+        length, place = 2 * length, place - length
+    return 0.01 * rate + 0.99 * rate * (1 + math.cos(math.pi * place / length)) / 2
+
+
+def augment(images: Tensor, random: np.random.Generator) -> Tensor:
+    """Every image moved by up to an eighth of its side and mirrored with a chance of one half."""
+    reach = images.shape[-1] // 8
+    moved = [shift(image, *random.integers(-reach, reach + 1, size=2).tolist()) for image in images]
+    return torch.stack([image.flip(-1) if random.random() < 0.5 else image for image in moved])
+
+
+def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor, float]:
+    """A box of each image replaced by that of another (Yun et al., CutMix, ICCV 2019, with beta distribution (1, 1)).
+
+    Returns:
+        the images, ``(n,)`` which other it is, and the share of the area that is still the image's own.
+    """
+    height, width = images.shape[-2:]
+    side = math.sqrt(1 - random.random())
+    row, column = int(random.integers(height)), int(random.integers(width))
+    high, wide = int(height * side), int(width * side)
+    rows = slice(max(0, row - high // 2), min(height, row - high // 2 + high))
+    columns = slice(max(0, column - wide // 2), min(width, column - wide // 2 + wide))
+    others = torch.from_numpy(random.permutation(len(images))).to(images.device)
+    mixed = images.clone()
+    mixed[..., rows, columns] = images[others][..., rows, columns]
+    return mixed, others, 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width)
+
+
+class RainbowPlugin(ExperienceReplayPlugin):
+    """New batches with as many memories; after each experience new memories are chosen and learned.
+
+    Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021. The frames of the
+    experience are looked at once more to be scored, without being learned. The first experience, which all strategies
+    here learn in several epochs, is learned at the full rate.
+
+    Args:
+        storage_policy: raw images, with the rule ``ChosenFrames``.
+        rate: the full learning rate.
+        settings: the others.
+        seed: of perturbations, choice and augmentation.
+    """
+
+    def __init__(self, storage_policy: ImageBuffer, rate: float, settings: RainbowSettings, seed: int):
+        super().__init__(storage_policy)
+        self.rate = rate
+        self.settings = settings
+        self.random = np.random.default_rng(seed)
+        # The same for all candidates and experiences: only the network and the image decide a vote.
+        self.perturbations = make_perturbations(settings.copies, self.random)
+
+    def before_training_exp(self, strategy, **kwargs):
+        super().before_training_exp(strategy, **kwargs)
+        strategy.make_optimizer(reset_optimizer_state=True)
+        first = strategy.clock.train_exp_counter == 0
+        self._set_rate(strategy, self.rate if first else self.settings.stream_rate * self.rate)
+
+    def after_training_exp(self, strategy, **kwargs):
+        with strategy.model.stopwatch.measure("replay"):
+            self._choose_memories(strategy)
+            for epoch in range(self.settings.memory_epochs):
+                self._set_rate(strategy, memory_rate(epoch, self.rate))
+                self._memory_epoch(strategy, **kwargs)
+
+    @staticmethod
+    def _set_rate(strategy, rate: float) -> None:
+        for group in strategy.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _choose_memories(self, strategy) -> None:
+        """Diversity-aware update: as many of each class, spanning easy to hard; what room is left is filled at random.
+
+        A candidate is ``(True, slot)`` of a memory or ``(False, position)`` of a frame.
+        """
+        candidates = self._candidates(strategy)
+        count = self.storage_policy.max_size // len(candidates)
+        chosen, left = [], []
+        for _, members in sorted(candidates.items()):
+            scores = self._scores(strategy, members) if len(members) > count else [0.0] * len(members)
+            best = set(easy_to_hard(scores, count))
+            for number, member in enumerate(members):
+                (chosen if number in best else left).append(member)
+        room = self.storage_policy.max_size - len(chosen)
+        chosen += [left[number] for number in self.random.permutation(len(left))[:room]]
+        kept = [slot for is_memory, slot in chosen if is_memory]
+        self.hold(strategy, kept, [position for is_memory, position in chosen if not is_memory])
+
+    def _candidates(self, strategy) -> dict[int, list[tuple[bool, int]]]:
+        by_class = {
+            label: [(True, slot) for slot in slots]
+            for label, slots in self.storage_policy.slots.by_class.items()
+            if slots
+        }
+        targets = np.asarray(list(map(int, strategy.experience.dataset.targets)))
+        for label in np.unique(targets).tolist():
+            positions = np.flatnonzero(targets == label)
+            spread = np.linspace(0, len(positions) - 1, min(len(positions), self.settings.candidates)).astype(int)
+            by_class.setdefault(label, []).extend((False, position) for position in positions[spread].tolist())
+        return by_class
+
+    def _scores(self, strategy, candidates: list[tuple[bool, int]]) -> list[float]:
+        model = strategy.model
+
+        def answers(images: Tensor) -> Tensor:
+            return self._logits(model, model.features(images))
+
+        scores = []
+        with evaluating(model), torch.no_grad():
+            for start in range(0, len(candidates), strategy.eval_mb_size):
+                part = candidates[start : start + strategy.eval_mb_size]
+                images = [
+                    self.storage_policy.rows[[place]].to(strategy.device)
+                    if is_memory
+                    else self.frames(strategy, [place])
+                    for is_memory, place in part
+                ]
+                scores += uncertainties(torch.cat(images), answers, self.perturbations).tolist()
+        return scores
+
+    def _memory_epoch(self, strategy, **kwargs) -> None:
+        buffer, model = self.storage_policy, strategy.model
+        for slots in torch.from_numpy(self.random.permutation(held_slots(buffer))).split(strategy.train_mb_size):
+            images = augment(buffer.rows[slots].to(strategy.device), self.random)
+            labels = buffer.labels[slots].long().to(strategy.device)
+            mixed, others, own = images, slice(None), 1.0
+            if self.random.random() < self.settings.cutmix:
+                mixed, others, own = cutmix(images, self.random)
+            logits = self._logits(model, model.features(mixed))
+            loss = own * strategy._criterion(logits, labels)
+            if own < 1:
+                loss = loss + (1 - own) * strategy._criterion(logits, labels[others])
+            memory_step(strategy, loss, **kwargs)
+
+
+def build_rainbow(recipe: Recipe) -> StreamStrategy:
+    """Rainbow Memory; its SGD has Nesterov's momentum where there is any."""
+    settings = recipe.settings
+    buffer = ImageBuffer(recipe.mem_size, ChosenFrames(), recipe.seed)
+    plugin = RainbowPlugin(buffer, settings.learning_rate, recipe.method, recipe.seed)
+    return memory_strategy(recipe, plugin, nesterov=settings.momentum > 0)
+
+
+RAINBOW_MEMORY = Entry(
+    name="rainbow_memory",
+    summary="raw images chosen to span easy to hard, learned again with CutMix after each experience",
+    source="Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021",
+    stores="raw images",
+    build=build_rainbow,
+    method=RainbowSettings,
+    buffer=ImageBuffer,
+)

@@ -1,0 +1,300 @@
+"""EWC, SI, MAS and LwF: nothing of the stream is stored; old weights, or old answers, are held on to.
+
+Only weights that learn are held, and only classes seen so far count. What is kept is told as ``statistics_bytes``.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from avalanche.training.plugins import EWCPlugin, SupervisedPlugin
+from avalanche.training.utils import copy_params_dict
+from torch import Tensor, nn
+
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.compat import MendedMAS, MendedSI, learning_view
+from crumb_avalanche.ledger import tensor_bytes
+from crumb_avalanche.streaming import StreamStrategy
+
+
+def _not_negative(settings: object, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < 0:
+            raise ValueError(f"{name} is {getattr(settings, name)}, but must not be negative")
+
+
+def _between_0_and_1(settings: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(settings, name) <= 1:
+            raise ValueError(f"{name} is {getattr(settings, name)}, but must be from 0 to 1")
+
+
+def _above_0(settings: object, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise ValueError(f"{name} is {getattr(settings, name)}, but must be above 0")
+
+
+@dataclass(frozen=True)
+class EWCSettings:
+    """Settings of EWC.
+
+    Attributes:
+        weight: of the sum of Fisher information times squared shift (the paper's port: 100).
+        online: one set of importances, summed over the experiences, instead of one for each.
+        decay: with ``online``, what the earlier sum is multiplied by at each new experience.
+    """
+
+    weight: float = 100.0
+    online: bool = False
+    decay: float = 1.0
+
+    def __post_init__(self):
+        _not_negative(self, "weight")
+        _between_0_and_1(self, "decay")
+
+
+@dataclass(frozen=True)
+class SISettings:
+    """Settings of SI.
+
+    Attributes:
+        weight: of the sum of importance times squared shift (the paper's port: 0.01).
+        damping: added to the squared shift that a path integral is divided by (the paper's port: 0.1).
+    """
+
+    weight: float = 0.01
+    damping: float = 0.1
+
+    def __post_init__(self):
+        _not_negative(self, "weight")
+        _above_0(self, "damping")
+
+
+@dataclass(frozen=True)
+class MASSettings:
+    """Settings of MAS.
+
+    Attributes:
+        weight: of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
+        decay: what the importances so far are multiplied by before a new experience's are added.
+    """
+
+    weight: float = 1.0
+    decay: float = 1.0
+
+    def __post_init__(self):
+        _not_negative(self, "weight")
+        _between_0_and_1(self, "decay")
+
+
+@dataclass(frozen=True)
+class LwFSettings:
+    """Settings of LwF.
+
+    Attributes:
+        alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
+        temperature: of both softmaxes (LwF's authors: 2).
+    """
+
+    alpha: float = 1.0
+    temperature: float = 2.0
+
+    def __post_init__(self):
+        _not_negative(self, "alpha")
+        _above_0(self, "temperature")
+
+
+def largest_importance(strategy, weight: float) -> float:
+    """The importance beyond which gradient descent on ``weight * importance * shift ** 2`` steps over the old weight.
+
+    Its steps would grow without end where the importance is twice that. So strong a weight is held within a step or two
+    at this limit already. Importances are cut off there, lest the paper's strengths diverge at learning rates other
+    than the paper's.
+    """
+    rate = max(group["lr"] for group in strategy.optimizer.param_groups)
+    return 0.5 / (weight * rate) if weight * rate > 0 else float("inf")
+
+
+class StreamEWC(EWCPlugin):
+    """The host's EWC, its Fisher information measured as ``learning_view`` says, on the labels of the stream.
+
+    Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017, eq. 3 without its one half.
+
+    Args:
+        settings: see ``EWCSettings``.
+    """
+
+    def __init__(self, settings: EWCSettings):
+        mode, decay = ("online", settings.decay) if settings.online else ("separate", None)
+        super().__init__(settings.weight, mode=mode, decay_factor=decay)
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Importances and old weights: eight bytes a weight and experience, or a weight if ``online``."""
+        kept = [*self.importances.values(), *self.saved_params.values()]
+        return tensor_bytes(one.data for by_name in kept for one in by_name.values())
+
+    def after_training_exp(self, strategy, **kwargs):
+        with learning_view(strategy, strategy.seen_classes.mask) as view:
+            super().after_training_exp(view, **kwargs)
+        *earlier, latest = self.importances.values()  # one alone if online
+        limit = largest_importance(strategy, self.ewc_lambda)
+        for name, importance in latest.items():
+            held = sum((one[name].data for one in earlier), torch.zeros_like(importance.data))
+            importance.data = importance.data.minimum((limit - held).clamp(min=0))
+
+
+class StreamMAS(MendedMAS):
+    """The host's MAS, its importances measured as ``learning_view`` says, and summed over the experiences.
+
+    Aljundi et al., "Memory Aware Synapses", 2018, eq. 3 and 4. The host's own moving average forgets the importances of
+    early experiences, which the paper adds up.
+
+    Args:
+        settings: see ``MASSettings``.
+    """
+
+    def __init__(self, settings: MASSettings):
+        super().__init__(lambda_reg=settings.weight)
+        self.decay = settings.decay
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Importances and old weights: eight bytes a weight."""
+        return tensor_bytes(one.data for kept in (self.importance, self.params) for one in (kept or {}).values())
+
+    def after_training_exp(self, strategy, **kwargs):
+        seen = strategy.seen_classes.seen
+        with learning_view(strategy, lambda logits: logits[:, seen]) as view:
+            importance = self._get_importance(view)
+            self.params = copy_params_dict(view.model)
+        limit = largest_importance(strategy, self._lambda)
+        for name, latest in importance.items():
+            earlier = self.decay * self.importance[name].data if self.importance else 0
+            latest.data = (latest.data + earlier).clamp(max=limit)
+        self.importance = importance
+
+
+class StreamSI(MendedSI):
+    """The host's SI, mended, with its bytes told.
+
+    Args:
+        settings: see ``SISettings``.
+    """
+
+    def __init__(self, settings: SISettings):
+        super().__init__(settings.weight, settings.damping)
+        self.weight = settings.weight
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Importances, their sums, path integrals, gradients and three copies of the weights: 28 bytes a weight."""
+        return tensor_bytes(self.kept)
+
+    def after_training_exp(self, strategy, **kwargs):
+        super().after_training_exp(strategy, **kwargs)
+        for importance in self.ewc_data[1].values():
+            importance.data = importance.data.clamp(max=largest_importance(strategy, self.weight))
+
+
+def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float) -> Tensor:
+    """Kullback-Leibler divergence of the answers over some classes from the old ones, averaged over the images.
+
+    Its gradient is that of the modified cross-entropy of LwF (eq. 2), but it is 0 where nothing was forgotten.
+
+    Args:
+        logits, old_logits: ``(B, n)``; a gradient flows to the first only.
+        classes: which of the ``n`` outputs take part in both softmaxes.
+        temperature: that logits are divided by.
+    """
+    answers = (logits[:, classes] / temperature).log_softmax(1)
+    old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
+    return nn.functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)
+
+
+class StreamLwF(SupervisedPlugin):
+    """Distils the plastic layers as they were after the latest experience, over the classes that they had seen.
+
+    Li and Hoiem, "Learning without Forgetting", 2016. The host's plugin needs task labels, copies F too and runs it a
+    second time on every batch, and its old model drops out units as in training.
+
+    Args:
+        settings: see ``LwFSettings``.
+
+    Attributes:
+        old_layers: copy of the plastic layers, in evaluation mode; ``None`` in the first experience.
+        old_classes: that it was trained on.
+    """
+
+    def __init__(self, settings: LwFSettings):
+        super().__init__()
+        self.settings = settings
+        self.old_layers: nn.Module | None = None
+        self.old_classes: list[int] = []
+
+    @property
+    def statistics_bytes(self) -> int:
+        """The old plastic layers."""
+        if self.old_layers is None:
+            return 0
+        return tensor_bytes([*self.old_layers.parameters(), *self.old_layers.buffers()])
+
+    def before_backward(self, strategy, **kwargs):
+        if self.old_layers is None:
+            return
+        model = strategy.model
+        half = torch.autocast(model.pixel_mean.device.type, torch.bfloat16, enabled=model.precision == "bf16")
+        with torch.no_grad(), model.stopwatch.measure("plastic"), half:
+            old = self.old_layers(model.last_map).float()
+        loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.settings.temperature)
+        strategy.loss = strategy.loss + self.settings.alpha * loss
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.old_layers = copy.deepcopy(strategy.model.plastic_layers).requires_grad_(False).eval()
+        self.old_classes = list(strategy.seen_classes.seen)
+
+
+def _builder(plugin: Callable[[Any], SupervisedPlugin]) -> Callable[[Recipe], StreamStrategy]:
+    """What builds fine-tuning with a plugin that takes the method's settings."""
+
+    def build(recipe: Recipe) -> StreamStrategy:
+        return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(plugin(recipe.method)))
+
+    return build
+
+
+EWC = Entry(
+    name="ewc",
+    summary="weights are held by their Fisher information",
+    source="Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017",
+    stores="importances and old weights of every experience",
+    build=_builder(StreamEWC),
+    method=EWCSettings,
+)
+SI = Entry(
+    name="si",
+    summary="weights are held by their share in lowering the loss",
+    source="Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017",
+    stores="importances, path integrals and old weights",
+    build=_builder(StreamSI),
+    method=SISettings,
+)
+MAS = Entry(
+    name="mas",
+    summary="weights are held by how much the outputs depend on them",
+    source="Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018",
+    stores="importances and old weights",
+    build=_builder(StreamMAS),
+    method=MASSettings,
+)
+LWF = Entry(
+    name="lwf",
+    summary="answers of the old plastic layers on new images are kept (distillation)",
+    source="Li and Hoiem, Learning without Forgetting, ECCV 2016",
+    stores="the old plastic layers",
+    build=_builder(StreamLwF),
+    method=LwFSettings,
+)

@@ -1,0 +1,279 @@
+"""REMIND: feature maps as product-quantizer codes, replayed with crops and mixup.
+
+Hayes, Kafle, Shrestha, Acharya and Kanan, "REMIND Your Neural Network to Prevent Catastrophic Forgetting", ECCV 2020.
+Defaults are those of its ImageNet script and of the CRUMB paper's port to SqueezeNet's 512x13x13 maps.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from avalanche.training.plugins import SupervisedPlugin
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader, Subset
+
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.feature_crops import random_resized_crops
+from crumb_avalanche.baselines.remind_memory import PQCodeBuffer, balanced_choice, make_quantizer
+from crumb_avalanche.product_quantizer import LARGEST_TABLE, ProductQuantizer
+from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.storage_policy import StreamBatch
+from crumb_avalanche.streaming import StreamStrategy
+
+
+@dataclass(frozen=True)
+class RemindSettings:
+    """Settings of REMIND.
+
+    Attributes:
+        sub_quantizers: groups of channels with a table each; the largest divisor of C up to this is taken.
+        centroids: rows of a table; of 1-channel groups at most 16 (4 bits a value).
+        fit_vectors: locations of first-experience maps that k-means sees (256 a centroid, where faiss too would stop);
+            they are held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
+        samples_at_a_time: one optimiser step for each new image, with ``replays`` memories, as the authors have it;
+            off: one step for each batch of the stream, with ``batch_replays`` memories for each new image.
+        replays: memories mixed with one new image, where samples come one at a time.
+        batch_replays: the same, where they come in batches; 2 make a step cost about as much as CRUMB's two. The loss
+            is the mean over all rows in both.
+        crop_scale: smallest share of a map's area that a crop keeps; 1 turns cropping off.
+        mixup_alpha: of the Beta distribution of the mixing weight; 0 turns mixup off.
+        weight_decay: of SGD.
+        decay_per_class: whether the learning rate decays with the number of images of the new image's class: from
+            ``rate_start``, geometrically every ``rate_step`` images, to ``rate_end`` after ``rate_images`` (and on).
+            Off: the learning rate of all strategies, as in the CRUMB paper's port.
+    """
+
+    sub_quantizers: int = 32
+    centroids: int = 256
+    fit_vectors: int = 65_536
+    samples_at_a_time: bool = False
+    replays: int = 50
+    batch_replays: int = 2
+    crop_scale: float = 4 / 13
+    mixup_alpha: float = 0.1
+    weight_decay: float = 1e-5
+    decay_per_class: bool = False
+    rate_start: float = 0.1
+    rate_end: float = 0.001
+    rate_step: int = 100
+    rate_images: int = 1300
+
+    def __post_init__(self):
+        for name in ("sub_quantizers", "fit_vectors", "replays", "batch_replays", "rate_step", "rate_images"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+        if not 2 <= self.centroids <= LARGEST_TABLE:
+            raise ValueError(f"centroids is {self.centroids}; a code is one byte, so give 2 to {LARGEST_TABLE}")
+        if not 0 < self.crop_scale <= 1:
+            raise ValueError(f"crop_scale is {self.crop_scale}; it is a share of the map: above 0, at most 1 (no crop)")
+        if self.mixup_alpha < 0 or self.weight_decay < 0:
+            raise ValueError(
+                f"mixup_alpha={self.mixup_alpha}, weight_decay={self.weight_decay}: neither can be negative (0: none)"
+            )
+        if not 0 < self.rate_end <= self.rate_start:
+            raise ValueError(
+                f"rate_end={self.rate_end} and rate_start={self.rate_start}: rates are positive and decay, so give a "
+                "rate_end up to rate_start"
+            )
+
+    @property
+    def replays_per_image(self) -> int:
+        return self.replays if self.samples_at_a_time else self.batch_replays
+
+    def quantizer(self, model: SplitModel) -> ProductQuantizer:
+        """An empty product quantizer for a model's maps."""
+        return make_quantizer(model.map_shape[0], self.sub_quantizers, self.centroids)
+
+
+class RemindPlugin(SupervisedPlugin):
+    """REMIND's memory: the table and the first codes at the end of experience 1, then a code for every new image.
+
+    Args:
+        storage_policy: the buffer.
+        settings: of the method.
+        seed: of k-means.
+        n_classes: classes of the whole stream.
+    """
+
+    def __init__(self, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int, n_classes: int):
+        super().__init__()
+        self.storage_policy = storage_policy
+        self.settings = settings
+        self.seed = seed
+        self.images_of_class = torch.zeros(n_classes if settings.decay_per_class else 0, dtype=torch.int32)
+        self._vectors: list[Tensor] = []
+        self._position = 0
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of the centroids, and of the counters behind decaying learning rates."""
+        counters = self.images_of_class
+        return self.storage_policy.quantizer.table_bytes + counters.numel() * counters.element_size()
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.storage_policy.begin_experience(strategy.experience.dataset.targets, strategy.train_mb_size)
+
+    def before_training_epoch(self, strategy, **kwargs):
+        self._position = 0
+
+    def before_update(self, strategy, **kwargs):
+        if self.settings.decay_per_class and self.storage_policy.quantizer.fitted:
+            rate = self.rate(strategy.mb_y.tolist())
+            for group in strategy.optimizer.param_groups:
+                group["lr"] = rate
+
+    def rate(self, labels: list[int]) -> float:
+        """The mean learning rate of a batch's images, which are counted.
+
+        Counters, because one scheduler a class on a single optimiser multiplies the decays of all classes together.
+        """
+        settings = self.settings
+        factor = (settings.rate_end / settings.rate_start) ** (settings.rate_step / settings.rate_images)
+        rates = []
+        for label in labels:
+            rates.append(settings.rate_start * factor ** (int(self.images_of_class[label]) // settings.rate_step))
+            self.images_of_class[label] += 1
+        return sum(rates) / len(rates)
+
+    def after_training_iteration(self, strategy, **kwargs):
+        if self.storage_policy.quantizer.fitted:
+            self.storage_policy.store(strategy.take_batch(), strategy.model)
+        elif strategy.clock.train_exp_epochs == strategy.train_epochs - 1:
+            self._collect(strategy.model.last_map, len(strategy.adapted_dataset))
+        strategy.model.forget_batch()
+
+    def _collect(self, maps: Tensor, total: int) -> None:
+        """Random locations of images that are evenly spread over the experience."""
+        images = min(total, self.settings.fit_vectors)
+        numbers = range(self._position, self._position + len(maps))
+        kept = [n - self._position for n in numbers if (n + 1) * images // total > n * images // total]
+        self._position += len(maps)
+        flat = maps[kept].permute(0, 2, 3, 1).flatten(1, 2)  # (n, H * W, C)
+        each = min(flat.shape[1], -(-self.settings.fit_vectors // images))
+        draws = self.storage_policy.slots.random.random(flat.shape[:2])
+        places = torch.from_numpy(draws.argsort(axis=1)[:, :each]).to(flat.device)
+        self._vectors.append(flat[torch.arange(len(flat), device=flat.device).unsqueeze(1), places].flatten(0, 1).cpu())
+
+    def after_training_exp(self, strategy, **kwargs):
+        buffer = self.storage_policy
+        if buffer.quantizer.fitted:
+            return
+        buffer.quantizer.fit(torch.cat(self._vectors), self.seed)
+        self._vectors = []
+        # The authors' buffer size holds for the first classes too (the paper's port kept all of their images).
+        labels = list(map(int, strategy.experience.dataset.targets))
+        chosen = balanced_choice(labels, buffer.max_size, buffer.slots.random)
+        loader = DataLoader(Subset(strategy.adapted_dataset, chosen), batch_size=strategy.train_mb_size)
+        for images, targets, *_ in loader:
+            maps = strategy.model.features(images.to(strategy.device))
+            buffer.store(StreamBatch(targets, maps, None, None), strategy.model)
+        strategy.optimizer.state.clear()  # a fresh optimiser for the stream
+
+
+class RemindStrategy(StreamStrategy):
+    """REMIND as a strategy: P learns plainly on experience 1, then new and replayed maps in one step.
+
+    Both are decoded codes, cropped; the replayed ones are mixed in pairs. Evaluation is on decoded codes as well.
+
+    Args:
+        storage_policy: the buffer.
+        settings: of the method.
+        seed: of k-means.
+        stream_arguments: see ``StreamStrategy``.
+    """
+
+    def __init__(
+        self, *, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int = 0, plugins=(), **stream_arguments
+    ):
+        self.storage_policy = storage_policy
+        self.settings = settings
+        self._batch: StreamBatch | None = None
+        self._replayed: tuple[Tensor, Tensor] | None = None
+        own = RemindPlugin(storage_policy, settings, seed, stream_arguments["model"].n_classes)
+        super().__init__(plugins=[*plugins, own], **stream_arguments)
+
+    def make_train_dataloader(self, **kwargs):
+        """As ``StreamStrategy``'s; one image a batch after the first experience, where samples come one at a time."""
+        if self.settings.samples_at_a_time and self.clock.train_exp_counter > 0:
+            self.train_mb_size = 1
+        super().make_train_dataloader(**kwargs)
+
+    def forward(self):
+        model, quantizer = self.model, self.storage_policy.quantizer
+        if not quantizer.fitted:
+            return super().forward()
+        maps = model.features(self.mb_x)
+        with model.stopwatch.measure("search"):
+            codes = quantizer.encode(maps)
+        if not self.is_training:
+            return model.classify(quantizer.decode(codes))
+        with model.stopwatch.measure("replay"):
+            new = self._crop(quantizer.decode(codes))
+            old, targets = self._mixed_memories(len(new))
+        logits = model.classify(torch.cat([new, old]))
+        self._batch = StreamBatch(self.mb_y, maps, codes, None)
+        self._replayed = self.seen_classes.mask(logits[len(new) :]), targets
+        return logits[: len(new)]
+
+    def criterion(self):
+        if self._replayed is None:
+            return super().criterion()
+        logits, targets = self._replayed
+        self._replayed = None
+        new = functional.one_hot(self.mb_y, logits.shape[1]).to(targets)
+        return self._criterion(torch.cat([self.mb_output, logits]), torch.cat([new, targets]))
+
+    def take_batch(self) -> StreamBatch:
+        """The latest new images with their codes, which are then let go of."""
+        batch, self._batch = self._batch, None
+        return batch
+
+    def _crop(self, maps: Tensor) -> Tensor:
+        if self.settings.crop_scale == 1:
+            return maps
+        return random_resized_crops(maps, self.settings.crop_scale, self.storage_policy.slots.random)
+
+    def _mixed_memories(self, new: int) -> tuple[Tensor, Tensor]:
+        """Maps ``(R, C, H, W)`` and soft labels ``(R, classes)``; ``R`` is less where there are too few memories."""
+        buffer, alpha, each = self.storage_policy, self.settings.mixup_alpha, self.settings.replays_per_image
+        parts = 2 if alpha else 1
+        count = min(new * each, len(buffer) // parts)
+        maps, labels = buffer.replay(buffer.draw(parts * count), self.model)
+        maps, targets = self._crop(maps), functional.one_hot(labels, self.model.n_classes).to(maps.dtype)
+        if not alpha:
+            return maps, targets
+        # One weight for the memories of one new image, as where images come one at a time.
+        weights = buffer.slots.random.beta(alpha, alpha, size=new).repeat(each)[:count]
+        weights = torch.from_numpy(weights).to(maps)
+        share = weights.view(-1, 1, 1, 1)
+        maps = share * maps[:count] + (1 - share) * maps[count:]
+        share = weights.view(-1, 1)
+        return maps, share * targets[:count] + (1 - share) * targets[count:]
+
+
+def build_remind(recipe: Recipe) -> StreamStrategy:
+    """REMIND with an empty buffer and an empty table."""
+    settings: RemindSettings = recipe.method
+    quantizer = settings.quantizer(recipe.model).to(recipe.device)
+    return RemindStrategy(
+        storage_policy=PQCodeBuffer(recipe.mem_size, seed=recipe.seed, quantizer=quantizer),
+        settings=settings,
+        seed=recipe.seed,
+        optimizer=recipe.optimizer(weight_decay=settings.weight_decay),
+        **recipe.common(),
+    )
+
+
+REMIND = Entry(
+    name="remind",
+    summary="product-quantizer codes, replayed with crops and mixup",
+    source="Hayes et al., REMIND Your Neural Network to Prevent Catastrophic Forgetting, ECCV 2020",
+    stores="codes of feature maps, and the tables of centroids",
+    build=build_remind,
+    method=RemindSettings,
+    buffer=PQCodeBuffer,
+    item_bytes=lambda model, method: method.quantizer(model).map_bytes(*model.map_shape[1:]),
+    fixed_bytes=lambda model, method, n_classes: (
+        method.quantizer(model).table_bytes + (4 * n_classes if method.decay_per_class else 0)
+    ),
+)

@@ -1,0 +1,92 @@
+"""REMIND's memory: product-quantizer codes, the rule that keeps them balanced, and the choice of the first ones."""
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.packing import pack, unpack
+from crumb_avalanche.product_quantizer import ProductQuantizer, largest_divisor
+from crumb_avalanche.storage_policy import CompactBuffer
+from crumb_avalanche.storage_rules import StorageRule
+
+
+def make_quantizer(channels: int, sub_quantizers: int = 32, centroids: int = 256) -> ProductQuantizer:
+    """An empty product quantizer with as many groups as divide the channels, up to a number.
+
+    Groups of one channel get at most 16 centroids: 4 bits a value, as two channels with 256 have.
+    """
+    groups = largest_divisor(channels, sub_quantizers)
+    return ProductQuantizer(channels, groups, min(centroids, 16 ** min(channels // groups, 2)))
+
+
+class EvictLargest(StorageRule):
+    """Every image is stored; in a full buffer a random memory of the largest class, it included, goes (REMIND)."""
+
+    def choose(self, slots, labels):
+        chosen = []
+        for position, label in enumerate(labels):
+            if not slots.free:
+                # The new image counts already, so its class may be the largest, and it may be the one to go.
+                sizes = {other: slots.count(other) + (other == label) for other in {*slots.classes, label}}
+                largest = max(sizes.values())
+                victims = sorted(other for other, size in sizes.items() if size == largest)
+                victim = victims[int(slots.random.integers(len(victims)))]
+                if victim == label and int(slots.random.integers(largest)) == 0:
+                    continue
+                slots.release(victim)
+            chosen.append((position, slots.take(label)))
+        return chosen
+
+
+class PQCodeBuffer(CompactBuffer):
+    """Product-quantizer codes, one byte a code (5,408 for 512x13x13 at 32 sub-quantizers of 256).
+
+    Args:
+        mem_size, rule, seed: see ``CompactBuffer``; default rule ``EvictLargest``.
+        quantizer: its table is part of the saved state, and told apart by ``RemindPlugin.statistics_bytes``.
+    """
+
+    def __init__(self, mem_size: int, rule: StorageRule | None = None, seed: int = 0, *, quantizer: ProductQuantizer):
+        super().__init__(mem_size, EvictLargest() if rule is None else rule, seed)
+        self.quantizer = quantizer
+
+    @staticmethod
+    def item_bytes(model):
+        return make_quantizer(model.map_shape[0]).map_bytes(*model.map_shape[1:])
+
+    def to_rows(self, batch, positions, model):
+        if batch.codes is None:
+            codes = self.quantizer.encode(batch.feature_map[positions])
+        else:
+            codes = batch.codes[positions]
+        return pack(codes.permute(0, 2, 3, 1).reshape(len(positions), -1), self.quantizer.bits)
+
+    def to_maps(self, rows, model):
+        groups, (_, height, width) = self.quantizer.sub_quantizers, model.map_shape
+        codes = unpack(rows, self.quantizer.bits, groups * height * width)
+        return self.quantizer.decode(codes.view(-1, height, width, groups).permute(0, 3, 1, 2))
+
+    def draw(self, count: int) -> Tensor:
+        """Different slots, ``(min(count, memories),)`` int64, all memories equally likely."""
+        held = (self.labels >= 0).nonzero().squeeze(1)
+        places = self.slots.random.choice(len(held), size=min(count, len(held)), replace=False)
+        return held[torch.from_numpy(places)]
+
+    def state_dict(self):
+        return super().state_dict() | {"centroids": self.quantizer.centroids}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.quantizer.load_state_dict({"centroids": state["centroids"]})
+
+
+def balanced_choice(labels: list[int], count: int, random) -> list[int]:
+    """Positions of at most ``count`` labels, in order: random ones, of each class as many as possible (up to one)."""
+    order = random.permutation(len(labels)).tolist()
+    rank: dict[int, int] = {}
+    turns = []
+    for position in order:
+        turn = rank.get(labels[position], 0)
+        rank[labels[position]] = turn + 1
+        turns.append((turn, position))
+    # The first of each class come before the second of any; the sort is stable, so chance decides within a turn.
+    return sorted(position for _, position in sorted(turns, key=lambda pair: pair[0])[:count])

@@ -1,0 +1,160 @@
+"""Work-arounds for defects of avalanche-lib 0.6, one each, so that its own plugins learn a ``SplitModel``.
+
+``tests/method/test_compat.py`` has a test for each defect, on the host's code alone. Where one of them fails, the host
+was mended and its work-around can go.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import torch
+from avalanche.training.plugins import MASPlugin, SynapticIntelligencePlugin
+from torch import Tensor, nn
+
+
+class _LearningPart:
+    """A model as the host's importances see it: only weights that learn, always in evaluation mode."""
+
+    def __init__(self, model: nn.Module, outputs: Callable[[Tensor], Tensor]):
+        self._model = model
+        self._outputs = outputs
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self._outputs(self._model(inputs))
+
+    def named_parameters(self):
+        return [(name, weight) for name, weight in self._model.named_parameters() if weight.requires_grad]
+
+    def modules(self):
+        return self._model.modules()
+
+    def train(self, mode: bool = True):
+        return self
+
+    eval = train
+
+
+@contextmanager
+def learning_view(strategy, outputs: Callable[[Tensor], Tensor]) -> Iterator[SimpleNamespace]:
+    """A stand-in for a strategy, for the host's plugins to measure importances on after an experience.
+
+    Defects of ``EWCPlugin`` and ``MASPlugin`` that it works around:
+
+    * they read ``experience.dataset``, not the ``adapted_dataset`` that was trained on: a feature cache is passed by,
+      and F runs again on every image;
+    * they keep importances and copies of frozen weights, which never change (all of F);
+    * their gradients are those of batch means: squared or in absolute value these are not the means over images that
+      both papers define, and shrink with the batch. Here a batch is one image;
+    * they look at all outputs of the model, those of classes not yet seen included;
+    * ``MASPlugin`` measures in training mode: dropout adds noise, batch norm takes the images in a second time.
+
+    Args:
+        strategy: after its training on an experience; comes back in the mode it was in.
+        outputs: function of the model's ``(B, classes)`` logits, such as ``SeenClassesPlugin.mask``.
+    """
+    was_training = strategy.model.training
+    strategy.model.eval()
+    try:
+        yield SimpleNamespace(
+            model=_LearningPart(strategy.model, outputs),
+            optimizer=strategy.optimizer,
+            experience=SimpleNamespace(dataset=strategy.adapted_dataset),
+            device=strategy.device,
+            train_mb_size=1,
+            clock=strategy.clock,
+            _criterion=strategy._criterion,
+        )
+    finally:
+        strategy.optimizer.zero_grad()
+        strategy.model.train(was_training)
+
+
+class MendedMAS(MASPlugin):
+    """The host's MAS, without its end at a perfect batch.
+
+    Defect: ``before_backward`` raises ``Loss is not available`` where the loss is exactly 0.
+    """
+
+    def before_backward(self, strategy, **kwargs):
+        if strategy.clock.train_exp_counter == 0:
+            return
+        for name, weight in strategy.model.named_parameters():
+            if name in self.importance:
+                shift = weight - self.params[name].data
+                strategy.loss = strategy.loss + self._lambda * (self.importance[name].data * shift.pow(2)).sum()
+
+
+class MendedSI(SynapticIntelligencePlugin):
+    """The host's SI, mended until it is that of Zenke et al., "Continual Learning Through Synaptic Intelligence", 2017.
+
+    Defects:
+
+    * on a CPU the weights before a step, and at the end of an experience, are views of the live ones, so that nothing
+      ever moved and the strategy is plain fine-tuning;
+    * importances may become negative: weights are then driven away, until the loss is infinite;
+    * importances end at 0.001, whatever the strength (eq. 5 has no limit);
+    * the path integral is over the gradient of loss and penalty together (eq. 3: of the loss);
+    * a weight that learns, but got no gradient, is an error.
+
+    Args:
+        weight: c of eq. 4, in front of the sum of importance times squared shift.
+        damping: xi of eq. 5.
+    """
+
+    def __init__(self, weight: float, damping: float):
+        super().__init__(si_lambda=2 * weight, eps=damping)  # the host halves it
+
+    @property
+    def importances(self) -> dict[str, Tensor]:
+        """Omega of eq. 5 by name, each flat."""
+        return {name: kept.data for name, kept in self.ewc_data[1].items()}
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """The tensors that stay from step to step."""
+        parts = [*self.ewc_data, *self.syn_data.values()]
+        return [kept.data for part in parts for kept in part.values()]
+
+    def before_training_exp(self, strategy, **kwargs):
+        super().before_training_exp(strategy, **kwargs)
+        _own(self.ewc_data[0])
+
+    def before_training_iteration(self, strategy, **kwargs):
+        super().before_training_iteration(strategy, **kwargs)
+        _own(self.syn_data["old_theta"])
+
+    @torch.no_grad()
+    def after_backward(self, strategy, **kwargs):
+        """Keep the gradient of the loss alone, before anything clamps it."""
+        for name, weight in self.allowed_parameters(strategy.model, self.excluded_parameters):
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            shift = self.syn_data["old_theta"][name].data - self.ewc_data[0][name].data
+            penalty = self.si_lambda[0] * self.ewc_data[1][name].data * shift
+            self.syn_data["grad"][name].data = gradient.flatten().cpu() - penalty
+
+    @torch.no_grad()
+    def after_training_iteration(self, strategy, **kwargs):
+        for name, weight in self.allowed_parameters(strategy.model, self.excluded_parameters):
+            step = weight.flatten().cpu() - self.syn_data["old_theta"][name].data
+            self.syn_data["trajectory"][name].data += self.syn_data["grad"][name].data * step
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.update_ewc_data(
+            strategy.model,
+            self.ewc_data,
+            self.syn_data,
+            float("inf"),
+            self.excluded_parameters,
+            1,
+            eps=self.eps,
+        )
+        for kept in self.ewc_data[1].values():
+            kept.data = kept.data.clamp(min=0)
+        _own(self.syn_data["new_theta"])
+
+
+def _own(weights: dict) -> None:
+    """Copies in the place of views."""
+    for kept in weights.values():
+        kept.data = kept.data.clone()

@@ -1,0 +1,276 @@
+"""Closed-form learners against the formulas over all images at once, and against Avalanche's streaming LDA."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.supervised import StreamingLDA as HostLDA
+from torch import nn
+
+from crumb_avalanche.backbones import split_backbone
+from crumb_avalanche.baselines.class_statistics import (
+    NCM,
+    SLDA,
+    ClassMeans,
+    ClosedFormStrategy,
+    SldaSettings,
+    StreamingLDA,
+    feature_length,
+    pooled_features,
+)
+from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.random_projection import RANPAC, RandomProjection, RanpacSettings
+from crumb_avalanche.ledger import statistics_bytes
+
+pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+D, CLASSES = 6, 4
+ENTRIES = [NCM, SLDA, RANPAC]
+
+
+class Losses(SupervisedPlugin):
+    """The training losses."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self.losses.append(float(strategy.loss))
+
+
+def toy(count=300, seed=0, spread=1.0):
+    """Features around a centre for each class, shared and correlated spread, classes in blocks as in a stream."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 3 * torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(9))
+    labels = torch.arange(CLASSES).repeat_interleave(count // CLASSES)
+    mixing = torch.randn(D, D, generator=torch.Generator().manual_seed(8))
+    noise = torch.randn(len(labels), D, generator=generator) @ mixing
+    return centres[labels] + spread * noise + 5, labels
+
+
+def feed(statistics, features, labels, size=7):
+    for start in range(0, len(labels), size):
+        statistics.update(features[start : start + size], labels[start : start + size])
+    return statistics
+
+
+def within_class(features, labels):
+    """Class means and the covariance within classes, by their definition in float64."""
+    features = features.double()
+    means = torch.stack([features[labels == c].mean(0) for c in range(CLASSES)])
+    rest = features - means[labels]
+    return means, rest.T @ rest / len(labels)
+
+
+@pytest.mark.parametrize("size", [1, 7, 300])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_running_means_and_covariance_are_those_of_all_images_at_once(size, shuffled):
+    features, labels = toy()
+    if shuffled:
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+        features, labels = features[order], labels[order]
+    lda = feed(StreamingLDA(CLASSES, D), features, labels, size)
+    means, covariance = within_class(features, labels)
+    assert torch.allclose(lda.classes.means.double(), means, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(lda.covariance.double(), covariance, rtol=1e-5, atol=1e-5)
+    assert lda.classes.counts.tolist() == [75] * 4
+    assert {tensor.dtype for tensor in lda.tensors()} == {torch.float32, torch.int32}
+
+
+def test_lda_scores_are_those_of_the_formula():
+    features, labels = toy()
+    lda = feed(StreamingLDA(CLASSES, D, shrinkage=0.01), features, labels)
+    means, covariance = within_class(features, labels)
+    inverse = torch.linalg.inv(0.99 * covariance + 0.01 * torch.eye(D, dtype=torch.float64))
+    fresh, truth = toy(seed=1)
+    expected = fresh.double() @ inverse @ means.T - ((means @ inverse) * means).sum(1) / 2
+    assert torch.allclose(lda.scores(fresh), expected, rtol=1e-3, atol=1e-3)
+    assert (lda.scores(fresh).argmax(1) == truth).double().mean() > 0.9
+
+
+def test_the_first_image_of_a_class_adds_nothing_to_the_covariance():
+    lda = StreamingLDA(CLASSES, D)
+    lda.update(torch.full((1, D), 100.0), torch.tensor([2]))
+    assert not lda.covariance.any()
+    lda.update(torch.full((1, D), 102.0), torch.tensor([2]))
+    assert torch.allclose(lda.covariance, torch.ones(D, D))  # deviations of one to both sides
+
+
+def test_answers_of_avalanches_streaming_lda():
+    features, labels = toy(count=800)
+    host = HostLDA(
+        slda_model=nn.Identity(), criterion=nn.CrossEntropyLoss(), input_size=D, num_classes=CLASSES,
+        evaluator=EvaluationPlugin(loggers=[]),
+    )  # fmt: skip
+    for feature, label in zip(features, labels):
+        host.fit(feature[None], label[None])
+    ours = feed(StreamingLDA(CLASSES, D), features, labels)
+    fresh, truth = toy(seed=1)
+    same = ours.scores(fresh).argmax(1) == host.predict(fresh).argmax(1)
+    assert same.double().mean() > 0.98
+    assert (ours.scores(fresh).argmax(1) == truth).double().mean() > 0.9
+
+
+def test_lda_is_solved_anew_after_learning_only():
+    features, labels = toy()
+    lda = feed(StreamingLDA(CLASSES, D), features, labels)
+    before, solution = lda.scores(features), lda._solution
+    assert lda.scores(features) is not before and lda._solution is solution
+    lda.update(features[:5] + 10, labels[:5])
+    assert not torch.allclose(lda.scores(features), before)
+
+
+def test_lda_with_fewer_images_than_features():
+    features = torch.randn(8, 64) * 20
+    labels = torch.arange(8) % 4
+    lda = feed(StreamingLDA(4, 64), features, labels)
+    assert lda.scores(features).isfinite().all()
+    assert (lda.scores(features).argmax(1) == labels).all()
+
+
+def test_nearest_mean_by_hand():
+    ncm = ClassMeans(3, 2)
+    ncm.update(torch.tensor([[1.0, 0], [3, 0]]), torch.tensor([0, 0]))
+    ncm.update(torch.tensor([[0.0, 5], [5, 0]]), torch.tensor([1, 0]))
+    assert ncm.means.tolist() == [[3, 0], [0, 5], [0, 0]] and ncm.counts.tolist() == [3, 1, 0]
+    scores = ncm.scores(torch.tensor([[1.0, 1], [100, 1], [0, 0.1]]))
+    assert torch.allclose(scores[0, :2], torch.full((2,), 0.5**0.5, dtype=torch.float64))
+    # By the angle, not by the distance.
+    assert scores.argmax(1).tolist()[1:] == [0, 1] and not scores[:, 2].any()
+
+
+def test_ridge_read_out_is_that_of_all_images_at_once():
+    features, labels = toy()
+    ridge = feed(RandomProjection(CLASSES, D, projection=20, ridge=0.01, seed=3), features, labels)
+    hidden = ridge.project(features)
+    assert hidden.shape == (300, 20) and (hidden >= 0).all() and 0.2 < (hidden == 0).double().mean() < 0.8
+    gram = hidden.T @ hidden
+    gram += 0.01 * gram.diagonal().mean() * torch.eye(20, dtype=torch.float64)
+    targets = torch.eye(CLASSES, dtype=torch.float64)[labels]
+    expected = hidden @ torch.linalg.inv(gram) @ hidden.T @ targets
+    assert torch.allclose(ridge.scores(features), expected, rtol=1e-3, atol=1e-4)
+    fresh, truth = toy(seed=1)
+    assert (ridge.scores(fresh).argmax(1) == truth).double().mean() > 0.9
+
+
+def test_the_projection_comes_from_its_seed_alone():
+    features, labels = toy()
+    one, other, third = (feed(RandomProjection(CLASSES, D, 20, seed=seed), features, labels) for seed in (3, 3, 4))
+    assert torch.equal(one.gram, other.gram) and not torch.equal(one.gram, third.gram)
+    again = pickle.loads(pickle.dumps(one))
+    assert again._weights is None and torch.equal(again.scores(features), one.scores(features))
+
+
+def strategy(entry, make_model, make_stream, method=None, **settings):
+    """A strategy on the small stream, and the stream; not yet trained."""
+    stream = make_stream()
+    recipe = Recipe(
+        model=make_model(codebook=False),
+        settings=LearningSettings(batch_size=6, **settings),
+        method=entry.method() if method is None else method,
+        mem_size=0,
+        n_classes=4,
+        seed=0,
+        device="cpu",
+        host={"evaluator": EvaluationPlugin(loggers=[])},
+    )
+    return entry.build(recipe), stream
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_statistics_of_a_stream_are_those_of_its_features_and_the_network_stays(entry, make_model, make_stream):
+    torch.manual_seed(0)
+    learner, stream = strategy(entry, make_model, make_stream)
+    weights = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    for experience in stream.train_stream:
+        learner.train(experience)
+    data = [experience.dataset for experience in stream.train_stream]
+    features = torch.cat([pooled_features(learner.model, torch.stack([item[0] for item in part])) for part in data])
+    labels = torch.tensor([item[1] for part in data for item in part])
+    expected = strategy(entry, make_model, make_stream)[0].statistics
+    expected.update(features, labels)
+    for ours, theirs in zip(learner.statistics.tensors(), expected.tensors()):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(value, weights[name]) for name, value in learner.model.state_dict().items())
+    assert statistics_bytes(learner) == entry.fixed_bytes(learner.model, entry.method(), 4) > 0
+
+
+def test_every_image_counts_once_whatever_the_number_of_epochs(make_model, make_stream):
+    stream = make_stream()
+    model = make_model(codebook=False)
+    watch = Losses()
+    learner = ClosedFormStrategy(
+        statistics=ClassMeans(4, feature_length(model)), model=model, first_epochs=3, train_epochs=2, plugins=[watch],
+        optimizer=torch.optim.SGD(model.parameters(), lr=1), evaluator=EvaluationPlugin(loggers=[]),
+    )  # fmt: skip
+    for experience in stream.train_stream:
+        learner.train(experience)
+    assert learner.statistics.counts.tolist() == [10] * 4
+    assert watch.losses and not any(watch.losses)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_the_recipe_makes_a_single_pass(entry, make_model, make_stream):
+    learner, stream = strategy(entry, make_model, make_stream, first_epochs=10, epochs=3)
+    for experience in stream.train_stream:
+        learner.train(experience)
+    assert learner.clock.train_iterations == 2 * 4  # 20 images in batches of 6
+
+
+def test_huge_scores_leave_no_room_for_unseen_classes(make_model, make_stream):
+    learner, stream = strategy(SLDA, make_model, make_stream, SldaSettings(shrinkage=1e-9))
+    learner.train(stream.train_stream[0])
+    learner.statistics.classes.means *= 1e4  # scores far below the -10,000 of an unseen class
+    outputs = []
+    learner._after_eval_iteration = lambda **kwargs: outputs.append(learner.mb_output)
+    learner.eval(stream.test_stream[:1])
+    outputs = torch.cat(outputs)
+    seen = learner.seen_classes.seen
+    assert set(outputs.argmax(1).tolist()) <= set(seen) and outputs.max(1).values.eq(0).all()
+
+
+def test_pooled_features_are_the_input_of_the_head(make_model, pixels):
+    model = make_model(codebook=False).train()
+    layers = model.plastic_layers
+    by_hand = layers.conv(model.features(pixels)).relu().mean((2, 3))
+    assert torch.allclose(pooled_features(model, pixels), by_hand, atol=1e-5)
+    assert model.training and feature_length(model) == 8
+    # A convolutional head behind a dropout, with a pool after it.
+    squeezenet = split_backbone("squeezenet1_0", None, n_classes=3, image_size=64).train()
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    by_hand = squeezenet.plastic_layers.features(squeezenet.features(images)).mean((2, 3))
+    assert feature_length(squeezenet) == 512
+    assert torch.allclose(pooled_features(squeezenet, images), by_hand, atol=1e-5)
+
+
+def test_bytes_at_the_papers_cut():
+    model = split_backbone("squeezenet1_0", None, n_classes=10, image_size=64)
+    sizes = [entry.fixed_bytes(model, entry.method(), 10) for entry in ENTRIES]
+    assert sizes == [20_520, 1_048_576 + 20_520, 640 * 640 * 4 + 640 * 10 * 4]
+    assert RANPAC.fixed_bytes(model, RanpacSettings(), 240) < 15 * 3 * 224**2
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SldaSettings(shrinkage=0.0), "shrinkage is 0.0; it is a share: above 0"),
+        (lambda: SldaSettings(shrinkage=1.1), "shrinkage is 1.1"),
+        (lambda: RanpacSettings(projection=0), "projection is 0; give at least 1"),
+        (lambda: RanpacSettings(ridge=0.0), "ridge is 0.0; give a positive number"),
+    ],
+)
+def test_wrong_settings_are_told(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_random_states_are_left_alone():
+    torch.manual_seed(0)
+    np.random.seed(0)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()
+    features, labels = toy()
+    for statistics in (ClassMeans(CLASSES, D), StreamingLDA(CLASSES, D), RandomProjection(CLASSES, D, 8)):
+        feed(statistics, features, labels).scores(features)
+    assert torch.equal(states[0], torch.get_rng_state()) and (states[1] == np.random.get_state()[1]).all()

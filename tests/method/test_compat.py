@@ -1,0 +1,257 @@
+"""The defects of the host, on its own code alone. Where a test of the first part fails, a work-around can go."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LwFPlugin, MASPlugin, SynapticIntelligencePlugin
+from torch import nn
+
+from crumb_avalanche.compat import MendedMAS, MendedSI, learning_view
+from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.streaming import StreamStrategy
+
+pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+HOSTS = [lambda: EWCPlugin(1.0), lambda: MASPlugin(1.0)]
+
+
+@pytest.fixture(params=HOSTS, ids=["EWC", "MAS"])
+def plugin(request):
+    return request.param()
+
+
+def make_strategy(model, *plugins, lr=0.05):
+    optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=lr)
+    arguments = dict(train_mb_size=6, first_epochs=1, plugins=plugins, evaluator=EvaluationPlugin(loggers=[]))
+    return StreamStrategy(model=model, optimizer=optimizer, **arguments)
+
+
+def importances(plugin):
+    kept = plugin.importances[0] if isinstance(plugin, EWCPlugin) else plugin.importance
+    return {name: one.data for name, one in kept.items()}
+
+
+def one_weight(weight=1.0):
+    """A strategy of one weight, as far as the host's SI looks at it."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, weight)
+    clock = SimpleNamespace(train_exp_counter=0)
+    return SimpleNamespace(model=model, clock=clock, device=torch.device("cpu"), loss=torch.zeros(1))
+
+
+def one_step(plugin, strategy, gradient, step):
+    """The hooks around a step, for a loss with a given gradient; the penalty's is added."""
+    plugin.before_training_iteration(strategy)
+    strategy.loss = gradient * strategy.model.weight.sum()
+    plugin.before_backward(strategy)
+    strategy.model.zero_grad()
+    strategy.loss.backward()
+    if hasattr(plugin, "after_backward"):
+        plugin.after_backward(strategy)
+    with torch.no_grad():
+        strategy.model.weight += step
+    plugin.after_training_iteration(strategy)
+
+
+# The defects.
+
+
+def test_importances_are_measured_past_a_feature_cache(plugin, tmp_path, make_model, make_stream):
+    model, stream = make_model(codebook=False), make_stream()
+    images = len(stream.train_stream[0].dataset)
+    cache = FeatureCache(tmp_path, model, 200, "toy", progress=False)
+    extract, extracted = model.extract, []
+    model.extract = lambda batch: extracted.append(len(batch)) or extract(batch)
+    make_strategy(model, cache, plugin).train(stream.train_stream[0])
+    assert sum(extracted) == 2 * images  # once for the cache, and once more
+
+
+def test_importances_are_kept_of_frozen_weights(plugin, make_model, make_stream):
+    make_strategy(make_model(codebook=False), plugin).train(make_stream().train_stream[0])
+    assert any(name.startswith("feature_extractor") for name in importances(plugin))
+
+
+def test_importances_are_measured_on_outputs_of_unseen_classes(plugin, make_model, make_stream):
+    stream = make_stream()
+    make_strategy(make_model(codebook=False), plugin).train(stream.train_stream[0])
+    unseen = [label for label in range(4) if label not in stream.train_stream[0].classes_in_this_experience]
+    assert importances(plugin)["plastic_layers.head.bias"][unseen].min() > 0
+
+
+def test_mas_measures_in_training_mode(make_model, make_stream):
+    strategy = make_strategy(make_model(codebook=False), MASPlugin(1.0))
+    modes, classify = [], strategy.model.classify
+    strategy.model.classify = lambda maps: modes.append(strategy.model.training) or classify(maps)
+    strategy.train(make_stream().train_stream[0])
+    assert len(modes) == 8 and all(modes)  # four batches learnt, the same four measured
+
+
+def test_opposite_gradients_of_a_batch_cancel():
+    """Two images that pull a weight up and down by 1/2 each: its Fisher information is 1/4, not 0."""
+    model = nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    data = torch.utils.data.TensorDataset(torch.ones(2, 1), torch.tensor([0, 1]), torch.zeros(2))
+    optimizer, device = torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu")
+    found = [
+        EWCPlugin(1.0).compute_importances(model, nn.CrossEntropyLoss(), optimizer, data, device, batch)
+        for batch in (2, 1)
+    ]
+    assert found[0]["weight"].data.tolist() == [[0.0], [0.0]]
+    assert found[1]["weight"].data.tolist() == [[0.25], [0.25]]
+
+
+def test_mas_ends_at_a_perfect_batch():
+    strategy = one_weight()
+    strategy.clock.train_exp_counter = 1
+    plugin = MASPlugin(1.0)
+    plugin.importance = plugin.params = {"weight": SimpleNamespace()}
+    with pytest.raises(ValueError, match="Loss is not available"):
+        plugin.before_backward(strategy)
+
+
+def test_si_keeps_views_of_the_live_weights():
+    plugin, strategy = SynapticIntelligencePlugin(1.0), one_weight()
+    plugin.before_training_exp(strategy)
+    one_step(plugin, strategy, gradient=-2.0, step=0.5)
+    assert plugin.syn_data["trajectory"]["weight"].data.tolist() == [0.0]  # not -1
+    for kept in (plugin.ewc_data[0], plugin.syn_data["old_theta"]):
+        assert kept["weight"].data.data_ptr() == strategy.model.weight.data_ptr()
+
+
+@pytest.mark.parametrize("trajectory, wrong", [(1.0, -10.0), (-1.0, 0.001)])
+def test_si_has_negative_and_limited_importances(trajectory, wrong):
+    """The right ones are 0 and 10: the loss went up, and down, by 1."""
+    plugin, strategy = SynapticIntelligencePlugin(1.0, eps=0.1), one_weight()
+    plugin.before_training_exp(strategy)
+    plugin.syn_data["trajectory"]["weight"].data += trajectory
+    plugin.after_training_exp(strategy)
+    assert plugin.ewc_data[1]["weight"].data.item() == pytest.approx(wrong)
+
+
+def test_si_counts_the_penalty_as_loss():
+    plugin, strategy = SynapticIntelligencePlugin(2.0), one_weight()
+    plugin.before_training_exp(strategy)
+    plugin.ewc_data[0]["weight"].data = torch.zeros(1)
+    plugin.ewc_data[1]["weight"].data += 1.0
+    one_step(plugin, strategy, gradient=-3.0, step=0.5)
+    assert plugin.syn_data["grad"]["weight"].data.tolist() == [-3.0 + 2.0]
+
+
+def test_si_ends_at_a_weight_without_a_gradient():
+    plugin, strategy = SynapticIntelligencePlugin(1.0), one_weight()
+    plugin.before_training_exp(strategy)
+    plugin.before_training_iteration(strategy)
+    with pytest.raises(AttributeError):
+        plugin.after_training_iteration(strategy)
+
+
+def test_lwf_needs_task_labels(make_model, make_stream):
+    experience = make_stream().train_stream[0]
+    plain = SimpleNamespace(dataset=SimpleNamespace(targets=experience.dataset.targets))
+    with pytest.raises(AttributeError, match="targets_task_labels"):
+        LwFPlugin().after_training_exp(SimpleNamespace(model=make_model(codebook=False), experience=plain))
+
+
+def test_the_old_model_of_lwf_is_in_training_mode_and_whole(make_model, make_stream):
+    plugin = LwFPlugin()
+    make_strategy(make_model(codebook=False), plugin).train(make_stream().train_stream[0])
+    assert plugin.lwf.prev_model.training
+    assert any(name.startswith("feature_extractor") for name, _ in plugin.lwf.prev_model.named_parameters())
+
+
+# The work-arounds.
+
+
+class Measured:
+    """An importance plugin that measures through ``learning_view``."""
+
+    def __init__(self, plugin):
+        self.plugin = plugin
+        self.modes, self.sizes = [], []
+
+    def after_training_exp(self, strategy, **kwargs):
+        def outputs(logits):
+            self.modes.append(strategy.model.training)
+            self.sizes.append(len(logits))
+            return strategy.seen_classes.mask(logits)
+
+        with learning_view(strategy, outputs) as view:
+            self.plugin.after_training_exp(view, **kwargs)
+
+
+def test_through_the_view_importances_are_those_of_the_paper(plugin, tmp_path, make_model, make_stream):
+    model, stream = make_model(codebook=False), make_stream()
+    images = len(stream.train_stream[0].dataset)
+    cache = FeatureCache(tmp_path, model, 200, "toy", progress=False)
+    extract, extracted = model.extract, []
+    model.extract = lambda batch: extracted.append(len(batch)) or extract(batch)
+    measured = Measured(plugin)
+    strategy = make_strategy(model, cache, measured)
+    strategy.train(stream.train_stream[0])
+    found = importances(plugin)
+    assert sum(extracted) == images and measured.sizes == [1] * images and not any(measured.modes)
+    assert model.training and not model.feature_extractor.training
+    learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    assert found.keys() == learning.keys()
+    assert all(weight.grad is None for weight in learning.values())
+    unseen = [label for label in range(4) if label not in stream.train_stream[0].classes_in_this_experience]
+    assert found["plastic_layers.head.bias"][unseen].max() == 0 < found["plastic_layers.head.bias"].max()
+
+
+def test_the_mode_comes_back_even_after_an_error(make_model, make_stream):
+    strategy = make_strategy(make_model(codebook=False))
+    strategy.train(make_stream().train_stream[0])
+    with pytest.raises(KeyError), learning_view(strategy, nn.Identity()):
+        assert not strategy.model.training
+        raise KeyError
+    assert strategy.model.training
+
+
+def test_mended_mas_goes_on_at_a_perfect_batch():
+    strategy = one_weight(weight=3.0)
+    plugin = MendedMAS(lambda_reg=0.5)
+    plugin.importance = {"weight": SimpleNamespace(data=torch.tensor([[4.0]]))}
+    plugin.params = {"weight": SimpleNamespace(data=torch.tensor([[1.0]]))}
+    plugin.before_backward(strategy)
+    assert strategy.loss.item() == 0  # the first experience has no penalty
+    strategy.clock.train_exp_counter = 1
+    plugin.before_backward(strategy)
+    assert strategy.loss.item() == 0.5 * 4 * 2**2
+
+
+def test_mended_si_by_hand():
+    """Two experiences of a single weight; every number below can be had with pencil and paper."""
+    plugin, strategy = MendedSI(weight=0.5, damping=0.1), one_weight(weight=1.0)
+    plugin.before_training_exp(strategy)
+    one_step(plugin, strategy, gradient=-2.0, step=0.5)
+    one_step(plugin, strategy, gradient=-1.0, step=0.5)
+    one_step(plugin, strategy, gradient=1.0, step=0.25)  # the loss goes up
+    plugin.after_training_exp(strategy)
+    first = (2.0 * 0.5 + 1.0 * 0.5 - 1.0 * 0.25) / (1.25**2 + 0.1)
+    assert plugin.importances["weight"].item() == pytest.approx(first)
+    # The weight was 2.25. The penalty pulls it back, and takes no part in the path.
+    plugin.before_training_exp(strategy)
+    one_step(plugin, strategy, gradient=-2.0, step=0.5)
+    assert strategy.model.weight.grad.item() == -2.0
+    one_step(plugin, strategy, gradient=-2.0, step=0.5)
+    assert strategy.model.weight.grad.item() == pytest.approx(-2.0 + 2 * 0.5 * first * 0.5)
+    assert strategy.loss.item() == pytest.approx(-2.0 * 2.75 + 0.5 * first * 0.5**2)
+    plugin.after_training_exp(strategy)
+    second = first + (2.0 * 0.5 + 2.0 * 0.5) / (1.0**2 + 0.1)
+    assert plugin.importances["weight"].item() == pytest.approx(second)
+    # Ten times the sum lost again: not less than nothing.
+    plugin.before_training_exp(strategy)
+    one_step(plugin, strategy, gradient=10 * second, step=1.0)
+    plugin.after_training_exp(strategy)
+    assert plugin.importances["weight"].item() == 0
+
+
+def test_mended_si_takes_a_missing_gradient_for_zero():
+    plugin, strategy = MendedSI(weight=1.0, damping=0.1), one_weight()
+    plugin.before_training_exp(strategy)
+    plugin.before_training_iteration(strategy)
+    plugin.after_backward(strategy)
+    plugin.after_training_iteration(strategy)
+    plugin.after_training_exp(strategy)
+    assert plugin.importances["weight"].item() == 0
+    assert [len(kept) for kept in plugin.kept] == [1] * 7
