@@ -158,13 +158,14 @@ def test_augmentation_moves_and_mirrors():
 
 
 class Looks(SupervisedPlugin):
-    """Labels and modes of every forward, by what the training did at the time."""
+    """Rates and sizes of the batches of the stream, whether there was momentum, and rates of the memory's."""
 
     def __init__(self):
         super().__init__()
-        self.rates, self.replay_rates, self.batches = [], [], []
+        self.rates, self.replay_rates, self.batches, self.moving = [], [], [], []
 
     def before_forward(self, strategy, **kwargs):
+        self.moving.append(any("momentum_buffer" in state for state in strategy.optimizer.state.values()))
         self.rates.append((strategy.clock.train_exp_counter, strategy.optimizer.param_groups[0]["lr"]))
         self.batches.append(len(strategy.mb_y))
 
@@ -180,6 +181,8 @@ def test_rates_of_stream_and_memory(make_model, make_stream):
     # Two experiences, three epochs over nine memories in batches of five.
     assert looks.replay_rates == pytest.approx([0.004, 0.004, 0.04, 0.04, 0.04, 0.04] * 2)
     assert set(looks.batches) == {5}
+    # Eight steps, then four: momentum does not outlive an experience.
+    assert looks.moving == [False, *[True] * 7, False, *[True] * 3]
 
 
 def chosen_by_hand(strategy, stream, number, memory):
