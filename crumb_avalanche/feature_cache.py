@@ -14,6 +14,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch.utils.data import DataLoader, Dataset, Subset
 from tqdm import tqdm
 
+from crumb_avalanche.feature_memo import FeatureMemo
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import weights_hash
 
@@ -86,6 +87,8 @@ class FeatureCache(SupervisedPlugin):
         name = hashlib.sha256(what.encode()).hexdigest()[:24]
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        # Stored images are not the stream's: they have no row here, so their maps are remembered beside it.
+        model.feature_memo = FeatureMemo()
         self.model = model
         self.workers = workers
         self.progress = progress

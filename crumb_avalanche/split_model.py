@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.coin_dropout import replace_dropout
+from crumb_avalanche.feature_memo import FeatureMemo
 from crumb_avalanche.stopwatch import Stopwatch
 
 # The plastic layers' learning rate of 1e-3 (paper) suits maps whose positive values spread as torchvision's
@@ -39,6 +40,7 @@ class SplitModel(nn.Module):
         last_map: ``(B, C, H, W)``, detached; F's output of the latest training forward, until ``forget_batch``.
         last_codes: ``(B, G, H, W)`` codes of the same, or ``None`` if the forward was not quantized.
         stopwatch: seconds spent in F, in the search and in P.
+        feature_memo: remembers F's output for stored images, or ``None`` (see ``FeatureMemo``).
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class SplitModel(nn.Module):
         self.last_map: Tensor | None = None
         self.last_codes: Tensor | None = None
         self.stopwatch = Stopwatch()
+        self.feature_memo: FeatureMemo | None = None
         self._compiled = [None]  # in a list: not to be registered as a second copy of F
         self.register_buffer("feature_scale", torch.ones(()))
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), persistent=False)
@@ -152,7 +155,12 @@ class SplitModel(nn.Module):
         Returns:
             ``(B, C, H, W)`` float32, channels-last in memory.
         """
-        maps = images if images.shape[1] == self.map_shape[0] != 3 else self.extract(images)
+        if images.shape[1] == self.map_shape[0] != 3:
+            maps = images
+        elif self.feature_memo is not None and images.dtype == torch.uint8:
+            maps = self.feature_memo.maps(images, self.extract)
+        else:
+            maps = self.extract(images)
         # One pass over the memory where a cache gives half precision or another order of axes.
         copied = maps.to(torch.float32, memory_format=torch.channels_last)
         return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)
@@ -202,7 +210,7 @@ class SplitModel(nn.Module):
         setattr(owner, name, new.to(self.pixel_mean.device, memory_format=torch.channels_last))
 
     @torch.no_grad()
-    def fold_feature_scale(self, maps: Tensor) -> float:
+    def fold_feature_scale(self, maps: Tensor, whole: Tensor | None = None) -> float:
         """Bring the spread of the maps' positive values to ``REFERENCE_SCALE`` and leave what the network says alone.
 
         F's output is multiplied by ``k``, and so are the biases of P below the head: a network of convolutions, ReLUs
@@ -210,11 +218,14 @@ class SplitModel(nn.Module):
         layers that are not such a network (batch norm, GELU, ...) set their own scale; there ``k`` is 1.
 
         Args:
-            maps: ``(B, C, H, W)``, from ``features`` before folding.
+            maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of locations will do.
+            whole: ``(B, C, H, W)``, a few maps as P takes them, to see whether it scales; default the same.
 
         Returns:
             ``k``.
         """
+        if not any(True for _ in self.feature_extractor.children()):
+            return 1.0  # the whole network learns, from images whose spread is known
         positive = maps[maps > 0]
         spread = float(positive.std()) if len(positive) > 1 else 0.0
         if not spread > 0:
@@ -226,10 +237,11 @@ class SplitModel(nn.Module):
             if name.endswith("bias") and not name.startswith(self.head + ".")
         ]
         originals = [bias.clone() for bias in biases]
-        before = self._penultimate(maps[:4])
+        whole = (maps if whole is None else whole)[:4]
+        before = self._penultimate(whole)
         for bias in biases:
             bias.mul_(factor)
-        after = self._penultimate(maps[:4] * factor)
+        after = self._penultimate(whole * factor)
         if not torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())):
             for bias, original in zip(biases, originals):
                 bias.copy_(original)

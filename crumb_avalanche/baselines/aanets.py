@@ -10,156 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from avalanche.training.utils import trigger_plugins
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, normalize, softmax
 from torch.utils.data import DataLoader
 
+from crumb_avalanche.baselines.aggregated_layers import AggregatedLayers
 from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from, evaluating, herd
+from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, evaluating, herd
 from crumb_avalanche.baselines.experience_replay import ChosenFrames, ImageMemoryPlugin, draw, memory_strategy
+from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import ImageBuffer
 from crumb_avalanche.streaming import StreamStrategy
-
-
-def put(network: nn.Module, name: str, module: nn.Module) -> None:
-    """Another module in the place of the one with a qualified name."""
-    parent, _, last = name.rpartition(".")
-    setattr(network.get_submodule(parent), last, module)
-
-
-class ScaledConv(nn.Module):
-    """A frozen convolution whose weights have learned factors, and whose biases, if any, learned summands.
-
-    Args:
-        conv: frozen here; ``(O, I, h, w)`` weights.
-
-    Attributes:
-        scale: ``(O, I, 1, 1)``, one at first.
-        shift: ``(O,)``, zero at first, or ``None``.
-    """
-
-    def __init__(self, conv: nn.Conv2d):
-        super().__init__()
-        self.conv = conv.requires_grad_(False)
-        self.scale = nn.Parameter(torch.ones_like(conv.weight[:, :, :1, :1]))
-        self.shift = None if conv.bias is None else nn.Parameter(torch.zeros_like(conv.bias))
-
-    def forward(self, maps: Tensor) -> Tensor:
-        weights = {"weight": self.conv.weight * self.scale}
-        if self.shift is not None:
-            weights["bias"] = self.conv.bias + self.shift
-        return functional_call(self.conv, weights, (maps,))
-
-
-class Catch(nn.Module):
-    """In the head's place: passes on what comes, and keeps it until ``release``."""
-
-    caught: Tensor | None = None
-
-    def forward(self, values: Tensor) -> Tensor:
-        self.caught = values
-        return values
-
-    def release(self) -> Tensor:
-        caught, self.caught = self.caught, None
-        return caught
-
-
-class BlendedHead(nn.Module):
-    """The head behind ``a * stable + (1 - a) * plastic``.
-
-    Args:
-        layer: the head itself.
-
-    Attributes:
-        share: ``a``, one half at first; kept within [0, 1] by who changes it.
-        stable: what the stable branch gives for the maps of this very pass; ``None`` for the plastic branch alone.
-    """
-
-    stable: Tensor | None = None
-
-    def __init__(self, layer: nn.Module):
-        super().__init__()
-        self.layer = layer
-        self.share = nn.Parameter(torch.full((), 0.5, device=layer.weight.device))
-
-    def forward(self, plastic: Tensor) -> Tensor:
-        if self.stable is not None:
-            plastic = self.share * self.stable + (1 - self.share) * plastic
-        return self.layer(plastic)
-
-
-class AggregatedLayers(nn.Module):
-    """Plastic layers with two branches before one head; the stable branch takes part from ``aggregate`` on.
-
-    The stable branch is frozen but for factors of its convolutions (``ScaledConv``); its batch norms stay in evaluation
-    mode. It is a copy whose head only catches what comes in, so that the layers may be any module, a traced one too.
-
-    Args:
-        layers: ``(B, C, H, W)`` -> ``(B, classes)``; become the plastic branch and the head.
-        head: qualified name in them of the head.
-
-    Attributes:
-        head: qualified name in this module of the same.
-    """
-
-    def __init__(self, layers: nn.Module, head: str):
-        super().__init__()
-        self._place = head
-        self.head = f"plastic.{head}.layer"
-        self.stable = copy.deepcopy(layers).requires_grad_(False)
-        put(self.stable, head, Catch())
-        convolutions = [name for name, module in self.stable.named_modules() if isinstance(module, nn.Conv2d)]
-        for name in convolutions:
-            put(self.stable, name, ScaledConv(self.stable.get_submodule(name)))
-        self.plastic = layers
-        put(layers, head, BlendedHead(layers.get_submodule(head)))
-        self.register_buffer("aggregating", torch.zeros((), dtype=torch.bool))
-
-    @property
-    def blended(self) -> BlendedHead:
-        """The head, with the share of the stable branch."""
-        return self.plastic.get_submodule(self._place)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """Logits ``(B, classes)`` of ``(B, C, H, W)`` maps."""
-        head = self.blended
-        if self.aggregating:
-            self.stable(maps)
-            head.stable = self.stable.get_submodule(self._place).release()
-        try:
-            return self.plastic(maps)
-        finally:
-            head.stable = None
-
-    def train(self, mode: bool = True) -> "AggregatedLayers":
-        """As ``nn.Module.train``, but the stable branch's batch norms stay as they are."""
-        super().train(mode)
-        for module in self.stable.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.eval()
-        return self
-
-    @torch.no_grad()
-    def aggregate(self) -> None:
-        """From now on both branches, the stable one with the plastic one's present weights."""
-        for name, module in self.plastic.named_modules():
-            if f"{name}.".startswith(f"{self._place}."):
-                continue
-            twin = self.stable.get_submodule(name)
-            twin = twin.conv if isinstance(twin, ScaledConv) else twin
-            for source, target in ((module._parameters, twin._parameters), (module._buffers, twin._buffers)):
-                for key, tensor in source.items():
-                    if tensor is not None:
-                        target[key].copy_(tensor)
-        self.aggregating.fill_(True)
-
-    def changing(self) -> set[str]:
-        """Names in the state dict of what training changes: not the stable branch's own weights and statistics."""
-        learned = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-        return learned | {f"plastic.{name}" for name, _ in self.plastic.named_buffers()}
 
 
 class OldBranches(OldNetwork):
@@ -188,6 +50,8 @@ class AANetsSettings:
         distillation: weight of the distillation loss; with 0 there is no old network, and the budget buys more images.
         temperature: of the distillation.
         half_old_network: keep the old network as float16.
+        count_stable_branch: take the second branch out of the budget too (1.05 MB at SqueezeNet's cut: 15 images leave
+            4 exemplars). Off: it is a part of the network, as in the paper, and the ledger has it there.
     """
 
     outer_every: int = 50
@@ -195,6 +59,7 @@ class AANetsSettings:
     distillation: float = 0.25
     temperature: float = 2.0
     half_old_network: bool = True
+    count_stable_branch: bool = False
 
     def __post_init__(self):
         if self.outer_every < 1:
@@ -206,6 +71,13 @@ class AANetsSettings:
             )
         if self.temperature <= 0:
             raise ValueError(f"temperature={self.temperature}: it is above 0")
+
+
+class HerdedFrames(ChosenFrames):
+    """Exemplars may be fewer than classes, for the old network takes its part of the budget: the last get none."""
+
+    def begin_experience(self, slots, coming, batch_size):
+        return []
 
 
 def distillation_loss(logits: Tensor, old_logits: Tensor, classes: list[int], temperature: float) -> Tensor:
@@ -226,7 +98,7 @@ class AANetsPlugin(ImageMemoryPlugin):
     It runs in evaluation mode, so that nothing but the share changes.
 
     Args:
-        storage_policy: raw images, with the rule ``ChosenFrames``.
+        storage_policy: raw images, with the rule ``HerdedFrames``.
         settings: the others.
         seed: of the outer batches.
     """
@@ -238,15 +110,18 @@ class AANetsPlugin(ImageMemoryPlugin):
         self.old_network = OldBranches(settings.half_old_network) if settings.distillation else None
         self._old: list[int] = []  # classes of earlier experiences
         self._steps = 0
+        self._branch_bytes = 0
 
     @property
     def statistics_bytes(self) -> int:
-        """The old network."""
-        return 0 if self.old_network is None else self.old_network.bytes
+        """The old network, and the stable branch where it counts."""
+        return (0 if self.old_network is None else self.old_network.bytes) + self._branch_bytes
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)
         self._steps = 0
+        if self.settings.count_stable_branch:
+            self._branch_bytes = strategy.model.plastic_layers.stable_bytes
 
     def before_backward(self, strategy, **kwargs):
         if not self._old:
@@ -317,10 +192,8 @@ class AANetsPlugin(ImageMemoryPlugin):
         loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
         batches = [(pooled_features(model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
         features, labels = (torch.cat(parts) for parts in zip(*batches))
-        classes = strategy.seen_classes.seen
         kept, chosen = [], []
-        for number, label in enumerate(classes):
-            quota = buffer.max_size // len(classes) + (number < buffer.max_size % len(classes))
+        for label, quota in allot(buffer.max_size, strategy.seen_classes.seen).items():
             members = buffer.slots.by_class.get(label, [])[:quota]
             frames = (labels == label).nonzero().flatten()
             kept += members
@@ -334,19 +207,25 @@ def build_aanets(recipe: Recipe) -> StreamStrategy:
     """AANets; the recipe's model gets both branches, and the optimiser is made after that."""
     layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
     recipe.model.plastic_layers, recipe.model.head = layers, layers.head
-    buffer = ImageBuffer(recipe.mem_size, ChosenFrames(), recipe.seed)
+    buffer = ImageBuffer(recipe.mem_size, HerdedFrames(), recipe.seed)
     return memory_strategy(recipe, AANetsPlugin(buffer, recipe.method, recipe.seed))
+
+
+def fixed_bytes(model: SplitModel, settings: AANetsSettings, n_classes: int) -> int:
+    """Bytes besides the exemplars."""
+    count = OldBranches.bytes_of(model, settings.half_old_network) if settings.distillation else 0
+    if settings.count_stable_branch:
+        count += AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes
+    return count
 
 
 AANETS = Entry(
     name="aanets",
     summary="a stable and a plastic branch, blended by a learned share; herded exemplars, distillation",
     source="Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021",
-    stores="raw images, and a copy of the old plastic layers",
+    stores="raw images, and a copy of the old plastic layers; its network has a second branch besides",
     build=build_aanets,
     method=AANetsSettings,
     buffer=ImageBuffer,
-    fixed_bytes=lambda model, method, n_classes: (
-        OldBranches.bytes_of(model, method.half_old_network) if method.distillation else 0
-    ),
+    fixed_bytes=fixed_bytes,
 )

@@ -8,12 +8,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import OldNetwork, check_room, draw_from, evaluating, trim
+from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, evaluating, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer
 from crumb_avalanche.storage_rules import StorageRule
 from crumb_avalanche.streaming import StreamStrategy
+
+_SMALLEST_ALPHA = 0.01
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,19 @@ class SplitExemplars(StorageRule):
     """Exemplars evenly spread over each class's frames; the first ones of each list are for validation.
 
     Which frames those are has to be known when they come by, for validation frames must not be learned from. So they
-    are not herded after the training. Lists end up with ``capacity // classes`` members. Where a new one needs room the
-    longest list gives up its last: training exemplars go first, and what was learned from never turns into validation,
-    with one exception: a class's only exemplar validates and is replayed as well, for otherwise a small budget would
-    replay nothing.
+    are not herded after the training. Where a new one needs room the list that is most above its quota gives up its
+    last: training exemplars go first, and what was learned from never turns into validation, with one exception: a
+    class's only exemplar validates and is replayed as well, for otherwise a small budget would replay nothing.
 
     Attributes:
         share: of a class's exemplars that validate; at least one.
-        quota: exemplars of each class after this experience.
+        quotas: exemplars of each class after this experience.
         stored, held: of each class of the experience, the numbers of the frames to store and, among them, to hold out.
         offered: frames of each class that came by in this epoch.
     """
 
     share: float = 0.1
-    quota: int = 0
+    quotas: dict[int, int] = field(default_factory=dict)
     stored: dict[int, list[int]] = field(default_factory=dict)
     held: dict[int, list[int]] = field(default_factory=dict)
     offered: dict[int, int] = field(default_factory=dict)
@@ -84,15 +85,16 @@ class SplitExemplars(StorageRule):
         return min(max(1, round(self.share * count)), max(1, count - 1))
 
     def begin_experience(self, slots, coming, batch_size):
-        super().begin_experience(slots, coming, batch_size)
-        self.quota = slots.capacity // len(set(slots.classes) | set(coming))
-        self.stored = {label: spread(self.quota, total) for label, total in coming.items()}
+        for label in coming:
+            slots.by_class.setdefault(label, [])  # counts as a class even if no slot is left for it
+        self.quotas = allot(slots.capacity, list(slots.by_class))
+        self.stored = {label: spread(self.quotas[label], total) for label, total in coming.items()}
         self.held = {
             label: [numbers[place] for place in spread(self.validating(len(numbers)), len(numbers))]
             for label, numbers in self.stored.items()
         }
         self.offered = {}
-        return trim(slots, slots.capacity, set(coming))  # a class that comes again is collected anew
+        return trim(slots, dict.fromkeys(coming, 0))  # a class that comes again is collected anew
 
     def _numbers(self, labels: Sequence[int]) -> list[int]:
         """Which frame of its class each image is, counted from the beginning of the epoch."""
@@ -117,7 +119,8 @@ class SplitExemplars(StorageRule):
         for position, (label, number) in enumerate(zip(labels, self._numbers(labels))):
             if number in self.stored[label]:
                 if not slots.free:
-                    slots.free.append(max(slots.by_class.values(), key=len).pop())
+                    above = {other: slots.count(other) - quota for other, quota in self.quotas.items()}
+                    slots.free.append(slots.by_class[max(above, key=above.get)].pop())
                 slot = slots.take(label)
                 if number in self.held[label]:
                     members = slots.by_class[label]
@@ -125,20 +128,22 @@ class SplitExemplars(StorageRule):
                 chosen.append((position, slot))
         self.pass_by(labels)
         if all(slots.count(label) == len(numbers) for label, numbers in self.stored.items()):
-            trim(slots, self.quota, set())  # all are there: balance the others
+            trim(slots, self.quotas)  # all are there: balance the others
         return chosen
 
     def state_dict(self):
-        tables = {name: [list(pair) for pair in getattr(self, name).items()] for name in ("stored", "held", "offered")}
-        return {"quota": self.quota, **tables}
+        return {name: [list(pair) for pair in table.items()] for name, table in vars(self).items() if name != "share"}
 
     def load_state_dict(self, state):
-        self.quota = state["quota"]
-        self.stored, self.held, self.offered = (dict(state[name]) for name in ("stored", "held", "offered"))
+        for name, pairs in state.items():
+            setattr(self, name, dict(pairs))
 
 
 def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSettings) -> tuple[float, float]:
     """``alpha`` and ``beta`` such that ``alpha * logit + beta`` for new classes answers best: the bias correction.
+
+    ``alpha`` stays positive: a handful of validation images may be told apart best with the new classes' order
+    reversed.
 
     Args:
         logits: ``(B, classes)`` of a balanced validation set; constants.
@@ -160,6 +165,7 @@ def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSe
             loss.backward()
             optimizer.step()
             schedule.step()
+            scalars.data[0].clamp_(min=_SMALLEST_ALPHA)
     return float(scalars[0].detach()), float(scalars[1].detach())
 
 
@@ -203,7 +209,7 @@ class BiCPlugin(ImageMemoryPlugin):
 
     def before_training_exp(self, strategy, **kwargs):
         coming = sorted(set(map(int, strategy.experience.dataset.targets)))
-        self._old = [label for label in self.storage_policy.classes if label not in coming]
+        self._old = [label for label in strategy.seen_classes.seen if label not in coming]
         self.alpha[coming], self.beta[coming] = 1.0, 0.0
         super().before_training_exp(strategy, **kwargs)
 
@@ -222,10 +228,11 @@ class BiCPlugin(ImageMemoryPlugin):
             with model.stopwatch.measure("replay"):
                 lists = [storage.slots.by_class[label] for label in self._old]
                 stored = [slot for slots in lists for slot in (slots[storage.rule.validating(len(slots)) :] or slots)]
-                replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
-                logits = torch.cat([logits, self._mask(self.correct(model.classify(replayed)))])
-                labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
-                weights = torch.cat([weights, torch.ones(len(its_labels))])
+                if stored:
+                    replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
+                    logits = torch.cat([logits, self._mask(self.correct(model.classify(replayed)))])
+                    labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
+                    weights = torch.cat([weights, torch.ones(len(its_labels))])
                 old_logits = self.correct(self.old_network.logits(model, maps))
         losses = cross_entropy(logits, labels, reduction="none")
         if self._old:
@@ -247,8 +254,9 @@ class BiCPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
-        if self._old:
-            new = [label for label in strategy.seen_classes.seen if label not in self._old]
+        new = [label for label in strategy.seen_classes.seen if label not in self._old]
+        stored = set(self.storage_policy.classes)
+        if stored & set(self._old) and stored & set(new):
             logits, labels = self._validation_answers(strategy)
             self.alpha[new], self.beta[new] = fit_bias(logits, labels, new, self.settings)
         self.old_network.take(strategy.model)
@@ -272,7 +280,6 @@ class BiCPlugin(ImageMemoryPlugin):
 
 def build_bic(recipe: Recipe) -> StreamStrategy:
     """BiC on the plastic layers."""
-    check_room(recipe, "bic")
     method = recipe.method
     buffer = ImageBuffer(recipe.mem_size, SplitExemplars(method.validation_share), recipe.seed)
     old_network = OldNetwork(method.half_old_network)

@@ -52,4 +52,5 @@ CHANCE = Entry(
     source="Talbot et al., figure 3",
     stores="nothing",
     build=lambda recipe: ChanceStrategy(seed=recipe.seed, optimizer=recipe.optimizer(), **recipe.common()),
+    gradient=False,
 )

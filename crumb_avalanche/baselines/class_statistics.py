@@ -208,6 +208,7 @@ NCM = Entry(
     build=lambda recipe: closed_form(recipe, ClassMeans(recipe.n_classes, feature_length(recipe.model))),
     method=NoSettings,
     fixed_bytes=lambda model, method, n_classes: 4 * n_classes * (feature_length(model) + 1),
+    gradient=False,
 )
 SLDA = Entry(
     name="slda",
@@ -221,4 +222,5 @@ SLDA = Entry(
     fixed_bytes=lambda model, method, n_classes: (
         4 * (feature_length(model) ** 2 + n_classes * (feature_length(model) + 1))
     ),
+    gradient=False,
 )

@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid, normalize, one_hot
 
 from crumb_avalanche.baselines.class_statistics import feature_length
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import HeadInput, check_room, draw_from, penultimate
+from crumb_avalanche.baselines.exemplars import HeadInput, draw_from, penultimate
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer
@@ -28,18 +28,26 @@ class CoPESettings:
         prototype_momentum: share of the old prototype that a batch leaves.
         temperature: that similarities are divided by.
         random_prototypes: start a prototype at random, as the authors' code does; else at the mean of its class in the
-            first batch with it.
+            first batch with it. A stream has a few dozen batches of a class: with a momentum of 0.99 most of a random
+            start would still be there when the class is over, and the answer to it next to chance.
     """
 
     prototype_momentum: float = 0.99
     temperature: float = 0.1
-    random_prototypes: bool = True
+    random_prototypes: bool = False
 
     def __post_init__(self):
         if not 0 <= self.prototype_momentum <= 1:
             raise ValueError(f"prototype_momentum is {self.prototype_momentum}, but must be from 0 to 1")
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}, but must be above 0")
+
+
+class BalancedMemories(ClassBalancedReservoir):
+    """As its parent; but classes may outnumber the slots, for every class has a prototype."""
+
+    def begin_experience(self, slots, coming, batch_size):
+        return []
 
 
 def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, temperature: float) -> Tensor:
@@ -175,7 +183,6 @@ class CoPEPlugin(ImageMemoryPlugin):
 
 def build_cope(recipe: Recipe) -> StreamStrategy:
     """CoPE on the plastic layers below the head."""
-    check_room(recipe, "cope")
     model = recipe.model
     layers = model.plastic_layers
     if all(name.startswith(f"{model.head}.") for name, weight in layers.named_parameters() if weight.requires_grad):
@@ -183,7 +190,7 @@ def build_cope(recipe: Recipe) -> StreamStrategy:
             "cope learns the layers between cut and head, but this model has none with weights there; cut the network "
             "at an earlier layer"
         )
-    buffer = ImageBuffer(recipe.mem_size, ClassBalancedReservoir(), recipe.seed)
+    buffer = ImageBuffer(recipe.mem_size, BalancedMemories(), recipe.seed)
     plugin = CoPEPlugin(buffer, recipe.method, recipe.n_classes, feature_length(model), recipe.seed)
     return memory_strategy(recipe, plugin)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import CompactBuffer
 from crumb_avalanche.streaming import StreamStrategy
@@ -113,6 +114,8 @@ class Entry:
         generous: whether a last memory is granted if three quarters of it fit (CRUMB; gives the paper's 417).
         codebook: whether its model has a codebook.
         joint: whether it is trained on all classes at once, shuffled (a bound, no stream learner).
+        each_class: whether its buffer must have room for a memory of each class.
+        gradient: whether it learns by gradient steps, so that a learning rate matters.
     """
 
     name: str
@@ -127,6 +130,8 @@ class Entry:
     generous: bool = False
     codebook: bool = False
     joint: bool = False
+    gradient: bool = True
+    each_class: bool = False
 
     @property
     def budgeted(self) -> bool:
@@ -137,8 +142,24 @@ class Entry:
         """Bytes of one memory, its label left out."""
         return self.buffer.item_bytes(model) if self.item_bytes is None else self.item_bytes(model, method)
 
-    def memories_in_budget(self, model: SplitModel, budget_bytes: int, n_classes: int, method: Any = None) -> int:
+    def memories_in_budget(
+        self,
+        model: SplitModel,
+        budget_bytes: int,
+        n_classes: int,
+        method: Any = None,
+        charged: bool = True,
+        exact: bool = False,
+    ) -> int:
         """How many memories a budget buys (supplement, S5): what is left after the fixed bytes, by the bytes of one.
+
+        Args:
+            model: built for the method.
+            budget_bytes: for all.
+            n_classes: of the whole stream.
+            method: the method's own settings.
+            charged: whether the fixed bytes are taken from the budget.
+            exact: CRUMB's codebook counts the four bytes a value that it really takes, and nothing is granted on top.
 
         Raises:
             ValueError: not even one memory fits.
@@ -146,9 +167,11 @@ class Entry:
         if not self.budgeted:
             return 0
         method = self.method() if method is None else method
-        fixed = self.fixed_bytes(model, method, n_classes)
+        fixed = self.fixed_bytes(model, method, n_classes) if charged else 0
+        if self.codebook and exact:
+            fixed = tensor_bytes([model.codebook.blocks])
         item = self.bytes_of_item(model, method)
-        count = (budget_bytes - fixed + (item // 4 if self.generous else 0)) // item
+        count = (budget_bytes - fixed + (item // 4 if self.generous and not exact else 0)) // item
         if count < 1:
             raise ValueError(
                 f"a budget of {budget_bytes} bytes holds no memory of {item} bytes"

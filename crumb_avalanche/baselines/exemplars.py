@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_rules import Slots
@@ -85,32 +84,27 @@ def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> 
     return torch.from_numpy(np.resize(random.permutation(np.asarray(slots, dtype=np.int64)), count))
 
 
-def trim(slots: Slots, quota: int, emptied: set[int]) -> list[int]:
-    """Cut every class's list behind its first ``quota`` members, to nothing for ``emptied``; returns the freed slots.
+def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
+    """How many exemplars each class may have: equal shares of all slots, what is left over one each to the first.
+
+    With more classes than slots the last ones get none.
+    """
+    share, left_over = divmod(capacity, len(classes))
+    return {label: share + (place < left_over) for place, label in enumerate(classes)}
+
+
+def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
+    """Cut the lists of some classes behind their first members, as many as their quotas; returns the freed slots.
 
     Unlike ``Slots.trim``, which gives up random members, it takes lists to be in order of priority.
     """
     freed: list[int] = []
-    for label, members in slots.by_class.items():
-        kept = 0 if label in emptied else quota
-        freed += members[kept:]
-        del members[kept:]
+    for label, quota in quotas.items():
+        members = slots.by_class.get(label, [])
+        freed += members[quota:]
+        del members[quota:]
     slots.free += freed
     return freed
-
-
-def check_room(recipe: Recipe, name: str) -> None:
-    """Refuse a stream with more classes than exemplars before it begins.
-
-    Raises:
-        ValueError: with both numbers.
-    """
-    if recipe.mem_size < recipe.n_classes:
-        raise ValueError(
-            f"{name} keeps at least one exemplar of each class, but mem_size={recipe.mem_size} images are fewer than "
-            f"the {recipe.n_classes} classes of the stream; raise mem_size, or the budget (of which what else is kept "
-            f"takes its part), until it is at least {recipe.n_classes}"
-        )
 
 
 class OldNetwork:

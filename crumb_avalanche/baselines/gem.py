@@ -43,8 +43,9 @@ class GEMSettings:
 class ExperienceShares(StorageRule):
     """Every experience has the same share of the capacity, filled with a uniform sample (reservoir) of its images.
 
-    Shares shrink as experiences come; a past experience gives up random memories. The groups of ``Slots`` are
-    experiences here, not classes.
+    GEM's authors keep the last images, which in a stream of clips are of one clip and one class. Shares shrink as
+    experiences come; a past experience gives up random memories. The groups of ``Slots`` are experiences here, not
+    classes.
 
     Attributes:
         experience: number of the present one.
@@ -141,9 +142,13 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
 class GEMPlugin(SupervisedPlugin):
     """Corrects each gradient by those of the past experiences' memories, before the step.
 
-    For a strategy that has an ``ImageBuffer`` with ``ExperienceShares`` as ``storage_policy``. F and P run on all past
-    memories at every step; nothing of that is kept, so the memories are all the bytes there are. Only weights that
-    learn count; losses are over the classes seen so far.
+    For a strategy that has an ``ImageBuffer`` with ``ExperienceShares`` as ``storage_policy``. At every step P runs
+    forwards and backwards on each past experience's memories, one experience at a time: that is the method, and its
+    cost. Nothing of it is kept, so the memories are all the bytes there are. Only weights that learn count; losses are
+    over the classes seen so far, and in training mode, as the new batch's is.
+
+    What is corrected is the gradient. Momentum, weight decay and clamping come after it, so that the step itself may
+    still go a little against a past gradient; GEM's authors have none of them, the paper's port has the first two.
 
     Args:
         settings: see ``GEMSettings``.

@@ -27,12 +27,13 @@ class GSSSettings:
 
     Attributes:
         compared: random memories whose gradients a frame's gradient is compared with.
-        head_only: take the gradient of the head alone, not of all plastic layers, which costs far more.
+        head_only: take the gradient of the head alone, not of all plastic layers. Saves time and, for the length of a
+            step, memory: 4 bytes a weight for each frame of a batch and each memory that is compared with.
         chunk: gradients that are computed at once.
     """
 
     compared: int = 10
-    head_only: bool = True
+    head_only: bool = False
     chunk: int = 32
 
     def __post_init__(self):
@@ -46,7 +47,7 @@ def sample_gradients(
     maps: Tensor,
     labels: Tensor,
     mask: Callable[[Tensor], Tensor] | None,
-    head_only: bool = True,
+    head_only: bool = False,
     chunk: int = 32,
 ) -> Tensor:
     """``(B, weights)`` float32: the gradient of each image's own cross-entropy, in evaluation mode.
@@ -82,58 +83,48 @@ class GreedyDiversity(StorageRule):
 
     A frame's score is that cosine plus 1. While there is room it enters; afterwards only with a score below 1 (a
     negative cosine), in the place of a memory drawn in proportion to the scores, with chance ``its score / (its score +
-    the frame's)``. Classes play no part.
+    the frame's)``. Classes play no part. The frames of a batch share their random memories, as in the authors' code,
+    and are also compared with those that entered before them in the batch: a batch of a clip's like frames is not taken
+    whole.
 
     Args:
         capacity: of the buffer.
-        compared: how many memories are compared with.
 
     Attributes:
         scores: ``(capacity,)`` float32, the score that each memory had when it entered; 4 bytes a memory.
     """
 
-    def __init__(self, capacity: int, compared: int = 10):
-        self.compared = compared
+    def __init__(self, capacity: int):
         self.scores = torch.zeros(capacity)
-        self._offered: tuple[Tensor, Callable[[list[int]], Tensor]] | None = None
+        self._offered: tuple[Tensor, list[int]] | None = None
 
     def begin_experience(self, slots, coming, batch_size):
         return []  # no class has a claim to a slot
 
-    def offer(self, gradients: Tensor, gradients_of: Callable[[list[int]], Tensor]) -> None:
+    def offer(self, gradients: Tensor, drawn: Sequence[int]) -> None:
         """What the next ``choose`` needs to know.
 
         Args:
-            gradients: ``(B, D)`` of the batch that will be offered.
-            gradients_of: function from slots to the present gradients ``(n, D)`` of their memories.
+            gradients: ``(B + n, D)`` of the batch that will be offered, then of the memories to compare it with.
+            drawn: the ``n`` slots of these memories.
         """
-        self._offered = gradients, gradients_of
+        self._offered = gradients, list(drawn)
 
     def choose(self, slots, labels):
         if self._offered is None:
             raise ValueError("frames are chosen by their gradients: call offer(...) before each batch")
-        gradients, gradients_of = self._offered
+        gradients, drawn = self._offered
         self._offered = None
-        known: dict[int, Tensor] = {}  # unit gradients of memories, each computed at most once a batch
-
-        def learn(wanted: list[int]) -> None:
-            missing = [slot for slot in wanted if slot not in known]
-            if missing:
-                known.update(zip(missing, normalize(gradients_of(missing)), strict=True))
-
-        held = sorted(slot for members in slots.by_class.values() for slot in members)
-        if len(held) <= self.compared * len(labels):
-            learn(held)  # nearly all will be drawn: all in one pass
+        directions = normalize(gradients)
+        cosines = directions[: len(labels)] @ directions.t()
+        column = {slot: len(labels) + number for number, slot in enumerate(drawn)}
         chosen = []
-        for position, (label, gradient) in enumerate(zip(labels, normalize(gradients))):
-            drawn = slots.random.permutation(held)[: self.compared].tolist()
-            learn(drawn)
-            cosine = float((torch.stack([known[slot] for slot in drawn]) @ gradient).max()) if drawn else _FIRST_COSINE
+        for position, label in enumerate(labels):
+            cosine = float(cosines[position, list(column.values())].max()) if column else _FIRST_COSINE
             slot = self._enter(slots, label, cosine + 1)
             if slot is not None:
-                known[slot], self.scores[slot] = gradient, cosine + 1
+                column[slot], self.scores[slot] = position, cosine + 1
                 chosen.append((position, slot))
-                held = held if slot in held else [*held, slot]
         return chosen
 
     def _enter(self, slots: Slots, label: int, score: float) -> int | None:
@@ -161,7 +152,9 @@ class GreedyDiversity(StorageRule):
 class GSSPlugin(ImageMemoryPlugin):
     """Replays random memories in the step of each new batch, then offers the batch to ``GreedyDiversity``.
 
-    The memories' gradients change with the weights; they are computed when they are compared, and not kept.
+    The memories' gradients change with the weights; they are computed when they are compared, and not kept. The batch
+    is compared with memories that were replayed with it, a random draw too: their maps are at hand, so that F runs
+    once for each image, as in plain replay. (The authors draw again, and take one gradient of several memories each.)
 
     Args:
         storage_policy: an image buffer with the rule ``GreedyDiversity``.
@@ -173,6 +166,7 @@ class GSSPlugin(ImageMemoryPlugin):
         super().__init__(storage_policy)
         self.settings = settings
         self.weight = replay_weight
+        self._drawn: tuple[Tensor, Tensor, Tensor] | None = None  # slots, maps, labels; for the length of a step
 
     @property
     def statistics_bytes(self) -> int:
@@ -180,35 +174,36 @@ class GSSPlugin(ImageMemoryPlugin):
         return tensor_bytes([self.storage_policy.rule.scores])
 
     def before_backward(self, strategy, **kwargs):
-        storage = self.storage_policy
+        model, storage, batch = strategy.model, self.storage_policy, len(strategy.mb_y)
         held = held_slots(storage)
         if held:
-            with strategy.model.stopwatch.measure("replay"):
+            with model.stopwatch.measure("replay"):
                 # No image twice in a batch, as in the authors' code: a small buffer is replayed whole.
-                slots = draw_from(storage.slots.random, held, min(len(held), len(strategy.mb_y)))
-                logits, labels = self.memory_logits(strategy, slots)
-                strategy.loss = strategy.loss + self.weight * strategy._criterion(logits, labels)
+                count = min(len(held), max(batch, self.settings.compared))
+                slots = draw_from(storage.slots.random, held, count)
+                maps, labels = storage.replay(slots, model)
+                replay_loss = strategy._criterion(self._logits(model, maps[:batch]), labels[:batch])
+                strategy.loss = strategy.loss + self.weight * replay_loss
+            compared = slice(self.settings.compared)
+            self._drawn = slots[compared], maps[compared], labels[compared]
 
     def after_training_iteration(self, strategy, **kwargs):
         if strategy.clock.train_exp_epochs == strategy.train_epochs - 1:
-            model, storage = strategy.model, self.storage_policy
-
-            def gradients_of(slots: Sequence[int]) -> Tensor:
-                parts = torch.tensor(slots).split(self.settings.chunk)
-                return torch.cat([self._gradients(model, *storage.replay(part, model)) for part in parts])
-
-            storage.rule.offer(self._gradients(model, model.last_map, strategy.mb_y), gradients_of)
+            model, settings = strategy.model, self.settings
+            slots, maps, labels = [], model.last_map, strategy.mb_y
+            if self._drawn is not None:
+                slots = self._drawn[0].tolist()
+                maps, labels = torch.cat([maps, self._drawn[1]]), torch.cat([labels, self._drawn[2]])
+            with model.stopwatch.measure("replay"):
+                gradients = sample_gradients(model, maps, labels, self._mask, settings.head_only, settings.chunk)
+            self.storage_policy.rule.offer(gradients.cpu(), slots)
+        self._drawn = None
         super().after_training_iteration(strategy, **kwargs)
-
-    def _gradients(self, model: SplitModel, maps: Tensor, labels: Tensor) -> Tensor:
-        with model.stopwatch.measure("replay"):
-            return sample_gradients(model, maps, labels, self._mask, self.settings.head_only, self.settings.chunk).cpu()
 
 
 def build_gss(recipe: Recipe) -> StreamStrategy:
     """GSS-greedy on the plastic layers."""
-    rule = GreedyDiversity(recipe.mem_size, recipe.method.compared)
-    buffer = ImageBuffer(recipe.mem_size, rule, recipe.seed)
+    buffer = ImageBuffer(recipe.mem_size, GreedyDiversity(recipe.mem_size), recipe.seed)
     return memory_strategy(recipe, GSSPlugin(buffer, recipe.method, recipe.settings.replay_weight))
 
 

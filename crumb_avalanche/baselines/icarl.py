@@ -1,21 +1,22 @@
 """iCaRL in one pass: herded exemplars, distillation, nearest mean of exemplars (Rebuffi et al., CVPR 2017)."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
 from torch.utils.data import DataLoader
 
 from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import HeadInput, OldNetwork, check_room, draw_from, herd, trim
+from crumb_avalanche.baselines.exemplars import HeadInput, OldNetwork, allot, draw_from, herd, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer, StreamBatch
-from crumb_avalanche.storage_rules import StorageRule
+from crumb_avalanche.storage_rules import Slots, StorageRule
 from crumb_avalanche.streaming import UNSEEN_LOGIT, StreamStrategy
 
 
@@ -35,10 +36,17 @@ class Prioritised(StorageRule):
 
     second_pass = True  # nothing is stored during training
 
+    @staticmethod
+    def quotas(slots: Slots, coming: Iterable[int]) -> dict[int, int]:
+        """Exemplars of each class, after an experience with some classes."""
+        return allot(slots.capacity, list(dict.fromkeys([*slots.by_class, *sorted(coming)])))
+
     def begin_experience(self, slots, coming, batch_size):
-        super().begin_experience(slots, coming, batch_size)
+        quotas = self.quotas(slots, coming)
+        for label in coming:
+            slots.by_class.setdefault(label, [])  # counts as a class even if no slot is left for it
         # A class that comes again is offered anew, its old exemplars among the candidates.
-        return trim(slots, slots.capacity // len(set(slots.classes) | set(coming)), set(coming))
+        return trim(slots, quotas | dict.fromkeys(coming, 0))
 
     def choose(self, slots, labels):
         return [(position, slots.take(label)) for position, label in enumerate(labels)]
@@ -50,6 +58,13 @@ def icarl_targets(labels: Tensor, classes: int, old: Sequence[int], old_logits: 
     if old:
         targets[:, old] = old_logits[:, old].sigmoid()
     return targets
+
+
+def relu_follows_head(model: SplitModel) -> bool:
+    """Whether the logits of a model go through a ReLU."""
+    parent, _, name = model.head.rpartition(".")
+    layers = dict(model.plastic_layers.get_submodule(parent).named_children())
+    return any(isinstance(layer, nn.ReLU) for layer in list(layers.values())[list(layers).index(name) :])
 
 
 @torch.no_grad()
@@ -67,7 +82,9 @@ class ICaRLPlugin(ImageMemoryPlugin):
     images.
 
     The exemplars are herded in one more look at the experience, after its last epoch, in evaluation mode; nothing
-    learns from it. Means are not normalised while herding, as in the authors' code, but are when answering.
+    learns from it. Means are not normalised while herding, as in the authors' code, but are when answering. The paper's
+    ``m = K / t`` exemplars a class fill the budget: what the division leaves goes one each to the oldest classes. Of
+    fewer exemplars than classes the latest classes get none, and are no answers.
 
     Args:
         storage_policy: an image buffer with the rule ``Prioritised``; replay is drawn by its random state.
@@ -87,16 +104,9 @@ class ICaRLPlugin(ImageMemoryPlugin):
         return self.old_network.bytes + (0 if self._means is None else tensor_bytes([self._means]))
 
     def before_training_exp(self, strategy, **kwargs):
-        storage = self.storage_policy
-        coming = set(map(int, strategy.experience.dataset.targets))
-        classes = len(coming | set(storage.classes))
-        if classes > storage.max_size:
-            raise ValueError(
-                f"{storage.max_size} exemplars cannot stand for the {classes} classes seen so far, one each; raise "
-                f"mem_size or the budget to at least {classes}"
-            )
         # Lists are cut only after the experience (paper, algorithm 2), so begin_experience has to wait.
-        self._old = [label for label in storage.classes if label not in coming]
+        coming = set(map(int, strategy.experience.dataset.targets))
+        self._old = [label for label in strategy.seen_classes.seen if label not in coming]
 
     def before_backward(self, strategy, **kwargs):
         model, storage = strategy.model, self.storage_policy
@@ -105,9 +115,10 @@ class ICaRLPlugin(ImageMemoryPlugin):
         if self._old:
             with model.stopwatch.measure("replay"):
                 stored = [slot for label in self._old for slot in storage.slots.by_class[label]]
-                replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
-                logits = torch.cat([logits, model.classify(replayed)])
-                labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
+                if stored:
+                    replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
+                    logits = torch.cat([logits, model.classify(replayed)])
+                    labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
                 old_logits = self.old_network.logits(model, maps)
         targets = icarl_targets(labels, logits.shape[1], self._old, old_logits)
         seen = strategy.seen_classes.seen
@@ -130,7 +141,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
         """Herd the experience's classes, cut the lists of the others (paper, algorithms 2, 4 and 5)."""
         storage = self.storage_policy
         coming = sorted(set(labels.tolist()))
-        quota = storage.max_size // len(set(storage.classes) | set(coming))
+        quotas = storage.rule.quotas(storage.slots, coming)
         pictures, chosen = [], []
         for label in coming:
             positions = (labels == label).nonzero().flatten().tolist()
@@ -138,7 +149,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
             candidates = features[positions]
             if members:
                 candidates = torch.cat([self._stored_features(strategy, members), candidates])
-            for place in herd(candidates, quota):
+            for place in herd(candidates, quotas[label]):
                 if place < len(members):
                     pictures.append(storage.rows[members[place]].clone())
                 else:
@@ -149,7 +160,9 @@ class ICaRLPlugin(ImageMemoryPlugin):
         def pixels(places: Sequence[int]) -> Tensor:
             return torch.stack([pictures[place] for place in places])
 
-        storage.store(StreamBatch(torch.tensor(chosen), torch.empty(0), None, pixels), strategy.model)
+        storage.store(
+            StreamBatch(torch.tensor(chosen, dtype=torch.int64), torch.empty(0), None, pixels), strategy.model
+        )
 
     def _stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
         """Unit features ``(n, D)`` of stored images."""
@@ -180,7 +193,13 @@ class ICaRLPlugin(ImageMemoryPlugin):
 
 def build_icarl(recipe: Recipe) -> StreamStrategy:
     """iCaRL on the plastic layers."""
-    check_room(recipe, "icarl")
+    if relu_follows_head(recipe.model):
+        warnings.warn(
+            "icarl learns sigmoids, which need logits of either sign, but a ReLU follows the head of this model: no "
+            "class is given less than 0.5, and a class whose logits fall to 0 learns no more; build the model with "
+            "relu_logits=False",
+            stacklevel=2,
+        )
     buffer = ImageBuffer(recipe.mem_size, Prioritised(), recipe.seed)
     return memory_strategy(recipe, ICaRLPlugin(buffer, OldNetwork(recipe.method.half_old_network)))
 

@@ -133,4 +133,5 @@ MEMORY_RECALL = Entry(
     method=MemoryRecallSettings,
     buffer=GaussianBuffer,
     item_bytes=lambda model, method: 4 * (2 * method.values(model) + 2),
+    each_class=True,
 )

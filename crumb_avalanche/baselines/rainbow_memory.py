@@ -17,6 +17,7 @@ from crumb_avalanche.baselines.experience_replay import (
     memory_step,
     memory_strategy,
 )
+from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import ImageBuffer
 from crumb_avalanche.streaming import StreamStrategy
 
@@ -122,9 +123,13 @@ def uncertainties(images: Tensor, answers, perturbations: Sequence[Perturbation]
 
 
 def easy_to_hard(uncertainty: Sequence[float], count: int) -> list[int]:
-    """``count`` positions, evenly spread over the order of uncertainty and beginning with the surest; all if fewer."""
+    """``count`` positions, evenly spread over the order of uncertainty from the surest to the least sure; all if fewer.
+
+    The authors' code takes a whole number for the step, which takes nothing but the surest half where less than twice
+    as many are there as are wanted: old classes, cut down again and again, would end with easy images only.
+    """
     order = np.argsort(np.asarray(uncertainty), kind="stable")
-    return order[:: max(1, len(order) // count)][:count].tolist()
+    return order[np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)].tolist()
 
 
 def memory_rate(epoch: int, rate: float) -> float:
@@ -237,7 +242,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
         model = strategy.model
 
         def answers(images: Tensor) -> Tensor:
-            return self._logits(model, model.features(images))
+            return self._logits(model, self._fresh_features(model, images))
 
         scores = []
         with evaluating(model), torch.no_grad():
@@ -252,6 +257,11 @@ class RainbowPlugin(ExperienceReplayPlugin):
                 scores += uncertainties(torch.cat(images), answers, self.perturbations).tolist()
         return scores
 
+    @staticmethod
+    def _fresh_features(model: SplitModel, images: Tensor) -> Tensor:
+        """Maps of images that never come again, so that no ``FeatureMemo`` has to look for them or keep them."""
+        return model.features(model.extract(images))
+
     def _memory_epoch(self, strategy, **kwargs) -> None:
         buffer, model = self.storage_policy, strategy.model
         for slots in torch.from_numpy(self.random.permutation(held_slots(buffer))).split(strategy.train_mb_size):
@@ -260,7 +270,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
             mixed, others, own = images, slice(None), 1.0
             if self.random.random() < self.settings.cutmix:
                 mixed, others, own = cutmix(images, self.random)
-            logits = self._logits(model, model.features(mixed))
+            logits = self._logits(model, self._fresh_features(model, mixed))
             loss = own * strategy._criterion(logits, labels)
             if own < 1:
                 loss = loss + (1 - own) * strategy._criterion(logits, labels[others])
@@ -283,4 +293,5 @@ RAINBOW_MEMORY = Entry(
     build=build_rainbow,
     method=RainbowSettings,
     buffer=ImageBuffer,
+    each_class=True,
 )

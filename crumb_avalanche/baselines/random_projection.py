@@ -98,4 +98,5 @@ RANPAC = Entry(
     ),
     method=RanpacSettings,
     fixed_bytes=lambda model, method, n_classes: 4 * method.projection * (method.projection + n_classes),
+    gradient=False,
 )

@@ -121,7 +121,8 @@ def largest_importance(strategy, weight: float) -> float:
 class StreamEWC(EWCPlugin):
     """The host's EWC, its Fisher information measured as ``learning_view`` says, on the labels of the stream.
 
-    Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017, eq. 3 without its one half.
+    Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017, eq. 3 without its one half. With
+    true labels the Fisher information is the empirical one; with the model's likeliest (the paper's port) it is none.
 
     Args:
         settings: see ``EWCSettings``.
@@ -238,9 +239,7 @@ class StreamLwF(SupervisedPlugin):
     @property
     def statistics_bytes(self) -> int:
         """The old plastic layers."""
-        if self.old_layers is None:
-            return 0
-        return tensor_bytes([*self.old_layers.parameters(), *self.old_layers.buffers()])
+        return tensor_bytes(() if self.old_layers is None else self.old_layers.state_dict().values())
 
     def before_backward(self, strategy, **kwargs):
         if self.old_layers is None:

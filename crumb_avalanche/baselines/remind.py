@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.feature_crops import random_resized_crops
-from crumb_avalanche.baselines.remind_memory import PQCodeBuffer, balanced_choice, make_quantizer
+from crumb_avalanche.baselines.remind_memory import LocationSample, PQCodeBuffer, balanced_choice, make_quantizer
 from crumb_avalanche.product_quantizer import LARGEST_TABLE, ProductQuantizer
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import StreamBatch
@@ -101,8 +101,7 @@ class RemindPlugin(SupervisedPlugin):
         self.settings = settings
         self.seed = seed
         self.images_of_class = torch.zeros(n_classes if settings.decay_per_class else 0, dtype=torch.int32)
-        self._vectors: list[Tensor] = []
-        self._position = 0
+        self._sample: LocationSample | None = None
 
     @property
     def statistics_bytes(self) -> int:
@@ -111,10 +110,10 @@ class RemindPlugin(SupervisedPlugin):
         return self.storage_policy.quantizer.table_bytes + counters.numel() * counters.element_size()
 
     def before_training_exp(self, strategy, **kwargs):
-        self.storage_policy.begin_experience(strategy.experience.dataset.targets, strategy.train_mb_size)
-
-    def before_training_epoch(self, strategy, **kwargs):
-        self._position = 0
+        buffer = self.storage_policy
+        buffer.begin_experience(strategy.experience.dataset.targets, strategy.train_mb_size)
+        if not buffer.quantizer.fitted:
+            self._sample = LocationSample(len(strategy.adapted_dataset), self.settings.fit_vectors, buffer.slots.random)
 
     def before_update(self, strategy, **kwargs):
         if self.settings.decay_per_class and self.storage_policy.quantizer.fitted:
@@ -139,27 +138,15 @@ class RemindPlugin(SupervisedPlugin):
         if self.storage_policy.quantizer.fitted:
             self.storage_policy.store(strategy.take_batch(), strategy.model)
         elif strategy.clock.train_exp_epochs == strategy.train_epochs - 1:
-            self._collect(strategy.model.last_map, len(strategy.adapted_dataset))
+            self._sample.take(strategy.model.last_map)
         strategy.model.forget_batch()
-
-    def _collect(self, maps: Tensor, total: int) -> None:
-        """Random locations of images that are evenly spread over the experience."""
-        images = min(total, self.settings.fit_vectors)
-        numbers = range(self._position, self._position + len(maps))
-        kept = [n - self._position for n in numbers if (n + 1) * images // total > n * images // total]
-        self._position += len(maps)
-        flat = maps[kept].permute(0, 2, 3, 1).flatten(1, 2)  # (n, H * W, C)
-        each = min(flat.shape[1], -(-self.settings.fit_vectors // images))
-        draws = self.storage_policy.slots.random.random(flat.shape[:2])
-        places = torch.from_numpy(draws.argsort(axis=1)[:, :each]).to(flat.device)
-        self._vectors.append(flat[torch.arange(len(flat), device=flat.device).unsqueeze(1), places].flatten(0, 1).cpu())
 
     def after_training_exp(self, strategy, **kwargs):
         buffer = self.storage_policy
         if buffer.quantizer.fitted:
             return
-        buffer.quantizer.fit(torch.cat(self._vectors), self.seed)
-        self._vectors = []
+        buffer.quantizer.fit(self._sample.vectors, self.seed)
+        self._sample = None
         # The authors' buffer size holds for the first classes too (the paper's port kept all of their images).
         labels = list(map(int, strategy.experience.dataset.targets))
         chosen = balanced_choice(labels, buffer.max_size, buffer.slots.random)

@@ -1,5 +1,6 @@
-"""REMIND's memory: product-quantizer codes, the rule that keeps them balanced, and the choice of the first ones."""
+"""REMIND's memory: product-quantizer codes, what they are fitted on, and the rules that keep them balanced."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,39 @@ def make_quantizer(channels: int, sub_quantizers: int = 32, centroids: int = 256
     """
     groups = largest_divisor(channels, sub_quantizers)
     return ProductQuantizer(channels, groups, min(centroids, 16 ** min(channels // groups, 2)))
+
+
+class LocationSample:
+    """Random locations of images that are evenly spread over an experience, for the quantizer to be fitted on.
+
+    Args:
+        images: of the experience.
+        most: locations wanted; as many of each image, so that a few more may come.
+        random: of the locations.
+
+    Attributes:
+        vectors: ``(N, C)`` float32, allocated once; what is not filled yet is zero.
+    """
+
+    def __init__(self, images: int, most: int, random: np.random.Generator):
+        self.images, self.most, self.random = images, most, random
+        self.vectors: Tensor | None = None
+        self._position = self._filled = 0
+
+    def take(self, maps: Tensor) -> None:
+        """Look at the next ``(B, C, H, W)`` maps of the experience."""
+        wanted = min(self.images, self.most)
+        numbers = range(self._position, self._position + len(maps))
+        kept = [n - self._position for n in numbers if (n + 1) * wanted // self.images > n * wanted // self.images]
+        self._position += len(maps)
+        flat = maps[kept].permute(0, 2, 3, 1).flatten(1, 2)  # (n, H * W, C)
+        each = min(flat.shape[1], -(-self.most // wanted))
+        places = torch.from_numpy(self.random.random(flat.shape[:2]).argsort(axis=1)[:, :each]).to(flat.device)
+        drawn = flat[torch.arange(len(flat), device=flat.device).unsqueeze(1), places].flatten(0, 1)
+        if self.vectors is None:
+            self.vectors = torch.zeros(wanted * each, maps.shape[1])
+        self.vectors[self._filled : self._filled + len(drawn)] = drawn.cpu()
+        self._filled += len(drawn)
 
 
 class EvictLargest(StorageRule):

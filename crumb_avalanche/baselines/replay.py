@@ -53,6 +53,7 @@ CRUMB = Entry(
     fixed_bytes=lambda model, method, n_classes: model.codebook.blocks.numel(),
     generous=True,
     codebook=True,
+    each_class=True,
 )
 IMAGE_REPLAY = Entry(
     name="image_replay",
@@ -61,6 +62,7 @@ IMAGE_REPLAY = Entry(
     stores="raw images",
     build=lambda recipe: replay_strategy(recipe, ImageBuffer, 1.0, 0.0),
     buffer=ImageBuffer,
+    each_class=True,
 )
 MAP_REPLAY = Entry(
     name="map_replay",
@@ -69,4 +71,5 @@ MAP_REPLAY = Entry(
     stores="raw feature maps",
     build=lambda recipe: replay_strategy(recipe, MapBuffer, 1.0, 0.0),
     buffer=MapBuffer,
+    each_class=True,
 )

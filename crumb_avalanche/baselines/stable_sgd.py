@@ -47,7 +47,9 @@ class StableSGDSettings:
 class StableSGDPlugin(SupervisedPlugin):
     """Before experience ``t`` (from 0): a rate of ``max(first_rate * gamma**t, lowest_rate)`` and no momentum left.
 
-    Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020.
+    Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020. Their code counts
+    experiences from 1, so that its first rate is ``gamma`` times the one given; and it drops the momentum at every
+    epoch, which is the same wherever an experience has one epoch.
 
     Args:
         first_rate: rate in the first experience.

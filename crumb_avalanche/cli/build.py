@@ -92,6 +92,7 @@ def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebo
         relu_logits=settings.relu_logits,
         head_kernel=settings.head_kernel,
         image_size=settings.image_size,
+        cut_layer=getattr(settings, "cut_layer", None),
     )
     if not pretrained:
         return split_backbone(weights=weights, n_classes=n_classes, **arguments)
@@ -115,6 +116,8 @@ def learning_settings(settings: RunSettings, entry: Benchmark) -> LearningSettin
     """The part of the settings that strategies read."""
     values = part_for(LearningSettings, settings)
     values["batch_size"] = settings.batch_size or entry.batch_size
+    if settings.learning_rate is None:  # a method that takes no gradient steps, in a family that tunes the rate
+        del values["learning_rate"]
     values["clamp_gradients"] = settings.clamp_gradients or None
     return LearningSettings(**values)
 
@@ -143,7 +146,7 @@ def memory_size(settings: RunSettings, strategy: Entry, model: SplitModel, entry
     """Capacity in memories, from the budget; every strategy gets the same bytes.
 
     Raises:
-        ValueError: fewer memories than classes.
+        ValueError: fewer memories than classes, for a method that needs one of each.
     """
     if not strategy.budgeted:
         return 0
@@ -152,9 +155,14 @@ def memory_size(settings: RunSettings, strategy: Entry, model: SplitModel, entry
         count = settings.mem_size
     else:
         images = entry.budget_images if settings.budget_images is None else settings.budget_images
-        budget = int(images * 3 * settings.image_size**2) if settings.budget_bytes is None else settings.budget_bytes
-        count = strategy.memories_in_budget(model, budget, n_classes, method)
-    if count < n_classes:
+        # An image of the budget is the paper's, also where its authors gave a method a network for small images.
+        side = 224 if settings.family == "paper" else settings.image_size
+        budget = int(images * 3 * side**2) if settings.budget_bytes is None else settings.budget_bytes
+        # The paper charges CRUMB's codebook, but neither REMIND's nor the old networks that others keep.
+        charged = settings.family != "paper" or strategy.codebook
+        exact = settings.family == "fair"
+        count = strategy.memories_in_budget(model, budget, n_classes, method, charged, exact)
+    if strategy.each_class and count < n_classes:
         raise ValueError(
             f"mem_size={count} cannot hold a memory of each of the {n_classes} classes; raise --mem-size, "
             f"--budget-images or --budget-bytes until it is at least {n_classes}"

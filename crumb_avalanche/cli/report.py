@@ -15,8 +15,9 @@ from pathlib import Path
 import yaml
 
 from crumb_avalanche.cli.pictures import Curve, comparison_picture, run_picture, save
+from crumb_avalanche.cli.presets import DEFAULTS, PRESETS
 from crumb_avalanche.cli.run_folder import RESULT, write_text
-from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, PRESETS, ReportSettings, RunSettings, as_dict
+from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, ReportSettings, RunSettings, as_dict
 from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS, ledger_table, matrix_table, table
 
 # Where things lie, how they are shown and which repetition it is do not tell groups of runs apart.
@@ -203,7 +204,7 @@ def _percent(value: float) -> float:
 def report_run(run: Run, output: Path) -> list[Path]:
     """Print one run and draw it; returns the pictures."""
     settings, accuracy_after = run.settings, run.result["accuracy_after"]
-    usual = as_dict(RunSettings()) | PRESETS.get(settings["preset"], {})
+    usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(settings["preset"], {})
     special = [name for name in settings if name not in NOT_COMPARED and settings[name] != usual.get(name)]
     names = [name for name in dict.fromkeys(MAIN_SETTINGS + special) if settings.get(name) is not None]
     print(f"{run.folder}\n" + table(["setting", "value"], [[name, cell(settings[name])] for name in names]))

@@ -15,7 +15,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import nn
 
 from crumb_avalanche.baselines.registry import build_strategy, get_strategy
-from crumb_avalanche.cli import build
+from crumb_avalanche.cli import build, tuning
 from crumb_avalanche.cli.progress import ProgressPlugin
 from crumb_avalanche.cli.run_folder import (
     RESULT,
@@ -124,13 +124,19 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
             settings.cache_precision == "fp16",
         )
         plugins.append(cache)
-    progress = ProgressPlugin(len(benchmark.train_stream), settings.progress)
-    ledger = LedgerMetric()
+    tuning_start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
+        trials = tuning.trials(settings, stream, model, mem_size, plugins)
+        if trials:
+            print(tuning.described(trials))
+            settings = replace(settings, learning_rate=trials[0].learning_rate)
+        progress = ProgressPlugin(len(benchmark.train_stream), settings.progress)
+        ledger = LedgerMetric()
         evaluator = EvaluationPlugin(
             accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), ledger, loggers=[]
         )
+    tuned = time.perf_counter() - tuning_start
     strategy = build_strategy(
         settings.strategy,
         model,
@@ -162,7 +168,11 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "protocol": settings.protocol,
         "strategy": settings.strategy,
         "strategy_settings": asdict(entry.method_settings(build.strategy_settings(settings))),
+        "family": settings.family,
         "preset": settings.preset,
+        "learning_rate": settings.learning_rate,
+        "learning_rate_trials": [asdict(trial) for trial in trials],
+        "tuning_seconds": tuned if trials else 0.0,
         "run": settings.run,
         "final_accuracy": accuracy_after[-1],
         "accuracy_after": accuracy_after,

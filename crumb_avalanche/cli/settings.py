@@ -1,6 +1,6 @@
 """Typed settings of the commands. Imports neither torch nor Avalanche, so that ``crumb --help`` is quick."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Literal
 
 Protocol = Literal["class_instance", "class_iid"]
@@ -10,7 +10,7 @@ Protocol = Literal["class_instance", "class_iid"]
 class RunSettings:
     """Learn a stream and report the accuracy after every experience.
 
-    Settings left at None take the value of the preset; see PRESETS.
+    Settings left at None take the value of the family, else of the preset, else the default given here.
 
     Attributes:
         benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, eth80, toy_shapes, or
@@ -21,15 +21,19 @@ class RunSettings:
         protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience.
         strategy: a name that crumb strategies lists.
         strategy_config: a YAML file with settings that only this strategy has.
+        family: fair tunes the learning rate on the first experience, the same network and bytes for all; paper takes
+            network, resolution and learning rate as the paper's authors ran the method. For comparing methods.
         preset: paper does what the paper says, reference what its published code does on top.
         run: seed of everything: class order, clip order, test objects, initial weights.
         runs: several runs, such as 0-9 or 0,3,5; each gets a folder of its own and a summary is printed.
         output: folder for the results.
         overwrite: start over where the output folder holds a finished run.
-        weights: 'torchvision' (downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
-        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
+        weights: 'torchvision' (default; downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
+        backbone: squeezenet1_0 (default), squeezenet1_1, mobilenet_v2, resnet18 or small_cnn; trained as a whole also
+            slim_resnet18, resnet32 and mlp, for small images.
+        cut_layer: number of leading layers that are frozen; default the paper's cut, 0 trains the whole network.
         pretrained: a file written by crumb pretrain, instead of weights.
-        image_size: images are resized to this many pixels square.
+        image_size: images are resized to this many pixels square; default 224.
         budget_images: memory budget, in raw images; default the benchmark's.
         budget_bytes: memory budget in bytes, instead of budget_images.
         mem_size: number of memories, instead of a budget.
@@ -37,11 +41,11 @@ class RunSettings:
         cache_precision: of the feature cache on disk; fp16 takes half the room and rounds the maps a little.
         classes_per_experience: default the benchmark's.
         batch_size: images per batch; default the benchmark's.
-        first_epochs: epochs on the first experience.
+        first_epochs: epochs on the first experience; default 10.
         epochs: epochs on each later experience.
-        learning_rate: of SGD.
-        momentum: of SGD.
-        weight_decay: of SGD, codebook included.
+        learning_rate: of SGD; default 1e-3.
+        momentum: of SGD; default 0.9.
+        weight_decay: of SGD, codebook included; default 1e-4.
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block.
         codebook_init: matched, dense_matched, normal, uniform, sampled or kmeans.
@@ -73,15 +77,17 @@ class RunSettings:
     protocol: Protocol = "class_instance"
     strategy: str = "crumb"
     strategy_config: str | None = None
+    family: Literal["fair", "paper"] | None = None
     preset: Literal["paper", "reference"] = "paper"
     run: int = 0
     runs: str | None = None
     output: str = "runs/latest"
     overwrite: bool = False
-    weights: str = "torchvision"
-    backbone: str = "squeezenet1_0"
+    weights: str | None = None
+    backbone: str | None = None
+    cut_layer: int | None = None
     pretrained: str | None = None
-    image_size: int = 224
+    image_size: int | None = None
     budget_images: float | None = None
     budget_bytes: int | None = None
     mem_size: int | None = None
@@ -89,11 +95,11 @@ class RunSettings:
     cache_precision: Literal["fp32", "fp16"] = "fp32"
     classes_per_experience: int | None = None
     batch_size: int | None = None
-    first_epochs: int = 10
+    first_epochs: int | None = None
     epochs: int = 1
-    learning_rate: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
+    learning_rate: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
     codebook_size: int = 256
     codebook_dim: int = 16
     codebook_init: str = "matched"
@@ -118,7 +124,7 @@ class RunSettings:
     progress: bool = True
 
     def resolved(self) -> "RunSettings":
-        """The same with every ``None`` that a preset decides filled in.
+        """The same with every ``None`` filled in that a family, a preset or a default decides.
 
         Raises:
             ValueError: two settings that exclude each other.
@@ -126,9 +132,9 @@ class RunSettings:
         given = [name for name in ("budget_images", "budget_bytes", "mem_size") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; the memory is set by one of them")
-        return replace(
-            self, **{name: value for name, value in PRESETS[self.preset].items() if getattr(self, name) is None}
-        )
+        from crumb_avalanche.cli.presets import decided
+
+        return decided(self)
 
     def run_numbers(self) -> list[int]:
         """The runs asked for.
@@ -145,15 +151,6 @@ class RunSettings:
                 raise ValueError(f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list")
             numbers += range(int(first), int(last if dash else first) + 1)
         return list(dict.fromkeys(numbers))
-
-
-# What the reference code does on top of the paper (see the README's table of deviations).
-PRESETS: dict[str, dict] = {
-    "paper": dict(replay_weight=1.0, storing_rule="every_jth", clamp_gradients=0.0, relu_logits=False, head_kernel=1),
-    "reference": dict(
-        replay_weight=5.0, storing_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3
-    ),
-}
 
 
 # Where things lie and how they are shown: settings that do not change a result.

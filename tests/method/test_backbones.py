@@ -75,7 +75,12 @@ def test_a_split_network_is_still_the_network(name):
 
 @pytest.mark.parametrize(
     "name, cut, shape",
-    [("squeezenet1_0", 3, (96, 14, 14)), ("mobilenet_v2", 4, (24, 16, 16)), ("resnet18", 0, (256, 4, 4))],
+    [
+        ("squeezenet1_0", 3, (96, 14, 14)),
+        ("mobilenet_v2", 4, (24, 16, 16)),
+        ("resnet18", 7, (256, 4, 4)),
+        ("slim_resnet18", 5, (40, 32, 32)),
+    ],
 )
 def test_other_cuts(name, cut, shape):
     model = split_backbone(name, None, n_classes=2, cut_layer=cut, image_size=64)

@@ -111,6 +111,12 @@ def test_one_image_a_class_gives_finite_scalars():
     assert corrected.argmax(1).tolist() == [0, 1, 2, 3]  # all new without the scalars
 
 
+def test_the_order_of_new_classes_is_never_reversed():
+    logits = torch.tensor([[2.0, 0, 5, 6], [0, 2, 6, 5], [0, 0, 1, 2], [0, 0, 2, 1]])
+    alpha, beta = fit_bias(logits, torch.arange(4), [2, 3], BiCSettings())  # best told apart with a negative alpha
+    assert alpha == pytest.approx(0.01) and math.isfinite(beta)
+
+
 def test_every_step_has_the_loss_of_a_slow_loop(make_model, make_stream):
     spy = Spy()
     strategy, _ = learned(make_model, make_stream, experiences=3, plugins=[spy])
@@ -123,11 +129,11 @@ def test_validation_frames_are_kept_and_never_learned_from(make_model, make_stre
     spy = Spy()
     strategy, _ = learned(make_model, make_stream, mem_size=18, experiences=2, plugins=[spy])
     buffer = strategy.storage_policy
-    assert {label: buffer.slots.count(label) for label in buffer.classes} == dict.fromkeys(buffer.classes, 4)
+    assert {label: buffer.slots.count(label) for label in buffer.classes} == dict(zip(buffer.classes, (5, 5, 4, 4)))
     validation = {key(buffer.rows[members[0]]) for members in buffer.slots.by_class.values()}
     training = {key(buffer.rows[slot]) for members in buffer.slots.by_class.values() for slot in members[1:]}
     assert len(validation) == 4 and validation <= spy.left_out and not validation & spy.learned
-    assert len(training) == 12 and training <= spy.learned
+    assert len(training) == 14 and training <= spy.learned
     assert len(spy.left_out) == 4  # nothing else is lost to learning
 
 
@@ -227,7 +233,7 @@ def test_the_rule_puts_validation_first_and_trims_from_the_end():
     assert again == rule
     # New ones take the places of the others' last, only when they need them.
     rule.begin_experience(slots, {2: 3, 3: 3}, 6)
-    assert len(slots) == 8 and rule.quota == 2
+    assert len(slots) == 8 and rule.quotas == dict.fromkeys(range(4), 2)
     rule.choose(slots, [2])
     assert slots.count(0) + slots.count(1) == 7
     rule.choose(slots, [2, 2, 3, 3, 3])
@@ -243,6 +249,36 @@ def test_a_single_exemplar_validates_and_is_replayed(make_model, make_stream):
     assert (the(strategy).alpha != 1).sum() == 4
 
 
+def test_old_classes_without_exemplars_are_still_distilled(make_model, make_stream):
+    spy = Spy()
+    strategy, stream = learned(make_model, make_stream, mem_size=1, experiences=3, plugins=[spy])
+    first, second = (sorted(set(map(int, e.dataset.targets))) for e in stream.train_stream[:2])
+    assert strategy.storage_policy.classes == first[:1] and the(strategy)._old == first + second
+    assert spy.losses == pytest.approx(spy.expected, rel=1e-4, abs=1e-6)
+    assert (the(strategy).alpha == 1).all()  # no validation image of a new class, so nothing to fit
+
+
+def test_unequal_groups_and_the_streams_order(make_model, make_stream):
+    class Order(SupervisedPlugin):
+        def __init__(self):
+            super().__init__()
+            self.frames = []
+
+        def before_forward(self, strategy, **kwargs):
+            self.frames += list(strategy.mb_x)
+
+    torch.manual_seed(0)
+    order = Order()
+    streams = make_stream(4, classes=CLASSES), make_stream(1, classes=CLASSES)
+    strategy = build(make_model(n_classes=6, codebook=False), 14, plugins=[order])
+    strategy.train(streams[0].train_stream[0])
+    strategy.train(streams[1].train_stream[-1])
+    four, one = ([image for image, *_ in e.dataset] for e in (streams[0].train_stream[0], streams[1].train_stream[-1]))
+    assert torch.equal(torch.stack(order.frames), torch.stack([*four, *four, *one]))
+    newest = sorted(set(map(int, streams[1].train_stream[-1].dataset.targets)))
+    assert (the(strategy).alpha != 1).nonzero().flatten().tolist() == newest and len(newest) == 1
+
+
 def test_bytes_are_images_the_old_network_and_the_scalars(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream)
     kept = OldNetwork.bytes_of(strategy.model, True) + 2 * 4 * 6
@@ -251,7 +287,7 @@ def test_bytes_are_images_the_old_network_and_the_scalars(make_model, make_strea
     assert BIC.memories_in_budget(strategy.model, 14 * 768 + kept, 6) == 14
 
 
-def test_wrong_settings_are_refused_by_name(make_model):
+def test_wrong_settings_are_refused_by_name():
     for name, value, words in (
         ("temperature", 0.0, "temperature is 0.0, but must be above 0"),
         ("validation_share", 1.0, "validation_share is 1.0, but must be between 0 and 1"),
@@ -261,5 +297,3 @@ def test_wrong_settings_are_refused_by_name(make_model):
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             BIC.method_settings({name: value})
-    with pytest.raises(ValueError, match=re.escape("bic keeps at least one exemplar of each class, but mem_size=3")):
-        build(make_model(codebook=False), 3)

@@ -274,3 +274,52 @@ def test_random_states_are_left_alone():
     for statistics in (ClassMeans(CLASSES, D), StreamingLDA(CLASSES, D), RandomProjection(CLASSES, D, 8)):
         feed(statistics, features, labels).scores(features)
     assert torch.equal(states[0], torch.get_rng_state()) and (states[1] == np.random.get_state()[1]).all()
+
+
+def test_one_image_at_a_time_far_from_the_origin_and_many_of_them():
+    """float32 sums of products would have lost the covariance: the mean is 1,000 times the deviations."""
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.randint(CLASSES, (3000,), generator=generator)
+    features = 1000 + torch.randn(3000, 16, generator=generator) @ torch.randn(16, 16, generator=generator)
+    lda = feed(StreamingLDA(CLASSES, 16), features, labels, size=1)
+    means, covariance = within_class(features, labels)
+    assert (lda.classes.means.double() - means).abs().max() < 1e-5 * 1000
+    assert (lda.covariance.double() - covariance).abs().max() < 1e-4 * covariance.abs().max()
+    exact = torch.allclose(feed(StreamingLDA(CLASSES, 16), features, labels, 300).covariance.double(), covariance, 1e-5)
+    assert exact
+
+
+@pytest.mark.parametrize("size", [1, 21])
+def test_ridge_against_numpy(size):
+    """At the scale of SqueezeNet's pooled features, image by image and in batches, solved by numpy in float64."""
+    generator = np.random.default_rng(2)
+    labels = generator.integers(5, size=600)
+    features = (20 * np.abs(generator.normal(size=(600, 32)) + generator.normal(size=(5, 32))[labels])).astype("f")
+    ridge = feed(
+        RandomProjection(5, 32, 48, ridge=1e-3, seed=7), torch.from_numpy(features), torch.from_numpy(labels), size
+    )
+    drawn = torch.randn(32, 48, generator=torch.Generator().manual_seed(7), dtype=torch.float64).numpy()
+    hidden = np.maximum(features.astype(np.float64) @ drawn, 0)
+    gram = hidden.T @ hidden
+    weights = np.linalg.solve(gram + 1e-3 * np.trace(gram) / 48 * np.eye(48), hidden.T @ np.eye(5)[labels])
+    expected = hidden @ weights
+    ours = ridge.scores(torch.from_numpy(features)).numpy()
+    assert np.abs(ours - expected).max() < 1e-3 * np.abs(expected).max()
+    assert (ours.argmax(1) == expected.argmax(1)).mean() > 0.995
+
+
+@pytest.mark.parametrize(
+    "make", [ClassMeans, StreamingLDA, lambda classes, length: RandomProjection(classes, length, 20)]
+)
+def test_what_is_told_is_all_that_has_to_be_kept(make):
+    features, labels = toy()
+    statistics = feed(make(CLASSES, D), features, labels)
+    expected = statistics.scores(features)
+    fresh = make(CLASSES, D)
+    for kept, other in zip(statistics.tensors(), fresh.tensors()):
+        assert kept.dtype in (torch.float32, torch.int32)
+        other.copy_(kept)
+    assert torch.equal(fresh.scores(features), expected)
+    for one in (statistics, fresh):  # and all that is needed to go on
+        one.update(features[:9] + 1, labels[:9])
+    assert torch.equal(fresh.scores(features), statistics.scores(features))

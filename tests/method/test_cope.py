@@ -3,6 +3,7 @@
 import math
 import re
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, weight_decay=0.0, batch_size=5, eval_batch_size=8, first_epochs=2)
 
 
-def build(model, mem_size, method=None, **host):
-    host = {"evaluator": EvaluationPlugin(loggers=[]), **host}
-    return COPE.build(Recipe(model, SETTINGS, COPE.method_settings(method), mem_size, model.n_classes, 0, "cpu", host))
+def build(model, mem_size, method=None, learning_rate=0.02, **host):
+    host, settings = {"evaluator": EvaluationPlugin(loggers=[]), **host}, replace(SETTINGS, learning_rate=learning_rate)
+    return COPE.build(Recipe(model, settings, COPE.method_settings(method), mem_size, model.n_classes, 0, "cpu", host))
 
 
 def learned(make_model, make_stream, mem_size=7, experiences=2, plugins=(), method=None):
@@ -130,7 +131,7 @@ def test_prototypes_by_hand():
 
 def test_random_prototypes_have_length_one_and_come_from_the_seed():
     batch = torch.eye(2), torch.tensor([0, 2])
-    first, second = plugin(), plugin()
+    first, second = plugin(random_prototypes=True), plugin(random_prototypes=True)
     first.begin(*batch), second.begin(*batch)
     assert torch.equal(first.prototypes, second.prototypes) and not first.prototypes[1].any()
     draws = np.random.default_rng(0)
@@ -215,6 +216,42 @@ def test_the_nearest_prototype_answers(make_model, make_stream):
     build(make_model(codebook=False), 7).eval(stream.test_stream)  # before anything was learned: the head answers
 
 
+@pytest.mark.parametrize("at_random", [False, True])
+def test_a_prototype_lies_among_its_class_after_a_few_batches(at_random, make_model, make_stream):
+    torch.manual_seed(0)
+    stream = make_stream()
+    strategy = build(make_model(codebook=False), 7, {"random_prototypes": at_random}, learning_rate=1e-5)
+    strategy.train(stream.train_stream[0])
+    angles = []
+    for label in strategy.seen_classes.seen:
+        images = torch.stack([image for image, c, *_ in stream.train_stream[0].dataset if int(c) == label])
+        embeddings = normalize(penultimate(strategy.model.eval(), strategy.model.features(images)))
+        angles.append(float(normalize(embeddings.mean(0), dim=0) @ the(strategy).prototypes[label]))
+    # Four batches of each class at a momentum of 0.99 hardly move a random start.
+    assert max(angles) < 0.95 if at_random else min(angles) > 0.97
+
+
+def test_classes_may_outnumber_the_memories(make_model, make_stream):
+    strategy, _ = learned(make_model, make_stream, mem_size=3)
+    assert len(strategy.storage_policy) == 3 and the(strategy).known.all()
+    assert sorted(map(len, strategy.storage_policy.slots.by_class.values())) == [0, 1, 1, 1]
+
+
+def test_frames_come_in_the_streams_order(make_model, make_stream):
+    class Order(SupervisedPlugin):
+        def __init__(self):
+            super().__init__()
+            self.frames = []
+
+        def before_forward(self, strategy, **kwargs):
+            self.frames += list(strategy.mb_x)
+
+    order = Order()
+    _, stream = learned(make_model, make_stream, plugins=[order])
+    first, second = ([image for image, *_ in e.dataset] for e in stream.train_stream)
+    assert torch.equal(torch.stack(order.frames), torch.stack([*first, *first, *second]))
+
+
 def test_memories_are_balanced(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream, mem_size=8)
     buffer = strategy.storage_policy
@@ -242,9 +279,7 @@ def test_bytes_are_images_and_prototypes(make_model, make_stream):
     assert COPE.memories_in_budget(strategy.model, 7 * 768 + 128, 4) == 7
 
 
-def test_what_cannot_work_is_refused(make_model):
-    with pytest.raises(ValueError, match="cope keeps at least one exemplar of each class, but mem_size=3"):
-        build(make_model(codebook=False), 3)
+def test_what_cannot_work_is_refused():
     layers = nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(8, 4)))
     model = SplitModel(nn.Conv2d(3, 8, 3), layers, "head", image_size=16)
     with pytest.raises(ValueError, match=re.escape("cope learns the layers between cut and head")):

@@ -1,8 +1,6 @@
 """Parts that the exemplar methods share, against values by hand and the host's own."""
 
-import re
 from collections import OrderedDict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from torch import nn
 from crumb_avalanche.baselines.exemplars import (
     HeadInput,
     OldNetwork,
-    check_room,
+    allot,
     draw_from,
     evaluating,
     herd,
@@ -71,14 +69,19 @@ def test_trimming_keeps_the_first_of_each_list():
     slots = Slots(6)
     for label in (0, 0, 0, 1, 2, 2):
         slots.take(label)
-    assert trim(slots, 2, {2}) == [2, 4, 5]
+    assert trim(slots, {0: 2, 2: 0, 7: 3}) == [2, 4, 5]
     assert slots.by_class == {0: [0, 1], 1: [3], 2: []} and sorted(slots.free) == [2, 4, 5]
 
 
-def test_fewer_exemplars_than_classes_are_refused_with_both_numbers():
-    check_room(SimpleNamespace(mem_size=4, n_classes=4), "icarl")
-    with pytest.raises(ValueError, match=re.escape("mem_size=3 images are fewer than the 4 classes of the stream")):
-        check_room(SimpleNamespace(mem_size=3, n_classes=4), "icarl")
+def test_all_slots_are_allotted_and_none_twice():
+    assert allot(12, [5, 3, 8]) == {5: 4, 3: 4, 8: 4}
+    assert allot(11, [5, 3, 8]) == {5: 4, 3: 4, 8: 3} and allot(2, [5, 3, 8]) == {5: 1, 3: 1, 8: 0}
+    before = dict.fromkeys(range(40), 99)
+    for count in range(1, 40):
+        quotas = allot(15, range(count))
+        assert sum(quotas.values()) == 15
+        assert all(quota <= before[label] for label, quota in quotas.items())  # lists are cut, never filled up
+        before |= quotas
 
 
 def test_penultimate_features_are_not_the_logits(model, pixels):

@@ -312,3 +312,29 @@ def test_wrong_settings_are_errors():
     for changes in ({"alpha": -0.1}, {"beta": -1.0}):
         with pytest.raises(ValueError, match=re.escape(f"{next(iter(changes))}={next(iter(changes.values()))}")):
             DarkReplaySettings(**changes)
+
+
+@pytest.mark.parametrize("entry", [ER, DER])
+def test_a_reservoir_may_have_fewer_places_than_classes(make_model, make_stream, entry):
+    strategy = train(entry, make_model(codebook=False), make_stream(), mem_size=2)
+    assert len(strategy.storage_policy) == 2 < len(strategy.seen_classes.seen)
+
+
+def test_the_dark_loss_of_a_step_by_hand(make_model):
+    """CE of new images, plus 0.1 times the mean square of one draw's shift, plus 0.5 times the CE of another draw."""
+    model = make_model(codebook=False).eval()
+    strategy = DER.build(recipe(DER, model, mem_size=2))
+    plugin = next(plugin for plugin in strategy.plugins if isinstance(plugin, experience_replay.DarkReplayPlugin))
+    images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    then = torch.tensor([[1.0, -2.0, UNSEEN_LOGIT, UNSEEN_LOGIT], [0.5, 0.25, 3.0, UNSEEN_LOGIT]])
+    buffer = strategy.storage_policy
+    buffer.offered = then
+    buffer.store(StreamBatch(torch.tensor([1, 2]), torch.empty(0), None, lambda places: images[list(places)]), model)
+    now = model(images).detach()
+    # Two draws of both memories; the order does not matter for either mean.
+    dark = sum((float(now[i, c]) - float(then[i, c])) ** 2 for i, c in [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]) / 5
+    again = -sum(float(now[i].log_softmax(0)[label]) for i, label in [(0, 1), (1, 2)]) / 2
+    strategy.mbatch, strategy.loss = [images, torch.tensor([0, 1])], torch.tensor(7.0)
+    plugin._mask = None
+    plugin.before_backward(strategy)
+    assert float(strategy.loss.detach()) == pytest.approx(7 + 0.1 * dark + 0.5 * again, rel=1e-5)

@@ -39,14 +39,14 @@ def learned(make_model, make_stream, mem_size=7, plugins=(), method=None):
     return strategy, stream
 
 
-def offered(gradients, capacity, compared=10, batch=1, seed=0, labels=None):
+def offered(gradients, capacity, compared=10, batch=1, seed=0):
     """The rule after a stream of gradients, and which of the stream each slot holds."""
-    rule, slots, held = GreedyDiversity(capacity, compared), Slots(capacity, seed), {}
-    labels = [0] * len(gradients) if labels is None else labels
+    rule, slots, held = GreedyDiversity(capacity), Slots(capacity, seed), {}
     for start in range(0, len(gradients), batch):
         part = gradients[start : start + batch]
-        rule.offer(part, lambda wanted: torch.stack([gradients[held[slot]] for slot in wanted]))
-        for position, slot in rule.choose(slots, labels[start : start + batch]):
+        drawn = slots.random.permutation(sorted(held))[:compared].tolist()
+        rule.offer(torch.cat([part, gradients[[held[slot] for slot in drawn]]]), drawn)
+        for position, slot in rule.choose(slots, [0] * len(part)):
             held[slot] = start + position
     return rule, slots, held
 
@@ -78,7 +78,28 @@ def test_scores_by_hand_while_the_buffer_fills():
 
 def test_what_entered_earlier_in_a_batch_is_compared_with():
     gradients = torch.tensor([[2.0, 0], [0, 1], [3, 3], [0, -1], [0, 0]])
-    assert torch.equal(offered(gradients, 6, batch=5)[0].scores, offered(gradients, 6)[0].scores)
+    assert torch.allclose(offered(gradients, 6, batch=5)[0].scores, offered(gradients, 6)[0].scores, atol=1e-6)
+
+
+def test_of_a_batch_of_like_frames_one_enters_a_full_buffer():
+    gradients = torch.tensor([[1.0, 0]] * 8 + [[-1.0, 0]] * 8)
+    for seed in range(20):
+        _, _, held = offered(gradients, 4, batch=8, seed=seed)
+        assert sum(position >= 8 for position in held.values()) == 1
+
+
+def test_a_replaced_memory_is_compared_with_no_more():
+    both = 0
+    for seed in range(10):
+        rule, slots = GreedyDiversity(1), Slots(1, seed)
+        slots.take(0)
+        rule.scores = torch.tensor([2.0])
+        # The second frame is like the memory that the first one took the place of: only afterwards may it enter.
+        rule.offer(torch.tensor([[1.0, 0], [-1.0, 0], [-1.0, 1.0]]), [0])
+        chosen = rule.choose(slots, [1, 2])
+        assert chosen in ([], [(0, 0), (1, 0)])
+        both += len(chosen) // 2
+    assert both > 5
 
 
 def test_a_full_buffer_takes_only_negative_cosines():
@@ -110,15 +131,30 @@ def test_a_replaced_memory_gives_its_slot_and_leaves_its_class():
     assert slots.by_class == {0: [0], 1: [1]} and not slots.free
 
 
-def test_only_so_many_memories_are_compared_with():
-    asked = []
-    rule, slots = GreedyDiversity(30, compared=2), Slots(30)
-    for _ in range(29):
-        slots.take(0)
-    rule.offer(torch.ones(3, 4), lambda wanted: asked.append(list(wanted)) or torch.ones(len(wanted), 4))
-    rule.choose(slots, [0, 1, 1])
-    flat = [slot for part in asked for slot in part]
-    assert len(flat) == len(set(flat)) <= 6 and all(len(part) <= 2 for part in asked)
+@pytest.mark.parametrize(("compared", "images"), [(2, 5), (10, 7)])
+def test_as_many_memories_are_compared_with_and_f_runs_once_for_each(compared, images, make_model, make_stream):
+    torch.manual_seed(0)
+    stream, model, extracted, offered = make_stream(), make_model(codebook=False), [], []
+    strategy = build(model, 7, {"compared": compared})
+    extract, offer = model.extract, strategy.storage_policy.rule.offer
+    model.extract = lambda pixels: extracted.append(len(pixels)) or extract(pixels)
+
+    def spy(gradients, drawn):
+        buffer = strategy.storage_policy
+        assert len(gradients) == len(strategy.mb_y) + len(drawn) and len(set(drawn)) == len(drawn)
+        maps = model.features(buffer.rows[drawn]) if drawn else torch.empty(0, *model.map_shape)
+        if drawn:
+            extracted.pop()  # our own
+        maps, labels = torch.cat([model.last_map, maps]), torch.cat([strategy.mb_y, buffer.labels[drawn].long()])
+        assert torch.allclose(gradients, sample_gradients(model, maps, labels, strategy.seen_classes.mask), atol=1e-6)
+        offered.append(len(drawn))
+        offer(gradients, drawn)
+
+    strategy.storage_policy.rule.offer = spy
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    assert offered == [0] + [min(compared, 5)] + 6 * [min(compared, 7)]
+    assert extracted == 5 * [5] + [5, 5] + 6 * [5, images]
 
 
 def test_a_batch_without_gradients_is_refused():

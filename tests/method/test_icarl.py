@@ -1,18 +1,21 @@
 """iCaRL against slow loops, and a test for every mistake of the paper's port."""
 
 import copy
-import re
+import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
 from avalanche.models import NCMClassifier
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch import nn
 
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from, herd, penultimate
 from crumb_avalanche.baselines.icarl import ICARL, ICaRLPlugin, Prioritised, icarl_targets
 from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.ledger import LedgerMetric
+from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import ImageBuffer
 from crumb_avalanche.streaming import UNSEEN_LOGIT
 
@@ -68,8 +71,8 @@ class Spy(SupervisedPlugin):
         buffer, model = strategy.storage_policy, strategy.model
         self.sizes.append(len(buffer))
         logits, labels, maps = [strategy.mb_output.detach()], [strategy.mb_y], [model.last_map]
-        old = sorted(set(buffer.classes) - set(map(int, strategy.experience.dataset.targets)))
-        if old:
+        old = sorted(set(strategy.seen_classes.seen) - set(map(int, strategy.experience.dataset.targets)))
+        if set(old) & set(buffer.classes):
             random = copy.deepcopy(buffer.slots.random)
             held = [slot for label in buffer.classes if label in old for slot in buffer.slots.by_class[label]]
             for slot in draw_from(random, held, len(strategy.mb_y)).tolist():
@@ -89,7 +92,7 @@ class Spy(SupervisedPlugin):
 
     def before_update(self, strategy, **kwargs):
         self.losses.append(float(strategy.loss))
-        unseen = [c for c in range(4) if c not in strategy.seen_classes.seen]
+        unseen = [c for c in range(strategy.model.n_classes) if c not in strategy.seen_classes.seen]
         assert not strategy.model.plastic_layers.head.weight.grad[unseen].any()
 
 
@@ -106,17 +109,30 @@ def test_every_step_has_the_loss_of_a_slow_loop_with_the_targets_of_its_own_imag
     assert spy.losses == pytest.approx(spy.expected, rel=1e-4)
 
 
+def test_with_classes_still_to_come_too_and_the_old_network_is_always_the_latest(make_model, make_stream):
+    torch.manual_seed(0)
+    spy, stream = Spy(), make_stream(1)
+    strategy = build(make_model(codebook=False), 7, plugins=[spy])
+    for experience in stream.train_stream[:3]:
+        strategy.train(experience)
+        for name, value in the(strategy).old_network.state.items():
+            assert torch.equal(value, strategy.model.plastic_layers.state_dict()[name].half())
+    assert spy.losses == pytest.approx(spy.expected, rel=1e-4)
+
+
 def test_exemplars_are_herded_by_penultimate_features_after_the_last_epoch(make_model, make_stream):
     spy = Spy()
     strategy, stream = learned(make_model, make_stream, experiences=1, plugins=[spy])
     assert spy.sizes == [0] * 12  # the port chose after epoch 1
     buffer = strategy.storage_policy
-    assert len(buffer) == 6
+    assert [buffer.slots.count(label) for label in buffer.classes] == [4, 3]
     for label in buffer.classes:
         frames = frames_of(stream.train_stream[0], label)
         features = slow_features(strategy.model, frames)
         assert features.shape == (10, 8)  # the port took the logits, 4 numbers
-        wanted = [strategy.model.pixels(frames[place].unsqueeze(0))[0] for place in herd(features, 3)]
+        wanted = [
+            strategy.model.pixels(frames[place].unsqueeze(0))[0] for place in herd(features, buffer.slots.count(label))
+        ]
         assert torch.equal(buffer.rows[buffer.slots.by_class[label]], torch.stack(wanted))
 
 
@@ -137,13 +153,18 @@ def test_trimming_keeps_the_first_exemplars_and_the_budget(make_model, make_stre
     buffer = strategy.storage_policy
     before = {label: buffer.rows[buffer.slots.by_class[label]].clone() for label in buffer.classes}
     strategy.train(stream.train_stream[1])
-    assert len(buffer) == 4 and {label: buffer.slots.count(label) for label in buffer.classes} == dict.fromkeys(
-        buffer.classes, 1
-    )
+    assert [buffer.slots.count(label) for label in buffer.classes] == [2, 2, 2, 1] and not buffer.slots.free
     for label, rows in before.items():
-        assert torch.equal(buffer.rows[buffer.slots.by_class[label]], rows[:1])
-        assert buffer.labels[buffer.slots.by_class[label]].tolist() == [label]
-    assert not buffer.rows[buffer.slots.free].any() and (buffer.labels[buffer.slots.free] == -1).all()
+        assert torch.equal(buffer.rows[buffer.slots.by_class[label]], rows[:2])
+        assert buffer.labels[buffer.slots.by_class[label]].tolist() == [label] * 2
+
+
+def test_slots_without_an_exemplar_keep_no_bytes(make_model, make_stream):
+    strategy, _ = learned(make_model, make_stream, mem_size=50)
+    buffer = strategy.storage_policy
+    assert len(buffer) == 40 and len(buffer.slots.free) == 10  # all frames there were
+    buffer.begin_experience(list(range(4)), 5)
+    assert not buffer.rows.any() and (buffer.labels == -1).all()
 
 
 def test_the_nearest_mean_answers_and_unseen_classes_are_masked(make_model, make_stream):
@@ -214,7 +235,7 @@ def test_a_class_that_comes_again_is_herded_from_old_exemplars_and_new_frames(ma
         candidates = torch.cat(
             [rows, *(strategy.model.pixels(f.unsqueeze(0)) for f in frames_of(stream.train_stream[0], label))]
         )
-        chosen = herd(slow_features(strategy.model, candidates), 3)
+        chosen = herd(slow_features(strategy.model, candidates), len(rows))
         held = buffer.rows[buffer.slots.by_class[label]]
         assert torch.equal(held, candidates[chosen])
 
@@ -234,16 +255,33 @@ def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_fewer_exemplars_than_classes_are_refused_with_the_numbers(make_model, make_stream):
-    with pytest.raises(ValueError, match=re.escape("icarl keeps at least one exemplar of each class, but mem_size=3")):
-        build(make_model(codebook=False), 3)
-    # Also where the stream turns out longer than announced, and before anything is learned.
-    strategy = build(make_model(codebook=False), 4)
-    stream = make_stream()
+def test_with_fewer_exemplars_than_classes_the_latest_have_none_and_are_no_answers(make_model, make_stream):
+    class Watch(SupervisedPlugin):
+        answers: frozenset = frozenset()
+
+        def after_eval_iteration(self, strategy, **kwargs):
+            self.answers |= set(strategy.mb_output.argmax(1).tolist())
+
+    spy, watch = Spy(), Watch()
+    strategy, stream = learned(make_model, make_stream, mem_size=3, plugins=[spy, watch])
+    first, second = (sorted(set(map(int, e.dataset.targets))) for e in stream.train_stream)
+    assert strategy.storage_policy.classes == [*first, second[0]]
+    strategy.eval(stream.test_stream)
+    assert watch.answers <= {*first, second[0]}
+    # What has no exemplar is an old class all the same: distilled, if not replayed.
     strategy.train(stream.train_stream[0])
-    strategy.storage_policy.resize(strategy, 3)
-    with pytest.raises(ValueError, match="3 exemplars cannot stand for the 4 classes seen so far"):
-        strategy.train(stream.train_stream[1])
+    assert the(strategy)._old == second and spy.losses == pytest.approx(spy.expected, rel=1e-4)
+
+
+def test_a_relu_behind_the_head_is_warned_of():
+    layers = OrderedDict(head=nn.Conv2d(4, 3, 1), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+    model = SplitModel(nn.Conv2d(3, 4, 3), nn.Sequential(layers), "head", image_size=16)
+    with pytest.warns(UserWarning, match="a ReLU follows the head of this model"):
+        build(model, 3)
+    del model.plastic_layers.relu
+    with warnings.catch_warnings(record=True) as caught:
+        build(model, 3)
+    assert not [warning for warning in caught if "ReLU" in str(warning.message)]
 
 
 def test_the_rule_stores_in_order():
@@ -251,7 +289,7 @@ def test_the_rule_stores_in_order():
     buffer.begin_experience([0, 0, 1, 1], 2)
     assert buffer.rule.choose(buffer.slots, [0, 0, 1, 1]) == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert buffer.rule.begin_experience(buffer.slots, {2: 9, 3: 9}, 2) == [1, 3]
-    assert buffer.slots.by_class == {0: [0], 1: [2]}
+    assert buffer.slots.by_class == {0: [0], 1: [2], 2: [], 3: []}
 
 
 def test_features_of_training_are_not_kept(make_model, make_stream):

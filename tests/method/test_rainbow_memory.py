@@ -55,14 +55,25 @@ def plugin_of(strategy):
 
 
 def test_the_choice_spans_the_range_of_uncertainty():
-    # Ten candidates, four wanted: every second in the order of uncertainty, the surest first.
+    # Ten candidates, four wanted: every third in the order of uncertainty, from the surest to the least sure.
     uncertainty = [0.9, 0.0, 0.5, 0.1, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4]
     order = [1, 3, 5, 7, 9, 2, 8, 6, 4, 0]
-    assert easy_to_hard(uncertainty, 4) == [order[0], order[2], order[4], order[6]]
-    assert [uncertainty[place] for place in easy_to_hard(uncertainty, 3)] == [0.0, 0.3, 0.6]
-    assert easy_to_hard(uncertainty, 7) == order[:7]  # a step of one
+    assert easy_to_hard(uncertainty, 4) == [order[0], order[3], order[6], order[9]]
+    assert [uncertainty[place] for place in easy_to_hard(uncertainty, 3)] == [0.0, 0.4, 0.9]
+    assert easy_to_hard(uncertainty, 1) == [1]
     assert easy_to_hard(uncertainty, 10) == order == easy_to_hard(uncertainty, 25)
-    assert easy_to_hard([0.5, 0.5, 0.5, 0.0], 2) == [3, 1]  # among equals in the order of the stream
+    assert easy_to_hard([0.5, 0.5, 0.5, 0.0], 2) == [3, 2]  # equals are in the order of the stream
+    # Nearly as many wanted as there are: with a step of a whole number they would be the surest.
+    for count in range(2, 11):
+        chosen = easy_to_hard(uncertainty, count)
+        assert {1, 0} <= set(chosen) and len(set(chosen)) == count
+        steps = np.diff([order.index(place) for place in chosen])
+        assert steps.max() - steps.min() <= 1
+    # A class that is cut down again and again keeps its extremes.
+    left = sorted(uncertainty)
+    for count in (7, 5, 3, 2):
+        left = [left[place] for place in easy_to_hard(left, count)]
+        assert (left[0], left[-1], len(left)) == (0.0, 0.9, count)
 
 
 class Rounds(nn.Module):
@@ -206,7 +217,8 @@ def chosen_by_hand(strategy, stream, number, memory):
                 votes[max(strategy.seen_classes.seen, key=logits.__getitem__)] += 1
             scored.append(1 - max(votes.values()) / len(plugin.perturbations))
         order = sorted(range(len(images)), key=lambda i: scored[i])
-        wanted += [(label, images[i]) for i in order[:: max(1, len(order) // count)][:count]]
+        last = min(count, len(order)) - 1
+        wanted += [(label, images[order[round(j * (len(order) - 1) / max(1, last))]]) for j in range(last + 1)]
         scores += scored
     return wanted, scores
 
@@ -344,10 +356,11 @@ def test_the_loss_of_a_mixed_batch_is_mixed_by_the_share_of_the_area(make_model,
         mixed_before = mixes_so_far
 
 
-@pytest.mark.parametrize("run", [0, 1, 2])
+@pytest.mark.parametrize("run", [0, 1, 3])
 def test_labels_are_those_of_the_run(make_model, make_stream, run):
-    """The memory, and what is evaluated, is of this run's stream: a class has another number in each run."""
+    """The memory, and what is evaluated, is of this run's stream, whose classes come in another order than run 0's."""
     stream = make_stream(run=run)
+    assert (list(stream.classes_order) == list(make_stream().classes_order)) == (run == 0)
     asked = []
 
     class Asked(SupervisedPlugin):
@@ -363,6 +376,8 @@ def test_labels_are_those_of_the_run(make_model, make_stream, run):
     own = [(image, int(label)) for e in stream.test_stream for image, label, *_ in e.dataset]
     assert len(asked) == len(own)
     assert all(torch.equal(a[0], b[0]) and a[1] == b[1] for a, b in zip(asked, own))
+    for trained, tested in zip(stream.train_stream, stream.test_stream):
+        assert set(trained.dataset.targets) == set(tested.dataset.targets)
 
 
 def test_bytes(make_model, make_stream):

@@ -114,6 +114,40 @@ def test_mas_importances_by_hand():
     assert found.tolist() == pytest.approx([5 * 0.4, 5 * 0.2, 0.0])
 
 
+def test_si_importances_by_hand():
+    """Two weights at 0, an image of 1 and one of 0 (which has no slope), two epochs at a rate of 2: both count.
+
+    First the slopes are -+0.25 and the steps +-0.5. Then the answer is ``1 / (1 + exp(-1)) = 0.7310586``, the slopes
+    are -+0.2689414 / 2, and the steps with momentum +-2 * (0.9 * 0.25 + 0.2689414 / 2).
+    """
+    plugin = StreamSI(SISettings(weight=0.01, damping=0.1))
+    learn(tiny_model([0.0, 0.0]), stream_of(([1.0, 0.0], [0, 1])), plugin, rate=2.0, first_epochs=2)
+    slope = 0.2689414 / 2
+    step = 2 * (0.9 * 0.25 + slope)
+    path, shift = 0.25 * 0.5 + slope * step, 0.5 + step
+    found = plugin.importances["plastic_layers.1.weight"]
+    assert found.tolist() == pytest.approx([path / (shift**2 + 0.1)] * 2, rel=1e-5)
+
+
+def test_importances_are_measured_without_dropout():
+    cases = ((StreamEWC, EWCSettings(), "importances"), (StreamMAS, MASSettings(), "importance"))
+    for kind, settings, kept in cases:
+        plugin, again = kind(settings), kind(settings)
+        dropping = Dropping()
+        plastic = nn.Sequential(nn.Flatten(), dropping, nn.Linear(1, 3, bias=False))
+        model = SplitModel(Brightness(), plastic, "2", image_size=2)
+        with torch.no_grad():
+            plastic[2].weight.copy_(torch.tensor(LOGITS_OF_ONE).view(-1, 1))
+        learn(model, stream_of((NUMBERS, LABELS)), plugin, rate=0.0)
+        assert dropping.modes[-len(NUMBERS) :] == [False, False] and plastic.training
+        without = getattr(measured(again), kept)
+        found = getattr(plugin, kept)
+        found, without = (one.get(0, one) for one in (found, without))  # EWC's first experience, all of MAS's
+        torch.testing.assert_close(
+            found["plastic_layers.2.weight"].data, without["plastic_layers.1.weight"].data, rtol=1e-5, atol=1e-7
+        )
+
+
 def test_si_importances_of_weights_that_stand_still_are_zero():
     found = measured(StreamSI(SISettings())).importances["plastic_layers.1.weight"]
     assert found.tolist() == [0.0, 0.0, 0.0]
@@ -341,6 +375,19 @@ def test_entries_build_and_need_no_budget(entry, make_model):
     strategy = entry.build(recipe_of(entry, make_model(codebook=False)))
     assert [type(plugin) for plugin in strategy.plugins].count(PLUGINS[entry]) == 1
     assert not entry.budgeted and not entry.codebook
+
+
+@pytest.mark.parametrize("entry", PLUGINS, ids=lambda entry: entry.name)
+def test_runs_share_nothing(entry, make_model, make_stream):
+    """What one run learned is not in the next one's network or statistics."""
+    used, fresh, alone = (entry.build(recipe_of(entry, make_model(codebook=False))) for _ in range(3))
+    for experience in make_stream().train_stream:
+        used.train(experience)
+    assert statistics_bytes(used) > 0 and statistics_bytes(fresh) == 0
+    for strategy in (fresh, alone):
+        for experience in make_stream().train_stream:
+            strategy.train(experience)
+    assert torch.equal(weights_of(fresh.model), weights_of(alone.model))
 
 
 def test_defaults_are_those_of_the_papers():

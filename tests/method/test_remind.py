@@ -2,9 +2,7 @@
 
 import copy
 import pickle
-from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
@@ -18,11 +16,10 @@ from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.baselines.bounds import FINETUNE
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.remind import REMIND, RemindSettings
-from crumb_avalanche.baselines.remind_memory import EvictLargest, PQCodeBuffer, balanced_choice, make_quantizer
+from crumb_avalanche.baselines.remind_memory import PQCodeBuffer, make_quantizer
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.packing import unpack
 from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_rules import Slots
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 BATCH, RATE = 5, 0.002
@@ -110,32 +107,6 @@ def test_never_more_memories_than_the_cap_the_first_experience_included(mem_size
 def test_the_first_memories_are_balanced_where_the_classes_are_not(make_model):
     strategy, _ = learn(make_model, experiences=1, stream=easy_stream((4, 20, 20, 20, 20, 20)), mem_size=10)
     assert [strategy.storage_policy.slots.count(label) for label in (0, 1)] == [4, 6]
-
-
-def test_a_balanced_choice_by_hand():
-    labels = [0] * 3 + [1] * 50 + [2] * 50
-    chosen = balanced_choice(labels, 23, np.random.default_rng(0))
-    assert Counter(labels[place] for place in chosen) == {0: 3, 1: 10, 2: 10}
-    assert chosen == sorted(set(chosen))
-    assert chosen != balanced_choice(labels, 23, np.random.default_rng(1))
-    assert balanced_choice([3, 3], 9, np.random.default_rng(0)) == [0, 1]
-    # No place of a class is preferred.
-    often = Counter(place for seed in range(300) for place in balanced_choice([0] * 6, 2, np.random.default_rng(seed)))
-    assert min(often.values()) > 60
-
-
-def test_eviction_is_from_the_largest_class_with_equal_chances_for_the_new_image():
-    gone = Counter()
-    for seed in range(2000):
-        rule, slots = EvictLargest(), Slots(4, seed)
-        assert rule.choose(slots, [0, 0, 0, 1]) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-        chosen = rule.choose(slots, [0])
-        gone[chosen[0][1] if chosen else "new"] += 1
-        assert len(slots) == 4 and slots.count(1) == 1 and slots.count(0) == 3
-    assert set(gone) == {0, 1, 2, "new"} and min(gone.values()) > 400
-    slots = Slots(3, 0)
-    assert len(EvictLargest().choose(slots, [0, 0, 0, 1, 2, 2, 2, 2])) >= 6
-    assert sorted(slots.count(label) for label in (0, 1, 2)) == [1, 1, 1]
 
 
 def test_every_memory_is_the_code_of_an_image_of_its_label(make_model):
@@ -389,3 +360,39 @@ def test_bytes_at_the_papers_cut():
 def test_wrong_settings_are_told(changes, words):
     with pytest.raises(ValueError, match=words):
         RemindSettings(**changes)
+
+
+def test_memories_are_the_codes_that_faiss_gives_with_the_same_table(make_model):
+    import faiss
+
+    strategy, stream = learn(wide_model, mem_size=30, sub_quantizers=8, centroids=16)
+    buffer, model = strategy.storage_policy, strategy.model
+    groups, size, dim = buffer.quantizer.centroids.shape
+    theirs = faiss.ProductQuantizer(groups * dim, groups, 4)
+    faiss.copy_array_to_vector(buffer.quantizer.centroids.numpy().ravel(), theirs.centroids)
+    images = torch.cat([images_of(experience) for experience in stream.train_stream])
+    vectors = model.features(images).permute(0, 2, 3, 1).reshape(-1, groups * dim).contiguous().numpy()
+    # Two codes of four bits a byte, the first in the lower half.
+    packed = torch.from_numpy(theirs.compute_codes(vectors))
+    codes = torch.stack([packed % 16, packed // 16], 2).view(len(images), -1)
+    stored = unpack(buffer.rows, buffer.quantizer.bits, codes.shape[1])
+    assert size == 16 and (stored[:, None] == codes[None]).all(2).any(1).all()
+
+
+def test_the_curve_is_not_that_of_a_network_that_knows_its_latest_experience():
+    """One scheduler a class on one optimiser gives 1/t after experience t: nothing but the latest is known."""
+    method = dict(decay_per_class=True, rate_start=0.05, rate_end=0.0005, rate_step=10, rate_images=40)
+    torch.manual_seed(0)
+    stream = easy_stream((40,) * 6, shuffled=True)
+    strategy = build(wide_model, mem_size=60, rate=0.05, samples_at_a_time=True, replays=15, **method)
+    for number, experience in enumerate(stream.train_stream, 1):
+        strategy.train(experience)
+        correct = []
+        strategy._after_eval_iteration = lambda log=correct, **kw: log.append(
+            strategy.mb_output.argmax(1) == strategy.mb_y
+        )
+        strategy.eval(stream.test_stream[:number])
+        of_experience = torch.cat(correct).double().view(number, -1).mean(1)
+        if number > 1:
+            assert float(of_experience.mean()) > 1 / number + 0.2
+        assert float(of_experience.min()) > 0.3  # none is lost

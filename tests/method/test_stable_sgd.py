@@ -14,6 +14,7 @@ from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.stable_sgd import STABLE_SGD, StableSGDSettings
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.streaming import UNSEEN_LOGIT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
@@ -56,6 +57,38 @@ def test_the_rate_falls_from_experience_to_experience_down_to_the_lowest(make_mo
     # 0.08, 0.08 * 0.5, and 0.08 * 0.25 = 0.02, which is below the lowest
     for rates, expected in zip(watch.rates, (0.08, 0.04, 0.03)):
         assert rates and all(rate == pytest.approx([expected]) for rate in rates)
+
+
+def test_the_rate_is_of_the_number_of_the_experience_not_of_the_last_rate(make_model, make_stream):
+    watch, stream = Watch(), make_stream(classes=CLASSES)
+    strategy = build(make_model(n_classes=6, codebook=False), [watch], rate=0.08, gamma=0.5)
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    assert [rates[-1] for rates in watch.rates] == [pytest.approx([rate]) for rate in (0.08, 0.04, 0.02)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_answers_are_classes_seen_whatever_the_size_of_an_experience(size, make_model, make_stream):
+    """Not those of fixed groups, in training; not all outputs of the head, in evaluation."""
+    stream, answered = make_stream(size, classes=CLASSES), []
+
+    class Possible(SupervisedPlugin):
+        def before_backward(self, strategy, **kwargs):
+            answered.append(set((strategy.mb_output > UNSEEN_LOGIT).all(0).nonzero().flatten().tolist()))
+            seen = sorted(answered[-1])
+            places = torch.tensor([seen.index(label) for label in strategy.mb_y.tolist()])
+            torch.testing.assert_close(strategy.loss.squeeze(), cross_entropy(strategy.mb_output[:, seen], places))
+
+        def after_eval_iteration(self, strategy, **kwargs):
+            answered.append(set((strategy.mb_output > UNSEEN_LOGIT).all(0).nonzero().flatten().tolist()))
+
+    strategy, seen = build(make_model(n_classes=6, codebook=False), [Possible()]), set()
+    for number, experience in enumerate(stream.train_stream[:2]):
+        seen |= set(map(int, experience.classes_in_this_experience))
+        strategy.train(experience)
+        strategy.eval(stream.test_stream[: number + 1])
+        assert len(seen) == size * (number + 1) and all(classes == seen for classes in answered)
+        answered.clear()
 
 
 def test_the_default_schedule_is_the_authors():

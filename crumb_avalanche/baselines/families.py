@@ -1,0 +1,157 @@
+"""How the paper's authors ran each method: networks, resolutions and learning rates, as one table.
+
+Two families of settings compare the methods. *paper* is this table: every method on the network that the authors gave
+it, which differ in size, pretraining and image resolution, so its numbers say little about the methods themselves.
+*fair* needs no table: every method on the same frozen feature extractor and plastic layers at the same bytes, with a
+learning rate tuned on the first experience only (``learning_rate.tune``).
+
+Values are those of the published scripts. What belongs to a method alone (EWC's weight, LwF's temperature ...) is in
+the defaults of its own settings class.
+"""
+
+from dataclasses import asdict, dataclass, field
+
+FAMILIES = ("fair", "paper")
+
+
+@dataclass(frozen=True)
+class PaperSettings:
+    """One row: the network and its training. Names are those of ``crumb run``.
+
+    Attributes:
+        backbone: network.
+        cut_layer: where it is cut; 0 trains the whole network, ``None`` cuts where the paper does.
+        weights: ``"none"`` for a network that starts untrained; ``None``: what the run gives.
+        image_size: pixels.
+        learning_rate, momentum, weight_decay: of SGD.
+        batch_size: images a batch; ``None`` is the benchmark's (21 for video, 128 for images).
+        first_epochs: epochs on the first experience.
+        head_kernel, relu_logits: of SqueezeNet's head.
+        clamp_gradients, replay_weight, storing_rule: of CRUMB's own code.
+        on: what is different on some benchmarks, by name.
+    """
+
+    backbone: str = "squeezenet1_0"
+    cut_layer: int | None = 0
+    weights: str | None = None
+    image_size: int = 224
+    learning_rate: float = 1e-4
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    batch_size: int | None = None
+    first_epochs: int = 10
+    head_kernel: int = 3
+    relu_logits: bool = True
+    clamp_gradients: float = 0.0
+    replay_weight: float = 1.0
+    storing_rule: str = "every_jth"
+    on: dict[str, dict] = field(default_factory=dict, hash=False)
+
+    def for_benchmark(self, benchmark: str) -> dict:
+        """Settings of ``crumb run`` on a benchmark."""
+        values = {**asdict(self), **self.on.get(benchmark, {})}
+        del values["on"]
+        return values
+
+
+# Small networks learn from small images and start untrained; they end in one linear layer.
+_SMALL = dict(cut_layer=0, weights="none", image_size=32, head_kernel=1, relu_logits=False)
+_IMAGES = {"cifar100": dict(batch_size=21), "imagenet": dict(batch_size=128, first_epochs=20, learning_rate=1e-3)}
+_ONE_EPOCH = {name: dict(first_epochs=1) for name in ("toybox", "ilab")}
+_SQUEEZENET = PaperSettings(on={**_IMAGES, **_ONE_EPOCH})
+_EXEMPLARS = PaperSettings(
+    on={
+        **_IMAGES,
+        **_ONE_EPOCH,
+        "imagenet": dict(batch_size=128, first_epochs=10),
+    }
+)
+_OFFLINE = PaperSettings(
+    batch_size=128,
+    first_epochs=5,
+    on={
+        **{name: dict(batch_size=100) for name in ("toybox", "ilab")},
+        "cifar100": dict(batch_size=100, first_epochs=10),
+        "imagenet": dict(first_epochs=15, learning_rate=1e-3),
+    },
+)
+# CRUMB's published code: F frozen, gradients clamped, replay loss times five.
+_CRUMB = PaperSettings(
+    cut_layer=None, learning_rate=1e-3, clamp_gradients=10.0, replay_weight=5.0, storing_rule="reference"
+)
+_GSS_TOYBOX = dict(backbone="slim_resnet18", batch_size=100, learning_rate=1e-4, first_epochs=15)
+
+PAPER: dict[str, PaperSettings] = {
+    "crumb": _CRUMB,
+    "image_replay": _CRUMB,
+    "memory_recall": _CRUMB,
+    "finetune": _SQUEEZENET,
+    "offline": _OFFLINE,
+    "ewc": _SQUEEZENET,
+    "si": _SQUEEZENET,
+    "mas": PaperSettings(on={**_IMAGES, **_ONE_EPOCH, "core50": dict(learning_rate=1e-3)}),
+    "gem": _SQUEEZENET,
+    "icarl": _EXEMPLARS,
+    "remind": PaperSettings(cut_layer=None, learning_rate=1e-3, weight_decay=1e-5, batch_size=21),
+    "bic": PaperSettings(
+        image_size=32,
+        learning_rate=1e-3,
+        weight_decay=2e-4,
+        batch_size=128,
+        first_epochs=15,
+        on={"ilab": dict(learning_rate=1e-4)},
+    ),
+    # The authors put attention modules (CBAM) into this network.
+    "lwf": PaperSettings(
+        backbone="resnet18",
+        learning_rate=0.2,
+        weight_decay=1e-5,
+        batch_size=128,
+        on={"toybox": dict(learning_rate=0.02), "cifar100": dict(first_epochs=20)},
+        **_SMALL,
+    ),
+    "stable_sgd": PaperSettings(
+        backbone="slim_resnet18",
+        learning_rate=0.2,
+        momentum=0.8,
+        batch_size=128,
+        first_epochs=15,
+        on={"cifar100": dict(learning_rate=0.15, batch_size=64, first_epochs=25)},
+        **_SMALL,
+    ),
+    "gss": PaperSettings(
+        backbone="mlp",
+        learning_rate=1e-3,
+        batch_size=10,
+        on={"toybox": _GSS_TOYBOX, "ilab": dict(batch_size=100, learning_rate=1e-4, first_epochs=15)},
+        **_SMALL,
+    ),
+    "cope": PaperSettings(
+        backbone="mlp", learning_rate=1e-3, batch_size=10, on={"cifar100": dict(backbone="slim_resnet18")}, **_SMALL
+    ),
+    "aanets": PaperSettings(
+        backbone="resnet32", learning_rate=0.1, weight_decay=5e-4, batch_size=100, first_epochs=30, **_SMALL
+    ),
+    "rainbow_memory": PaperSettings(
+        backbone="resnet32",
+        learning_rate=0.008,
+        batch_size=64,
+        first_epochs=15,
+        on={"core50": dict(learning_rate=0.004), "cifar100": dict(batch_size=16)},
+        **{**_SMALL, "image_size": 128},
+    ),
+}
+
+
+def paper_settings(strategy: str, benchmark: str) -> dict:
+    """Settings of ``crumb run`` with which the paper's authors ran a method.
+
+    Raises:
+        ValueError: a method that they did not run; the others are listed.
+    """
+    if strategy not in PAPER:
+        raise ValueError(
+            f"the paper's authors did not run {strategy}, so there is no family 'paper' of it; they ran "
+            f"{', '.join(PAPER)}. Use --family fair"
+        )
+    return PAPER[strategy].for_benchmark(benchmark)

@@ -1,0 +1,48 @@
+"""The learning rate of a run of the family *fair*: tuned on its first experience."""
+
+import copy
+from dataclasses import replace
+
+from crumb_avalanche.baselines.registry import build_strategy, get_strategy
+from crumb_avalanche.cli import build
+from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.cli.tables import table
+from crumb_avalanche.learning_rate import Trial, tune
+from crumb_avalanche.split_model import SplitModel
+
+
+def trials(settings: RunSettings, stream: build.Stream, model: SplitModel, mem_size: int, plugins: list) -> list[Trial]:
+    """All rates tried, the chosen one first; none where a rate is given or no gradient steps are taken.
+
+    A bound that is trained on all classes at once is tuned on the first experience too, as a stream learner would be.
+    """
+    entry = get_strategy(settings.strategy)
+    if settings.learning_rate is not None or not entry.gradient:
+        return []
+    if entry.joint:
+        stream = build.build_stream(settings, settings.run, joint=False)
+
+    def learner(rate, evaluator):
+        chosen = replace(settings, learning_rate=rate, first_epochs=1)
+        return build_strategy(
+            settings.strategy,
+            copy.deepcopy(model),
+            build.learning_settings(chosen, stream.entry),
+            mem_size,
+            settings.run,
+            settings.device,
+            build.strategy_settings(settings),
+            plugins=list(plugins),
+            evaluator=evaluator,
+        )
+
+    return tune(learner, stream.benchmark.train_stream[0], num_workers=settings.workers)
+
+
+def described(trials: list[Trial]) -> str:
+    """A table of the trials."""
+    rows = [
+        [f"{trial.learning_rate:g}", f"{trial.accuracy:.1f}", f"{trial.loss:.4f}", "chosen" if not place else ""]
+        for place, trial in enumerate(trials)
+    ]
+    return "learning rates on held-out frames of the first experience\n" + table(["rate", "accuracy", "loss", ""], rows)

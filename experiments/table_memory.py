@@ -1,0 +1,85 @@
+"""Time and peak memory of making CRUMB's codebook, or REMIND's tables, out of a file of maps; for `cost_of_replay.py`.
+
+A task is a dictionary: `kind`, `file` (float32 maps) and their `shape` `(N, H, W, C)`, `seed`, `threads`; for the
+codebook `codebook_size`, `codebook_dim`, `codebook_init` and `measured_images`; for the tables `sub_quantizers`, `bits`
+and `fit_vectors`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bench_streams import resident
+
+CODEBOOK, ALL_MAPS, SAMPLE = "crumb", "remind, tables from all maps", "remind, tables from a sample"
+
+
+def make_table(task: dict, shape: tuple[int, ...]) -> None:
+    """Make the codebook, or fit the tables, from the maps in the file."""
+    count, *_, channels = shape
+    each = int(np.prod(shape[1:]))
+
+    def read(first: int, images: int) -> np.ndarray:
+        return np.fromfile(task["file"], np.float32, images * each, offset=4 * each * first).reshape(-1, *shape[1:])
+
+    if task["kind"] == CODEBOOK:
+        from crumb_avalanche.codebook import Codebook
+        from crumb_avalanche.codebook_init import INITIALISERS
+
+        places = np.unique(np.linspace(0, count - 1, task["measured_images"]).astype(int))
+        maps = np.empty((len(places), *shape[1:]), np.float32)
+        for number, place in enumerate(places):
+            maps[number] = read(place, 1)[0]
+        codebook = Codebook(task["codebook_size"], task["codebook_dim"])
+        generator = torch.Generator().manual_seed(task["seed"])
+        INITIALISERS[task["codebook_init"]](codebook, torch.from_numpy(maps).permute(0, 3, 1, 2), generator)
+    elif task["kind"] == ALL_MAPS:
+        import faiss
+
+        faiss.omp_set_num_threads(task["threads"])
+        tables = faiss.ProductQuantizer(channels, task["sub_quantizers"], task["bits"])
+        tables.cp.min_points_per_centroid = 1  # only warns
+        tables.train(read(0, count).reshape(-1, channels))
+    else:
+        from crumb_avalanche.baselines.remind_memory import LocationSample
+        from crumb_avalanche.product_quantizer import ProductQuantizer
+
+        sample = LocationSample(count, task["fit_vectors"], np.random.default_rng(task["seed"]))
+        for start in range(0, count, 16):
+            sample.take(torch.from_numpy(read(start, min(16, count - start))).permute(0, 3, 1, 2))
+        tables = ProductQuantizer(channels, task["sub_quantizers"], 2 ** task["bits"])
+        tables.fit(sample.vectors, task["seed"])
+
+
+def made(task: dict) -> dict:
+    """Seconds, and bytes of resident memory at the most above what was resident before; in this process."""
+    torch.set_num_threads(task["threads"])
+    with tempfile.NamedTemporaryFile() as file:  # what libraries take at their first call is no part of it
+        shape = (20, 4, 4, task["shape"][-1])
+        np.random.default_rng(0).random(shape, np.float32).tofile(file.name)
+        make_table({**task, "file": file.name}, shape)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before, start = resident("VmRSS"), time.perf_counter()
+    make_table(task, tuple(task["shape"]))
+    return {"seconds": time.perf_counter() - start, "bytes": resident("VmHWM") - before}
+
+
+def made_in_new_process(task: dict) -> dict:
+    """The same in a process of its own, where every larger block is given back as soon as it is freed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(task["threads"]), "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, __file__, json.dumps(task)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(made(json.loads(sys.argv[1]))))

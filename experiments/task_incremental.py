@@ -1,0 +1,292 @@
+"""Is a weak class-incremental number the method's, or a mistake of ours? The same weights, asked both ways.
+
+    python experiments/task_incremental.py --quick true
+    python experiments/task_incremental.py --benchmark eth80 --dataset-root eth80 --runs 0-9 --threads 1
+
+EWC, SI, MAS, LwF and Stable SGD were made for streams that tell which task an image belongs to. Each learns a stream
+as in `crumb run`, with the loss over all classes seen so far, and so does fine-tuning from the same first weights. Then
+one and the same network is tested twice: over all classes, and over those of the image's experience only.
+
+Printed, and written to the output folder (table.csv, report.png, report.svg, a JSON file a method and run), in percent:
+  class-incremental  accuracy on all test images, over all classes, after the whole stream
+  task-incremental   mean over experiences of the accuracy on their test images, over their classes, after the stream
+  forgetting         mean over all experiences but the last: the same just after it was learned, minus at the end
+Mean +- standard deviation over the runs, and likewise the differences to fine-tuning in the same run. Most settings are
+those of `crumb run`. Methods and runs that the output folder holds already are not repeated.
+"""
+
+import csv
+import io
+import json
+import statistics
+import sys
+import warnings
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+import matplotlib
+
+from crumb_avalanche.cli import underscored
+from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
+
+
+@dataclass(frozen=True)
+class Method:
+    """A strategy of the registry, with the settings of its own that differ from its defaults."""
+
+    strategy: str
+    settings: dict = field(default_factory=dict)
+
+
+# Fine-tuning first: the others are compared with it. Strengths were chosen on toy_shapes alone, by task-incremental
+# accuracy in one run (100, which no table has; SqueezeNet, 4 first epochs). Tried: ewc 100, 1e4, 1e6; si 1, 100; mas 1,
+# 100; lwf 1, 10. The defaults, made for class-incremental streams, are 100, 0.01, 1 and 1.
+METHODS = (
+    Method("finetune"),
+    Method("ewc", {"weight": 1e4}),
+    Method("si", {"weight": 100.0}),
+    Method("mas", {"weight": 100.0}),
+    Method("lwf", {"alpha": 1.0}),
+    Method("stable_sgd"),
+)
+
+QUICK = dict(
+    benchmark="toy_shapes",
+    backbone="small_cnn",
+    weights="none",
+    image_size=32,
+    first_epochs=1,
+    classes_per_experience=5,
+    progress=False,
+)
+FIGURES = {
+    "class_incremental": "class-incremental accuracy",
+    "task_incremental": "task-incremental accuracy",
+    "forgetting": "task-incremental forgetting",
+}
+# Settings of `crumb run` that none of these methods reads, or that belong to one run.
+LEFT_OUT = {
+    *("strategy", "strategy_config", "family", "run", "checkpoint", "evaluate_quantized"),
+    *("budget_images", "budget_bytes", "mem_size", "replay_weight", "replay_steps", "fused", "storing_rule"),
+    *("codebook_size", "codebook_dim", "codebook_init", "freeze_codebook", "direct_weight", "codebook_weight"),
+}
+
+
+def parser():
+    """The command line."""
+    from jsonargparse import ActionConfigFile, ArgumentParser
+
+    command = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
+    command.add_argument("--quick", type=bool, default=False, help="a trial on drawn shapes, half a minute")
+    command.add_argument("--methods", type=str, help="some of them, such as ewc,lwf; fine-tuning is always there")
+    command.add_class_arguments(RunSettings, skip=LEFT_OUT)
+    command.set_defaults(output="runs/task_incremental")
+    return command
+
+
+def chosen_methods(names: str | None) -> list[Method]:
+    """Fine-tuning, and those of the names.
+
+    Raises:
+        ValueError: a name that is not in ``METHODS``.
+    """
+    known = {method.strategy: method for method in METHODS}
+    wanted = list(known) if names is None else ["finetune", *(name.strip() for name in names.split(","))]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ValueError(f"no method {', '.join(unknown)} here; known are {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(wanted)]
+
+
+def measure(settings: RunSettings, method: Method) -> dict[str, float]:
+    """The figures of one method in one run.
+
+    Args:
+        settings: resolved, with ``run`` set.
+        method: which, and how.
+    """
+    from avalanche.evaluation.metrics import accuracy_metrics
+    from avalanche.training.plugins import EvaluationPlugin
+
+    from crumb_avalanche.baselines.registry import build_strategy
+    from crumb_avalanche.baselines.task_incremental import TaskIncrementalPlugin
+    from crumb_avalanche.cli import build
+    from crumb_avalanche.cli.progress import ProgressPlugin
+    from crumb_avalanche.cli.run import accuracy_on
+    from crumb_avalanche.feature_cache import FeatureCache
+    from crumb_avalanche.preparation import prepare
+
+    build.set_threads_and_seeds(settings.threads, settings.run)  # the same first weights for all methods
+    stream = build.build_stream(settings, settings.run, joint=False)
+    train, test = stream.benchmark.train_stream, stream.benchmark.test_stream
+    if len(train) < 2:
+        raise ValueError("the stream has one experience, so nothing can be forgotten; lower --classes-per-experience")
+    model = build.build_model(settings, stream.benchmark.n_classes, codebook=False).to(settings.device)
+    model.set_precision(settings.precision)
+    if not settings.pretrained:
+        prepare(model, train[0].dataset, seed=settings.run)
+    if settings.compile:
+        model.compile()
+    plugins = [ProgressPlugin(len(train), settings.progress)]
+    if settings.feature_cache:
+        arguments = (settings.workers, settings.progress, settings.cache_precision == "fp16")
+        plugins.append(FeatureCache(settings.feature_cache, model, len(stream.table), stream.images_key, *arguments))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No loggers specified")
+        evaluator = EvaluationPlugin(accuracy_metrics(experience=True, stream=True), loggers=[])
+    learning = build.learning_settings(settings, stream.entry)
+    strategy = build_strategy(
+        *(method.strategy, model, learning, 0, settings.run, settings.device, method.settings),
+        plugins=plugins,
+        evaluator=evaluator,
+    )
+    hint, loader = TaskIncrementalPlugin(), {"num_workers": settings.workers}
+
+    def with_hint(experiences) -> list[float]:
+        strategy.plugins.append(hint)
+        metrics = strategy.eval(experiences, **loader)
+        strategy.plugins.remove(hint)
+        return [100 * accuracy_on(metrics, experience.current_experience) for experience in experiences]
+
+    learned = []
+    for number, experience in enumerate(train):
+        strategy.train(experience, eval_streams=[], **loader)
+        learned += with_hint(test[number : number + 1])
+    final = with_hint(test)
+    free = strategy.eval(test, **loader)
+    return {
+        "class_incremental": 100 * next(v for k, v in free.items() if k.startswith("Top1_Acc_Stream/eval")),
+        "task_incremental": statistics.fmean(final),
+        "forgetting": statistics.fmean(before - after for before, after in zip(learned[:-1], final[:-1])),
+        "after_learning": learned,
+        "after_the_stream": final,
+    }
+
+
+def measured(settings: RunSettings, method: Method) -> dict[str, float]:
+    """As ``measure``, but read from the output folder if it is there; else written to it.
+
+    Raises:
+        FinishedRunError: it was measured with other settings.
+    """
+    from crumb_avalanche.cli.run_folder import FinishedRunError, write_json
+
+    path = Path(settings.output) / f"{method.strategy}_run{settings.run}.json"
+    compared = {
+        name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT | LEFT_OUT
+    } | asdict(method)
+    if path.exists() and not settings.overwrite:
+        kept = json.loads(path.read_text())
+        if kept["made_with"] != compared:
+            raise FinishedRunError(
+                f"{path} was made with other settings; choose another --output, or start over with --overwrite true"
+            )
+        return kept["figures"]
+    figures = measure(settings, method)
+    write_json(path, {"figures": figures, "made_with": compared})
+    return figures
+
+
+def spread(values: list[float], sign: str = "") -> str:
+    """Mean and standard deviation (n - 1)."""
+    deviation = f" +- {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{sign}.1f}{deviation}"
+
+
+def rows_of(figures: dict[str, list[dict]]) -> list[dict]:
+    """One row a method and figure: mean, deviation, paired difference to fine-tuning and its deviation."""
+    rows = []
+    for name, runs in figures.items():
+        for figure in FIGURES:
+            values = [run[figure] for run in runs]
+            gains = [value - plain[figure] for value, plain in zip(values, figures["finetune"])]
+            deviations = [statistics.stdev(numbers) if len(runs) > 1 else 0.0 for numbers in (values, gains)]
+            numbers = statistics.fmean(values), deviations[0], statistics.fmean(gains), deviations[1]
+            names = ("mean", "std", "minus_finetune", "minus_finetune_std")
+            rows.append({"method": name, "figure": figure, "runs": len(runs), **dict(zip(names, numbers))})
+    return rows
+
+
+def picture(title: str, figures: dict[str, list[dict]]):
+    """A panel a figure: a bar for the mean, a dot for each run, and fine-tuning's mean as a line through all."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from crumb_avalanche.cli.pictures import COLOURS, STYLE
+
+    with matplotlib.rc_context(STYLE):
+        drawing = Figure(figsize=(13, 1.6 + 0.5 * len(figures)), layout="constrained")
+        drawing.suptitle(title)
+        for number, (axes, (figure, label)) in enumerate(zip(drawing.subplots(1, 3, sharey=True), FIGURES.items())):
+            values = {name: [run[figure] for run in runs] for name, runs in figures.items()}
+            means = [statistics.fmean(runs) for runs in values.values()]
+            axes.barh(range(len(means)), means, height=0.6, color=COLOURS[number], alpha=0.45)
+            for place, runs in enumerate(values.values()):
+                dots = place + (np.linspace(-0.2, 0.2, len(runs)) if len(runs) > 1 else np.zeros(1))
+                axes.plot(runs, dots, "o", ms=4, mfc="white", mec="0.15", mew=0.8)
+            axes.axvline(means[0], color="0.35", lw=0.8, ls="--")
+            axes.set_yticks(range(len(means)), list(values))
+            axes.set_xlabel(f"{label} (%)")
+        axes.invert_yaxis()
+    return drawing
+
+
+def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
+    """Print the table; write it and the picture."""
+    from crumb_avalanche.cli.pictures import save
+    from crumb_avalanche.cli.run_folder import write_text
+    from crumb_avalanche.cli.tables import table
+
+    folder = Path(settings.output)
+    text = io.StringIO()
+    rows = rows_of(figures)
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()} for row in rows)
+    write_text(folder / "table.csv", text.getvalue())
+    lines = []
+    for name, runs in figures.items():
+        line = [name]
+        for figure in FIGURES:
+            values = [run[figure] for run in runs]
+            gains = [value - plain[figure] for value, plain in zip(values, figures["finetune"])]
+            line += [spread(values), "" if name == "finetune" else spread(gains, "+")]
+        lines.append(line)
+    header = ["method"]
+    for label in ("class-incremental", "task-incremental", "forgetting"):
+        header += [label, "- finetune"]
+    count = len(figures["finetune"])
+    title = f"{settings.benchmark} ({settings.protocol}), {count} run{'s' * (count > 1)}"
+    print(f"\n{title}, percent, mean +- standard deviation\n{table(header, lines)}")
+    save(picture(title, figures), folder)
+    print(f"\ntable.csv and report.png are in {folder}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what is missing, then report."""
+    command = parser()
+    values = command.parse_args(underscored(sys.argv[1:] if arguments is None else arguments)).as_dict()
+    methods = chosen_methods(values.pop("methods"))
+    quick = values.pop("quick")
+    names = {item.name for item in fields(RunSettings)}
+    settings = RunSettings(**{name: value for name, value in values.items() if name in names})
+    settings = replace(settings, runs=settings.runs or ("0" if quick else "0-2"))
+    if quick:  # shapes take longer to draw than to learn
+        settings = replace(settings, **QUICK, feature_cache=f"{settings.output}/feature_cache")
+    figures: dict[str, list[dict]] = {method.strategy: [] for method in methods}
+    for run in settings.run_numbers():
+        for method in methods:
+            one = replace(settings, run=run, runs=None, strategy=method.strategy).resolved()
+            found = measured(one, method)
+            figures[method.strategy].append(found)
+            print(
+                f"run {run}, {method.strategy}: {found['class_incremental']:.1f} % class-incremental, "
+                f"{found['task_incremental']:.1f} % task-incremental, forgetting {found['forgetting']:.1f} %",
+                flush=True,
+            )
+    report(settings, figures)
+
+
+if __name__ == "__main__":
+    main()

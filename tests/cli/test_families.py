@@ -1,0 +1,130 @@
+"""``crumb run --family``: fair tunes its learning rate and changes nothing else, paper is the authors' own settings."""
+
+import json
+
+import pytest
+import yaml
+
+from crumb_avalanche.baselines.families import PAPER, paper_settings
+from crumb_avalanche.baselines.registry import STRATEGIES
+from crumb_avalanche.cli import tuning
+from crumb_avalanche.cli.build import build_model, memory_size
+from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.learning_rate import RATES, tune
+
+
+def run(crumb, tiny, output, *more):
+    code, out, err = crumb(*tiny, "--output", output, *more)
+    assert code == 0, err
+    return json.loads((output / "result.json").read_text()), out
+
+
+def test_fair_tunes_and_then_learns_as_if_the_rate_had_been_given(crumb, tiny, tmp_path):
+    tuned, out = run(crumb, tiny, tmp_path / "tuned", "--family", "fair", "--mem-size", "8")
+    assert "learning rates on held-out frames of the first experience" in out and "chosen" in out
+    assert sorted(trial["learning_rate"] for trial in tuned["learning_rate_trials"]) == sorted(RATES)
+    assert tuned["learning_rate"] == tuned["learning_rate_trials"][0]["learning_rate"]
+    assert tuned["tuning_seconds"] > 0
+    rate = str(tuned["learning_rate"])
+    given, _ = run(crumb, tiny, tmp_path / "given", "--learning-rate", rate, "--mem-size", "8")
+    assert given["learning_rate_trials"] == [] and given["tuning_seconds"] == 0
+    for name in ("accuracy_matrix.csv", "checkpoint/model.safetensors", "checkpoint/buffer.safetensors"):
+        assert (tmp_path / "tuned" / name).read_bytes() == (tmp_path / "given" / name).read_bytes()
+    assert tuned["accuracy_after"] == given["accuracy_after"]
+
+
+def test_a_rate_given_by_hand_is_not_tuned_and_closed_forms_have_none(crumb, tiny, tmp_path):
+    result, _ = run(crumb, tiny, tmp_path / "a", "--family", "fair", "--learning-rate", "0.002", "--mem-size", "8")
+    assert result["learning_rate"] == 0.002 and result["learning_rate_trials"] == []
+    result, _ = run(crumb, tiny, tmp_path / "b", "--family", "fair", "--strategy", "slda")
+    assert result["learning_rate"] is None and result["learning_rate_trials"] == []
+
+
+def test_the_offline_bound_is_tuned_on_the_first_experience_too(crumb, tiny, tmp_path, monkeypatch):
+    seen = []
+
+    def watched(make, experience, **loader):
+        seen.append(sorted(experience.classes_in_this_experience))
+        return tune(make, experience, **loader)
+
+    monkeypatch.setattr(tuning, "tune", watched)
+    for strategy in ("offline", "finetune"):
+        run(crumb, tiny, tmp_path / strategy, "--family", "fair", "--strategy", strategy)
+    assert seen[0] == seen[1] and len(seen[0]) == 2
+
+
+def test_what_is_given_wins_over_family_over_preset():
+    settings = RunSettings(strategy="ewc", family="paper", preset="paper").resolved()
+    assert (settings.cut_layer, settings.learning_rate, settings.head_kernel) == (0, 1e-4, 3)
+    assert RunSettings(strategy="ewc", family="paper", learning_rate=0.5).resolved().learning_rate == 0.5
+    usual = RunSettings(strategy="ewc").resolved()
+    assert (usual.cut_layer, usual.learning_rate, usual.head_kernel, usual.image_size) == (None, 1e-3, 1, 224)
+    assert RunSettings(strategy="ewc", family="fair").resolved().learning_rate is None
+
+
+def test_rows_of_the_paper_by_hand():
+    assert paper_settings("lwf", "core50")["learning_rate"] == 0.2
+    toybox = paper_settings("lwf", "toybox")
+    assert (toybox["learning_rate"], toybox["image_size"], toybox["weights"]) == (0.02, 32, "none")
+    assert paper_settings("stable_sgd", "cifar100")["first_epochs"] == 25
+    assert [paper_settings("gem", name)["first_epochs"] for name in ("core50", "ilab", "imagenet")] == [10, 1, 20]
+    assert paper_settings("gss", "toybox")["backbone"] == "slim_resnet18"
+    assert paper_settings("crumb", "core50")["clamp_gradients"] == 10
+    assert set(PAPER) < set(STRATEGIES)
+
+
+def test_a_method_that_the_authors_did_not_run(crumb, tiny, tmp_path):
+    code, _, err = crumb(*tiny, "--output", tmp_path, "--family", "paper", "--strategy", "slda")
+    assert code == 1 and "did not run slda, so there is no family 'paper' of it; they ran crumb, image_replay" in err
+
+
+@pytest.mark.parametrize("strategy", PAPER)
+def test_every_row_of_the_paper_builds_its_network(strategy):
+    settings = RunSettings(strategy=strategy, benchmark="core50", family="paper", weights="none").resolved()
+    model = build_model(settings, 10, STRATEGIES[strategy].codebook)
+    whole = strategy not in ("crumb", "image_replay", "memory_recall", "remind")
+    frozen = sum(parameter.numel() for parameter in model.feature_extractor.parameters())
+    assert (frozen == 0) == whole
+    assert model.map_shape == ((3, settings.image_size, settings.image_size) if whole else (512, 13, 13))
+    assert model.n_classes == 10
+
+
+def test_the_paper_budget_counts_images_of_224_pixels():
+    from benchmarks_toybox_ilab.catalog import get_benchmark
+
+    settings = RunSettings(strategy="rainbow_memory", benchmark="core50", family="paper").resolved()
+    model = build_model(settings, 10, False)
+    size = memory_size(settings, STRATEGIES["rainbow_memory"], model, get_benchmark("core50"), 10)
+    assert size == 15 * 224**2 // 128**2
+
+
+def test_the_paper_counts_codebooks_of_crumb_only():
+    """Its supplement, S5: 15 images for iCaRL on CORe50, whatever else it keeps; 417 maps for CRUMB and REMIND."""
+    from benchmarks_toybox_ilab.catalog import get_benchmark
+
+    sizes = {}
+    for strategy in ("icarl", "crumb", "remind"):
+        settings = RunSettings(strategy=strategy, benchmark="core50", family="paper", weights="none").resolved()
+        model = build_model(settings, 10, STRATEGIES[strategy].codebook)
+        sizes[strategy] = memory_size(settings, STRATEGIES[strategy], model, get_benchmark("core50"), 10)
+    fair = RunSettings(strategy="crumb", benchmark="core50", family="fair", weights="none").resolved()
+    model = build_model(fair, 10, True)
+    exact = memory_size(fair, STRATEGIES["crumb"], model, get_benchmark("core50"), 10)
+    assert exact == (15 * 3 * 224**2 - 4 * 256 * 16) // 5408 == 414  # the codebook at its four bytes a value
+    assert sizes == {"icarl": 15, "crumb": 417, "remind": 417}
+
+
+@pytest.mark.parametrize("strategy", [name for name in PAPER if name not in ("crumb", "remind")])
+def test_every_row_of_the_paper_runs_on_small_images(crumb, tiny, tmp_path, strategy):
+    """The network of the row, at the 32 pixels of the tiny stream (its SqueezeNets need no more)."""
+    arguments = [argument for argument in tiny if argument not in ("--backbone", "small_cnn", "--first-epochs", "2")]
+    more = ("--family", "paper", "--strategy", strategy, "--budget-images", "8", "--first-epochs", "1")
+    if strategy == "aanets":  # running statistics of batch norms need some batches before they can be relied on
+        more += ("--first-epochs", "8")
+    if strategy == "memory_recall":
+        more += ("--image-size", "64")
+    result, _ = run(crumb, arguments, tmp_path, *more)
+    assert len(result["accuracy_after"]) == (1 if strategy == "offline" else 2)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["learning_rate"] == pytest.approx(
+        paper_settings(strategy, "clip_folder")["learning_rate"]
+    )

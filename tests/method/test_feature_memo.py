@@ -1,0 +1,60 @@
+"""Maps of stored images are F's own, computed once each, and the least used are forgotten first."""
+
+import pickle
+
+import pytest
+import torch
+
+from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.feature_memo import FeatureMemo
+
+
+@pytest.fixture
+def stored():
+    return torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_maps_equal_f_one_image_at_a_time(model, stored):
+    memo = FeatureMemo()
+    alone = torch.cat([model.extract(stored[[place]]) for place in (2, 0, 2, 4)])
+    assert torch.equal(memo.maps(stored[[2, 0, 2, 4]], model.extract), alone)
+    assert (memo.computed, memo.found) == (3, 1)
+    assert torch.equal(memo.maps(stored[[4, 2]], model.extract), alone[[3, 0]])
+    assert (memo.computed, memo.found) == (3, 3)
+
+
+def test_the_longest_unused_is_forgotten(model, stored):
+    memo = FeatureMemo(capacity=2)
+    memo.maps(stored[[0, 1]], model.extract)
+    memo.maps(stored[[0]], model.extract)
+    memo.maps(stored[[2]], model.extract)  # 1 goes
+    assert (memo.computed, memo.found) == (3, 1)
+    memo.maps(stored[[0, 2]], model.extract)
+    assert memo.found == 3
+    memo.maps(stored[[1]], model.extract)
+    assert memo.computed == 4
+
+
+def test_a_feature_cache_switches_it_on_and_the_scale_is_applied_after(tmp_path, model, stored):
+    without = model.features(stored)
+    assert model.feature_memo is None
+    FeatureCache(tmp_path, model, 10, "toy", progress=False)
+    torch.testing.assert_close(model.features(stored), without)
+    model.feature_scale.mul_(3)
+    torch.testing.assert_close(model.features(stored), 3 * without)
+    assert (model.feature_memo.computed, model.feature_memo.found) == (5, 5)
+
+
+def test_images_of_the_stream_pass_by(tmp_path, model, stored):
+    FeatureCache(tmp_path, model, 10, "toy", progress=False)
+    model.features((stored.float() / 255 - model.pixel_mean) / model.pixel_std)
+    assert model.feature_memo.computed == 0
+
+
+def test_a_pickled_model_carries_no_maps(model, stored):
+    model.feature_memo = FeatureMemo()
+    small = len(pickle.dumps(model))
+    maps = model.features(stored)
+    assert len(pickle.dumps(model)) < small + 200
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again.features(stored), maps) and again.feature_memo.computed == 5 + 5
