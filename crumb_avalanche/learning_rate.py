@@ -118,9 +118,7 @@ def chosen(trials: Sequence[Trial]) -> Trial:
     probability.
     """
     best = min(trials, key=lambda trial: (-trial.accuracy, trial.loss))
-    as_good = [
-        trial for trial in trials if trial.accuracy >= best.accuracy - POINTS and trial.loss <= best.loss + NATS
-    ]
+    as_good = [trial for trial in trials if trial.accuracy >= best.accuracy - POINTS and trial.loss <= best.loss + NATS]
     return min(as_good, key=lambda trial: trial.learning_rate)
 
 

@@ -1,5 +1,7 @@
 """Before a stream: measure feature maps of a few images, fold the feature scale in, fill the codebook."""
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import torch
 from torch.utils.data import Dataset
@@ -7,8 +9,8 @@ from torch.utils.data import Dataset
 from crumb_avalanche.codebook_init import INITIALISERS
 from crumb_avalanche.split_model import SplitModel
 
-CHUNK = 8  # images that pass F at once
-LOCATIONS = 32  # of a map, at least, that are looked at
+CHUNK = 4  # images that pass F at once
+LOCATIONS = 16  # of a map, at least, that are looked at
 
 
 @torch.no_grad()
@@ -33,22 +35,33 @@ def prepare(
     if codebook_init not in INITIALISERS:
         raise ValueError(f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}")
     places = np.unique(np.linspace(0, len(images) - 1, measured_images).astype(int)).tolist()
-    first, sample = None, []
-    # A few images at a time, and some locations of each map: all maps at once would take more than the whole buffer.
-    for start in range(0, len(places), CHUNK):
-        batch = torch.stack([images[place][0] for place in places[start : start + CHUNK]])
-        maps = model.features(batch.to(model.pixel_mean.device))
-        first = maps[:4].clone() if first is None else first
-        sample.append(some_locations(maps))
-    sample = torch.cat(sample)
-    factor = model.fold_feature_scale(sample, first)
+
+    def maps_of_some() -> Iterator[torch.Tensor]:
+        for start in range(0, len(places), CHUNK):
+            batch = torch.stack([images[place][0] for place in places[start : start + CHUNK]])
+            yield model.features(batch.to(model.pixel_mean.device))
+
+    whole = next(maps_of_some())
+    sample = sample_of(maps_of_some())
+    factor = model.fold_feature_scale(sample, whole)
     if model.codebook is not None:
         INITIALISERS[codebook_init](model.codebook, sample.mul_(factor), torch.Generator().manual_seed(seed))
     return model
 
 
-def some_locations(maps: torch.Tensor) -> torch.Tensor:
-    """``(B, C, 1, L)`` of ``(B, C, H, W)`` maps: locations evenly spread, at least 32 of a map that has as many."""
-    flat = maps.flatten(2)
-    step = max(1, flat.shape[2] // LOCATIONS)
-    return flat[:, :, ::step].unsqueeze(2).clone()
+def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Evenly spread locations of feature maps, at least 16 of a map that has as many.
+
+    All of 64 maps at once would take ten times CRUMB's whole memory, and say no more.
+
+    Args:
+        maps: ``(B, C, H, W)`` tensors, a few maps each.
+
+    Returns:
+        ``(N, C, 1, L)`` of all ``N`` maps.
+    """
+    kept = []
+    for some in maps:
+        flat = some.flatten(2)
+        kept.append(flat[:, :, :: max(1, flat.shape[2] // LOCATIONS)].clone())
+    return torch.cat(kept).unsqueeze(2)

@@ -34,14 +34,15 @@ def make_table(task: dict, shape: tuple[int, ...]) -> None:
     if task["kind"] == CODEBOOK:
         from crumb_avalanche.codebook import Codebook
         from crumb_avalanche.codebook_init import INITIALISERS
+        from crumb_avalanche.preparation import CHUNK, sample_of
 
         places = np.unique(np.linspace(0, count - 1, task["measured_images"]).astype(int))
-        maps = np.empty((len(places), *shape[1:]), np.float32)
-        for number, place in enumerate(places):
-            maps[number] = read(place, 1)[0]
+        some = (
+            np.concatenate([read(place, 1) for place in places[i : i + CHUNK]]) for i in range(0, len(places), CHUNK)
+        )
+        sample = sample_of(torch.from_numpy(maps).permute(0, 3, 1, 2) for maps in some)
         codebook = Codebook(task["codebook_size"], task["codebook_dim"])
-        generator = torch.Generator().manual_seed(task["seed"])
-        INITIALISERS[task["codebook_init"]](codebook, torch.from_numpy(maps).permute(0, 3, 1, 2), generator)
+        INITIALISERS[task["codebook_init"]](codebook, sample, torch.Generator().manual_seed(task["seed"]))
     elif task["kind"] == ALL_MAPS:
         import faiss
 

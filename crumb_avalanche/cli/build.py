@@ -146,15 +146,24 @@ def memory_size(settings: RunSettings, strategy: Entry, model: SplitModel, entry
     """Capacity in memories, from the budget; every strategy gets the same bytes.
 
     Raises:
-        ValueError: fewer memories than classes, for a method that needs one of each.
+        ValueError: fewer memories than classes, for a method that needs one of each; or statistics that exceed a budget
+            that was given, or that of the family fair.
     """
-    if not strategy.budgeted:
-        return 0
     method = strategy.method_settings(strategy_settings(settings))
+    images = entry.budget_images if settings.budget_images is None else settings.budget_images
+    if not strategy.budgeted:
+        fixed = strategy.fixed_bytes(model, method, n_classes)
+        budget = int(images * 3 * settings.image_size**2) if settings.budget_bytes is None else settings.budget_bytes
+        asked = settings.family == "fair" or (settings.budget_images, settings.budget_bytes) != (None, None)
+        if asked and fixed > budget:
+            raise ValueError(
+                f"{settings.strategy} keeps {fixed} bytes of statistics for {n_classes} classes, more than the budget "
+                f"of {budget}; raise --budget-images or --budget-bytes"
+            )
+        return 0
     if settings.mem_size is not None:
         count = settings.mem_size
     else:
-        images = entry.budget_images if settings.budget_images is None else settings.budget_images
         # An image of the budget is the paper's, also where its authors gave a method a network for small images.
         side = 224 if settings.family == "paper" else settings.image_size
         budget = int(images * 3 * side**2) if settings.budget_bytes is None else settings.budget_bytes

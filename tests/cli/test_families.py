@@ -36,8 +36,16 @@ def test_fair_tunes_and_then_learns_as_if_the_rate_had_been_given(crumb, tiny, t
 def test_a_rate_given_by_hand_is_not_tuned_and_closed_forms_have_none(crumb, tiny, tmp_path):
     result, _ = run(crumb, tiny, tmp_path / "a", "--family", "fair", "--learning-rate", "0.002", "--mem-size", "8")
     assert result["learning_rate"] == 0.002 and result["learning_rate_trials"] == []
-    result, _ = run(crumb, tiny, tmp_path / "b", "--family", "fair", "--strategy", "slda")
+    arguments = (crumb, tiny, tmp_path / "b", "--family", "fair", "--strategy", "slda", "--budget-images")
+    result, _ = run(*arguments, "40")
     assert result["learning_rate"] is None and result["learning_rate_trials"] == []
+
+
+def test_statistics_are_within_the_budget_too(crumb, tiny, tmp_path):
+    code, _, err = crumb(*tiny, "--output", tmp_path, "--family", "fair", "--strategy", "slda")
+    kept = 4 * (128 * 128 + 4 * 128 + 4)
+    words = f"slda keeps {kept} bytes of statistics for 4 classes, more than the budget of {15 * 3 * 32**2}"
+    assert code == 1 and words in err
 
 
 def test_the_offline_bound_is_tuned_on_the_first_experience_too(crumb, tiny, tmp_path, monkeypatch):
