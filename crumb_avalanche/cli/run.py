@@ -9,6 +9,7 @@ import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import yaml
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
@@ -16,6 +17,7 @@ from torch import nn
 
 from crumb_avalanche.baselines.registry import build_strategy, get_strategy
 from crumb_avalanche.cli import build, tuning
+from crumb_avalanche.cli.predictions import PredictionsPlugin
 from crumb_avalanche.cli.progress import ProgressPlugin
 from crumb_avalanche.cli.run_folder import (
     RESULT,
@@ -131,6 +133,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         if trials:
             print(tuning.described(trials))
             settings = replace(settings, learning_rate=trials[0].learning_rate)
+        predictions = PredictionsPlugin()
         progress = ProgressPlugin(len(benchmark.train_stream), settings.progress)
         ledger = LedgerMetric()
         evaluator = EvaluationPlugin(
@@ -145,7 +148,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         settings.run,
         settings.device,
         build.strategy_settings(settings),
-        plugins=[*plugins, progress],
+        plugins=[*plugins, progress, predictions],
         evaluator=evaluator,
     )
     ledger.storage_policy = getattr(strategy, "storage_policy", None)
@@ -159,6 +162,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         write_text(folder / "interrupted" / "error.txt", traceback.format_exc())
         raise
     metrics_csv(folder / "metrics.csv", evaluator)
+    predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in benchmark.test_stream]))
     write_matrix(folder / "accuracy_matrix.csv", matrix)
     ledgers[-1]["feature_cache_seconds"] = cache.seconds if cache else 0.0
     ledgers[-1]["feature_cache_images_filled"] = cache.filled if cache else 0

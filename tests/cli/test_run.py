@@ -11,6 +11,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from crumb_avalanche.cli.predictions import read_predictions
+
 STRATEGIES = ("crumb", "image_replay", "map_replay", "finetune", "offline")
 
 
@@ -43,6 +45,10 @@ def test_every_strategy_leaves_the_run_folder(crumb, tiny, tmp_path, strategy):
     metrics = (tmp_path / "metrics.csv").read_text()
     assert metrics.startswith("metric,step,value") and "Top1_Acc_Stream" in metrics and "Ledger/memory_bytes" in metrics
     assert (tmp_path / "checkpoint" / "model.safetensors").exists()
+    answers = read_predictions(tmp_path)
+    assert list(answers["row"]) == sorted(set(answers["row"])) and set(answers["label"]) == {0, 1, 2, 3}
+    right = answers["label"] == answers["answer"]
+    assert 100 * right.mean() == pytest.approx(result["final_accuracy"])
 
 
 def test_the_same_bytes_for_every_strategy(crumb, tiny, tmp_path):

@@ -1,0 +1,45 @@
+"""Answers on every test image: written whole, read in the order of the table, refused where damaged."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from crumb_avalanche.cli.predictions import PREDICTIONS, PredictionsPlugin, read_predictions
+
+
+def evaluated(batches):
+    plugin = PredictionsPlugin()
+    plugin.before_eval(None)
+    for labels, logits in batches:
+        plugin.after_eval_iteration(SimpleNamespace(mb_y=torch.tensor(labels), mb_output=torch.tensor(logits)))
+    return plugin
+
+
+def test_answers_come_back_by_row(tmp_path):
+    plugin = evaluated([([1, 0], [[0.0, 2.0], [0.0, 1.0]]), ([1], [[3.0, 1.0]])])
+    plugin.write(tmp_path, np.array([7, 2, 5]))
+    read = read_predictions(tmp_path)
+    assert {name: values.tolist() for name, values in read.items()} == {
+        "row": [2, 5, 7],
+        "label": [0, 1, 1],
+        "answer": [1, 0, 1],
+    }
+    assert [path.name for path in tmp_path.iterdir()] == [PREDICTIONS]
+
+
+def test_only_the_latest_evaluation_counts():
+    plugin = evaluated([([1, 0], [[0.0, 2.0], [0.0, 1.0]])])
+    plugin.before_eval(None)
+    assert plugin.labels == plugin.answers == []
+
+
+def test_missing_and_damaged_files(tmp_path):
+    with pytest.raises(ValueError, match=r"there are no predictions in .*; it was made by an earlier version"):
+        read_predictions(tmp_path)
+    evaluated([([1], [[0.0, 1.0]])]).write(tmp_path, np.array([0]))
+    whole = (tmp_path / PREDICTIONS).read_bytes()
+    (tmp_path / PREDICTIONS).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"is damaged .*run it again with --overwrite true"):
+        read_predictions(tmp_path)
