@@ -71,6 +71,8 @@ class FeatureCache(SupervisedPlugin):
         filled: images computed by this object.
     """
 
+    unsaved = ("model", "workers", "progress", "seconds", "filled", "folder", "maps", "done")
+
     def __init__(
         self,
         folder: str | os.PathLike,

@@ -1,16 +1,15 @@
 """A learning rate chosen on the first experience only: all that a learner knows before the stream goes on."""
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
-from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch.nn.functional import cross_entropy
 
+from crumb_avalanche.random_states import random_states_kept
 from crumb_avalanche.streaming import StreamStrategy, TrainingDivergedError
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -32,18 +31,6 @@ class Trial:
     learning_rate: float
     accuracy: float
     loss: float
-
-
-@contextmanager
-def random_states_kept() -> Iterator[None]:
-    """Global random states of Python, numpy and torch are afterwards what they were before."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 def split_experience(targets: Sequence[int], held_out: float = 0.2) -> tuple[list[int], list[int]]:
@@ -74,6 +61,7 @@ def tune(
     make: Callable[[float, EvaluationPlugin], StreamStrategy],
     first_experience,
     rates: Sequence[float] = RATES,
+    head_loss: bool = False,
     **loader,
 ) -> list[Trial]:
     """Try each rate on four fifths of the first experience, each frame seen once, and test on the rest.
@@ -84,6 +72,7 @@ def tune(
         make: a new learner, with a model of its own that learns one epoch, from rate and evaluator.
         first_experience: an experience of an Avalanche stream.
         rates: to try.
+        head_loss: take the loss of the head's logits, for a learner that answers with something else.
         loader: ``num_workers`` and so on.
 
     Returns:
@@ -98,7 +87,7 @@ def tune(
     trials = []
     for rate in rates:
         with random_states_kept():
-            trials.append(_trial(make, rate, parts, loader))
+            trials.append(_trial(make, rate, parts, head_loss, loader))
     if not any(np.isfinite(trial.loss) for trial in trials):
         raise ValueError(
             f"training diverged at every learning rate of {', '.join(f'{rate:g}' for rate in rates)} on the first "
@@ -122,10 +111,27 @@ def chosen(trials: Sequence[Trial]) -> Trial:
     return min(as_good, key=lambda trial: trial.learning_rate)
 
 
-def _trial(make, rate: float, parts, loader: dict) -> Trial:
+class HeadLoss(SupervisedPlugin):
+    """The cross-entropy of the head's logits in an evaluation, whatever a plugin after it makes of them.
+
+    Attributes:
+        losses: of each image.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.losses: list[float] = []
+
+    def after_eval_forward(self, strategy, **kwargs):
+        self.losses += cross_entropy(strategy.mb_output, strategy.mb_y, reduction="none").tolist()
+
+
+def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
     metrics = accuracy_metrics(stream=True), loss_metrics(stream=True)
     evaluator = EvaluationPlugin(*metrics, loggers=[], strict_checks=False)
     learner = make(rate, evaluator)
+    of_head = HeadLoss()
+    learner.plugins.insert(1, of_head)  # behind the mask of unseen classes
     try:
         learner.train(parts.train_stream[0], eval_streams=[], shuffle=False, **loader)
     except TrainingDivergedError:
@@ -135,4 +141,6 @@ def _trial(make, rate: float, parts, loader: dict) -> Trial:
         next(value for name, value in metrics.items() if name.startswith(f"{kind}_Stream/eval"))
         for kind in ("Top1_Acc", "Loss")
     )
+    if head_loss:
+        loss = float(np.mean(of_head.losses))
     return Trial(rate, 100 * accuracy, loss if np.isfinite(loss) else float("inf"))

@@ -43,6 +43,8 @@ class LedgerMetric(PluginMetric[dict]):
         storage_policy: the buffer; ``None`` takes the strategy's own, if it has one.
     """
 
+    unsaved = ("_start",)  # of this process's clock
+
     def __init__(self, storage_policy: CompactBuffer | None = None):
         super().__init__()
         self.storage_policy = storage_policy
@@ -63,9 +65,15 @@ class LedgerMetric(PluginMetric[dict]):
 
     def after_training_iteration(self, strategy) -> None:
         self.images += len(strategy.mb_y)
+        self._count_seconds()
+
+    def _count_seconds(self) -> None:
+        now = time.perf_counter()
+        self.train_seconds += now - self._start
+        self._start = now
 
     def after_training_exp(self, strategy) -> list[MetricValue]:
-        self.train_seconds += time.perf_counter() - self._start
+        self._count_seconds()
         for part, seconds in self._seconds(strategy).items():
             self._parts[part] += seconds - self._before[part]
         self.entries = self.count(strategy)

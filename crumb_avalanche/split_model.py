@@ -43,6 +43,9 @@ class SplitModel(nn.Module):
         feature_memo: remembers F's output for stored images, or ``None`` (see ``FeatureMemo``).
     """
 
+    # Not in a checkpoint: F comes from its own file, the others from F.
+    unsaved = ("feature_extractor", "feature_memo", "_compiled", "last_map", "last_codes")
+
     def __init__(
         self,
         feature_extractor: nn.Module,
@@ -119,7 +122,8 @@ class SplitModel(nn.Module):
         self.precision = precision
         return self
 
-    def _autocast(self):
+    def autocast(self):
+        """The context that F and P compute in."""
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.pixel_mean.device.type, dtype=torch.bfloat16)
@@ -141,7 +145,7 @@ class SplitModel(nn.Module):
             if images.dtype == torch.uint8:
                 images = (images.float() / 255 - self.pixel_mean) / self.pixel_std
             images = images.contiguous(memory_format=torch.channels_last)
-            with self._autocast():
+            with self.autocast():
                 return (self._compiled[0] or self.feature_extractor)(images).float()
 
     @torch.no_grad()
@@ -172,7 +176,7 @@ class SplitModel(nn.Module):
 
     def classify(self, feature_map: Tensor) -> Tensor:
         """Logits ``(B, classes)`` float32 of ``(B, C, H, W)`` maps: the plastic layers alone."""
-        with self.stopwatch.measure("plastic"), self._autocast():
+        with self.stopwatch.measure("plastic"), self.autocast():
             return self.plastic_layers(feature_map).float()
 
     def forward(self, images: Tensor) -> Tensor:

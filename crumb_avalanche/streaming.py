@@ -159,6 +159,12 @@ class StreamStrategy(SupervisedTemplate):
         seen_classes: the ``SeenClassesPlugin``.
     """
 
+    # What an experience or a step brings along, and no checkpoint needs.
+    unsaved = (
+        *("experience", "adapted_dataset", "dataloader", "mbatch", "mb_output", "loss", "_eval_streams"),
+        *("current_eval_stream", "_stop_training", "is_training", "_criterion", "device"),
+    )
+
     def __init__(
         self,
         *,

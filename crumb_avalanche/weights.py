@@ -96,6 +96,8 @@ def save_safetensors(path: str | os.PathLike, tensors: dict[str, Tensor], metada
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         save_file(plain, temporary, metadata)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())  # or a power cut may leave the name without the contents
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

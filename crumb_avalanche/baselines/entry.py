@@ -115,6 +115,9 @@ class Entry:
         codebook: whether its model has a codebook.
         joint: whether it is trained on all classes at once, shuffled (a bound, no stream learner).
         each_class: whether its buffer must have room for a memory of each class.
+        scores_answer: whether its answers are scores of which no probability follows, such as distances; its learning
+            rate is then tuned by the loss of its head.
+        tuning: own settings that are other ones while the learning rate is tuned, to save time.
         gradient: whether it learns by gradient steps, so that a learning rate matters.
     """
 
@@ -132,6 +135,8 @@ class Entry:
     joint: bool = False
     gradient: bool = True
     each_class: bool = False
+    scores_answer: bool = False
+    tuning: dict[str, Any] = field(default_factory=dict)
 
     @property
     def budgeted(self) -> bool:

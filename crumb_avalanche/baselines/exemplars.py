@@ -140,5 +140,5 @@ class OldNetwork:
     def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
         """``(B, classes)`` float32 of ``(B, C, H, W)`` maps. The model lends its structure, not its weights."""
         weights = {name: value.float() if value.is_floating_point() else value for name, value in self.state.items()}
-        with model.stopwatch.measure("plastic"), evaluating(model.plastic_layers):
+        with model.stopwatch.measure("plastic"), evaluating(model.plastic_layers), model.autocast():
             return functional_call(model.plastic_layers, weights, (maps,)).float()

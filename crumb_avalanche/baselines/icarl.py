@@ -212,5 +212,6 @@ ICARL = Entry(
     build=build_icarl,
     method=ICaRLSettings,
     buffer=ImageBuffer,
+    scores_answer=True,
     fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network),
 )

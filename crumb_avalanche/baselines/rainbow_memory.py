@@ -36,7 +36,7 @@ class RainbowSettings:
     """
 
     copies: int = 12
-    candidates: int = 50
+    candidates: int = 25
     memory_epochs: int = 5
     cutmix: float = 0.5
     stream_rate: float = 0.1
@@ -294,4 +294,5 @@ RAINBOW_MEMORY = Entry(
     method=RainbowSettings,
     buffer=ImageBuffer,
     each_class=True,
+    tuning={"candidates": 8},
 )

@@ -3,7 +3,6 @@
 Only weights that learn are held, and only classes seen so far count. What is kept is told as ``statistics_bytes``.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from avalanche.training.utils import copy_params_dict
 from torch import Tensor, nn
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.exemplars import OldNetwork
 from crumb_avalanche.compat import MendedMAS, MendedSI, learning_view
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.streaming import StreamStrategy
@@ -226,33 +226,30 @@ class StreamLwF(SupervisedPlugin):
         settings: see ``LwFSettings``.
 
     Attributes:
-        old_layers: copy of the plastic layers, in evaluation mode; ``None`` in the first experience.
+        old_network: the weights of the plastic layers then, as float32; empty in the first experience.
         old_classes: that it was trained on.
     """
 
     def __init__(self, settings: LwFSettings):
         super().__init__()
         self.settings = settings
-        self.old_layers: nn.Module | None = None
+        self.old_network = OldNetwork(half=False)
         self.old_classes: list[int] = []
 
     @property
     def statistics_bytes(self) -> int:
         """The old plastic layers."""
-        return tensor_bytes(() if self.old_layers is None else self.old_layers.state_dict().values())
+        return self.old_network.bytes
 
     def before_backward(self, strategy, **kwargs):
-        if self.old_layers is None:
+        if not self.old_network.state:
             return
-        model = strategy.model
-        half = torch.autocast(model.pixel_mean.device.type, torch.bfloat16, enabled=model.precision == "bf16")
-        with torch.no_grad(), model.stopwatch.measure("plastic"), half:
-            old = self.old_layers(model.last_map).float()
+        old = self.old_network.logits(strategy.model, strategy.model.last_map)
         loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.settings.temperature)
         strategy.loss = strategy.loss + self.settings.alpha * loss
 
     def after_training_exp(self, strategy, **kwargs):
-        self.old_layers = copy.deepcopy(strategy.model.plastic_layers).requires_grad_(False).eval()
+        self.old_network.take(strategy.model)
         self.old_classes = list(strategy.seen_classes.seen)
 
 

@@ -12,6 +12,8 @@ class ProgressPlugin(SupervisedPlugin):
         show: whether to draw anything.
     """
 
+    unsaved = ("_bar", "show")
+
     def __init__(self, total: int, show: bool = True):
         super().__init__()
         self.total = total

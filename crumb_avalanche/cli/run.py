@@ -17,6 +17,7 @@ from torch import nn
 
 from crumb_avalanche.baselines.registry import build_strategy, get_strategy
 from crumb_avalanche.cli import build, tuning
+from crumb_avalanche.cli.going_on import GoingOn
 from crumb_avalanche.cli.predictions import PredictionsPlugin
 from crumb_avalanche.cli.progress import ProgressPlugin
 from crumb_avalanche.cli.run_folder import (
@@ -34,6 +35,7 @@ from crumb_avalanche.cli.tables import ledger_table, matrix_table
 from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.preparation import prepare
+from crumb_avalanche.resume import Position
 from crumb_avalanche.streaming import StreamStrategy
 from crumb_avalanche.weights import save_safetensors
 
@@ -126,20 +128,23 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
             settings.cache_precision == "fp16",
         )
         plugins.append(cache)
-    tuning_start = time.perf_counter()
+    going_on = GoingOn(folder, settings, stream.table.content_hash())
+    progress = going_on.progress
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
-        trials = tuning.trials(settings, stream, model, mem_size, plugins)
-        if trials:
-            print(tuning.described(trials))
-            settings = replace(settings, learning_rate=trials[0].learning_rate)
+        if not going_on.found:
+            tuning_start = time.perf_counter()
+            progress.trials = tuning.trials(settings, stream, model, mem_size, plugins)
+            progress.tuning_seconds = time.perf_counter() - tuning_start if progress.trials else 0.0
+        if progress.trials:
+            print(tuning.described(progress.trials))
+            settings = replace(settings, learning_rate=progress.trials[0].learning_rate)
         predictions = PredictionsPlugin()
-        progress = ProgressPlugin(len(benchmark.train_stream), settings.progress)
+        bar = ProgressPlugin(len(benchmark.train_stream), settings.progress)
         ledger = LedgerMetric()
         evaluator = EvaluationPlugin(
             accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), ledger, loggers=[]
         )
-    tuned = time.perf_counter() - tuning_start
     strategy = build_strategy(
         settings.strategy,
         model,
@@ -148,21 +153,23 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         settings.run,
         settings.device,
         build.strategy_settings(settings),
-        plugins=[*plugins, progress, predictions],
+        plugins=[*plugins, bar, predictions],
         evaluator=evaluator,
     )
     ledger.storage_policy = getattr(strategy, "storage_policy", None)
     model.quantized_evaluation = settings.evaluate_quantized
+    going_on.attach(strategy)
     try:
-        matrix, accuracy_after, ledgers = learn(strategy, benchmark, entry.joint, settings, folder, ledger)
+        learn(strategy, benchmark, entry.joint, settings, folder, ledger, going_on)
     except BaseException:
         # Whatever goes wrong, what was learned so far is kept.
-        progress.close()
+        bar.close()
         save_state(folder / "interrupted", strategy)
         write_text(folder / "interrupted" / "error.txt", traceback.format_exc())
         raise
     metrics_csv(folder / "metrics.csv", evaluator)
     predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in benchmark.test_stream]))
+    matrix, accuracy_after, ledgers = progress.matrix, progress.accuracy_after, progress.ledgers
     write_matrix(folder / "accuracy_matrix.csv", matrix)
     ledgers[-1]["feature_cache_seconds"] = cache.seconds if cache else 0.0
     ledgers[-1]["feature_cache_images_filled"] = cache.filled if cache else 0
@@ -175,8 +182,8 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "family": settings.family,
         "preset": settings.preset,
         "learning_rate": settings.learning_rate,
-        "learning_rate_trials": [asdict(trial) for trial in trials],
-        "tuning_seconds": tuned if trials else 0.0,
+        "learning_rate_trials": [asdict(trial) for trial in progress.trials],
+        "tuning_seconds": progress.tuning_seconds,
         "run": settings.run,
         "final_accuracy": accuracy_after[-1],
         "accuracy_after": accuracy_after,
@@ -192,6 +199,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     }
     write_json(folder / RESULT, result)
     shutil.rmtree(folder / "interrupted", ignore_errors=True)  # of an earlier attempt
+    going_on.finish()
     if verbose:
         print(matrix_table(matrix, accuracy_after, joint=entry.joint))
         print(ledger_table(ledgers[-1]))
@@ -199,32 +207,38 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
 
 
 def learn(
-    strategy: StreamStrategy, benchmark, joint: bool, settings: RunSettings, folder: Path, ledger: LedgerMetric
-) -> tuple[list[list[float]], list[float], list[dict]]:
-    """Train on each experience and evaluate on all classes seen so far.
+    strategy: StreamStrategy,
+    benchmark,
+    joint: bool,
+    settings: RunSettings,
+    folder: Path,
+    ledger: LedgerMetric,
+    going_on: GoingOn,
+) -> None:
+    """Train on each experience from where the run is, and evaluate on all classes seen so far.
 
-    Returns:
-        The accuracy matrix (row i: after experience i, on the classes of experience j), the accuracy over all seen
-        classes after each experience, both in percent, and the ledger after each.
+    The findings go into ``going_on.progress``, and a checkpoint is written after each experience.
     """
     loader = {"num_workers": settings.workers}
-    matrix, accuracy_after, ledgers = [], [], []
-    for number, experience in enumerate(benchmark.train_stream):
+    progress = going_on.progress
+    for number in range(going_on.position.experience, len(benchmark.train_stream)):
+        experience = benchmark.train_stream[number]
         strategy.train(experience, eval_streams=[], shuffle=joint, **loader)
         # The joint learner has seen every class after its one experience.
         seen = benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
         metrics = strategy.eval(seen, **loader)
-        matrix.append([100 * accuracy_on(metrics, test.current_experience) for test in seen])
-        accuracy_after.append(100 * next(v for k, v in metrics.items() if k.startswith("Top1_Acc_Stream/eval")))
-        ledgers.append(ledger.result())
+        progress.matrix.append([100 * accuracy_on(metrics, test.current_experience) for test in seen])
+        of_all = next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream/eval"))
+        progress.accuracy_after.append(100 * of_all)
+        progress.ledgers.append(ledger.result())
         if settings.checkpoint:
             save_state(folder / "checkpoint", strategy)
+        going_on.save(Position(number + 1))
         print(
-            f"after experience {number + 1}/{len(benchmark.train_stream)}: {accuracy_after[-1]:6.2f} % of all seen "
-            f"classes ({' '.join(f'{value:.0f}' for value in matrix[-1])})",
+            f"after experience {number + 1}/{len(benchmark.train_stream)}: {progress.accuracy_after[-1]:6.2f} % of all "
+            f"seen classes ({' '.join(f'{value:.0f}' for value in progress.matrix[-1])})",
             flush=True,
         )
-    return matrix, accuracy_after, ledgers
 
 
 def accuracy_on(metrics: dict, experience: int) -> float:

@@ -66,7 +66,9 @@ class RunSettings:
         threads: CPU threads of torch and faiss; 0 takes one per core.
         workers: loader processes.
         on_bad_frame: raise stops at a file that cannot be read, skip leaves it out and counts.
-        checkpoint: keep model and buffer after every experience in the output folder.
+        checkpoint: keep model and buffer after every experience in the output folder, and what it takes to go on after
+            an interruption: the same command does.
+        checkpoint_every: write such a checkpoint every so many steps too.
         progress: show progress bars.
     """
 
@@ -121,6 +123,7 @@ class RunSettings:
     workers: int = 0
     on_bad_frame: Literal["raise", "skip"] = "raise"
     checkpoint: bool = True
+    checkpoint_every: int = 0
     progress: bool = True
 
     def resolved(self) -> "RunSettings":
@@ -155,7 +158,10 @@ class RunSettings:
 
 # Where things lie and how they are shown: settings that do not change a result.
 NO_PART_OF_THE_RESULT = frozenset(
-    {"output", "overwrite", "progress", "feature_cache", "dataset_root", "workers", "checkpoint", "threads"}
+    {
+        *("output", "overwrite", "progress", "feature_cache", "dataset_root"),
+        *("workers", "checkpoint", "checkpoint_every", "threads"),
+    }
 )
 
 

@@ -31,12 +31,13 @@ def trials(settings: RunSettings, stream: build.Stream, model: SplitModel, mem_s
             mem_size,
             settings.run,
             settings.device,
-            build.strategy_settings(settings),
+            build.strategy_settings(settings) | entry.tuning,
             plugins=list(plugins),
             evaluator=evaluator,
         )
 
-    return tune(learner, stream.benchmark.train_stream[0], num_workers=settings.workers)
+    first = stream.benchmark.train_stream[0]
+    return tune(learner, first, head_loss=entry.scores_answer, num_workers=settings.workers)
 
 
 def described(trials: list[Trial]) -> str:

@@ -8,11 +8,13 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from avalanche.training.plugins import SupervisedPlugin
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.learning_rate import Trial, chosen, random_states_kept, split_experience, tune
+from crumb_avalanche.learning_rate import Trial, chosen, split_experience, tune
+from crumb_avalanche.random_states import random_states_kept
 from crumb_avalanche.streaming import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
@@ -121,3 +123,22 @@ def test_random_states_are_left_alone(make_model, first):
         draws()
         raise KeyError
     assert draws() == expected
+
+
+def test_answers_without_probabilities_are_judged_by_the_head(make_model, first):
+    class Scores(SupervisedPlugin):
+        """Answers with distances, as nearest-mean learners do: right, but all alike."""
+
+        def after_eval_forward(self, strategy, **kwargs):
+            strategy.mb_output = strategy.mb_output * 1e-3
+
+    def make(rate, evaluator):
+        made = learner(make_model)(rate, evaluator)
+        made.plugins.append(Scores())
+        return made
+
+    plain = tune(learner(make_model), first, rates=(1e-9, 1e-2))
+    by_scores = tune(make, first, rates=(1e-9, 1e-2))
+    by_head = tune(make, first, rates=(1e-9, 1e-2), head_loss=True)
+    assert by_head[0].loss == pytest.approx(plain[0].loss, rel=1e-5) != by_scores[0].loss
+    assert by_head[0].learning_rate == 1e-2

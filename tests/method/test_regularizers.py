@@ -1,6 +1,5 @@
 """EWC, SI, MAS and LwF against numbers by hand and against a plain PyTorch loop."""
 
-import copy
 import re
 
 import pytest
@@ -314,9 +313,9 @@ def test_lwf_adds_alpha_times_the_distillation_from_the_old_layers_without_dropo
             plain = strategy.loss.clone()
             super().before_backward(strategy, **kwargs)
             losses.append((strategy.loss - plain).item())
-            if self.old_layers is not None:
+            if self.old_network.state:
                 numbers = strategy.mb_x[:, :1, 0, 0]
-                old = numbers * self.old_layers[2].weight.view(1, -1)
+                old = numbers * self.old_network.state["2.weight"].view(1, -1)
                 loss = distillation_loss(strategy.mb_output, old, sorted(self.old_classes), 3.0)
                 expected.append(0.5 * loss.item())
 
@@ -326,14 +325,14 @@ def test_lwf_adds_alpha_times_the_distillation_from_the_old_layers_without_dropo
     stream = stream_of(*STREAM)
     learn(model, stream[:1], plugin)
     assert losses == [0.0] * 9  # nothing to distil in the first experience
-    assert plugin.old_classes == [0, 1] and not plugin.old_layers.training
-    old = copy.deepcopy(plugin.old_layers)
+    assert plugin.old_classes == [0, 1]
+    old = plugin.old_network.state["2.weight"].clone()
     losses.clear()
     learn(model, stream[1:2], plugin)
     assert losses == pytest.approx(expected, abs=1e-6) and max(losses) > 0
-    assert not any(weight.requires_grad for weight in plugin.old_layers.parameters())
-    # The old layers of the second experience stood still until its end.
-    assert not torch.equal(old[2].weight, plugin.old_layers[2].weight)
+    # The old weights of the second experience stood still until its end, and the old answers came without dropout.
+    assert not torch.equal(old, plugin.old_network.state["2.weight"])
+    assert plastic[1].modes.count(False) == len(expected)
 
 
 def test_lwf_at_half_precision_distils_at_half_precision(make_model, make_stream):
@@ -341,9 +340,11 @@ def test_lwf_at_half_precision_distils_at_half_precision(make_model, make_stream
     dtypes = []
 
     class Watch(StreamLwF):
-        def after_training_exp(self, strategy, **kwargs):
-            super().after_training_exp(strategy, **kwargs)
-            self.old_layers.head.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+        def before_backward(self, strategy, **kwargs):
+            head = strategy.model.plastic_layers.head
+            handle = head.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+            super().before_backward(strategy, **kwargs)
+            handle.remove()
 
     learn(model, make_stream().train_stream, Watch(LwFSettings()))
     assert set(dtypes) == {torch.bfloat16}

@@ -1,0 +1,99 @@
+"""Checkpoints of a run: what is in them, when they are written, and going on from the newest."""
+
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from crumb_avalanche.checkpoint import Checkpoint, CheckpointFolder
+from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
+from crumb_avalanche.learning_rate import Trial
+from crumb_avalanche.random_states import random_states, set_random_states
+from crumb_avalanche.resume import CheckpointPlugin, Position
+from crumb_avalanche.state_tree import packed, restored
+from crumb_avalanche.streaming import StreamStrategy
+
+FOLDER = "resume"
+
+
+@dataclass
+class Progress:
+    """What a run has found out so far.
+
+    Attributes:
+        matrix: accuracy after each experience on the classes of each, percent.
+        accuracy_after: accuracy over all seen classes after each experience, percent.
+        ledgers: the ledger after each experience.
+        trials: of the learning rate, the chosen one first.
+        tuning_seconds: what they took.
+    """
+
+    matrix: list[list[float]] = field(default_factory=list)
+    accuracy_after: list[float] = field(default_factory=list)
+    ledgers: list[dict] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    tuning_seconds: float = 0.0
+
+
+class GoingOn:
+    """Writes checkpoints of a run, and takes the newest up again.
+
+    Args:
+        folder: of the run; checkpoints lie in ``resume/`` in it until the run is finished.
+        settings: as given, before anything is tuned; a checkpoint of others is refused.
+        frames: hash of the frame table.
+
+    Attributes:
+        position: where the run is.
+        progress: what it found.
+    """
+
+    def __init__(self, folder: Path, settings: RunSettings, frames: str):
+        if settings.overwrite:
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+        compared = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
+        self.files = CheckpointFolder(folder / FOLDER, {**compared, "frames": frames})
+        self.wanted = settings.checkpoint
+        self.every = settings.checkpoint_every
+        self.position = Position(0)
+        self.progress = Progress()
+        self._found: Checkpoint | None = self.files.newest() if self.wanted else None
+        if self._found is not None:
+            notes = self._found.notes
+            self.position = Position(**notes["position"])
+            trials = [Trial(**trial) for trial in notes["progress"].pop("trials")]
+            self.progress = Progress(**notes["progress"], trials=trials)
+
+    @property
+    def found(self) -> bool:
+        """Whether there is something to go on from."""
+        return self._found is not None
+
+    def attach(self, strategy: StreamStrategy) -> None:
+        """Watch a strategy just built; where a checkpoint was found, bring it to that state."""
+        if not self.wanted:
+            return
+        self.strategy = strategy
+        plugin = CheckpointPlugin(self.save, self.every)
+        strategy.plugins.append(plugin)
+        if self._found is None:
+            return
+        found, self._found = self._found, None
+
+        def restore() -> None:
+            state = restored(found.tree, found.tensors, {"strategy": strategy})
+            set_random_states(state["random"])
+
+        restore()
+        if self.position.inside:
+            plugin.go_on(self.position, plugin.epoch_start, restore)
+
+    def save(self, position: Position) -> None:
+        """Write a checkpoint."""
+        self.position = position
+        if self.wanted:
+            notes = {"position": asdict(position), "progress": asdict(self.progress)}
+            self.files.write(notes, *packed({"strategy": self.strategy, "random": random_states()}))
+
+    def finish(self) -> None:
+        """The run has its result: no checkpoint is needed any more."""
+        shutil.rmtree(self.files.folder, ignore_errors=True)

@@ -1,0 +1,104 @@
+"""Kill a run at random moments, give the same command again each time, and compare with a run that nobody disturbed.
+
+    python experiments/kill_runs.py --kills 20
+    python experiments/kill_runs.py --kills 20 -- --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
+
+Settings of `crumb run` come after `--`; without any, rendered shapes are streamed through a tiny network. Every kill is
+a SIGKILL, some while the process is still starting, the others a random moment after a random number of checkpoints.
+Weights, buffer, answers on all test images and accuracies have to be the same to the bit. Exit code 1 if they are not.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from crumb_avalanche.cli.going_on import FOLDER
+from crumb_avalanche.cli.predictions import read_predictions
+from crumb_avalanche.cli.run_folder import RESULT
+
+TINY = [
+    *("--benchmark", "toy_shapes", "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
+    *("--first-epochs", "1", "--budget-images", "200", "--batch-size", "32", "--threads", "1"),
+]
+OF_THE_CLOCK = ("seconds", "tuning_seconds", "versions")
+
+
+def command(settings: list[str], output: Path, every: int) -> list[str]:
+    """A run with checkpoints every so many steps."""
+    more = ["--output", str(output), "--checkpoint-every", str(every), "--progress", "false"]
+    return [sys.executable, "-m", "crumb_avalanche.cli", "run", *settings, *more]
+
+
+def newest(output: Path) -> int:
+    """Number of the newest checkpoint, -1 if there is none."""
+    return max((int(path.stem) for path in (output / FOLDER).glob("[0-9]*.safetensors")), default=-1)
+
+
+def killed(process: subprocess.Popen, output: Path, draws: random.Random) -> bool:
+    """Wait for a random moment and kill; whether it was still running."""
+    if draws.random() < 0.2:  # while it starts, or reads its checkpoint
+        time.sleep(draws.uniform(0, 8))
+    else:
+        aim = newest(output) + draws.randint(1, 4)
+        while process.poll() is None and newest(output) < aim:
+            time.sleep(0.005)
+        time.sleep(draws.uniform(0, 0.2))
+    process.kill()
+    return process.wait() != 0
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What two run folders differ in, besides times."""
+    found = []
+    for name in ("checkpoint/model.safetensors", "checkpoint/buffer.safetensors", "accuracy_matrix.csv"):
+        contents = [(folder / name).read_bytes() if (folder / name).exists() else b"" for folder in (one, other)]
+        if contents[0] != contents[1]:
+            found.append(name)
+    answers = [read_predictions(folder) for folder in (one, other)]
+    if not all(np.array_equal(answers[0][name], answers[1][name]) for name in answers[0]):
+        found.append("predictions")
+    results = [json.loads((folder / RESULT).read_text()) for folder in (one, other)]
+    for name in results[0]:
+        if name not in OF_THE_CLOCK and results[0][name] != results[1].get(name):
+            found.append(f"{RESULT}: {name}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--every", type=int, default=2, help="steps between two checkpoints")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--output", default="runs/kill_runs")
+    parser.add_argument("settings", nargs="*", help="of crumb run, after --")
+    options = parser.parse_args()
+    settings, output, draws = options.settings or TINY, Path(options.output), random.Random(options.seed)
+    shutil.rmtree(output, ignore_errors=True)
+    subprocess.run(command(settings, output / "undisturbed", options.every), check=True, stdout=subprocess.DEVNULL)
+    kills = 0
+    for _ in tqdm(range(options.kills), unit=" kills", disable=None):
+        disturbed = command(settings, output / "killed", options.every)
+        process = subprocess.Popen(disturbed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if not killed(process, output / "killed", draws):
+            break
+        if process.returncode != -9:
+            print(process.stderr.read().decode(), file=sys.stderr)
+            return 1
+        kills += 1
+    if not (output / "killed" / RESULT).exists():
+        subprocess.run(disturbed, check=True, stdout=subprocess.DEVNULL)
+    found = differences(output / "undisturbed", output / "killed")
+    print(f"killed {kills} times; " + (f"different: {', '.join(found)}" if found else "the same to the bit"))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

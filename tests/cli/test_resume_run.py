@@ -1,0 +1,140 @@
+"""A run that was cut off goes on with the same command, and ends with the same bits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crumb_avalanche.cli.predictions import read_predictions
+from crumb_avalanche.streaming import StreamStrategy
+
+SCRIPT = Path(__file__).parents[2] / "experiments" / "kill_runs.py"
+FILES = ("accuracy_matrix.csv", "predictions.npz", "checkpoint/model.safetensors", "checkpoint/buffer.safetensors")
+
+
+class PowerCut(BaseException):
+    """The end of everything."""
+
+
+@pytest.fixture
+def cut_after(monkeypatch):
+    """Let training end at the n-th step from now."""
+
+    def cut(steps):
+        done, step = [], StreamStrategy.optimizer_step
+
+        def counted(self):
+            done.append(1)
+            if len(done) > steps:
+                raise PowerCut
+            step(self)
+
+        monkeypatch.setattr(StreamStrategy, "optimizer_step", counted)
+
+    return cut
+
+
+def bits(folder):
+    return [(folder / name).read_bytes() for name in FILES]
+
+
+@pytest.fixture
+def undisturbed(crumb, tiny, tmp_path):
+    code, _, err = crumb(*tiny, "--mem-size", "8", "--output", tmp_path / "undisturbed")
+    assert code == 0, err
+    return tmp_path / "undisturbed"
+
+
+@pytest.mark.parametrize("cuts", [(3,), (11, 2), (17, 4, 1), (1, 1, 1)])
+def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_after, monkeypatch, cuts):
+    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "2")
+    for steps in cuts:
+        with monkeypatch.context() as patch:
+            cut_after(steps)
+            with pytest.raises(PowerCut):
+                crumb(*arguments)
+            patch.undo()
+        monkeypatch.undo()
+        assert not (tmp_path / "cut" / "result.json").exists()
+    code, _, err = crumb(*arguments)
+    assert code == 0, err
+    assert bits(tmp_path / "cut") == bits(undisturbed)
+    assert not (tmp_path / "cut" / "resume").exists()  # nothing to go on from is left
+    assert not (tmp_path / "cut" / "interrupted").exists()
+
+
+def test_an_experience_that_was_learned_is_not_learned_again(
+    crumb, tiny, tmp_path, cut_after, monkeypatch, undisturbed
+):
+    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
+    cut_after(12)  # 2 epochs of 5 batches, then two steps of the second experience
+    with pytest.raises(PowerCut):
+        crumb(*arguments)
+    monkeypatch.undo()
+    code, out, err = crumb(*arguments)
+    assert code == 0, err
+    assert "after experience 1/2" not in out and "after experience 2/2" in out
+    assert bits(tmp_path / "cut") == bits(undisturbed)
+
+
+def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
+    from crumb_avalanche.cli import tuning
+
+    arguments = (*tiny, "--family", "fair", "--mem-size", "8")
+    assert crumb(*arguments, "--output", tmp_path / "undisturbed")[0] == 0
+    whole, trained = json.loads((tmp_path / "undisturbed" / "result.json").read_text()), StreamStrategy.train
+
+    def only_the_first(self, experience, *args, **kwargs):
+        if experience.current_experience == 1:
+            raise PowerCut
+        return trained(self, experience, *args, **kwargs)
+
+    monkeypatch.setattr(StreamStrategy, "train", only_the_first)
+    with pytest.raises(PowerCut):
+        crumb(*arguments, "--output", tmp_path / "cut")
+    monkeypatch.undo()
+    monkeypatch.setattr(tuning, "tune", lambda *args, **kwargs: pytest.fail("tuned again"))
+    assert crumb(*arguments, "--output", tmp_path / "cut")[0] == 0
+    again = json.loads((tmp_path / "cut" / "result.json").read_text())
+    assert again["learning_rate_trials"] == whole["learning_rate_trials"]
+    assert bits(tmp_path / "cut") == bits(tmp_path / "undisturbed")
+
+
+def test_other_settings_are_refused_and_overwrite_starts_over(crumb, tiny, tmp_path, cut_after, monkeypatch):
+    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
+    cut_after(12)
+    with pytest.raises(PowerCut):
+        crumb(*arguments)
+    monkeypatch.undo()
+    code, _, err = crumb(*arguments, "--learning-rate", "0.002")
+    assert code == 1
+    assert "holds checkpoints of a run with learning_rate=0.001, not 0.002; use another --output, or start over" in err
+    code, out, _ = crumb(*arguments, "--learning-rate", "0.002", "--overwrite", "true")
+    assert code == 0 and "after experience 1/2" in out
+
+
+def test_a_damaged_checkpoint_costs_only_the_time_since_the_one_before(
+    crumb, tiny, tmp_path, cut_after, undisturbed, monkeypatch
+):
+    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "1")
+    cut_after(10)
+    with pytest.raises(PowerCut):
+        crumb(*arguments)
+    monkeypatch.undo()
+    newest = max((tmp_path / "cut" / "resume").iterdir())
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    with pytest.warns(UserWarning, match="is damaged; going on from the one before it"):
+        assert crumb(*arguments)[0] == 0
+    assert bits(tmp_path / "cut") == bits(undisturbed)
+
+
+def test_three_kills(tiny, tmp_path):
+    options = ["--kills", "3", "--every", "1", "--output", str(tmp_path / "runs"), "--", *tiny[1:], "--mem-size", "8"]
+    done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "killed 3 times; the same to the bit" in done.stdout
+    assert len(read_predictions(tmp_path / "runs" / "killed")["row"]) > 0

@@ -1,0 +1,115 @@
+"""Every learner goes on from a checkpoint, in whatever step it was written, and ends with the same bits."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+
+from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.checkpoint import CheckpointFolder
+from crumb_avalanche.preparation import prepare
+from crumb_avalanche.random_states import random_states, set_random_states
+from crumb_avalanche.resume import CheckpointPlugin, Position
+from crumb_avalanche.state_tree import packed, restored
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
+CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
+BUDGET = 8 * 3 * 16**2
+
+
+class Answers(SupervisedPlugin):
+    """What is answered in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.given += strategy.mb_output.argmax(1).tolist()
+
+
+def build(name, make_model, make_stream, save, every=1):
+    """A learner and its stream, as a new process would build them."""
+    entry = STRATEGIES[name]
+    torch.manual_seed(0)
+    np.random.seed(0)
+    stream = make_stream(classes=CLASSES)
+    model = prepare(make_model(n_classes=6, codebook=entry.codebook), stream.train_stream[0].dataset)
+    count = entry.memories_in_budget(model, BUDGET, stream.n_classes)
+    answers = Answers()
+    strategy = build_strategy(
+        name, model, SETTINGS, count, 0, plugins=[answers], evaluator=EvaluationPlugin(loggers=[])
+    )
+    checkpoints = CheckpointPlugin(save, every)
+    strategy.plugins.append(checkpoints)
+    return strategy, stream, answers, checkpoints
+
+
+def learn_from(number, strategy, stream, joint, save):
+    for place in range(number, 3):
+        strategy.train(stream.train_stream[place], shuffle=joint)
+        strategy.eval(stream.test_stream[: place + 1])
+        save(Position(place + 1))
+
+
+def everything(strategy, answers):
+    """All that two learners can be compared by."""
+    tree, tensors = packed({"strategy": strategy, "random": random_states()})
+    return tree, tensors, answers.given
+
+
+def without_seconds(tree, tensors):
+    """The tree without what a clock says."""
+    nodes = json.loads(tree)
+
+    def strip(node):
+        if isinstance(node, dict):
+            if node.get("class", "").endswith("Stopwatch"):
+                node["attributes"] = {}
+            for part in node.values():
+                strip(part)
+        elif isinstance(node, list):
+            for part in node:
+                strip(part)
+
+    strip(nodes)
+    return nodes
+
+
+def put_back(strategy, found):
+    set_random_states(restored(found.tree, found.tensors, {"strategy": strategy})["random"])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_goes_on_bit_for_bit(name, make_model, make_stream, tmp_path):
+    joint = STRATEGIES[name].joint
+    saved = []
+
+    def keep(position):
+        saved.append((position, *packed({"strategy": strategy, "random": random_states()})))
+
+    strategy, stream, answers, _ = build(name, make_model, make_stream, keep)
+    learn_from(0, strategy, stream, joint, keep)
+    tree, tensors, given = everything(strategy, answers)
+    # two in each epoch of the first experience, in the middle of others, and between experiences
+    chosen = [saved[i] for i in sorted({1, 5, len(saved) // 2, len(saved) - 3})]
+    chosen += [next(one for one in saved if one[0] == Position(1))]
+    for place, (position, old_tree, old_tensors) in enumerate(chosen):
+        files = CheckpointFolder(tmp_path / str(place), {"name": name})
+        files.write({}, old_tree, old_tensors)
+        found = files.newest()
+        strategy, stream, answers, checkpoints = build(name, make_model, make_stream, lambda position: None, every=0)
+
+        restore = partial(put_back, strategy, found)
+        restore()
+        if position.inside:
+            checkpoints.go_on(position, checkpoints.epoch_start, restore)
+        learn_from(position.experience, strategy, stream, joint, lambda position: None)
+        again_tree, again_tensors, again_given = everything(strategy, answers)
+        assert again_given == given, position
+        assert without_seconds(again_tree, again_tensors) == without_seconds(tree, tensors), position
+        assert all(torch.equal(again_tensors[key], tensors[key]) for key in tensors), position

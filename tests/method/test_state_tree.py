@@ -1,0 +1,167 @@
+"""State to JSON and tensors and back: values, what is shared, what is left, and what is refused."""
+
+import json
+from collections import Counter, OrderedDict, defaultdict, deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from crumb_avalanche.random_states import random_states, set_random_states
+from crumb_avalanche.state_packing import StateError
+from crumb_avalanche.state_tree import packed, restored
+from crumb_avalanche.stopwatch import Stopwatch
+from crumb_avalanche.storage_rules import Slots
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda parts: (
+        st.lists(parts)
+        | st.tuples(parts, parts)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers(), st.text()), parts)
+    ),
+)
+
+
+def there_and_back(value, live=None):
+    text, tensors = packed({"value": value})
+    return restored(json.loads(json.dumps(text)), tensors, {"value": live})["value"]
+
+
+@given(plain)
+def test_plain_values(value):
+    back = there_and_back(value)
+    assert back == value and repr(back) == repr(value)
+
+
+def test_other_values():
+    value = {
+        "set": {3, 1, 2},
+        "frozen": frozenset({"a"}),
+        "deque": deque([1, 2]),
+        "counter": Counter("aab"),
+        "ordered": OrderedDict(b=1, a=2),
+        "scalar": np.float32(0.1),
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "size": torch.Size([2, 3]),
+        "big": 2**127,
+        "inf": float("inf"),
+    }
+    back = there_and_back(value)
+    assert np.array_equal(back.pop("array"), value.pop("array"))
+    assert back == value and [type(part) for part in back.values()] == [type(part) for part in value.values()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_tensors_keep_type_values_and_memory_format(dtype):
+    tensor = torch.randint(0, 2, (2, 3, 4, 5)).to(dtype).contiguous(memory_format=torch.channels_last)
+    back = there_and_back([tensor, tensor.contiguous(), torch.tensor(3).to(dtype)])
+    assert all(torch.equal(one, other) for one, other in zip(back, [tensor, tensor, torch.tensor(3).to(dtype)]))
+    assert [one.stride() for one in back[:2]] == [tensor.stride(), tensor.contiguous().stride()]
+
+
+def test_what_is_one_thing_stays_one_thing():
+    shared = [1]
+    tensor = torch.ones(2)
+    back = there_and_back({"a": shared, "b": shared, "c": tensor, "d": (tensor,)})
+    back["a"].append(2)
+    assert back["b"] == [1, 2] and back["c"] is back["d"][0]
+    circle: list = []
+    circle.append(circle)
+    back = there_and_back(circle)
+    assert back[0] is back
+
+
+def test_generators_go_on():
+    generator, torch_generator = np.random.default_rng(3), torch.Generator().manual_seed(3)
+    generator.random(5), torch.rand(5, generator=torch_generator)
+    live = [np.random.default_rng(), torch.Generator()]
+    back = there_and_back([generator, torch_generator], live)
+    assert back[0] is not generator and back[0].random() == generator.random()
+    assert torch.equal(torch.rand(3, generator=back[1]), torch.rand(3, generator=torch_generator))
+
+
+def test_global_random_states():
+    text, tensors = packed({"random": random_states()})
+    expected = torch.rand(3), np.random.rand(3)
+    torch.rand(9), np.random.rand(9)
+    set_random_states(restored(text, tensors, {})["random"])
+    assert torch.equal(torch.rand(3), expected[0]) and np.array_equal(np.random.rand(3), expected[1])
+
+
+def test_own_objects_are_filled_or_made():
+    slots = Slots(4, seed=1)
+    slots.take(7), slots.take(7), slots.take(2)
+    for live in (None, Slots(4, seed=9)):
+        back = there_and_back(slots, live)
+        assert (back is live) == (live is not None)
+        assert back.by_class == slots.by_class and back.free == slots.free
+        assert back.random.bit_generator.state == slots.random.bit_generator.state
+
+
+def test_a_module_is_filled_in_place_and_its_optimiser_knows_the_weights():
+    def made():
+        network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+        return SimpleNamespace(network=network, optimizer=torch.optim.SGD(network.parameters(), 0.1, momentum=0.9))
+
+    def step(one):
+        one.optimizer.zero_grad()
+        one.network(torch.ones(2, 3, 5, 5)).square().sum().backward()
+        one.optimizer.step()
+
+    torch.manual_seed(0)
+    first = made()
+    step(first)
+    first.optimizer.param_groups[0]["lr"] = 0.05
+    second = made()
+    weight = second.network[0].weight
+    text, tensors = packed(vars(first))
+    restored(text, tensors, vars(second))
+    assert second.network[0].weight is weight and second.optimizer.param_groups[0]["lr"] == 0.05
+    for one in (first, second):
+        step(one)
+    for mine, other in zip(first.network.state_dict().values(), second.network.state_dict().values()):
+        assert torch.equal(mine, other)
+
+
+def test_methods_and_foreign_objects_are_left():
+    live = {"a": len, "b": nn.CrossEntropyLoss}
+    assert there_and_back({"a": print, "b": nn.Module}, live) == live
+
+
+def test_a_value_that_nobody_knows_is_named():
+    words = r"value\[0\]\['x'\] is of type types.SimpleNamespace, which a checkpoint cannot keep"
+    with pytest.raises(StateError, match=words):
+        packed({"value": [{"x": SimpleNamespace()}]})
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "subprocess:Popen", "crumb_avalanche.weights:Path", "crumb_avalanche.cli:main"]
+)
+def test_no_class_of_anybody_else_is_made(name):
+    text = json.dumps({"value": {"kind": "object", "class": name, "attributes": {}, "number": 0}})
+    with pytest.raises(StateError, match="value would have to be made as"):
+        restored(text, {}, {})
+
+
+def test_another_network_is_refused():
+    text, tensors = packed({"network": nn.Linear(2, 3)})
+    with pytest.raises(StateError, match=r"network.weight has the shape \(3, 2\) in the checkpoint, but \(4, 2\) here"):
+        restored(text, tensors, {"network": nn.Linear(2, 4)})
+
+
+def test_a_dictionary_with_a_default_has_to_be_there():
+    text, tensors = packed({"value": defaultdict(float, a=1.0)})
+    assert restored(text, tensors, {"value": defaultdict(float)})["value"]["b"] == 0
+    with pytest.raises(StateError, match="value is a defaultdict, which has to be there before it is filled"):
+        restored(text, tensors, {})
+
+
+def test_a_stopwatch_counts_on():
+    watch, again = Stopwatch(), Stopwatch()
+    watch.seconds["features"] = 2.5
+    assert there_and_back(watch, again).seconds["features"] == 2.5 and again.seconds["search"] == 0
