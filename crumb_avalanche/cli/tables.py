@@ -1,5 +1,8 @@
 """Results as text tables."""
 
+import os
+import re
+
 # entry -> (label, unit); seconds that are parts of the training are listed apart
 LEDGER_BYTES = {
     "buffer_bytes": "stored memories",
@@ -19,6 +22,22 @@ LEDGER_SECONDS = {
     "seconds_replay": "replay",
     "seconds_other": "loading and the rest",
 }
+
+
+# Characters that HTML and XML do not allow, even escaped: control characters, surrogates, noncharacters.
+FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+def printable(text: str) -> str:
+    """Text in which the replacement character stands for those that no page or picture can hold."""
+    return FORBIDDEN.sub("\ufffd", text)
+
+
+def cell(value, width: int = 60) -> str:
+    """A setting in a table: the file name of a long path, the head of any other long text."""
+    text = ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
+    text = os.path.basename(text) if len(text) > width else text
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

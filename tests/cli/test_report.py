@@ -69,6 +69,8 @@ def whole_pictures(folder: Path) -> None:
     """Both pictures are there, are what their names say, and nothing half-written is left."""
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "report.svg").read_text().rstrip().endswith("</svg>")
+    assert (folder / "report.html").read_text().endswith("</html>\n")
+    assert (folder / "report.csv").exists() and (folder / "report.tex").exists()
     assert not list(folder.glob("*.part"))
 
 
