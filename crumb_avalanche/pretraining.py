@@ -2,13 +2,16 @@
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from tqdm import tqdm
 
+from crumb_avalanche.distributed import Alone
+from crumb_avalanche.pretraining_checkpoints import Checkpoints, State
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import WeightsError, read_metadata, read_weights, save_safetensors
 
@@ -29,16 +32,64 @@ class PretrainingSettings:
     seed: int = 0
 
 
+class Shares:
+    """Batches of row numbers, of which each process takes its part: together they are one process's batches.
+
+    Args:
+        batches: of all processes, the same in each.
+        rank: this process.
+        size: how many there are.
+
+    A process that would have none of a small batch is given its first item, to be counted as nothing.
+    """
+
+    def __init__(self, batches: BatchSampler, rank: int, size: int):
+        self.batches = batches
+        self.rank = rank
+        self.size = size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches:
+            yield batch[self.rank :: self.size] or batch[:1]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class BothLogits(nn.Module):
+    """Direct and codebook-out logits of a batch, from all parameters that learn: what gradients are averaged for."""
+
+    def __init__(self, model: SplitModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        feature_map = self.model.features(images)
+        direct = self.model.classify(feature_map)
+        return direct, self.model.classify(self.model.codebook.decode(self.model.encode(feature_map)))
+
+
 def pretrain(
-    model: SplitModel, maps: Dataset, settings: PretrainingSettings, progress: bool = True
+    model: SplitModel,
+    maps: Dataset,
+    settings: PretrainingSettings,
+    progress: bool = True,
+    checkpoints: Checkpoints | None = None,
+    group: Alone | None = None,
 ) -> list[dict[str, float]]:
     """Train plastic layers and codebook on shuffled, labelled images; F stays as it is.
 
+    Several processes share each batch of ``batch_size``: the gradient is that of the whole batch, and the losses are
+    those of one process up to rounding, where P has no dropout (each process draws its own) and no batch norm.
+
     Args:
-        model: with an initialised codebook and a head for all classes; trained in place.
+        model: with an initialised codebook and a head for all classes; trained in place. The leader's counts.
         maps: items ``(image or raw feature map, label)``; maps, as a ``FeatureCache`` gives them, pass F only once.
         settings: see ``PretrainingSettings``.
         progress: show a bar with images/s.
+        checkpoints: where the state after each epoch is kept, and where one that was cut off goes on; it then ends
+            with the very weights of one that was not (on a CPU, with as many threads).
+        group: the processes that share the work (see ``distributed.processes``); default this one alone.
 
     Returns:
         For each epoch ``loss``, ``direct_accuracy`` and ``codebook_accuracy`` on the training images, accuracies in
@@ -46,9 +97,13 @@ def pretrain(
 
     Raises:
         RuntimeError: the loss became NaN or infinite.
+        CheckpointError: what was cut off had other settings, is damaged, or the disk is full.
     """
+    group = group or Alone()
     device = model.pixel_mean.device
-    loader = DataLoader(maps, settings.batch_size, shuffle=True, generator=torch.Generator().manual_seed(settings.seed))
+    random_rows = torch.Generator().manual_seed(settings.seed)
+    batches = BatchSampler(RandomSampler(maps, generator=random_rows), settings.batch_size, drop_last=False)
+    loader = DataLoader(maps, batch_sampler=Shares(batches, group.rank, group.size), generator=random_rows)
     optimizer = torch.optim.SGD(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=settings.learning_rate,
@@ -56,16 +111,25 @@ def pretrain(
         weight_decay=settings.weight_decay,
     )
     criterion = nn.CrossEntropyLoss()
+    if group.rank:
+        torch.manual_seed(torch.initial_seed() + group.rank)  # or all would drop the same values
+    state = State(model, optimizer, random_rows, group)
     history = []
-    model.train()
-    for epoch in range(settings.epochs):
+    if checkpoints is not None:
+        made_with = {**asdict(settings), "images": len(maps), **checkpoints.made_with}
+        checkpoints = Checkpoints(checkpoints.folder, made_with)
+        history = state.take(checkpoints)
+    both_logits = group.wrap(BothLogits(model))
+    both_logits.train()
+    for epoch in range(len(history), settings.epochs):
         totals = torch.zeros(3)
-        with tqdm(total=len(maps), unit=" images", desc=f"epoch {epoch + 1}", disable=not progress) as bar:
-            for images, labels in loader:
+        hidden = not (progress and group.leads)
+        with tqdm(total=len(maps), unit=" images", desc=f"epoch {epoch + 1}", disable=hidden) as bar:
+            for number, (images, labels) in enumerate(loader):
+                count = min(settings.batch_size, len(maps) - number * settings.batch_size)  # of all processes
+                counted = len(labels) if group.rank < count else 0
                 labels = labels.to(device)
-                feature_map = model.features(images.to(device))
-                direct = model.classify(feature_map)
-                quantized = model.classify(model.codebook.decode(model.encode(feature_map)))
+                direct, quantized = both_logits(images.to(device))
                 loss = settings.direct_weight * criterion(direct, labels)
                 loss = loss + settings.codebook_weight * criterion(quantized, labels)
                 if not torch.isfinite(loss):
@@ -73,15 +137,19 @@ def pretrain(
                         f"the pretraining loss became {loss.item()} in epoch {epoch + 1}; lower --learning-rate"
                     )
                 optimizer.zero_grad()
-                loss.backward()
+                # Gradients become the mean over the processes, whose parts may differ by one image.
+                (loss * (counted * group.size / count)).backward()
                 optimizer.step()
                 right = [float((logits.argmax(1) == labels).sum()) for logits in (direct, quantized)]
-                totals += torch.tensor([float(loss.detach()) * len(labels), *right])
-                bar.update(len(labels))
-        loss_mean, direct_mean, quantized_mean = (totals / len(maps)).tolist()
+                if counted:
+                    totals += torch.tensor([float(loss.detach()) * counted, *right])
+                bar.update(count)
+        loss_mean, direct_mean, quantized_mean = (group.add_up(totals) / len(maps)).tolist()
         history.append(
             {"loss": loss_mean, "direct_accuracy": 100 * direct_mean, "codebook_accuracy": 100 * quantized_mean}
         )
+        if checkpoints is not None:
+            state.keep(checkpoints, history)
     model.eval()
     return history
 

@@ -20,7 +20,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweep import grid, sweep
+from sweep import add_engine_options, engine_of, exit_code, grid, sweep
 
 from crumb_avalanche.cli.run_folder import RESULT, write_text
 from crumb_avalanche.cli.settings import RunSettings
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--feature-cache", help="folder for F(x); 350 KB an image, half with --cache-precision fp16")
     parser.add_argument("--cache-precision", default="fp32", choices=["fp32", "fp16"])
     parser.add_argument("--output", default="runs/competitors")
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time, of one thread each")
+    add_engine_options(parser)
     parser.add_argument(
         "--maps", type=int, default=417, help="raw maps that map_replay keeps: as many as CRUMB, whatever their bytes"
     )
@@ -199,7 +199,11 @@ def main() -> int:
     runs = base.run_numbers()
     rows = rows_of(options.strategies, options.protocols, options.maps)
     base.runs = None
-    failed = {} if options.table_only else sweep(grid(base, output, runs, rows), options.processes)
+    failed = (
+        {}
+        if options.table_only
+        else sweep(grid(base, output, runs, rows), engine=engine_of(options), retries=options.retries)
+    )
     names = list(dict.fromkeys(changes["strategy"] for changes in rows.values()))
     found = collect(output, names, options.protocols, runs)
     if found:
@@ -207,9 +211,7 @@ def main() -> int:
         print(table(HEADER, [cells(row) for row in found]))
         title = f"{base.benchmark}, family {options.family}"
         print(f"\nalso in {output}: competitors.md, competitors.csv, {picture(output, found, title).name}")
-    for folder, error in failed.items():
-        print(f"failed: {folder}: {error}", file=sys.stderr)
-    return 1 if failed else 0
+    return exit_code(failed)
 
 
 if __name__ == "__main__":

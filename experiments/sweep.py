@@ -1,123 +1,108 @@
-"""Many runs, each in a process and a folder of its own: finished ones are skipped, a failed one stops no other."""
+"""Many runs, each in a folder of its own: finished ones are skipped, a failed one stops no other, a killed one goes on.
 
-import multiprocessing
+Where they run is an engine: `InProcess()`, `LocalProcesses(n)` or `RayCluster(address)`.
+"""
+
+import argparse
 import os
-import shutil
 import sys
 import time
-import traceback
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
+from dataclasses import replace
 from pathlib import Path
 
+from cells import Cell, Outcome, State, Work, is_finished, learn, record
+from engines import Engine, InProcess, LocalProcesses
+from folder_lock import in_use
+from ray_engine import RayCluster
 from tqdm import tqdm
 
 from crumb_avalanche.cli.settings import RunSettings
 
-ERROR = "error.txt"
-LOG = "log.txt"
+RETRIES = 2
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run of a sweep.
-
-    Attributes:
-        settings: as given to ``crumb run``; ``output`` is the cell's folder and ``run`` its seed.
-    """
-
-    settings: RunSettings
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.settings.output)
-
-
-def sweep(cells: Sequence[Cell], processes: int = 1, progress: bool = True) -> dict[Path, str]:
+def sweep(
+    cells: Sequence[Cell],
+    processes: int = 1,
+    progress: bool = True,
+    *,
+    engine: Engine | None = None,
+    retries: int = RETRIES,
+    work: Work = learn,
+) -> dict[Path, str]:
     """Do all runs that are not done yet.
+
+    The same call goes on after anything: what is finished is skipped, what failed or was cut off is begun again.
+    Several sweeps may share the cells: one that another works on is left to it, and waited for.
 
     Args:
         cells: in the order in which they are begun.
         processes: runs at a time; give each run as many threads as there are cores for it.
-        progress: show a bar with the time left.
+        progress: show a bar with the runs at work and the time left.
+        engine: where they run; default ``LocalProcesses(processes)``.
+        retries: how often a cell is begun again whose process or node died; one that raised an error is not.
+        work: what is done for a cell; leaves ``result.json`` in the folder, last.
 
     Returns:
         Folders of the runs that failed, with the last line of the error; the whole traceback is in their ``error.txt``.
 
     Raises:
         FinishedRunError: a folder holds a finished run with other settings.
+        ValueError: two cells have one folder.
     """
-    from crumb_avalanche.cli.run import finished_result
-    from crumb_avalanche.cli.run_folder import RESULT
-
-    open_cells = []
-    for cell in cells:
-        if (cell.folder / RESULT).exists() and not cell.settings.overwrite:
-            finished_result(cell.folder, cell.settings.resolved())
-        else:
-            open_cells.append(cell)
-    # A process for each run: none inherits memory, threads or random states of another, and one that is killed takes
-    # nothing along. The server it is forked from has the imports done.
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(["crumb_avalanche.cli.run"])
+    twice = [folder for folder, count in Counter(cell.folder.resolve() for cell in cells).items() if count > 1]
+    if twice:
+        raise ValueError(f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output")
+    waiting = deque(cell for cell in cells if not is_finished(cell))
     failed: dict[Path, str] = {}
-    running: dict[int, tuple] = {}
-    waiting = iter(open_cells)
-    with tqdm(total=len(cells), initial=len(cells) - len(open_cells), unit=" runs", disable=not progress) as bar:
-        try:
-            while True:
-                while len(running) < processes and (cell := next(waiting, None)) is not None:
-                    process = context.Process(target=run_cell, args=(cell.settings,))
-                    process.start()
-                    running[process.sentinel] = (process, cell)
-                if not running:
-                    return failed
-                for sentinel in wait(list(running)):
-                    process, cell = running.pop(sentinel)
-                    process.join()
-                    error = verdict(cell, process.exitcode)
-                    if error:
-                        failed[cell.folder] = error
-                        bar.write(f"failed: {cell.folder}: {error}")
-                    bar.update()
-        finally:
-            for process, _ in running.values():
-                process.terminate()
+    deaths: Counter[Path] = Counter()
+    common = os.path.commonpath([cell.folder.resolve().parent for cell in cells]) if cells else ""
+    bar = tqdm(total=len(cells), initial=len(cells) - len(waiting), unit=" runs", smoothing=0, disable=not progress)
+
+    def show(running: Sequence[Cell]) -> None:
+        names = [os.path.relpath(cell.folder.resolve(), common) for cell in running]
+        text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        # A terminal's clock ticks; a file gets a line when something changes.
+        bar.set_postfix_str(text, refresh=sys.stderr.isatty() or text not in str(bar))
+
+    with bar, engine or LocalProcesses(processes) as engine:
+        while waiting or engine.running:
+            while engine.has_room() and (cell := _first_free(waiting)) is not None:
+                show([*engine.running, cell])
+                engine.start(cell, work)
+            if not engine.running:
+                time.sleep(0.2)  # all that is left is in other hands
+            for cell, outcome in engine.ended(1.0):
+                if outcome.state is State.DIED:
+                    deaths[cell.folder] += 1
+                    bar.write(f"died: {cell.folder}: {outcome.error}", sys.stderr)
+                    if deaths[cell.folder] <= retries:
+                        waiting.append(cell)
+                        continue
+                    times = f", {deaths[cell.folder]} times" if retries else ""
+                    outcome = Outcome(State.FAILED, outcome.error + times)
+                    record(cell.folder, outcome.text + "\n")
+                if outcome.state is State.BUSY:
+                    waiting.append(cell)
+                    continue
+                if outcome.state is State.FAILED:
+                    failed[cell.folder] = outcome.error
+                    bar.write(f"failed: {cell.folder}: {outcome.error}", sys.stderr)
+                bar.update()
+            show(engine.running)
+    return failed
 
 
-def verdict(cell: Cell, exit_code: int) -> str:
-    """Nothing if a run succeeded, else the last line of its error."""
-    if exit_code == 0:
-        return ""
-    if exit_code < 0 or not (cell.folder / ERROR).exists():
-        cell.folder.mkdir(parents=True, exist_ok=True)
-        signal = f"its process was killed by signal {-exit_code}" if exit_code < 0 else f"it ended with {exit_code}"
-        (cell.folder / ERROR).write_text(f"{signal}, perhaps for want of memory\n")
-    return (cell.folder / ERROR).read_text().strip().splitlines()[-1]
-
-
-def run_cell(settings: RunSettings) -> None:
-    """One run in this process; what it prints goes to ``log.txt``, and what ends it to ``error.txt``."""
-    from crumb_avalanche.cli.run import run_once
-    from crumb_avalanche.cli.run_folder import write_text
-
-    folder = Path(settings.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOG, "w") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    start = time.perf_counter()
-    try:
-        run_once(settings.resolved())
-        print(f"{time.perf_counter() - start:.0f} s")
-        (folder / ERROR).unlink(missing_ok=True)
-        shutil.rmtree(folder / "interrupted", ignore_errors=True)
-    except BaseException:
-        write_text(folder / ERROR, traceback.format_exc())
-        sys.exit(1)
+def _first_free(waiting: deque[Cell]) -> Cell | None:
+    """Take the first cell that nobody else works on."""
+    for _ in range(len(waiting)):
+        cell = waiting.popleft()
+        if not in_use(cell.folder):
+            return cell
+        waiting.append(cell)
+    return None
 
 
 def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]) -> list[Cell]:
@@ -134,3 +119,26 @@ def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, d
         for run in runs
         for name, changes in rows.items()
     ]
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """The options that ``engine_of`` reads, and ``--retries`` for ``sweep``."""
+    options = parser.add_argument_group("where the runs are done")
+    options.add_argument("--engine", default="processes", choices=["in_process", "processes", "ray"])
+    options.add_argument("--processes", type=int, default=1, help="runs at a time on this machine")
+    options.add_argument("--address", default="auto", help="of the head of a Ray cluster, HOST:PORT")
+    options.add_argument("--retries", type=int, default=RETRIES, help="of a run whose process or node died")
+
+
+def engine_of(options: argparse.Namespace) -> Engine:
+    """The engine that the command line asks for."""
+    if options.engine == "ray":
+        return RayCluster(options.address)
+    return InProcess() if options.engine == "in_process" else LocalProcesses(options.processes)
+
+
+def exit_code(failed: dict[Path, str]) -> int:
+    """1 if a run failed, with a line for each on standard error, else 0."""
+    for folder, error in failed.items():
+        print(f"failed: {folder}: {error}", file=sys.stderr)
+    return 1 if failed else 0

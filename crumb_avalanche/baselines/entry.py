@@ -136,7 +136,7 @@ class Entry:
     gradient: bool = True
     each_class: bool = False
     scores_answer: bool = False
-    tuning: dict[str, Any] = field(default_factory=dict)
+    tuning: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def budgeted(self) -> bool:

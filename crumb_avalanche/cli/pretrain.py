@@ -1,6 +1,9 @@
-"""``crumb pretrain``: labelled images in, a ``.safetensors`` file for ``crumb run --pretrained`` out."""
+"""``crumb pretrain``: labelled images in, a ``.safetensors`` file for ``crumb run --pretrained`` out.
 
-import tempfile
+On several GPUs or processes: ``torchrun --nproc-per-node 4 -m crumb_avalanche.cli pretrain ... --device cuda``.
+"""
+
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +14,15 @@ from benchmarks_toybox_ilab.frames import pixel_transform
 from crumb_avalanche.cli import build
 from crumb_avalanche.cli.settings import PretrainSettings, as_dict, part_for
 from crumb_avalanche.cli.tables import table
-from crumb_avalanche.feature_cache import FeatureCache, files_key
+from crumb_avalanche.distributed import Alone, processes
+from crumb_avalanche.feature_cache import FeatureCache, MapDataset, files_key
 from crumb_avalanche.preparation import prepare
 from crumb_avalanche.pretraining import PretrainingSettings, pretrain, save_pretrained
+from crumb_avalanche.pretraining_checkpoints import Checkpoints
+from crumb_avalanche.weights import weights_hash
+
+# Settings that do not change the result, so that a pretraining that was cut off may go on with others.
+NO_PART_OF_THE_RESULT = {"output", "overwrite", "dataset_root", "feature_cache", "threads", "workers", "progress"}
 
 
 def main(settings: PretrainSettings) -> None:
@@ -24,35 +33,61 @@ def main(settings: PretrainSettings) -> None:
     if output.exists() and not settings.overwrite:
         raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
     settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
-    build.set_threads_and_seeds(settings.threads, settings.seed)
-    pretrain_on(open_images(settings), settings)
+    with processes(settings.device) as group:
+        if group.size > 1:  # the cores of a machine are shared, and one process tells what happens
+            threads = settings.threads or max(1, (os.cpu_count() or 1) // group.neighbours)
+            settings = replace(settings, threads=threads, progress=settings.progress and group.leads)
+        build.set_threads_and_seeds(settings.threads, settings.seed)
+        with group.leader_first():  # it may download
+            images = open_images(settings)
+        pretrain_on(images, settings, group)
 
 
-def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
-    """Pretrain on a data set with ``targets`` and write ``settings.output``."""
+def pretrain_on(images: Dataset, settings: PretrainSettings, group: Alone | None = None) -> None:
+    """Pretrain on a data set with ``targets`` and write ``settings.output``.
+
+    After each epoch the state is kept in the folder ``OUTPUT.checkpoints``, with the feature maps if there is no other
+    cache; the same call goes on from there, and removes it at its end.
+    """
+    group = group or Alone()
     output = Path(settings.output)
     labels = np.asarray(images.targets)
     classes = int(labels.max()) + 1
     rows = choose_rows(labels, settings.images_per_class, settings.seed)
-    model = build.build_model(settings, classes, codebook=True).to(settings.device)
-    prepare(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
-    with tempfile.TemporaryDirectory(prefix="crumb-maps-") as temporary:
-        # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
-        samples = getattr(images, "samples", None)
-        names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
-        key = f"{names} {len(images)} {pixel_transform(settings.image_size)!r}"
-        cache = FeatureCache(
-            settings.feature_cache or temporary, model, len(images), key, settings.workers, settings.progress
-        )
-        maps = cache.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
-        history = pretrain(
-            model,
-            maps,
-            PretrainingSettings(**part_for(PretrainingSettings, settings)),
-            settings.progress,
-        )
-    made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
-    save_pretrained(output, model, made_with)
+    with group.leader_first():  # it may download
+        model = build.build_model(settings, classes, codebook=True).to(group.device(settings.device))
+    if group.leads:
+        prepare(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
+    group.take_from_leader(model)
+    # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
+    samples = getattr(images, "samples", None)
+    names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
+    key = f"{names} {len(images)} {pixel_transform(settings.image_size)!r}"
+    decides = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
+    decides["frozen_weights"] = weights_hash(model.feature_extractor)  # not only the name of their file
+    if samples:
+        decides["files"] = names
+    checkpoints = Checkpoints(output.with_name(output.name + ".checkpoints"), decides)
+    # Where no cache is given the maps stay until the end, so that what was cut off need not compute them again.
+    folder = settings.feature_cache or checkpoints.folder / "maps"
+    cache = FeatureCache(folder, model, len(images), key, settings.workers, settings.progress)
+    history = pretrain(
+        model,
+        maps_of(images, rows, labels, cache, group),
+        PretrainingSettings(**part_for(PretrainingSettings, settings)),
+        settings.progress,
+        checkpoints,
+        group,
+    )
+    del cache
+    if group.leads:
+        made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
+        save_pretrained(output, model, made_with)
+    group.wait()
+    if group.leads_machine:
+        checkpoints.clear()
+    if not group.leads:
+        return
     print(
         table(
             ["epoch", "loss", "direct accuracy %", "codebook-out accuracy %"],
@@ -65,6 +100,15 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
     print(
         f"\n{len(rows)} images of {classes} classes; written to {output}; use it with crumb run --pretrained {output}"
     )
+
+
+def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, cache: FeatureCache, group: Alone) -> MapDataset:
+    """The maps of some rows, of which each process computes its share."""
+    if group.size > 1:
+        mine = rows[group.rank :: group.size]
+        cache.dataset(Subset(images, mine.tolist()), mine, labels[mine].tolist())
+        group.wait()
+    return cache.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
 
 
 def open_images(settings: PretrainSettings) -> Dataset:

@@ -172,7 +172,7 @@ class PretrainSettings:
     Attributes:
         data: an image folder with one folder per class, or torchvision:NAME such as torchvision:CIFAR100.
         dataset_root: where a torchvision data set lies or is downloaded to.
-        output: the .safetensors file to write.
+        output: the .safetensors file to write; beside it, OUTPUT.checkpoints, to go on from after an interruption.
         overwrite: replace an existing file.
         weights: 'torchvision' (downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
         backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
@@ -190,8 +190,8 @@ class PretrainSettings:
         codebook_weight: beta.
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
-        feature_cache: folder in which F(x) is kept; default a temporary one.
-        device: cpu or cuda.
+        feature_cache: folder in which F(x) is kept; default one beside the output, removed at the end.
+        device: cpu or cuda; with torchrun, one GPU for each process.
         threads: CPU threads of torch and faiss; 0 takes one per core.
         workers: loader processes.
         seed: of everything random.

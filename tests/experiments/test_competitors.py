@@ -68,7 +68,7 @@ def test_a_method_that_was_not_run_is_no_row(finished):
 def test_a_killed_run_is_named(tmp_path):
     sys.path.insert(0, str(SCRIPT.parent))
     try:
-        from sweep import Cell, verdict
+        from cells import Cell, verdict
     finally:
         sys.path.pop(0)
     from crumb_avalanche.cli.settings import RunSettings

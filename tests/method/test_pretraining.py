@@ -1,24 +1,37 @@
 """Pretraining learns P and the codebook, leaves F, and its file comes back as it was."""
 
+import random
 import re
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from crumb_avalanche.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
+from crumb_avalanche.pretraining_checkpoints import CheckpointError, Checkpoints
 from crumb_avalanche.weights import WeightsError, check_and_load, save_safetensors, weights_hash
 
 
-@pytest.fixture(scope="module")
-def images():
+def coloured() -> TensorDataset:
     """Forty noisy images of four colours, one a class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % 4
     colours = torch.tensor([[200, 0, 0], [0, 200, 0], [0, 0, 200], [120, 120, 0]])
     noise = torch.randint(0, 55, (40, 3, 16, 16), generator=generator)
     return TensorDataset((colours[labels][:, :, None, None] + noise).to(torch.uint8), labels)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return coloured()
 
 
 def learn(model, images, **settings):
@@ -106,3 +119,182 @@ def test_another_file_is_an_error(tmp_path, model):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(WeightsError, match="is no complete"):
         read_pretrained(path)
+
+
+class Interrupted(Exception):
+    pass
+
+
+class CutOff(Dataset):
+    """The images, until so many were read."""
+
+    def __init__(self, whole, reads):
+        self.whole = whole
+        self.reads = reads
+
+    def __len__(self):
+        return len(self.whole)
+
+    def __getitem__(self, row):
+        self.reads -= 1
+        if self.reads < 0:
+            raise Interrupted
+        return self.whole[row]
+
+
+def with_dropout(make_model):
+    model = make_model()
+    model.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
+    torch.manual_seed(5)
+    return model
+
+
+@pytest.mark.parametrize("reads", [0, 39, 40, 100, 159])
+def test_what_was_cut_off_ends_bit_identical(make_model, images, tmp_path, reads):
+    settings = PretrainingSettings(epochs=4, batch_size=8, learning_rate=0.05)
+    whole = with_dropout(make_model)
+    history = pretrain(whole, images, settings, False)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    with pytest.raises(Interrupted):
+        pretrain(with_dropout(make_model), CutOff(images, reads), settings, False, checkpoints)
+    torch.manual_seed(77)
+    model = make_model(seed=3)  # whatever it is, what was kept counts
+    model.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
+    if reads < 40:  # nothing was kept
+        model = with_dropout(make_model)
+    rest = CutOff(images, 160 - reads // 40 * 40)
+    assert pretrain(model, rest, settings, False, checkpoints) == history
+    assert rest.reads == 0 and weights_hash(model) == weights_hash(whole)
+    draws = torch.rand(3)
+    again = make_model(seed=4)
+    again.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
+    assert pretrain(again, images, settings, False, checkpoints) == history  # nothing is left to do
+    assert weights_hash(again) == weights_hash(whole) and torch.equal(torch.rand(3), draws)
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        "epoch00003.safetensors",
+        "epoch00004.safetensors",
+    ]
+    checkpoints.clear()
+    assert not checkpoints.folder.exists()
+
+
+def test_checkpoints_change_nothing(make_model, images, tmp_path):
+    models = with_dropout(make_model), with_dropout(make_model)
+    settings = PretrainingSettings(epochs=2, batch_size=8, learning_rate=0.05)
+    torch.manual_seed(1)
+    plain = pretrain(models[0], images, settings, False)
+    torch.manual_seed(1)
+    assert pretrain(models[1], images, settings, False, Checkpoints(tmp_path)) == plain
+    assert weights_hash(models[0]) == weights_hash(models[1])
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import torch
+sys.path.insert(0, sys.argv[1])
+from conftest import _make_model
+from test_pretraining import coloured
+from crumb_avalanche.pretraining import PretrainingSettings, pretrain
+from crumb_avalanche.pretraining_checkpoints import Checkpoints
+from crumb_avalanche.weights import weights_hash
+
+torch.set_num_threads(1)
+model = _make_model()
+pretrain(model, coloured(), PretrainingSettings(epochs=60, batch_size=8), False, Checkpoints(Path(sys.argv[2])))
+print(weights_hash(model))
+"""
+
+
+def test_kill_9_costs_an_epoch_at_most(make_model, tmp_path):
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "kept")]
+    wait = random.Random(0)
+    for epoch in (1, 20):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        while process.poll() is None and not any(latest_epoch(path) >= epoch for path in tmp_path.glob("kept/epoch*")):
+            time.sleep(0.005)
+        time.sleep(wait.uniform(0, 0.05))
+        assert process.poll() is None, "it ended before it could be killed"
+        process.kill()
+        process.communicate()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    model = make_model()
+    pretrain(model, coloured(), PretrainingSettings(epochs=60, batch_size=8), False)
+    assert done.stdout.strip() == weights_hash(model)
+
+
+def latest_epoch(path) -> int:
+    return int(path.name.removeprefix("epoch")[:5])
+
+
+@pytest.fixture
+def kept(make_model, images, tmp_path):
+    checkpoints = Checkpoints(tmp_path / "kept", {"weights": "none"})
+    pretrain(make_model(), images, PretrainingSettings(epochs=3, batch_size=8), False, checkpoints)
+    return checkpoints
+
+
+def as_written(kept) -> Checkpoints:
+    """The same checkpoints, asked for with all settings that they were made with."""
+    made_with = asdict(PretrainingSettings(epochs=3, batch_size=8))
+    return Checkpoints(kept.folder, {**made_with, "images": 40, "weights": "none"})
+
+
+@pytest.mark.parametrize("place", [0, 20, 1000, -10])
+def test_a_damaged_checkpoint_is_passed_over(kept, place):
+    path = kept.path(3)
+    damaged = bytearray(path.read_bytes())
+    damaged[place] ^= 1
+    path.write_bytes(damaged)
+    again = as_written(kept)
+    _, values = again.latest()
+    assert values["epoch"] == 2 and len(values["history"]) == 2
+    kept.path(2).write_bytes(kept.path(2).read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=f"no other checkpoint is whole: remove {kept.folder} to start over"):
+        again.latest()
+
+
+def test_other_settings_are_refused_by_name(make_model, images, kept):
+    def go_on(made_with=None, images=images, **changes):
+        settings = PretrainingSettings(**dict(epochs=3, batch_size=8) | changes)
+        checkpoints = Checkpoints(kept.folder, {"weights": "none"} if made_with is None else made_with)
+        return pretrain(make_model(), images, settings, False, checkpoints)
+
+    assert len(go_on()) == 3
+    with pytest.raises(CheckpointError, match=r"pretraining with learning_rate=0.001, not 0.5; go on with the same"):
+        go_on(learning_rate=0.5)
+    with pytest.raises(CheckpointError, match=rf"with weights='none', not 'other.npz'; .* remove {kept.folder} to"):
+        go_on({"weights": "other.npz"})
+    with pytest.raises(CheckpointError, match="with weights='none', not None"):
+        go_on({})
+    with pytest.raises(CheckpointError, match="with images=40, not 30"):
+        go_on(images=TensorDataset(*(tensor[:30] for tensor in images.tensors)))
+
+
+def test_a_checkpoint_runs_no_code(kept, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "evil",))
+
+    torch.save({"a": Evil()}, kept.path(4))
+    assert kept.path(4).exists()
+    _, values = as_written(kept).latest()
+    assert values["epoch"] == 3 and not (tmp_path / "evil").exists()
+
+
+def test_a_full_disk_leaves_the_checkpoints_before(make_model, images, tmp_path):
+    settings = PretrainingSettings(epochs=4, batch_size=8)
+    checkpoints = Checkpoints(tmp_path / "kept")
+    with pytest.raises(Interrupted):
+        pretrain(make_model(), CutOff(images, 130), settings, False, checkpoints)
+    before = {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # a file may not become longer: the write fails half-way
+    try:
+        with pytest.raises(CheckpointError, match=r"epoch00004.safetensors cannot be written .*; make room and give"):
+            pretrain(make_model(), images, settings, False, checkpoints)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()} == before
+    assert len(pretrain(make_model(), images, settings, False, checkpoints)) == 4

@@ -1,0 +1,152 @@
+"""Which memory blocks the test images of a run use, and where on an image they fire (paper, Fig. 5)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.split_model import SplitModel
+
+CHUNK = 32  # images encoded at once
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Codes of the test images under one codebook.
+
+    Attributes:
+        counts: `(n,)` int64, how often each block was chosen, all-zero slices left out.
+        zeros: slices that are all zero; they tie everywhere and take the first block that is not zero.
+        codes: `(N, g, H, W)` codes of the first `g` groups of channels, -1 where a slice is all zero.
+    """
+
+    counts: np.ndarray
+    zeros: int
+    codes: np.ndarray
+
+    @property
+    def shares(self) -> np.ndarray:
+        """`(n,)`, of all slices that are not zero."""
+        return self.counts / max(1, self.counts.sum())
+
+    @property
+    def zero_share(self) -> float:
+        """Of all slices."""
+        return self.zeros / max(1, self.zeros + self.counts.sum())
+
+    @property
+    def effective_blocks(self) -> float:
+        """The exponential of the entropy: as many blocks, equally used, would be as varied."""
+        shares = self.shares[self.shares > 0]
+        return float(np.exp(-(shares * np.log(shares)).sum()))
+
+
+@torch.no_grad()
+def usage_of(model: SplitModel, batches: Iterator[Tensor], groups: int) -> Usage:
+    """Encode images or cached maps, batch by batch.
+
+    Args:
+        model: with a codebook.
+        batches: `(B, 3, h, w)` uint8 images, or `(B, C, H, W)` maps as a cache keeps them.
+        groups: so many leading groups of channels are kept in `codes`; 0 keeps all.
+    """
+    codebook = model.codebook
+    counts, zeros, kept = torch.zeros(codebook.codebook_size, dtype=torch.int64), 0, []
+    for images in batches:
+        maps = model.features(images.to(model.pixel_mean.device))
+        codes = codebook.encode(maps).to(torch.int64)
+        nothing = ~maps.unflatten(1, (-1, codebook.codebook_dim)).any(dim=2)  # (B, G, H, W)
+        counts += codebook.usage(codes[~nothing]).cpu()
+        zeros += int(nothing.sum())
+        codes[nothing] = -1
+        kept.append(codes[:, : groups or None].to(torch.int16).cpu())
+    return Usage(counts.numpy(), zeros, torch.cat(kept).numpy())
+
+
+def firing(codes: np.ndarray, block: int) -> np.ndarray:
+    """Where a block fires: `(N, H, W)`, the fraction of the slices at each location that are it."""
+    return (codes == block).mean(axis=1)
+
+
+def most_used(codes: np.ndarray, blocks: int, count: int) -> list[int]:
+    """The blocks chosen most often in some codes, all-zero slices left out; fewer where fewer are used."""
+    counts = np.bincount(codes[codes >= 0].ravel(), minlength=blocks)
+    order = np.argsort(-counts, kind="stable")[:count]
+    return [int(block) for block in order if counts[block]]
+
+
+def strongest(heat: np.ndarray, objects: Sequence[str], count: int) -> list[int]:
+    """Places of the images on which a block fires the most, one of each object as long as there are others."""
+    order = np.argsort(-heat.mean(axis=(1, 2)), kind="stable")
+    first = list({objects[place]: place for place in reversed(order)}.values())
+    best = sorted(first, key=lambda place: -heat[place].mean())
+    rest = [place for place in order if place not in set(first)]
+    return [int(place) for place in (best + rest)[:count]]
+
+
+@dataclass(frozen=True)
+class RebuiltRun:
+    """A run's test images, and its model before and after the stream.
+
+    Attributes:
+        table: the frame table.
+        rows: of the test images, in the order of the batches.
+        before, after: models with their codebooks.
+        batches: call it for the images, or their cached maps, batch by batch.
+    """
+
+    table: object
+    rows: np.ndarray
+    before: SplitModel
+    after: SplitModel
+    batches: object
+
+
+def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
+    """Build a finished run's models again: as it began, from its settings, and as it ended, from its checkpoint.
+
+    Raises:
+        ValueError: the run kept no model.
+    """
+    import copy
+
+    from crumb_avalanche.baselines.registry import get_strategy
+    from crumb_avalanche.cli import build
+    from crumb_avalanche.feature_cache import FeatureCache
+    from crumb_avalanche.preparation import prepare
+    from crumb_avalanche.weights import load_weights
+
+    kept = folder / "checkpoint" / "model.safetensors"
+    if not kept.is_file():
+        raise ValueError(f"{folder} has no checkpoint/model.safetensors; run it again with --checkpoint true")
+    settings = settings.resolved()
+    entry = get_strategy(settings.strategy)
+    build.set_threads_and_seeds(settings.threads, settings.run)
+    stream = build.build_stream(settings, settings.run, joint=False)
+    before = build.build_model(settings, stream.benchmark.n_classes, entry.codebook).to(settings.device)
+    if not settings.pretrained:
+        prepare(before, stream.benchmark.train_stream[0].dataset, settings.codebook_init, settings.run)
+    after = copy.deepcopy(before)
+    load_weights(after, kept)
+    datasets = [experience.dataset for experience in stream.benchmark.test_stream]
+    rows = np.concatenate([np.asarray(list(dataset.frame_row)) for dataset in datasets])
+    if settings.feature_cache:
+        arguments = (len(stream.table), stream.images_key, settings.workers, False)
+        half = settings.cache_precision == "fp16"
+        cache = FeatureCache(settings.feature_cache, before, *arguments, half=half)
+        labels = [list(map(int, dataset.targets)) for dataset in datasets]
+        datasets = [
+            cache.dataset(dataset, np.asarray(list(dataset.frame_row)), known)
+            for dataset, known in zip(datasets, labels)
+        ]
+
+    def batches() -> Iterator[Tensor]:
+        for dataset in datasets:
+            for start in range(0, len(dataset), CHUNK):
+                yield torch.stack([dataset[place][0] for place in range(start, min(start + CHUNK, len(dataset)))])
+
+    return RebuiltRun(stream.table, rows, before.eval(), after.eval(), batches)

@@ -1,0 +1,130 @@
+"""A cell of a sweep: one run in a folder of its own, and how the work on it ended."""
+
+import contextlib
+import errno
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from folder_lock import FolderInUseError, locked
+
+from crumb_avalanche.cli.run_folder import RESULT, write_text
+from crumb_avalanche.cli.settings import RunSettings
+
+ERROR = "error.txt"
+LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        settings: as given to ``crumb run``; ``output`` is the cell's folder and ``run`` its seed.
+    """
+
+    settings: RunSettings
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.settings.output)
+
+
+Work = Callable[[RunSettings], object]
+
+
+class State(Enum):
+    """How the work on a cell ended."""
+
+    DONE = "done"
+    FAILED = "it raised an error, and would again"
+    DIED = "its process or node died, which may not happen again"
+    BUSY = "somebody else works in the folder"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of the work on a cell; ``text`` is a traceback, or what is known."""
+
+    state: State
+    text: str = ""
+
+    @property
+    def error(self) -> str:
+        """The last line."""
+        return (self.text.strip().splitlines() or ["no reason given"])[-1]
+
+
+def learn(settings: RunSettings) -> None:
+    """The work on a cell: what ``crumb run`` does."""
+    from crumb_avalanche.cli.run import run_once
+
+    run_once(settings.resolved())
+
+
+def is_finished(cell: Cell) -> bool:
+    """Whether nothing is left to do.
+
+    Raises:
+        FinishedRunError: the folder holds a finished run with other settings.
+    """
+    if cell.settings.overwrite or not (cell.folder / RESULT).exists():
+        return False
+    from crumb_avalanche.cli.run import finished_result
+
+    finished_result(cell.folder, cell.settings.resolved())
+    return True
+
+
+def run_cell(cell: Cell, work: Work = learn) -> Outcome:
+    """Work on a cell in this process; what it prints goes to ``log.txt``, and what ends it to ``error.txt``."""
+    start = time.perf_counter()
+    try:
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        with locked(cell.folder):
+            if is_finished(cell):  # by somebody else, meanwhile
+                return Outcome(State.DONE)
+            with (
+                open(cell.folder / LOG, "a") as log,
+                contextlib.redirect_stdout(log),
+                contextlib.redirect_stderr(log),
+            ):
+                work(cell.settings)
+                print(f"{time.perf_counter() - start:.0f} s")
+            (cell.folder / ERROR).unlink(missing_ok=True)
+            shutil.rmtree(cell.folder / "interrupted", ignore_errors=True)
+        return Outcome(State.DONE)
+    except FolderInUseError as error:
+        return Outcome(State.BUSY, str(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text = traceback.format_exc()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += f"the disk of {cell.folder} is full ({error}): make room and give the same command again\n"
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            text += f"out of memory ({str(error) or 'MemoryError'}): do fewer runs at a time\n"
+        record(cell.folder, text)
+        return Outcome(State.FAILED, text)
+
+
+def record(folder: Path, text: str) -> None:
+    """Write ``error.txt`` if the disk takes it; the sweep tells the error in any case."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / ERROR, text)
+
+
+def verdict(cell: Cell, exit_code: int) -> str:
+    """What the exit code of a process that gave no answer means, which ``error.txt`` is told; nothing for 0."""
+    if exit_code == 0:
+        return ""
+    said = f"its process ended with {exit_code} and gave no answer"
+    if exit_code < 0:
+        said = f"its process was killed by signal {-exit_code}, perhaps for want of memory"
+    record(cell.folder, said + "\n")
+    return said

@@ -1,0 +1,225 @@
+"""Figure 4 of the paper and its sibling S3: is CRUMB biased towards shape, beside a control network?
+
+    python experiments/fig4_shape_bias.py --benchmark eth80 --dataset-root ETH80 --pretrained FILE --style-root STYLE
+    python experiments/fig4_shape_bias.py --pretrained FILE --control-pretrained FILE --test-root CIFAR100/test \\
+        --style-root STYLE --pretraining-only
+
+Maps at the cut are perturbed in space (locations shuffled) or in features (half of them set to zero); `--style-root` is
+a folder of images in another style, a folder for each class by shape, such as cue-conflict images. A bar is the
+relative accuracy advantage: the control's relative drop minus CRUMB's, below 0 where CRUMB is harmed more. Shape bias
+is below 0 for space and above 0 for features and style. Streaming: CRUMB (256x8, from --pretrained if given) against
+replay of as many images from stock weights, class-instance for Figure 4 and class-i.i.d. with --figure S3 or for image
+sets. Pretraining: two files of `crumb pretrain` (the control's with --codebook-weight 0) on a folder of test images.
+Written to --output: `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`, and a folder of each run.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from ablation_rows import MEM_SIZES
+from block_usage import rebuilt
+from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from finished_runs import finished_runs
+from matplotlib.figure import Figure
+from paper_statistics import holm
+from saved_picture import COLOURS, STYLE, save_picture
+from shape_bias import PAPER_SIGN, Advantage, RunDrops, StyleImages, advantage_of, drops_of_network
+from side_by_side import kept_runs, p_text
+from sweep import exit_code, grid
+
+from crumb_avalanche.cli.run_folder import write_text
+from crumb_avalanche.cli.tables import table
+
+ROWS = {"crumb": "crumb", "control": "image_replay"}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of the figure.
+
+    Attributes:
+        condition: where the networks come from.
+        perturbation: of the maps or images.
+        all_runs, filtered: the advantage with all runs, and with those that pass the first-task filter.
+    """
+
+    condition: str
+    perturbation: str
+    all_runs: Advantage | None
+    filtered: Advantage | None
+
+
+def bars_of(condition: str, runs: Sequence[RunDrops]) -> list[Bar]:
+    """The bars of a condition, one for each perturbation."""
+    kept = [run for run in runs if run.kept]
+    return [Bar(condition, name, advantage_of(runs, name), advantage_of(kept, name)) for name in PAPER_SIGN]
+
+
+def streamed(options: CommonOptions, benchmark: str, protocol: str, rows: dict[str, dict], style_root: Path | None):
+    """The drops of each pair of finished runs on a benchmark."""
+    folder = options.output / benchmark
+    found = {name: finished_runs(folder / protocol / name, options.runs) for name in rows}
+    kept = {name: {runs[place].number for place in kept_runs(runs).kept} for name, runs in found.items()}
+    out = []
+    for number in options.runs:
+        if any(all(run.number != number for run in runs) for runs in found.values()):
+            continue
+        drops = {}
+        for cell in grid(
+            options.settings(benchmark), folder, [number], {f"{protocol}/{n}": c for n, c in rows.items()}
+        ):
+            run = rebuilt(cell.settings, cell.folder)
+            labels = run.table.labels[run.rows]
+            style = None if style_root is None else StyleImages(style_root, run.table.classes)
+            drops[cell.folder.parent.name] = drops_of_network(run.after, run.batches(), labels, style)
+        passed = all(number in numbers for numbers in kept.values())
+        out.append(RunDrops(number, drops["crumb"], drops["control"], passed))
+    return out
+
+
+def pretrained_network(file: str):
+    """The network that `crumb pretrain` wrote, with the head of its own classes, and its image size."""
+    from crumb_avalanche.backbones import split_backbone
+    from crumb_avalanche.codebook import Codebook
+    from crumb_avalanche.pretraining import read_pretrained
+    from crumb_avalanche.weights import check_and_load
+
+    state, made = read_pretrained(file)
+    names = ("relu_logits", "head_kernel", "image_size")
+    model = split_backbone(
+        made["backbone"],
+        None,
+        n_classes=made["classes"],
+        codebook=Codebook(made["codebook_size"], made["codebook_dim"]),
+        **{name: made[name] for name in names if name in made},
+    )
+    check_and_load(model, state, file)
+    return model
+
+
+def pretrained(crumb: str, control: str, test_root: str, style_root: Path | None) -> RunDrops:
+    """The drops of two pretrained networks on test images.
+
+    Raises:
+        ValueError: the images are of other classes than the files.
+    """
+    from torch.utils.data import DataLoader
+    from torchvision.datasets import ImageFolder
+
+    from benchmarks_toybox_ilab.frames import pixel_transform
+
+    drops = {}
+    for name, file in (("crumb", crumb), ("control", control)):
+        model = pretrained_network(file)
+        images = ImageFolder(test_root, pixel_transform(model.image_size))
+        if len(images.classes) != model.n_classes:
+            raise ValueError(
+                f"{test_root} has {len(images.classes)} classes, but {file} was made with {model.n_classes}"
+            )
+        style = None if style_root is None else StyleImages(style_root, images.classes)
+        batches = (pixels for pixels, _ in DataLoader(images, 32))
+        drops[name] = drops_of_network(model, batches, np.asarray(images.targets), style)
+    return RunDrops(0, drops["crumb"], drops["control"])
+
+
+HEADER = ["condition", "perturbation", "the paper", "advantage", "standard error", "drop, CRUMB", "drop, control"]
+HEADER += ["runs", "pairs", "p", "p Holm", "filtered: advantage", "runs kept", "p filtered", "p filtered, Holm"]
+
+
+def lines_of(bars: Sequence[Bar]) -> list[list[str]]:
+    """The bars as text; Holm's correction is over all of them."""
+
+    def corrected(results):
+        return holm([None if result is None else result.test.p for result in results])
+
+    plain, filtered = corrected([bar.all_runs for bar in bars]), corrected([bar.filtered for bar in bars])
+    lines = []
+    for bar, p, p_filtered in zip(bars, plain, filtered):
+        line, one, kept = [bar.condition, bar.perturbation, PAPER_SIGN[bar.perturbation]], bar.all_runs, bar.filtered
+        if one is None:
+            line += [""] * 8
+        else:
+            error = "" if one.error is None else f"{one.error:.4f}"
+            line += [f"{one.mean:+.4f}", error, f"{one.crumb:.4f}", f"{one.control:.4f}"]
+            line += [str(one.runs), str(one.test.pairs), p_text(one.test.p), p_text(p)]
+        line += (
+            [""] * 4 if kept is None else [f"{kept.mean:+.4f}", str(kept.runs), p_text(kept.test.p), p_text(p_filtered)]
+        )
+        lines.append(line)
+    return lines
+
+
+def picture(bars: Sequence[Bar], title: str) -> Figure:
+    """Bars of the advantage with their standard errors; a star where p < 0.01."""
+    conditions = list(dict.fromkeys(bar.condition for bar in bars))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3 + 2.2 * len(conditions), 4), layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(title)
+        for number, (name, hatch) in enumerate(zip(PAPER_SIGN, ("//", "..", ""))):
+            for place, condition in enumerate(conditions):
+                bar = next(bar for bar in bars if (bar.condition, bar.perturbation) == (condition, name))
+                if bar.all_runs is None:
+                    continue
+                x, one = place + 0.27 * (number - 1), bar.all_runs
+                style = dict(color=COLOURS[number], hatch=hatch, ec="white", label=f"{name} perturbation")
+                axes.bar(x, one.mean, 0.25, yerr=one.error, capsize=2, **style)
+                if one.test.significant:
+                    axes.annotate("*", (x, max(one.mean, 0)), (0, 6), textcoords="offset points", ha="center")
+        axes.axhline(0, color="0.3", lw=0.8)
+        axes.set_xticks(range(len(conditions)), conditions)
+        axes.set_ylabel("relative accuracy advantage")
+        shown = dict(zip(*reversed(axes.get_legend_handles_labels())))
+        axes.legend(shown.values(), shown.keys())
+    return figure
+
+
+def main() -> int:
+    parser = parser_for(__doc__, "runs/fig4", several=True)
+    parser.add_argument("--figure", choices=["4", "S3"], default="4")
+    parser.add_argument("--pretrained", help="a file of crumb pretrain (256x8): CRUMB starts from it")
+    parser.add_argument("--control-pretrained", help="the same with --codebook-weight 0, for the pretraining condition")
+    parser.add_argument("--test-root", help="test images of the pretraining classes, one folder a class")
+    parser.add_argument("--style-root", help="images in another style, one folder a class")
+    parser.add_argument("--pretraining-only", action="store_true", help="no streams")
+    parser.add_argument("--mem-size", type=int, help="memories; default the paper's ablations' for the benchmark")
+    chosen = parser.parse_args()
+    options = common_options(chosen)
+    style_root = Path(chosen.style_root) if chosen.style_root else None
+    if chosen.pretraining_only and not (chosen.pretrained and chosen.control_pretrained and chosen.test_root):
+        raise ValueError("--pretraining-only needs --pretrained, --control-pretrained and --test-root")
+    bars: list[Bar] = []
+    if chosen.control_pretrained and chosen.pretrained and chosen.test_root:
+        runs = [pretrained(chosen.pretrained, chosen.control_pretrained, chosen.test_root, style_root)]
+        bars += bars_of("pretraining", runs)
+    failed: dict[Path, str] = {}
+    for benchmark in () if chosen.pretraining_only else options.roots:
+        protocol = options.protocols(benchmark, PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:])[0]
+        size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES["core50"])
+        common = dict(protocol=protocol, mem_size=size, codebook_dim=8, checkpoint=True)
+        rows = {name: dict(strategy=strategy, **common) for name, strategy in ROWS.items()}
+        rows["crumb"]["pretrained"] = chosen.pretrained
+        todo = {f"{protocol}/{name}": changes for name, changes in rows.items()}
+        failed |= options.do(grid(options.settings(benchmark), options.output / benchmark, options.runs, todo))
+        condition = f"{benchmark}, {protocol.replace('_', '-')}"
+        bars += bars_of(condition, streamed(options, benchmark, protocol, rows, style_root))
+    lines, name = lines_of(bars), f"fig{chosen.figure}"
+    print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB\n" + table(HEADER, lines))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([HEADER, *lines])
+    write_text(options.output / f"{name}.csv", text.getvalue())
+    marked = [HEADER, ["---"] * len(HEADER), *lines]
+    write_text(options.output / f"{name}.md", "".join("| " + " | ".join(line) + " |\n" for line in marked))
+    figure = picture(bars, f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control")
+    written = ", ".join(path.name for path in save_picture(figure, options.output, name))
+    print(f"\nwritten to {options.output}: {name}.csv, {name}.md, {written}")
+    return exit_code(failed)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,136 @@
+"""Figure 5 of the paper: where memory blocks fire on test images, and how often each block is used.
+
+    python experiments/fig5_memory_blocks.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
+
+One CRUMB run in class-instance with 256 blocks of 8 (kept and taken again if it is finished; `--pretrained` starts it
+from CRUMB pretraining). Panel a: the blocks most used, each on the images where it fires the most, one of an object; as
+in the paper only the first 8 features of a location count, so that a block fires or does not (`--slices 0` looks at all
+features and shows at what fraction of them it fires). Slices that are all zero choose no block and are left out
+everywhere. Panel b: use of all blocks, sorted, after the stream and before it. Written to --output: `fig5.csv`, `.png`
+and `.svg`.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from ablation_rows import MEM_SIZES
+from block_usage import RebuiltRun, Usage, firing, most_used, rebuilt, strongest, usage_of
+from cells import Cell
+from common_options import PROTOCOLS, common_options, parser_for, run_script
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from saved_picture import COLOURS, STYLE, save_picture
+from scipy import stats
+from sweep import exit_code
+
+from crumb_avalanche.cli.run_folder import write_text
+from crumb_avalanche.cli.tables import table
+
+
+def overlay(axes, image, heat: np.ndarray, colour: str) -> None:
+    """An image with a colour over it, as strong as the heat, location by location."""
+    axes.imshow(np.asarray(image.convert("RGB").resize((224, 224))), extent=(0, 1, 1, 0))
+    layer = np.zeros((*heat.shape, 4))
+    layer[..., :3], layer[..., 3] = to_rgb(colour), 0.65 * heat / max(heat.max(), 1e-9)
+    axes.imshow(layer, extent=(0, 1, 1, 0), interpolation="nearest")
+    axes.set_axis_off()
+
+
+def picture(found: RebuiltRun, before: Usage, after: Usage, blocks: Sequence[int], images: int, title: str) -> Figure:
+    """Panels a and b."""
+    objects = [f"{found.table.class_name[row]} {found.table.object_name[row]}" for row in found.rows]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(2 + 1.7 * images, 1.9 * len(blocks) + 3.6), layout="constrained")
+        figure.suptitle(title)
+        upper, lower = figure.subfigures(2, 1, height_ratios=[1.9 * len(blocks), 3.4])
+        grid = upper.subplots(len(blocks), images, squeeze=False)
+        for number, (line, block) in enumerate(zip(grid, blocks)):
+            heat = firing(after.codes, block)
+            for axes in line:
+                axes.set_axis_off()
+            for axes, place in zip(line, strongest(heat, objects, images)):
+                overlay(axes, found.table.read(int(found.rows[place])), heat[place], COLOURS[number % len(COLOURS)])
+                axes.set_title(found.table.class_name[found.rows[place]], fontsize=8)
+            rank = int((after.counts > after.counts[block]).sum()) + 1
+            line[0].text(-0.1, 0.5, f"block {block}\n{rank}. of all", rotation=90, va="center", ha="right", fontsize=8)
+        axes = lower.subplots()
+        places = np.arange(1, len(after.counts) + 1)
+        order = np.argsort(-after.counts, kind="stable")
+        axes.plot(places, 100 * after.shares[order], color=COLOURS[0], label="after the stream")
+        axes.plot(places, 100 * np.sort(before.shares)[::-1], "--", color=COLOURS[1], label="before it")
+        for number, block in enumerate(blocks):
+            rank = int(np.flatnonzero(order == block)[0]) + 1
+            axes.plot(rank, 100 * after.shares[block], "v", ms=7, color=COLOURS[number % len(COLOURS)])
+        axes.set(xlabel="block, in the order of use", ylabel="slices, not zero (%)", yscale="log")
+        axes.legend()
+    return figure
+
+
+def write_usage(path: Path, before: Usage, after: Usage) -> None:
+    """A line for each block, most used first."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["block", "rank", "slices_after", "share_after", "slices_before", "share_before"])
+    for rank, block in enumerate(np.argsort(-after.counts, kind="stable"), start=1):
+        values = (after.counts[block], after.shares[block], before.counts[block], before.shares[block])
+        writer.writerow([block, rank, *values])
+    write_text(path, text.getvalue())
+
+
+def summary(before: Usage, after: Usage) -> list[list[str]]:
+    """What can be said in numbers, before and after."""
+    rows = [["images", *(f"{len(usage.codes):,}" for usage in (before, after))]]
+    rows.append(["slices that are all zero, %", *(f"{100 * usage.zero_share:.2f}" for usage in (before, after))])
+    rows.append(["largest share of a block, %", *(f"{100 * usage.shares.max():.2f}" for usage in (before, after))])
+    rows.append(["blocks never used", *(str(int((usage.counts == 0).sum())) for usage in (before, after))])
+    rows.append(["as varied as so many equal blocks", *(f"{usage.effective_blocks:.1f}" for usage in (before, after))])
+    if len(before.counts) > 1 and np.ptp(before.counts) and np.ptp(after.counts):
+        rows.append(["rank correlation of use", "", f"{stats.spearmanr(before.counts, after.counts).statistic:.3f}"])
+    return rows
+
+
+def main() -> int:
+    parser = parser_for(__doc__, "runs/fig5")
+    parser.set_defaults(runs="0")
+    parser.add_argument("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
+    parser.add_argument("--pretrained", help="a file of crumb pretrain (256x8) that the run starts from")
+    parser.add_argument("--codebook-dim", type=int, default=8)
+    parser.add_argument("--mem-size", type=int, help="maps stored; default the paper's ablations' for the benchmark")
+    parser.add_argument("--blocks", type=int, default=5, help="blocks shown")
+    parser.add_argument("--images", type=int, default=6, help="images shown of each")
+    parser.add_argument("--slices", type=int, default=1, help="leading slices of a location that count; 0: all")
+    chosen = parser.parse_args()
+    options = common_options(chosen)
+    run = options.runs[0]
+    settings = options.settings(
+        options.benchmark,
+        protocol=chosen.protocol,
+        pretrained=chosen.pretrained,
+        codebook_dim=chosen.codebook_dim,
+        mem_size=chosen.mem_size or MEM_SIZES.get(options.benchmark, MEM_SIZES["core50"]),
+        run=run,
+        output=str(options.output / chosen.protocol / f"run{run}"),
+        checkpoint=True,
+    )
+    cell = Cell(settings)
+    if failed := options.do([cell]):
+        return exit_code(failed)
+    found = rebuilt(settings, cell.folder)
+    before = usage_of(found.before, found.batches(), chosen.slices)
+    after = usage_of(found.after, found.batches(), chosen.slices)
+    print("\n" + table(["use of memory blocks by the test images", "before", "after"], summary(before, after)))
+    blocks = most_used(after.codes, len(after.counts), chosen.blocks)
+    title = f"Figure 5, {options.benchmark}, {chosen.protocol.replace('_', '-')}, run {run}"
+    write_usage(options.output / "fig5.csv", before, after)
+    figure = picture(found, before, after, blocks, chosen.images, title)
+    written = [options.output / "fig5.csv", *save_picture(figure, options.output, "fig5")]
+    print("\nwritten: " + ", ".join(map(str, written)))
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)

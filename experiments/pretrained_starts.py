@@ -1,0 +1,144 @@
+"""The pretrained files that the rows of Table 4 start from: which there are, and how each is made.
+
+A folder holds `NAME.safetensors` for each start. Two of them are mixed from others: `ours_weights` has the weights of
+`ours` and a codebook made afresh, `ours_blocks` has the codebook of `ours` and weights without CRUMB pretraining; both
+take the other half from `fresh`, which is pretrained for no epoch and with another seed.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from ablation_rows import BLOCKS_OF_OURS, OURS, STOCK, WEIGHTS_OF_OURS, Ablation
+
+from crumb_avalanche.cli.settings import PretrainSettings
+
+FRESH = "fresh"
+MIXED = {WEIGHTS_OF_OURS: (OURS, FRESH), BLOCKS_OF_OURS: (FRESH, OURS)}  # (weights, codebook)
+CIFAR100 = "cifar100"
+
+
+@dataclass(frozen=True)
+class Starts:
+    """A folder of pretrained files; None for runs that all start from stock weights.
+
+    Attributes:
+        folder: of the files.
+        base: how `ours` is made; `weights` and `data` are what all others take too.
+        mobilenet_weights: weights that the start of MobileNetV2 takes instead.
+    """
+
+    folder: Path | None
+    base: PretrainSettings
+    mobilenet_weights: str
+
+    @property
+    def described(self) -> str:
+        """What "Ours" starts from, in words."""
+        if self.folder is None:
+            return "all rows start from stock weights, without CRUMB pretraining"
+        if self.file(OURS) is None:
+            return f"pretrained files in {self.folder}, where that of Ours is missing"
+        from crumb_avalanche.pretraining import read_pretrained
+
+        made = read_pretrained(self.file(OURS))[1]
+        images = f"{made.get('images')} images of {Path(str(made.get('data'))).name}"
+        return f"Ours starts from CRUMB pretraining on {images}, {made.get('epochs')} epochs"
+
+    def file(self, name: str) -> Path | None:
+        """The file of a start, if it is there."""
+        path = self._path(name)
+        return path if path.is_file() else None
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def settings(self, name: str, changes: dict) -> PretrainSettings:
+        """Settings of `crumb pretrain` that make a start.
+
+        Raises:
+            ValueError: `crumb pretrain` has no such setting.
+        """
+        known = {item.name for item in fields(PretrainSettings)}
+        if unknown := sorted(set(changes) - known):
+            raise ValueError(f"crumb pretrain has no setting {unknown[0]}, which the start {name!r} needs")
+        made = replace(self.base, **changes, output=str(self._path(name)))
+        if name == FRESH:
+            return replace(made, epochs=0, seed=self.base.seed + 1)
+        if name == CIFAR100:
+            return replace(made, data="torchvision:CIFAR100" if "CIFAR" not in made.data.upper() else made.data)
+        return replace(made, weights=self.mobilenet_weights) if made.backbone == "mobilenet_v2" else made
+
+    def wanted(self, rows: Sequence[Ablation]) -> dict[str, dict]:
+        """Starts that `crumb pretrain` makes for some rows, with their changes; mixed ones by what they are of."""
+        names: dict[str, dict] = {}
+        for row in rows:
+            for name in MIXED.get(row.start, (row.start,)):
+                if name != STOCK:
+                    names.setdefault(name, row.pretraining if name == row.start else {})
+        return names
+
+    def make(self, rows: Sequence[Ablation]) -> list[str]:
+        """Make the files that are missing, mixed ones too; returns in words those that cannot be made."""
+        from crumb_avalanche.cli import pretrain
+
+        problems = []
+        for name, changes in self.wanted(rows).items():
+            if self.file(name):
+                continue
+            try:
+                settings = self.settings(name, changes)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            print(f"\npretraining {settings.output}", flush=True)
+            settings.output = str(self._path(f"{name}.part"))  # not taken for done where this is cut off
+            self._path(name).parent.mkdir(parents=True, exist_ok=True)
+            pretrain.main(replace(settings, overwrite=True))
+            Path(settings.output).replace(self._path(name))
+        self.mix(rows)
+        return problems
+
+    def mix(self, rows: Sequence[Ablation]) -> None:
+        """Make the mixed files whose parts are there and which are missing."""
+        from crumb_avalanche.pretraining import FORMAT, read_pretrained
+        from crumb_avalanche.weights import save_safetensors
+
+        for name in dict.fromkeys(row.start for row in rows if row.start in MIXED):
+            weights, codebook = (self.file(part) for part in MIXED[name])
+            if self.file(name) or not weights or not codebook:
+                continue
+            state, made_with = read_pretrained(weights)
+            blocks = read_pretrained(codebook)[0]["codebook.blocks"]
+            if blocks.shape != state["codebook.blocks"].shape:
+                raise ValueError(
+                    f"the codebooks of {weights} and {codebook} are of shapes {tuple(state['codebook.blocks'].shape)} "
+                    f"and {tuple(blocks.shape)}; make both with the same settings"
+                )
+            state["codebook.blocks"] = blocks
+            notes = json.dumps({**made_with, "codebook_from": codebook.name})
+            save_safetensors(self._path(name), state, {"format": FORMAT, "made_with": notes})
+
+    def commands(self, rows: Sequence[Ablation]) -> list[str]:
+        """For each missing file the command that makes it, or why there is none."""
+        lines = []
+        for name, changes in self.wanted(rows).items():
+            if self.file(name):
+                continue
+            try:
+                lines.append(command(self.settings(name, changes)))
+            except ValueError as error:
+                lines.append(str(error))
+        return lines
+
+
+def command(settings: PretrainSettings) -> str:
+    """The command line of `crumb pretrain` that has these settings."""
+    words = ["crumb pretrain"]
+    for item in fields(PretrainSettings):
+        value = getattr(settings, item.name)
+        if item.name == "data" or value != item.default:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            words.append(f"--{item.name.replace('_', '-')} {text}")
+    return " ".join(words)

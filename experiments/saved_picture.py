@@ -1,0 +1,73 @@
+"""Pictures of the scripts: written as PNG and SVG, each whole or not at all; bars of ours beside the paper's."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from side_by_side import Finding
+
+from crumb_avalanche.cli.pictures import STYLE
+from crumb_avalanche.cli.report_curves import COLOURS, LINES, MARKERS
+
+__all__ = ["COLOURS", "LINES", "MARKERS", "STYLE", "findings_picture", "save_picture"]
+
+KINDS = {"png": {"dpi": 150}, "svg": {"metadata": {"Date": None}}}
+
+
+def save_picture(figure: Figure, output: Path, name: str) -> list[Path]:
+    """Write `NAME.png` and `NAME.svg`; returns the paths."""
+    output.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind, options in KINDS.items():
+        path = output / f"{name}.{kind}"
+        temporary = path.with_name(path.name + ".part")
+        with matplotlib.rc_context(STYLE):
+            figure.savefig(temporary, format=kind, **options)
+        os.replace(temporary, path)
+        paths.append(path)
+    return paths
+
+
+def findings_picture(findings: Sequence[Finding], title: str) -> Figure:
+    """One panel for each benchmark and protocol: a bar a row with the deviation of runs, a diamond where the paper is.
+
+    Rows that were not run have no bar.
+    """
+    panels = list(dict.fromkeys((item.cell.benchmark, item.cell.protocol) for item in findings))
+    rows = list(dict.fromkeys(item.cell.row for item in findings))
+    by_cell = {(item.cell.benchmark, item.cell.protocol, item.cell.row): item for item in findings}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3 + 4.2 * len(panels), 1.8 + 0.28 * len(rows)), layout="constrained")
+        figure.suptitle(title)
+        places = np.arange(len(rows))
+        for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels):
+            items = [by_cell.get((*panel, row)) for row in rows]
+            run = [(place, item) for place, item in zip(places, items) if item is not None and item.runs]
+            axes.barh(
+                [place for place, _ in run],
+                [item.mean for _, item in run],
+                xerr=[math.nan if item.spread is None else item.spread for _, item in run],
+                height=0.65,
+                color=COLOURS[5],
+                ecolor="0.3",
+                capsize=2,
+                label="ours: mean, standard deviation of runs",
+            )
+            paper = [(place, item.cell) for place, item in zip(places, items) if item is not None and item.cell.paper]
+            datasets = ", ".join(dict.fromkeys(cell.paper_dataset for _, cell in paper))
+            if paper:
+                values = [cell.paper.value for _, cell in paper]
+                label = f"the paper, on {datasets}"
+                axes.plot(values, [place for place, _ in paper], "D", ms=4, color=COLOURS[1], label=label)
+            axes.set(xlim=(0, 100), title=f"{panel[0]}, {panel[1].replace('_', '-')}", yticks=places, yticklabels=rows)
+            axes.set_xlabel("accuracy over all classes at the end (%)")
+            axes.grid(axis="x", color="0.9", lw=0.6)
+            axes.set_axisbelow(True)
+        axes.invert_yaxis()
+        shown = {label: handle for one in figure.axes for handle, label in zip(*one.get_legend_handles_labels())}
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=2)
+    return figure

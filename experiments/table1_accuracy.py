@@ -1,0 +1,67 @@
+"""Table 1 of the paper: all methods on all benchmarks in both protocols, at the same bytes.
+
+    python experiments/table1_accuracy.py --benchmark core50 toybox cifar100 --dataset-root CORE50 TOYBOX CIFAR100
+    python experiments/table1_accuracy.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
+
+With --family fair (default) all methods learn on the same frozen features with the same bytes and tune their learning
+rate on the first experience; with --family paper each has the network, resolution and rate of the paper's authors, and
+only this one can be held against the paper's numbers as they are. Class-instance is for video benchmarks only, and the
+upper bound, which sees all classes at once, is one set of runs for both protocols; `fig3_curves.py` draws all of them.
+Written to --output: `table1.csv`, `table1.md`, `table1.png`, `table1.svg`, and a folder of each run.
+"""
+
+from collections.abc import Sequence
+
+from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from paper_methods import METHODS, QUICK_METHODS, cells_of, folder_of, title_of
+from paper_numbers import read_paper_numbers
+from saved_picture import findings_picture, save_picture
+from side_by_side import Cell, find, print_findings, write_findings
+from sweep import exit_code
+
+TABLE = "table1"
+
+
+def assembled(options: CommonOptions, methods: Sequence[str], protocols: Sequence[str]) -> list[Cell]:
+    """The cells of the table; every method is tested against CRUMB, the first."""
+    paper, cells = read_paper_numbers(), []
+    for benchmark in options.roots:
+        for protocol in options.protocols(benchmark, protocols):
+            for method in methods:
+                cells.append(
+                    Cell(
+                        row=title_of(method),
+                        benchmark=benchmark,
+                        protocol=protocol,
+                        folder=folder_of(options.output, benchmark, protocol, method),
+                        paper=paper.find(TABLE, benchmark, protocol, METHODS.get(method, method)),
+                        paper_dataset=benchmark,
+                        reference=folder_of(options.output, benchmark, protocol, "crumb"),
+                        paper_reference=paper.find(TABLE, benchmark, protocol, "crumb"),
+                    )
+                )
+    return cells
+
+
+def main() -> int:
+    parser = parser_for(__doc__, "runs/table1", several=True)
+    parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
+    parser.add_argument("--strategies", nargs="+", metavar="NAME", help="of crumb strategies; default the paper's")
+    parser.add_argument("--family", choices=["fair", "paper"], default="fair")
+    parser.add_argument("--maps", type=int, default=417, help="raw maps that map_replay keeps, whatever their bytes")
+    chosen = parser.parse_args()
+    options = common_options(chosen)
+    methods = chosen.strategies or (QUICK_METHODS if options.quick else list(METHODS))
+    failed = options.do(cells_of(options, methods, chosen.protocols, chosen.family, chosen.maps))
+    findings = find(assembled(options, methods, chosen.protocols), options.runs)
+    heading = f"Table 1, all methods at the same bytes; settings of the family {chosen.family}"
+    print(f"\n{heading}")
+    print_findings(findings)
+    written = write_findings(options.output, TABLE, findings, heading)
+    written += save_picture(findings_picture(findings, heading), options.output, TABLE)
+    print("\nwritten: " + ", ".join(map(str, written)))
+    return exit_code(failed)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,185 @@
+"""Table 2 of the paper: peak memory and time of CRUMB against REMIND.
+
+    python experiments/table2_cost.py --benchmark cifar100 --dataset-root CIFAR100
+    python experiments/table2_cost.py --benchmark eth80 --dataset-root ETH80 --stream-images 100
+
+Measured by `cost_of_replay.py`, which says what exactly is counted: memory is the peak of making codebook or tables,
+the maps they are made from included, and what is held for good; time is of the whole run without evaluation. REMIND is
+there as its authors run it (one image at a time, tables from all maps of the first experience), which is what the paper
+compares with, and with the cheaper choices of this library. Seconds and bytes depend on the machine, ratios much less;
+so the ratio to REMIND is what can be held against the paper. `--runs` are measured one after the other, on otherwise
+idle cores; a run that has its `cost_of_replay.csv` is not measured again. Written to --output: `table2.csv`,
+`table2.md`, `table2.png`, `table2.svg`, and a folder of each run.
+"""
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from common_options import common_options, parser_for, run_script
+from cost_of_replay import CRUMB, QUICK, SINGLE, CostSettings
+from cost_of_replay import main as measure
+from matplotlib.figure import Figure
+from paper_numbers import PaperNumbers, read_paper_numbers
+from saved_picture import COLOURS, STYLE, save_picture
+from table_memory import ALL_MAPS
+
+from crumb_avalanche.cli.run_folder import write_text
+from crumb_avalanche.cli.tables import table
+
+TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
+# What is compared: the paper's quantity, how many of ours make one of its units, and ours by the name of the method.
+QUANTITIES = {"peak_ram_gb": ("memory, GB", 1e9), "runtime_hours": ("time, hours", 3600)}
+REMIND_MEMORY, REMIND_TIME = ALL_MAPS, SINGLE
+
+
+@dataclass(frozen=True)
+class Line:
+    """One quantity of CRUMB and REMIND on one benchmark; None where it was not measured or not printed.
+
+    Attributes:
+        paper_dataset: what the paper's numbers are about.
+        quantity: in words, with its unit.
+        paper: the paper's, (CRUMB, REMIND).
+        ours: means over runs, (CRUMB, REMIND).
+        runs: measured.
+    """
+
+    benchmark: str
+    paper_dataset: str
+    quantity: str
+    paper: tuple[float, float] | None
+    ours: tuple[float, float] | None
+    runs: int
+
+    @property
+    def paper_ratio(self) -> float | None:
+        """CRUMB by REMIND, in percent."""
+        return None if self.paper is None else 100 * self.paper[0] / self.paper[1]
+
+    @property
+    def ratio(self) -> float | None:
+        """CRUMB by REMIND, in percent."""
+        return None if self.ours is None else 100 * self.ours[0] / self.ours[1]
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's ratio, in points; None on another benchmark."""
+        if self.ours is None or self.paper is None or self.benchmark != self.paper_dataset:
+            return None
+        return self.ratio - self.paper_ratio
+
+
+def measured(path: Path) -> dict[str, tuple[float, float]] | None:
+    """(CRUMB, REMIND) of each quantity, from a `cost_of_replay.csv`; None where there is none."""
+    if not path.exists():
+        return None
+    with open(path, newline="") as file:
+        values = {(line["quantity"], line["method"]): float(line["value"]) for line in csv.DictReader(file)}
+
+    def memory(method: str) -> float:
+        return (values["peak_bytes", method] + values["held_bytes", method]) / QUANTITIES["peak_ram_gb"][1]
+
+    hour = QUANTITIES["runtime_hours"][1]
+    seconds = [values["seconds_whole_run", method] / hour for method in (CRUMB, REMIND_TIME)]
+    return {"peak_ram_gb": (memory(CRUMB), memory(REMIND_MEMORY)), "runtime_hours": tuple(seconds)}
+
+
+def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list[Line]:
+    """The lines of a benchmark, from the measurements of its runs; the paper's CIFAR-100 where it has not this one."""
+    found = [values for values in map(measured, files) if values is not None]
+    own = any(key[:2] == (TABLE, benchmark) for key in paper)
+    dataset = benchmark if own else PAPER_DATASET
+    lines = []
+    for name, (words, _) in QUANTITIES.items():
+        printed = [paper.find(TABLE, dataset, PROTOCOL, method, name) for method in ("crumb", "remind")]
+        ours = tuple(map(statistics.fmean, zip(*(values[name] for values in found)))) or None
+        lines.append(Line(benchmark, dataset, words, tuple(value.value for value in printed), ours, len(found)))
+    return lines
+
+
+HEADER = ["benchmark", "quantity", "paper's data set", "CRUMB, paper", "CRUMB, ours", "REMIND, paper", "REMIND, ours"]
+HEADER += ["CRUMB by REMIND, paper", "ours", "difference", "runs"]
+
+
+def text_of(line: Line) -> list[str]:
+    """A line as text; ratios in percent."""
+
+    def shown(pair, place: int) -> str:
+        return "" if pair is None else f"{pair[place]:.3g}"
+
+    values = [shown(pair, place) for place in (0, 1) for pair in (line.paper, line.ours)]
+    ratios = ["" if value is None else f"{value:.1f} %" for value in (line.paper_ratio, line.ratio)]
+    difference = "" if line.difference is None else f"{line.difference:+.1f}"
+    return [line.benchmark, line.quantity, line.paper_dataset, *values, *ratios, difference, str(line.runs or "")]
+
+
+def picture(lines: Sequence[Line]) -> Figure:
+    """CRUMB by REMIND in percent, the paper's beside ours."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7, 1.6 + 0.6 * len(lines)), layout="constrained")
+        axes = figure.subplots()
+        places = np.arange(len(lines))
+        for shift, label, values in (
+            (-0.18, "the paper", [line.paper_ratio for line in lines]),
+            (0.18, "ours", [line.ratio for line in lines]),
+        ):
+            known = [(place + shift, value) for place, value in zip(places, values) if value is not None]
+            colour = COLOURS[1] if label == "the paper" else COLOURS[0]
+            bars = axes.barh([y for y, _ in known], [value for _, value in known], 0.34, label=label, color=colour)
+            axes.bar_label(bars, fmt="%.1f %%", padding=3)
+        names = [f"{line.quantity.partition(',')[0]}, {line.benchmark}" for line in lines]
+        axes.set_yticks(places, [f"{name}\n(paper: {line.paper_dataset})" for name, line in zip(names, lines)])
+        axes.invert_yaxis()
+        axes.margins(x=0.15)
+        axes.set_xlabel("CRUMB by REMIND as its authors run it (%)")
+        axes.legend()
+    return figure
+
+
+def main() -> int:
+    parser = parser_for(__doc__, "runs/table2", several=True)
+    parser.set_defaults(runs="0")
+    parser.add_argument("--stream-images", type=int, default=0, help="frames learned of each experience; 0: all")
+    parser.add_argument(
+        "--table-images", type=int, default=0, help="maps REMIND's tables are made from; 0: experience 1"
+    )
+    parser.add_argument("--experiences", type=int, default=0, help="only the first so many; 0: all")
+    chosen = parser.parse_args()
+    options = common_options(chosen)
+    own = CostSettings("", chosen.experiences, chosen.stream_images, table_images=chosen.table_images)
+    if options.quick:
+        own = replace(own, stream_images=24, table_images=80, measured_images=8, experiences=3)
+    paper, lines = read_paper_numbers(), []
+    for benchmark in options.roots:
+        files = []
+        for run in options.runs:
+            folder = options.output / benchmark / f"run{run}"
+            files.append(folder / "cost_of_replay.csv")
+            if not options.table_only and not files[-1].exists():
+                protocol = options.protocols(benchmark)[-1 if options.quick else 0]
+                settings = options.settings(benchmark, protocol=protocol, run=run)
+                if options.quick:
+                    settings = replace(settings, **QUICK)
+                measure(settings, replace(own, output=str(folder)))
+        lines += lines_of(benchmark, files, paper)
+    rows = [text_of(line) for line in lines]
+    print("\nTable 2, memory and time\n" + table(HEADER, rows))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([HEADER, *rows])
+    write_text(options.output / "table2.csv", text.getvalue())
+    marked = [HEADER, ["---"] * len(HEADER), *rows]
+    write_text(options.output / "table2.md", "".join("| " + " | ".join(row) + " |\n" for row in marked))
+    written = ", ".join(path.name for path in save_picture(picture(lines), options.output, TABLE))
+    print(f"\nwritten to {options.output}: table2.csv, table2.md, {written}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)

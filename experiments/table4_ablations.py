@@ -1,0 +1,174 @@
+"""Table 4 of the paper: what each part of CRUMB is worth; every row a named change of settings.
+
+    python experiments/table4_ablations.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
+    python experiments/table4_ablations.py --benchmark core50 --dataset-root CORE50 --starts FILES \\
+        --make-starts --pretrain-data IMAGENET/train
+
+The rows are in `ablation_rows.py`. The paper's "Ours" starts from CRUMB pretraining on ImageNet, which some rows change
+in turn. `--starts` is a folder with a file for each such start; the script prints the `crumb pretrain` command of each
+one missing, and with `--make-starts` makes them from `--pretrain-data` (ImageNet as the paper, or any other images; the
+table says which). Each file serves all runs. Without `--starts` all rows begin with stock weights and a fresh codebook,
+as the paper's "Vanilla pretrain" does: rows that change the stream or the codebook are run, those about pretraining
+stay empty and say what they need.
+
+Blocks are 256x8 and 200 maps are stored, as in the paper's ablations; on other benchmarks as many as the same bytes
+hold there. Written to --output: `table4.csv`, `table4.md`, `table4.png`, `table4.svg` and a folder of each run.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ablation_rows import MEM_SIZES, MEMORY_RECALL, ROWS, STOCK, Ablation
+from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from paper_numbers import read_paper_numbers
+from pretrained_starts import Starts
+from saved_picture import findings_picture, save_picture
+from side_by_side import Cell, find, print_findings, write_findings
+from sweep import exit_code, grid
+
+from crumb_avalanche.cli.run_folder import write_yaml
+from crumb_avalanche.cli.settings import PretrainSettings, RunSettings
+
+TABLE, PAPER_DATASET, OURS = "table4", "core50", ROWS[0]
+QUICK_ROWS = ("MeRec replay", "Half capacity", "Pretrain weights", "Uniform init.", "16-dim. blocks", "Direct loss")
+
+
+def settings_of(row: Ablation, starts: Starts, mem_size: int, config: Path) -> dict | str:
+    """What is different in the runs of a row; or in words why there are none.
+
+    Args:
+        row: of the table.
+        starts: the pretrained files.
+        mem_size: maps that "Ours" stores.
+        config: file with the settings of Memory Recall.
+    """
+    known = set(RunSettings.__dataclass_fields__) - {"direct_weight", "codebook_weight"}
+    shared = {name: value for name, value in row.pretraining.items() if name in known}
+    changes = {"mem_size": max(1, round(mem_size * row.capacity)), "codebook_dim": 8, **shared, **row.stream}
+    if changes.get("strategy") == "memory_recall":
+        changes["strategy_config"] = str(config)
+    if row.start != STOCK and starts.folder is not None:
+        if starts.file(row.start) is None:
+            return f"needs {row.needs or 'CRUMB pretraining'}: {starts.folder / row.start}.safetensors"
+        changes["pretrained"] = str(starts.file(row.start))
+    elif row.start != STOCK and row.needs:
+        return f"needs {row.needs}: --starts"
+    elif changes.get("backbone") == "mobilenet_v2":
+        changes["weights"] = starts.mobilenet_weights
+    return changes
+
+
+def assembled(
+    rows: Sequence[Ablation], options: CommonOptions, protocols: Sequence[str], starts: Starts, mem_size: int
+) -> tuple[dict[str, dict], list[Cell]]:
+    """The rows of the sweep by their folder, and the cells of the table."""
+    paper = read_paper_numbers()
+    todo: dict[str, dict] = {}
+    cells = []
+    config = options.output / "memory_recall.yaml"
+    ours = settings_of(OURS, starts, mem_size, config)
+    for protocol in protocols:
+        for row in rows:
+            changes = settings_of(row, starts, mem_size, config)
+            runnable = isinstance(changes, dict)
+            same = runnable and changes == ours  # "Vanilla pretrain" where Ours has no pretraining either
+            name = f"{protocol}/{OURS.folder if same else row.folder}"
+            if runnable:
+                todo[name] = {"protocol": protocol, **changes}
+            cells.append(
+                Cell(
+                    row=row.name,
+                    benchmark=options.benchmark,
+                    protocol=protocol,
+                    folder=options.output / name if runnable else None,
+                    paper=paper.find(TABLE, PAPER_DATASET, protocol, row.name),
+                    paper_dataset=PAPER_DATASET,
+                    reference=options.output / protocol / OURS.folder,
+                    paper_reference=paper.find(TABLE, PAPER_DATASET, protocol, OURS.name),
+                    category=row.category,
+                    note="the same runs as Ours" if same and row is not OURS else row.note if runnable else changes,
+                )
+            )
+    return todo, cells
+
+
+def chosen_rows(names: Sequence[str] | None, quick: bool) -> list[Ablation]:
+    """The rows asked for, "Ours" always among them.
+
+    Raises:
+        ValueError: a name that is no row; the rows are listed.
+    """
+    known = [row.name for row in ROWS]
+    names = names or (QUICK_ROWS if quick else known)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"there is no row {unknown[0]!r} in the paper's table; its rows are {', '.join(known)}")
+    return [row for row in ROWS if row.name in names or row is OURS]
+
+
+def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
+    """The pretrained files as the command line has them.
+
+    Raises:
+        ValueError: they are to be made, but it is not said from what, or where to.
+    """
+    if chosen.make_starts and not (chosen.starts and chosen.pretrain_data):
+        raise ValueError("--make-starts needs --starts, the folder to write to, and --pretrain-data, the images")
+    base = PretrainSettings(
+        data=chosen.pretrain_data or "IMAGENET/train",
+        dataset_root=chosen.pretrain_root,
+        weights=options.base.weights,
+        backbone=options.base.backbone or "squeezenet1_0",
+        image_size=options.base.image_size or 224,
+        images_per_class=chosen.images_per_class,
+        epochs=chosen.pretrain_epochs,
+        batch_size=chosen.pretrain_batch_size,
+        codebook_dim=8,
+        feature_cache=options.base.feature_cache,
+        device=options.base.device,
+        threads=0,
+        progress=False,
+        **(dict(relu_logits=True, head_kernel=3) if options.base.preset == "reference" else {}),
+    )
+    mobilenet = "none" if options.quick else chosen.mobilenet_weights
+    return Starts(Path(chosen.starts) if chosen.starts else None, base, mobilenet)
+
+
+def main() -> int:
+    parser = parser_for(__doc__, "runs/table4")
+    parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="rows by the paper's names; default all")
+    parser.add_argument("--mem-size", type=int, help="maps that 'Ours' stores; default the paper's for the benchmark")
+    parser.add_argument("--mobilenet-weights", default="torchvision", help="weights of MobileNetV2, as for crumb run")
+    parser.add_argument("--starts", metavar="DIR", help="folder of pretrained files; default: start from stock weights")
+    parser.add_argument("--make-starts", action="store_true", help="make the pretrained files that are missing")
+    parser.add_argument("--pretrain-data", help="images for that: one folder for each class, or torchvision:NAME")
+    parser.add_argument("--pretrain-root", help="where a torchvision data set lies")
+    parser.add_argument("--pretrain-epochs", type=int, default=10)
+    parser.add_argument("--pretrain-batch-size", type=int, default=128)
+    parser.add_argument("--images-per-class", type=int, default=0, help="of the images for pretraining; 0 takes all")
+    chosen = parser.parse_args()
+    options = common_options(chosen)
+    rows = chosen_rows(chosen.rows, options.quick)
+    starts = starts_of(chosen, options)
+    if starts.folder is not None:
+        problems = starts.make(rows) if chosen.make_starts else starts.mix(rows) or []
+        missing = [] if chosen.make_starts else [f"to make a start that is missing: {c}" for c in starts.commands(rows)]
+        print("\n".join([*problems, *missing]))
+    mem_size = chosen.mem_size or MEM_SIZES.get(options.benchmark, MEM_SIZES[PAPER_DATASET])
+    protocols = options.protocols(options.benchmark, chosen.protocols)
+    todo, cells = assembled(rows, options, protocols, starts, mem_size)
+    write_yaml(options.output / "memory_recall.yaml", MEMORY_RECALL)
+    failed = options.do(grid(options.settings(options.benchmark), options.output, options.runs, todo))
+    findings = find(cells, options.runs)
+    heading = f"Table 4, ablations; {starts.described}"
+    print(f"\n{heading}")
+    print_findings(findings)
+    written = write_findings(options.output, TABLE, findings, heading)
+    written += save_picture(findings_picture(findings, heading), options.output, TABLE)
+    print("\nwritten: " + ", ".join(map(str, written)))
+    return exit_code(failed)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,97 @@
+"""`crumb pretrain` goes on after SIGKILL, and shares its work under torchrun."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from crumb_avalanche.pretraining import read_pretrained
+
+# The loss of a share is summed in another order.
+ROUNDING = 1e-4
+
+
+@pytest.fixture
+def images(clips, tmp_path):
+    """The frames of the clips in one folder a class: 120 images."""
+    root = tmp_path / "images"
+    for folder in clips.iterdir():
+        (root / folder.name).mkdir(parents=True)
+        for number, frame in enumerate(sorted(folder.rglob("*.png"))):
+            (root / folder.name / f"{number}.png").write_bytes(frame.read_bytes())
+    return root
+
+
+@pytest.fixture
+def options(images):
+    """Settings of a pretraining that takes a second."""
+    return [
+        *("pretrain", "--data", str(images), "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
+        *("--batch-size", "16", "--learning-rate", "0.01", "--threads", "1", "--progress", "false"),
+    ]
+
+
+def same(one, other) -> bool:
+    (weights, made_with), (weights_too, made_with_too) = read_pretrained(one), read_pretrained(other)
+    assert made_with["history"] == made_with_too["history"]
+    return weights.keys() == weights_too.keys() and all(weights[name].equal(weights_too[name]) for name in weights)
+
+
+def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
+    from crumb_avalanche.pretraining_checkpoints import Checkpoints
+
+    whole, cut = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
+    code, _, err = crumb(*options, "--epochs", "3", "--output", whole)
+    assert code == 0, err
+    assert sorted(path.name for path in tmp_path.glob("*.checkpoints")) == []
+
+    write = Checkpoints.write
+
+    def cut_off(self, epoch, *state):
+        write(self, epoch, *state)
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "write", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        crumb(*options, "--epochs", "3", "--output", cut)
+    monkeypatch.undo()
+    folder = tmp_path / "cut.safetensors.checkpoints"
+    names = ["epoch00001.safetensors", "epoch00002.safetensors", "maps"]
+    assert sorted(path.name for path in folder.iterdir()) == names and not cut.exists()
+    code, _, err = crumb(*options, "--epochs", "3", "--codebook-size", "128", "--output", cut)
+    assert code == 1 and "is of a pretraining with codebook_size=256, not 128; go on with the same settings" in err
+    code, out, err = crumb(*options, "--epochs", "3", "--output", cut)
+    assert code == 0, err
+    assert "120 images of 4 classes" in out and same(whole, cut) and not folder.exists()
+
+
+@pytest.mark.slow
+def test_two_processes_under_torchrun_and_kill_9(crumb, options, tmp_path):
+    options = [*options, "--epochs", "20"]
+    alone, together = tmp_path / "alone.safetensors", tmp_path / "together.safetensors"
+    code, _, err = crumb(*options, "--output", alone)
+    assert code == 0, err
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command = [*run, "crumb_avalanche.cli", *options, "--output", str(together)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(command, start_new_session=True, env=environment, stderr=subprocess.DEVNULL)
+    folder = tmp_path / "together.safetensors.checkpoints"
+    deadline = time.monotonic() + 300
+    while not list(folder.glob("epoch*2.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert not together.exists() and list(folder.glob("epoch*.safetensors"))
+    # torchrun has its workers in sessions of their own; they end when they miss each other or it.
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("120 images of 4 classes") == 1 and not folder.exists()
+    (weights, made_with), (weights_too, made_with_too) = read_pretrained(alone), read_pretrained(together)
+    for epoch, epoch_too in zip(made_with["history"], made_with_too["history"], strict=True):
+        assert epoch["loss"] == pytest.approx(epoch_too["loss"], rel=ROUNDING)
+    for name in weights:
+        assert (weights[name] - weights_too[name]).abs().max() < ROUNDING

@@ -1,0 +1,64 @@
+"""Options that all scripts share, and what they make of nothing to show."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from common_options import common_options, parser_for, run_script
+from made_runs import EXPERIMENTS
+
+
+def options(*given, several=False):
+    return common_options(parser_for("Doc.", "runs/table9", several).parse_args([*given]))
+
+
+def test_folders():
+    assert options("--benchmark", "core50").output == Path("runs/table9/core50")
+    assert options("--benchmark", "core50", "cifar100", several=True).output == Path("runs/table9")
+    assert options("--quick").output == options("--quick", several=True).output == Path("runs/table9/quick")
+    assert options("--output", "there").output == Path("there")
+
+
+def test_settings():
+    given = options("--benchmark", "core50", "--dataset-root", "IMAGES", "--runs", "0,3-4", "--weights", "FILE")
+    assert given.runs == [0, 3, 4] and given.benchmark == "core50"
+    settings = given.settings("core50", strategy="ewc")
+    assert (settings.benchmark, settings.dataset_root, settings.weights) == ("core50", "IMAGES", "FILE")
+    assert (settings.strategy, settings.runs, settings.threads, settings.checkpoint) == ("ewc", None, 1, False)
+    assert options("--checkpoint-every", "50").base.checkpoint
+    quick = options("--quick", "--benchmark", "core50", "--dataset-root", "IMAGES", "--preset", "reference")
+    assert quick.roots == {"toy_shapes": None} and quick.runs == [0] and quick.base.preset == "paper"
+    quick.settings("toy_shapes").resolved()
+
+
+def test_protocols():
+    given = options("--benchmark", "core50", "cifar100", several=True)
+    assert given.protocols("core50") == ["class_instance", "class_iid"] and given.protocols("cifar100") == ["class_iid"]
+    assert given.protocols("cifar100", ["class_instance"]) == []
+    assert options("--quick").protocols("toy_shapes") == ["class_instance"]
+
+
+def test_wrong_numbers_are_a_line(capsys):
+    with pytest.raises(ValueError, match="runs is '1-'; write 0-9"):
+        options("--runs", "1-")
+
+    def wrong():
+        raise ValueError("what came, what to do")
+
+    with pytest.raises(SystemExit, match=r"^error: what came, what to do$"):
+        run_script(wrong)
+
+
+SCRIPTS = ("table1_accuracy", "table3_codes_vs_images", "table4_ablations", "fig3_curves", "table2_cost")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [*SCRIPTS, "fig4_shape_bias"])
+def test_without_any_run_all_cells_are_empty(script, tmp_path):
+    command = [sys.executable, str(EXPERIMENTS / f"{script}.py"), "--table-only", "--output", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "--benchmark", "eth80"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("*.png")) and list(tmp_path.glob("*.csv"))

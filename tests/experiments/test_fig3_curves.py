@@ -1,0 +1,72 @@
+"""The curves are those of the runs, and each figure shows the protocols of the paper's."""
+
+import csv
+import math
+import subprocess
+import sys
+
+import pytest
+from common_options import common_options, parser_for
+from fig3_curves import picture, protocols_of, rmse, room_for_all, write_curves
+from made_runs import EXPERIMENTS, made_run
+from saved_picture import save_picture
+from side_by_side import find
+from table1_accuracy import assembled
+
+
+def test_protocols_of_the_figures():
+    assert protocols_of("3", "core50") == ["class_instance"] and protocols_of("3", "cifar100") == ["class_iid"]
+    assert protocols_of("S1", "core50") == ["class_iid"] and protocols_of("S1", "cifar100") == []
+    assert protocols_of("S2", "core50") == ["class_instance", "class_iid"]
+
+
+def test_errors_are_root_mean_square():
+    assert rmse([1.0, 3.0, 5.0]) == pytest.approx(math.sqrt(8 / 3))
+
+
+def test_room_for_all():
+    given = common_options(parser_for("Doc.", "runs").parse_args(["--quick"]))
+    from benchmarks_toybox_ilab.catalog import get_benchmark
+
+    table = get_benchmark("toy_shapes").table(None, 0)
+    assert room_for_all(given) == {"toy_shapes": len(table.rows("train"))}, "all classes of toy_shapes are as large"
+
+
+def test_curves_of_made_runs(tmp_path):
+    for run, right in ((0, 100), (1, 120)):
+        made_run(tmp_path / "eth80" / "class_iid" / "crumb" / f"run{run}", right)
+    made_run(tmp_path / "eth80" / "joint" / "offline" / "run0", 180, joint=True)
+    given = common_options(parser_for("Doc.", "runs").parse_args(["--output", str(tmp_path), "--benchmark", "eth80"]))
+    findings = find(assembled(given, ["crumb", "ewc", "offline"], ["class_iid"]), [0, 1])
+    write_curves(tmp_path / "fig.csv", findings)
+    with open(tmp_path / "fig.csv") as file:
+        rows = [(row["method"], row["run"], row["experience"], float(row["accuracy"])) for row in csv.DictReader(file)]
+    assert rows[:4] == [("Ours", "0", "1", 90), ("Ours", "0", "2", 50), ("Ours", "1", "1", 90), ("Ours", "1", "2", 60)]
+    assert rows[4:] == [("Upper bound", "0", "2", 90)]
+    figure = picture(findings, "A title")
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Ours", "Upper bound"}
+    for path in save_picture(figure, tmp_path, "fig"):
+        assert path.stat().st_size > 5000
+
+
+def test_a_figure_without_a_panel(tmp_path):
+    command = [sys.executable, str(EXPERIMENTS / "fig3_curves.py"), "--figure", "S1", "--benchmark", "cifar100"]
+    done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: figure S1 has no panel of cifar100: it shows video benchmarks"
+
+
+@pytest.mark.slow
+def test_quick_without_a_limit_of_memory(tmp_path):
+    command = [
+        sys.executable,
+        str(EXPERIMENTS / "fig3_curves.py"),
+        "--quick",
+        "--figure",
+        "S2",
+        "--output",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "figS2.png").stat().st_size > 5000 and (tmp_path / "figS2.csv").exists()

@@ -1,0 +1,165 @@
+"""Perturbations keep what they claim to keep; the advantage is the control's relative drop minus CRUMB's."""
+
+import csv
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from fig4_shape_bias import bars_of, lines_of, picture
+from made_runs import EXPERIMENTS
+from paper_statistics import wilcoxon_test
+from perturbations import feature_perturbation, spatial_perturbation
+from PIL import Image
+from saved_picture import save_picture
+from shape_bias import RunDrops, StyleImages, advantage_of, columns, drops_of
+
+
+def maps():
+    return torch.rand(3, 8, 4, 5, generator=torch.Generator().manual_seed(0)) + 0.1
+
+
+def test_spatial_perturbation_moves_whole_vectors():
+    before = maps()
+    after = spatial_perturbation(before, torch.Generator().manual_seed(1))
+    assert after.shape == before.shape and not torch.equal(after, before)
+    orders = []
+    for old, new in zip(before.flatten(2), after.flatten(2)):
+        order = [next(i for i in range(20) if torch.equal(old[:, i], new[:, j])) for j in range(20)]
+        assert sorted(order) == list(range(20)), "every vector is there once"
+        orders.append(order)
+    assert orders[0] != orders[1], "each image has an order of its own"
+    assert torch.equal(after, spatial_perturbation(before, torch.Generator().manual_seed(1)))
+
+
+def test_feature_perturbation_zeroes_half_of_the_features():
+    before = maps()
+    after = feature_perturbation(before, torch.Generator().manual_seed(1))
+    gone = (after == 0).flatten(2).all(2)
+    assert gone.sum(1).tolist() == [4, 4, 4] and not torch.equal(gone[0], gone[1])
+    kept = ~gone[:, :, None, None].expand_as(before)
+    assert torch.equal(after[kept], before[kept])
+
+
+def test_answers_among_some_classes():
+    logits = np.array([[3.0, 2, 1], [1, 3, 2]])
+    assert columns(logits, np.array([0, 1]))["answer"].tolist() == [0, 1]
+    assert columns(logits, np.array([0, 1]), [1, 2])["answer"].tolist() == [1, 1]
+    assert columns(logits, np.array([0, 1]), [2])["answer"].tolist() == [2, 2]
+
+
+def test_drops_of_batches():
+    labels = np.zeros(200, int)
+    plain = {"row": np.arange(200), "label": labels, "answer": labels}
+    perturbed = {**plain, "answer": np.where(np.arange(200) < 150, 0, 1)}
+    drops = drops_of(plain, perturbed)
+    assert drops.shape == (2,) and drops.mean() == pytest.approx(0.25)
+    some = {name: values[:30] for name, values in perturbed.items()}
+    assert drops_of(plain, some).shape == (1,), "other images, fewer batches"
+
+
+def test_advantage_by_hand():
+    runs = [
+        RunDrops(0, {"spatial": np.array([0.5, 0.4])}, {"spatial": np.array([0.3, 0.3])}),
+        RunDrops(1, {"spatial": np.array([0.2, np.nan])}, {"spatial": np.array([0.3, 0.9])}, kept=False),
+    ]
+    found = advantage_of(runs, "spatial")
+    assert found.mean == pytest.approx((-0.15 + 0.1) / 2) and found.runs == 2
+    assert found.error == pytest.approx(0.125)  # deviation 0.25 / sqrt 2, by sqrt 2
+    assert found.test == wilcoxon_test(np.array([0.5, 0.4, 0.2]), np.array([0.3, 0.3, 0.3])) and found.test.pairs == 3
+    assert (found.crumb, found.control) == (pytest.approx(1.1 / 3), pytest.approx(0.3))
+    assert advantage_of(runs, "style") is None and advantage_of([], "spatial") is None
+    bars = bars_of("a stream", runs)
+    assert bars[0].filtered.runs == 1 and bars[1].all_runs is None
+
+
+def test_lines_and_picture(tmp_path):
+    random = np.random.default_rng(0)
+    drops = [{name: random.random(30) for name in ("spatial", "feature")} for _ in range(2)]
+    bars = bars_of("a stream", [RunDrops(0, drops[0], drops[1])])
+    spatial, feature, style = lines_of(bars)
+    assert (spatial[2], feature[2], style[2]) == ("-", "+", "+") and spatial[7:9] == ["1", "30"]
+    assert style[3:] == [""] * 12 and spatial[4] == "", "one run has no error"
+    for path in save_picture(picture(bars, "A title"), tmp_path, "fig4"):
+        assert path.stat().st_size > 5000
+
+
+def noise(path, seed):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def test_style_images(tmp_path):
+    for number, name in enumerate(("truck", "Clock", "oven")):
+        noise(tmp_path / name / f"{name}1-dog2.png", number)
+    (tmp_path / "clock_notes.txt").write_text("no folder")
+    style = StyleImages(tmp_path, ["clock", "pickup_truck", "worm"])
+    assert style.labels.tolist() == [0, 1] and style.classes == [0, 1]
+    (batch,) = style.batches(16)
+    assert batch.shape == (2, 3, 16, 16) and batch.dtype == torch.uint8
+    with pytest.raises(ValueError, match="has no folder of images that is called like one of worm, apple"):
+        StyleImages(tmp_path, ["worm", "apple"])
+    with pytest.raises(ValueError, match=r"there is no folder .*none; --style-root holds a folder of images"):
+        StyleImages(tmp_path / "none", ["worm"])
+
+
+def test_missing_files_are_asked_for(tmp_path):
+    command = [sys.executable, str(EXPERIMENTS / "fig4_shape_bias.py"), "--pretraining-only", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: --pretraining-only needs --pretrained, --control-pretrained and --test-root"
+
+
+@pytest.mark.slow
+def test_quick(tmp_path):
+    import json
+
+    from block_usage import rebuilt
+    from shape_bias import PLAIN, logits_of
+
+    from crumb_avalanche.cli.settings import RunSettings
+
+    noise(tmp_path / "style" / "fish" / "fish1.png", 0)
+    command = [sys.executable, str(EXPERIMENTS / "fig4_shape_bias.py"), "--quick", "--output", str(tmp_path / "out")]
+    done = subprocess.run([*command, "--style-root", str(tmp_path / "style")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "out" / "fig4.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["perturbation"] for row in rows] == ["spatial", "feature", "style"] and rows[0]["runs"] == "1"
+    import yaml
+
+    folder = tmp_path / "out" / "toy_shapes" / "class_instance" / "crumb" / "run0"
+    run = rebuilt(RunSettings(**yaml.safe_load((folder / "config.yaml").read_text())), folder)
+    answers = logits_of(run.after, run.batches())[PLAIN].argmax(1)
+    accuracy = 100 * (answers == run.table.labels[run.rows]).mean()
+    assert accuracy == pytest.approx(json.loads((folder / "result.json").read_text())["final_accuracy"])
+
+
+@pytest.mark.slow
+def test_pretrained_networks(tmp_path):
+    from crumb_avalanche.cli import pretrain
+    from crumb_avalanche.cli.settings import PretrainSettings
+
+    for number in range(8):
+        noise(tmp_path / "images" / ("bear", "clock")[number % 2] / f"{number}.png", number)
+    common = dict(data=str(tmp_path / "images"), weights="none", backbone="small_cnn", image_size=32, epochs=1)
+    common |= dict(codebook_dim=8, threads=1, progress=False)
+    for name, weight in (("crumb", 1.0), ("control", 0.0)):
+        output = str(tmp_path / f"{name}.safetensors")
+        pretrain.main(PretrainSettings(output=output, codebook_weight=weight, **common))
+    command = [sys.executable, str(EXPERIMENTS / "fig4_shape_bias.py"), "--pretraining-only"]
+    command += ["--output", str(tmp_path / "out"), "--pretrained", str(tmp_path / "crumb.safetensors")]
+    command += ["--control-pretrained", str(tmp_path / "control.safetensors"), "--style-root", str(tmp_path / "images")]
+    done = subprocess.run([*command, "--test-root", str(tmp_path / "images")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "out" / "fig4.csv") as file:
+        rows = {row["perturbation"]: row for row in csv.DictReader(file)}
+    assert {row["condition"] for row in rows.values()} == {"pretraining"}
+    if rows["style"]["runs"]:  # the same images in the same style: no drop
+        assert float(rows["style"]["drop, CRUMB"]) == 0
+    (tmp_path / "images" / "worm").mkdir()
+    noise(tmp_path / "images" / "worm" / "1.png", 9)
+    done = subprocess.run([*command, "--test-root", str(tmp_path / "images")], capture_output=True, text=True)
+    assert done.returncode == 1 and "has 3 classes, but" in done.stderr and "was made with 2" in done.stderr

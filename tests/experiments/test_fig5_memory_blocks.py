@@ -1,0 +1,97 @@
+"""Use of blocks is counted slice by slice, all-zero slices apart, and heat lies where a block was chosen."""
+
+import csv
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from block_usage import Usage, firing, most_used, rebuilt, strongest, usage_of
+from fig5_memory_blocks import summary, write_usage
+from made_runs import EXPERIMENTS
+from torch import nn
+
+from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.split_model import SplitModel
+
+
+@pytest.fixture
+def model():
+    plastic = nn.Sequential()
+    plastic.add_module("pool", nn.AdaptiveAvgPool2d(1))
+    plastic.add_module("flatten", nn.Flatten())
+    plastic.add_module("head", nn.Linear(6, 2))
+    codebook = Codebook(4, 3)
+    codebook.blocks.data = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    return SplitModel(nn.Conv2d(3, 6, 1), plastic, "head", codebook, image_size=4)
+
+
+def maps_by_hand():
+    """Two maps of six channels and 2x2 locations: two slices a location."""
+    maps = torch.zeros(2, 6, 2, 2)
+    maps[0, 0, 0, 0] = 2.0  # block 1 in the first slice of one location
+    maps[0, 4, 0, 0] = 1.0  # block 2 in its second slice
+    maps[1, 2, :, :] = 3.0  # block 3 in the first slice of every location
+    return maps
+
+
+def test_usage_by_hand(model):
+    usage = usage_of(model, iter(maps_by_hand().split(1)), groups=1)
+    assert usage.counts.tolist() == [0, 1, 1, 4] and usage.zeros == 16 - 6
+    assert usage.zero_share == 10 / 16 and usage.shares.tolist() == [0, 1 / 6, 1 / 6, 4 / 6]
+    assert usage.codes.tolist() == [[[[1, -1], [-1, -1]]], [[[3, 3], [3, 3]]]]
+    assert most_used(usage.codes, 4, 3) == [3, 1]
+    assert usage_of(model, iter([maps_by_hand()]), groups=0).codes.shape == (2, 2, 2, 2)
+
+
+def test_usage_against_a_loop(model):
+    maps = torch.rand(5, 6, 3, 2, generator=torch.Generator().manual_seed(0))
+    maps[maps < 0.5] = 0
+    counts, zeros = [0] * 4, 0
+    for image in maps:
+        for row in range(3):
+            for column in range(2):
+                for piece in (image[:3, row, column], image[3:, row, column]):
+                    zeros += not piece.any()
+                    counts[1 + int(piece.argmax())] += bool(piece.any())
+    usage = usage_of(model, iter([maps]), groups=0)
+    assert usage.counts.tolist() == counts and usage.zeros == zeros
+
+
+def test_firing_and_strongest():
+    codes = np.array([[[[1, 2]], [[1, 1]]], [[[2, 2]], [[2, 2]]], [[[1, 1]], [[1, 1]]]])  # three images, two slices
+    np.testing.assert_array_equal(firing(codes, 1), [[[1, 0.5]], [[0, 0]], [[1, 1]]])
+    heat = firing(codes, 1)
+    assert strongest(heat, ["a", "b", "a"], 2) == [2, 1], "one of an object first"
+    assert strongest(heat, ["a", "b", "a"], 3) == [2, 1, 0]
+    assert strongest(heat, ["a", "b", "c"], 2) == [2, 0]
+
+
+def test_numbers_in_words(tmp_path):
+    codes = np.zeros((3, 1, 1, 1))
+    before, after = Usage(np.array([5, 5, 0]), 10, codes), Usage(np.array([0, 4, 4]), 0, codes)
+    rows = dict((name, values) for name, *values in summary(before, after))
+    assert rows["slices that are all zero, %"] == ["50.00", "0.00"]
+    assert rows["blocks never used"] == ["1", "1"] and rows["as varied as so many equal blocks"] == ["2.0", "2.0"]
+    write_usage(tmp_path / "usage.csv", before, after)
+    with open(tmp_path / "usage.csv") as file:
+        lines = list(csv.reader(file))
+    assert lines[1] == ["1", "1", "4", "0.5", "5", "0.5"] and [line[0] for line in lines[2:]] == ["2", "0"]
+
+
+def test_a_run_without_its_model(tmp_path):
+    with pytest.raises(ValueError, match=r"has no checkpoint/model\.safetensors; run it again with --checkpoint true"):
+        rebuilt(RunSettings(), tmp_path)
+
+
+@pytest.mark.slow
+def test_quick(tmp_path):
+    command = [sys.executable, str(EXPERIMENTS / "fig5_memory_blocks.py"), "--quick", "--output", str(tmp_path)]
+    done = subprocess.run([*command, "--slices", "0", "--images", "2"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "blocks never used" in done.stdout and (tmp_path / "fig5.png").stat().st_size > 20_000
+    with open(tmp_path / "fig5.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 256 and sum(float(row["share_after"]) for row in rows) == pytest.approx(1)

@@ -1,0 +1,122 @@
+"""The paper's numbers and ours stand side by side; what was not run stays empty."""
+
+import csv
+
+import pytest
+from made_runs import made_run
+from paper_numbers import PaperValue
+from paper_statistics import holm
+from saved_picture import findings_picture, save_picture
+from side_by_side import COLUMNS, Cell, find, line_of, print_findings, write_findings
+
+
+@pytest.fixture
+def cells(tmp_path):
+    """Two runs of Ours, two of another row of which one fails its first task, and a row that was not run."""
+    for run, right in ((0, 160), (1, 170)):
+        made_run(tmp_path / "ours" / f"run{run}", right)
+    made_run(tmp_path / "half" / "run0", 120)
+    made_run(tmp_path / "half" / "run1", 110, first=55.0)
+    ours, paper = tmp_path / "ours", PaperValue(78.22, False)
+    common = dict(benchmark="core50", protocol="class_iid", paper_dataset="core50")
+    return [
+        Cell("Ours", folder=ours, paper=paper, reference=ours, paper_reference=paper, **common),
+        Cell(
+            "Half",
+            folder=tmp_path / "half",
+            paper=PaperValue(73.5, True),
+            reference=ours,
+            paper_reference=paper,
+            **common,
+        ),
+        Cell(
+            "Not run",
+            folder=tmp_path / "none",
+            paper=PaperValue(50, True),
+            reference=ours,
+            paper_reference=paper,
+            **common,
+        ),
+        Cell("Needs", folder=None, reference=ours, note="needs ImageNet", **common),
+    ]
+
+
+def test_means_differences_and_filter(cells):
+    ours, half, not_run, needs = find(cells, [0, 1, 2])
+    assert (ours.mean, ours.spread) == (pytest.approx(82.5), pytest.approx(12.5**0.5))
+    assert ours.test is None and ours.difference == pytest.approx(82.5 - 78.22)
+    assert half.mean == pytest.approx(57.5) and half.effect == pytest.approx(-25)
+    assert half.paper_effect == pytest.approx(73.5 - 78.22)
+    assert half.test.pairs == 4 and half.test.difference == pytest.approx(-25) and half.test.p < 0.05
+    assert (half.filter.kept, half.mean_filtered, half.test_filtered.pairs) == ((0,), 60, 2)
+    assert half.p_holm == half.test.p, "one comparison is not corrected"
+    assert not_run.mean is None and not_run.test is None and not_run.difference is None
+    assert needs.runs == ()
+
+
+def test_lines_and_files(cells, tmp_path, capsys):
+    findings = find(cells, [0, 1])
+    assert line_of(findings[0], True)[:7] == ["Ours", "78.22", "82.5 +- 3.5", "+4.3", "2", "82.5", "2"]
+    assert line_of(findings[1], True)[1:9] == ["73.5*", "57.5 +- 3.5", "-16.0", "2", "60.0", "1", "-4.7", "-25.0"]
+    assert line_of(findings[2], True)[2:7] == ["", "", "", "", ""]
+    write_findings(tmp_path / "out", "table", findings, "A heading")
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert text.startswith("# A heading\n\n## core50, class-iid") and "| Needs |  |  |" in text
+    assert "needs ImageNet |" in text
+    with open(tmp_path / "out" / "table.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert float(rows[1]["ours"]) == pytest.approx(57.5) and rows[1]["paper_differs_p01"] == "True"
+    assert rows[1]["run_numbers"] == "0 1" and float(rows[1]["p"]) == findings[1].test.p
+    assert all(rows[2][name] == "" for name in ("ours", "std", "runs", "difference", "p", "runs_filtered"))
+    print_findings(findings)
+    assert "needs ImageNet" in capsys.readouterr().out
+    for path in save_picture(findings_picture(findings, "A title"), tmp_path / "out", "table"):
+        assert path.stat().st_size > 5000
+
+
+def test_no_difference_to_another_benchmark(cells):
+    from dataclasses import replace
+
+    (finding,) = find([replace(cells[0], benchmark="eth80")], [0])
+    assert finding.difference is None and finding.mean == 80
+
+
+def test_correction_counts_runs_shown_twice_once(cells, tmp_path):
+    from dataclasses import replace
+
+    made_run(tmp_path / "third" / "run0", 150)
+    third = replace(cells[1], row="Third", folder=tmp_path / "third")
+    findings = find([*cells[:2], replace(cells[1], row="Half again"), third], [0, 1])
+    expected = holm([findings[1].test.p, findings[3].test.p])
+    assert [findings[1].p_holm, findings[2].p_holm, findings[3].p_holm] == [expected[0], expected[0], expected[1]]
+
+
+def test_a_joint_learner_has_no_first_task(tmp_path):
+    made_run(tmp_path / "bound" / "run0", 30, joint=True)
+    (finding,) = find([Cell("Bound", "eth80", "class_iid", tmp_path / "bound")], [0])
+    assert finding.filter.kept == (0,) and finding.filter.cut is None
+
+
+def test_runs_on_other_images_are_refused(cells, tmp_path):
+    made_run(tmp_path / "other" / "run0", 100, shift=3)
+    from dataclasses import replace
+
+    with pytest.raises(ValueError, match="tested on different images"):
+        find([replace(cells[1], folder=tmp_path / "other")], [0])
+
+
+def test_a_damaged_result_is_named(cells, tmp_path):
+    (tmp_path / "ours" / "run0" / "result.json").write_text("{")
+    with pytest.raises(ValueError, match=r"ours/run0/result\.json is damaged"):
+        find(cells, [0])
+    (tmp_path / "ours" / "run0" / "result.json").write_text('{"final_accuracy": 3}')
+    with pytest.raises(ValueError, match="has no accuracy_after, final_accuracy_per_experience"):
+        find(cells, [0])
+
+
+def test_a_run_without_predictions_has_no_test(cells, tmp_path):
+    for run in (0, 1):
+        (tmp_path / "half" / f"run{run}" / "predictions.npz").unlink()
+    findings = find(cells, [0, 1])
+    assert findings[1].test is None and findings[1].p_holm is None and findings[1].mean == pytest.approx(57.5)

@@ -1,0 +1,300 @@
+"""A sweep ends with every result that can be had, whatever happens to it on the way, and says what failed."""
+
+import argparse
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from crumb_avalanche.cli.run_folder import RESULT, FinishedRunError, write_json, write_text
+from crumb_avalanche.cli.settings import RunSettings
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+sys.path.insert(0, str(FOLDER))
+try:
+    from cells import ERROR, Cell, State, run_cell
+    from engines import InProcess, LocalProcesses
+    from folder_lock import LOCK, FolderInUseError, in_use, locked
+    from ray_engine import RayCluster
+    from sweep import add_engine_options, engine_of, exit_code, grid, sweep
+finally:
+    sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(autouse=True)
+def scripts_are_found(monkeypatch):
+    """By the processes of a sweep, too."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+class Light(LocalProcesses):
+    """Processes that need not import the library, for work that does not use it."""
+
+    def __init__(self, processes: int = 1):
+        super().__init__(processes)
+        self._context = multiprocessing.get_context("spawn")
+
+
+def finish(settings: RunSettings) -> None:
+    """The result of a run, made at once."""
+    write_text(Path(settings.output) / "config.yaml", "{}\n")
+    write_json(Path(settings.output) / RESULT, {"final_accuracy": 10.0 + settings.run, "process": os.getpid()})
+
+
+def raise_in_run_1(settings: RunSettings) -> None:
+    print("something was said")
+    if settings.run == 1:
+        raise ValueError("run 1 cannot be")
+    finish(settings)
+
+
+def die_once(settings: RunSettings) -> None:
+    """SIGKILL in the first attempt of run 1, while its folder is half full."""
+    mark = Path(settings.output) / "attempt"
+    if settings.run == 1 and not mark.exists():
+        mark.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    finish(settings)
+
+
+def always_die(settings: RunSettings) -> None:
+    if settings.run == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    finish(settings)
+
+
+def take_all_memory(settings: RunSettings) -> None:
+    if settings.run == 1:
+        resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+        bytearray(2**33)
+    finish(settings)
+
+
+def work_for_long(settings: RunSettings) -> None:
+    write_text(Path(settings.output) / "at_work", str(os.getpid()))
+    time.sleep(60)
+
+
+def cells_of(output: Path, runs: int = 3, **changes) -> list[Cell]:
+    return grid(RunSettings(**changes), output, range(runs), {"row": {}})
+
+
+def accuracies(cells: list[Cell]) -> list[float | None]:
+    paths = [cell.folder / RESULT for cell in cells]
+    return [json.loads(path.read_text())["final_accuracy"] if path.exists() else None for path in paths]
+
+
+@pytest.mark.parametrize("engine", [InProcess, Light])
+def test_a_cell_that_raises_stops_no_other_and_is_told(engine, tmp_path, capsys):
+    cells = cells_of(tmp_path)
+    failed = sweep(cells, engine=engine(), work=raise_in_run_1)
+    assert accuracies(cells) == [10, None, 12]
+    assert failed == {cells[1].folder: "ValueError: run 1 cannot be"}
+    text = (cells[1].folder / ERROR).read_text()
+    assert text.startswith("Traceback") and "raise ValueError" in text
+    assert (cells[1].folder / "log.txt").read_text().startswith("something was said")
+    out, err = capsys.readouterr()
+    assert "something was said" not in out
+    assert f"failed: {cells[1].folder}: ValueError" in err and "3/3" in err and "run2]" in err
+    assert exit_code(failed) == 1 and exit_code({}) == 0
+    assert not any((cell.folder / LOCK).exists() for cell in cells)
+
+    results = [(cells[run].folder / RESULT).stat().st_mtime_ns for run in (0, 2)]
+    assert not sweep([cells[1]], engine=engine(), work=finish)
+    assert accuracies(cells) == [10, 11, 12] and not (cells[1].folder / ERROR).exists()
+    assert results == [(cells[run].folder / RESULT).stat().st_mtime_ns for run in (0, 2)]
+
+
+def test_processes_are_fresh_ones(tmp_path):
+    cells = cells_of(tmp_path)
+    assert not sweep(cells, engine=Light(2), work=finish, progress=False)
+    numbers = {json.loads((cell.folder / RESULT).read_text())["process"] for cell in cells}
+    assert len(numbers) == 3 and os.getpid() not in numbers
+
+
+def test_a_killed_worker_is_begun_again(tmp_path, capsys):
+    cells = cells_of(tmp_path)
+    assert not sweep(cells, engine=Light(), work=die_once)
+    assert accuracies(cells) == [10, 11, 12] and not (cells[1].folder / ERROR).exists()
+    assert f"died: {cells[1].folder}: its process was killed by signal 9" in capsys.readouterr().err
+
+
+def test_one_that_is_killed_each_time_fails_in_the_end(tmp_path):
+    cells = cells_of(tmp_path)
+    failed = sweep(cells, engine=Light(), work=always_die, retries=1)
+    said = "its process was killed by signal 9, perhaps for want of memory, 2 times"
+    assert failed == {cells[1].folder: said} and accuracies(cells) == [10, None, 12]
+    assert (cells[1].folder / ERROR).read_text() == said + "\n"
+
+
+def test_a_worker_out_of_memory_fails_alone(tmp_path):
+    cells = cells_of(tmp_path)
+    failed = sweep(cells, engine=Light(), work=take_all_memory)
+    assert failed == {cells[1].folder: "out of memory (MemoryError): do fewer runs at a time"}
+    assert accuracies(cells) == [10, None, 12]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("error_too", [False, True])
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, error_too):
+    cells = cells_of(tmp_path)
+    sweep(cells[:1], engine=InProcess(), work=finish, progress=False)
+    before = (cells[0].folder / RESULT).read_bytes()
+    cells[1].folder.mkdir()
+    # Whatever is written there meets "no space left", by the kernel.
+    (cells[1].folder / (RESULT + ".part")).symlink_to("/dev/full")
+    if error_too:
+        (cells[1].folder / (ERROR + ".part")).symlink_to("/dev/full")
+    failed = sweep(cells[1:], engine=InProcess(), work=finish, progress=False)
+    assert list(failed) == [cells[1].folder]
+    assert "run1 is full ([Errno 28] No space left on device): make room and give the same" in failed[cells[1].folder]
+    assert (cells[0].folder / RESULT).read_bytes() == before
+    assert accuracies(cells) == [10, None, 12]
+    assert (cells[1].folder / ERROR).exists() is not error_too
+    for link in cells[1].folder.glob("*.part"):
+        link.unlink()
+    assert not sweep(cells[1:2], engine=InProcess(), work=finish, progress=False)
+    assert accuracies(cells) == [10, 11, 12]
+
+
+def test_a_full_disk_is_known_by_its_number(tmp_path):
+    def quota(settings):
+        raise OSError(errno.EDQUOT, "Quota exceeded")
+
+    assert "is full ([Errno 122] Quota exceeded)" in run_cell(cells_of(tmp_path)[0], quota).error
+
+
+def test_a_folder_is_one_workers_at_a_time(tmp_path):
+    with locked(tmp_path):
+        assert in_use(tmp_path)
+        holder = (tmp_path / LOCK).read_text().strip()
+        assert holder.startswith(f"{os.getpid()} ")
+        with pytest.raises(FolderInUseError, match=f"{tmp_path} is in use by process {holder}"), locked(tmp_path):
+            pass
+        cell = Cell(RunSettings(output=str(tmp_path)))
+        assert run_cell(cell, finish).state is State.BUSY
+    assert not in_use(tmp_path) and not (tmp_path / LOCK).exists()
+    (tmp_path / LOCK).write_text("1 elsewhere\n")  # of one that was killed
+    assert not in_use(tmp_path)
+    with locked(tmp_path):
+        assert (tmp_path / LOCK).read_text() == f"{holder}\n"
+
+
+def test_many_contenders_never_share_a_folder(tmp_path):
+    inside, seen, wins = [], [], []
+
+    def contend():
+        for _ in range(100):
+            try:
+                with locked(tmp_path):
+                    inside.append(1)
+                    seen.append(len(inside))
+                    time.sleep(0)
+                    inside.pop()
+                    wins.append(1)
+            except FolderInUseError:
+                pass
+
+    threads = [threading.Thread(target=contend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(seen) == {1} and wins
+
+
+def test_a_cell_in_other_hands_is_waited_for(tmp_path):
+    cells = cells_of(tmp_path)
+    cells[0].folder.mkdir(parents=True)
+    order = []
+
+    def work(settings):
+        order.append(settings.run)
+        finish(settings)
+        if settings.run == 2:
+            let_go.set()
+
+    let_go = threading.Event()
+    held = threading.Event()
+
+    def hold():
+        with locked(cells[0].folder):
+            held.set()
+            let_go.wait(20)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait(20)
+    assert not sweep(cells, engine=InProcess(), work=work, progress=False)
+    other.join()
+    assert order == [1, 2, 0] and accuracies(cells) == [10, 11, 12]
+
+
+def test_workers_die_with_their_driver(tmp_path):
+    code = f"""
+import sys
+sys.path[:0] = [{str(FOLDER)!r}, {str(Path(__file__).parent)!r}]
+if __name__ == "__main__":
+    from pathlib import Path
+    import test_sweep as tests
+    tests.sweep(tests.cells_of(Path({str(tmp_path)!r}), 1), engine=tests.Light(), work=tests.work_for_long)
+"""
+    (tmp_path / "driver.py").write_text(code)
+    driver = subprocess.Popen([sys.executable, str(tmp_path / "driver.py")], stderr=subprocess.DEVNULL)
+    cell = cells_of(tmp_path, 1)[0]
+    deadline = time.monotonic() + 60
+    while not (cell.folder / "at_work").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert in_use(cell.folder)
+    driver.kill()
+    driver.wait()
+    while in_use(cell.folder) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(int((cell.folder / "at_work").read_text()), 0)
+            time.sleep(0.02)
+    assert not sweep([cell], engine=InProcess(), work=finish, progress=False)
+
+
+def test_wrong_calls_are_told(tmp_path):
+    cell = cells_of(tmp_path, 1)[0]
+    with pytest.raises(ValueError, match=r"1 folders belong to several cells, such as .*run0; give each its"):
+        sweep([cell, cell])
+    with pytest.raises(ValueError, match="processes is 0; at least one run at a time"):
+        LocalProcesses(0)
+    finish(cell.settings)
+    (cell.folder / "config.yaml").write_text("epochs: 7\n")
+    with pytest.raises(FinishedRunError, match="holds a finished run with"):
+        sweep([cell])
+    assert sweep([]) == {}
+
+
+def test_the_command_line_chooses_the_engine(monkeypatch):
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    assert isinstance(engine_of(parser.parse_args(["--engine", "in_process"])), InProcess)
+    assert engine_of(parser.parse_args(["--processes", "3"])).processes == 3
+    ray = engine_of(parser.parse_args(["--engine", "ray", "--address", "head:6379"]))
+    assert isinstance(ray, RayCluster) and ray.address == "head:6379"
+    assert parser.parse_args([]).retries == 2
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'crumb-avalanche\[ray\]'; or choose another --engine"), ray:
+        pass
+
+
+def test_a_cluster_that_is_not_there_is_told():
+    pytest.importorskip("ray")
+    words = r"there is no Ray cluster at 127.0.0.1:1 \(.*refused\); start one with  ray start --head  and"
+    with pytest.raises(ConnectionError, match=words), RayCluster("127.0.0.1:1"):
+        pass

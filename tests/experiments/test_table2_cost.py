@@ -1,0 +1,55 @@
+"""Table 2 is made of measurements by cost_of_replay.py; what was not measured is empty."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+from cost_of_replay import CRUMB, SINGLE
+from made_runs import EXPERIMENTS
+from paper_numbers import read_paper_numbers
+from saved_picture import save_picture
+from table2_cost import lines_of, measured, picture, text_of
+from table_memory import ALL_MAPS
+
+
+def written(path, crumb_seconds):
+    rows = [("seconds_whole_run", CRUMB, crumb_seconds), ("seconds_whole_run", SINGLE, 7200)]
+    rows += [("peak_bytes", CRUMB, 3e7), ("held_bytes", CRUMB, 1e7)]
+    rows += [("peak_bytes", ALL_MAPS, 8e8), ("held_bytes", ALL_MAPS, 2e8)]
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["quantity", "method", "by", "value"])
+        writer.writerows([quantity, method, "", value] for quantity, method, value in rows)
+    return path
+
+
+def test_lines_by_hand(tmp_path):
+    files = [written(tmp_path / "a.csv", 1800), written(tmp_path / "b.csv", 5400), tmp_path / "none.csv"]
+    assert measured(files[0]) == {"peak_ram_gb": (0.04, 1.0), "runtime_hours": (0.5, 2.0)}
+    paper = read_paper_numbers()
+    memory, time = lines_of("cifar100", files, paper)
+    assert (memory.ratio, time.ratio) == (pytest.approx(4), pytest.approx(50)) and memory.runs == 2
+    assert memory.difference == pytest.approx(4 - 100 * memory.paper[0] / memory.paper[1])
+    assert text_of(time)[3:] == ["0.29", "1", "1.91", "2", "15.2 %", "50.0 %", "+34.8", "2"]
+    for path in save_picture(picture([memory, time]), tmp_path, "table2"):
+        assert path.stat().st_size > 5000
+
+
+def test_not_measured_and_another_benchmark(tmp_path):
+    paper = read_paper_numbers()
+    for line in lines_of("imagenet", [tmp_path / "none.csv"], paper):
+        assert line.ours is None and line.ratio is None and text_of(line)[-1] == text_of(line)[-2] == ""
+    (memory, _) = lines_of("eth80", [written(tmp_path / "a.csv", 1800)], paper)
+    assert memory.paper_dataset == "cifar100" and memory.difference is None and memory.ratio == pytest.approx(4)
+
+
+@pytest.mark.slow
+def test_quick(tmp_path):
+    command = [sys.executable, str(EXPERIMENTS / "table2_cost.py"), "--quick", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "table2.csv") as file:
+        assert [row["runs"] for row in csv.DictReader(file)] == ["1", "1"]
+    again = subprocess.run([*command, "--table-only"], capture_output=True, text=True)
+    assert again.returncode == 0 and "experience 1" not in again.stdout

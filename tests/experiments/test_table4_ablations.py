@@ -1,0 +1,154 @@
+"""Every row of Table 4 is a change of settings that the commands know; a row without its start says what it needs."""
+
+import argparse
+import csv
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ablation_rows import ROWS, STOCK
+from common_options import common_options, parser_for
+from made_runs import EXPERIMENTS, made_run
+from paper_numbers import read_paper_numbers
+from PIL import Image
+from pretrained_starts import Starts, command
+from side_by_side import find
+from table4_ablations import assembled, chosen_rows, settings_of, starts_of
+
+from crumb_avalanche.cli.settings import PretrainSettings, RunSettings
+
+BY_NAME = {row.name: row for row in ROWS}
+
+
+def starts(folder=None):
+    return Starts(folder, PretrainSettings(data="IMAGES", codebook_dim=8), "torchvision")
+
+
+def options(tmp_path, *more):
+    return common_options(parser_for("Doc.", "runs").parse_args(["--output", str(tmp_path), *more]))
+
+
+def test_rows_are_those_of_the_paper():
+    paper = [key[3] for key in read_paper_numbers() if key[0] == "table4" and key[2] == "class_iid"]
+    assert [row.name for row in ROWS] == paper
+
+
+def test_rows_change_settings_that_there_are(tmp_path):
+    for row in ROWS:
+        RunSettings(**{name: value for name, value in row.stream.items()})
+        changes = settings_of(row, starts(), 200, tmp_path / "config.yaml")
+        if row.needs:
+            assert changes == f"needs {row.needs}: --starts"
+        else:
+            replace(RunSettings(), **changes).resolved()
+            assert "pretrained" not in changes and changes["codebook_dim"] in (4, 8, 16, 32)
+
+
+def test_what_rows_change(tmp_path):
+    def of(name):
+        return settings_of(BY_NAME[name], starts(), 200, tmp_path / "config.yaml")
+
+    ours = of("Ours")
+    assert ours == dict(mem_size=200, codebook_dim=8)
+    assert of("256 blocks") == of("8-dim. blocks") == ours and BY_NAME["256 blocks"].folder == "ours"
+    assert of("Quarter capacity")["mem_size"] == 50
+    assert of("16-dim. blocks adj.") == dict(mem_size=400, codebook_dim=16)
+    assert of("32-dim. blocks adj.") == dict(mem_size=800, codebook_dim=32)
+    assert of("MobileNetV2 CNN")["mem_size"] == 1430 and of("MobileNetV2 CNN")["weights"] == "torchvision"
+    assert of("Ours + direct loss")["direct_weight"] == 1.0 and "codebook_weight" not in of("Ours + direct loss")
+    assert of("Direct loss")["codebook_weight"] == 0.0
+    assert of("MeRec replay")["strategy_config"] == str(tmp_path / "config.yaml")
+    folders = {row.folder for row in ROWS}
+    assert len(folders) == len(ROWS) - 2, "only rows that are Ours share a folder"
+
+
+def test_rows_with_starts(tmp_path):
+    for name in ("ours", "init_uniform"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"")
+    some = starts(tmp_path)
+    ours = str(tmp_path / "ours.safetensors")
+    assert settings_of(BY_NAME["Ours"], some, 200, tmp_path)["pretrained"] == ours
+    assert settings_of(BY_NAME["Ours p.t. + im. rep."], some, 200, tmp_path)["pretrained"] == ours
+    assert settings_of(BY_NAME["Freeze memory"], some, 200, tmp_path)["pretrained"] == ours
+    assert "pretrained" not in settings_of(BY_NAME["Vanilla pretrain"], some, 200, tmp_path)
+    uniform = settings_of(BY_NAME["Uniform init."], some, 200, tmp_path)
+    assert uniform["pretrained"] == str(tmp_path / "init_uniform.safetensors")
+    words = settings_of(BY_NAME["Ours - direct loss"], some, 200, tmp_path)
+    assert words == f"needs CRUMB pretraining: {tmp_path / 'no_direct_loss'}.safetensors"
+
+
+def test_commands_that_make_starts(tmp_path):
+    some = starts(tmp_path)
+    lines = some.commands([BY_NAME["Ours"], BY_NAME["Ours - direct loss"], BY_NAME["4 blocks"]])
+    output = f"--output {tmp_path}/"
+    assert lines[0] == f"crumb pretrain --data IMAGES {output}ours.safetensors --codebook-dim 8"
+    assert lines[1].endswith("--codebook-dim 8 --direct-weight 0.0")
+    assert "--codebook-size 4" in lines[2]
+    mixed = some.commands([BY_NAME["Pretrain weights"]])
+    assert "ours.safetensors" in mixed[0] and "--epochs 0" in mixed[1] and "--seed 1" in mixed[1]
+    assert some.commands([row for row in ROWS if row.start == STOCK]) == []
+    (cifar,) = some.commands([BY_NAME["CIFAR100 pretrain"]])
+    assert "--data torchvision:CIFAR100" in cifar
+    early = some.commands([BY_NAME["Early feature replay"]])[0]
+    known = "cut_layer" in PretrainSettings.__dataclass_fields__
+    assert (
+        "--cut-layer 3" in early
+        if known
+        else early == "crumb pretrain has no setting cut_layer, which the start 'early' needs"
+    )
+    assert command(PretrainSettings("X", progress=False)) == "crumb pretrain --data X --progress false"
+
+
+def test_the_table_of_made_runs(tmp_path):
+    made_run(tmp_path / "class_iid" / "ours" / "run0", 150)
+    made_run(tmp_path / "class_iid" / "half_capacity" / "run0", 120)
+    names = ["Half capacity", "Vanilla pretrain", "256 blocks", "Pretrain weights", "No replay"]
+    rows = chosen_rows(names, quick=False)
+    todo, cells = assembled(rows, options(tmp_path, "--benchmark", "core50"), ["class_iid"], starts(), 200)
+    assert set(todo) == {"class_iid/ours", "class_iid/half_capacity", "class_iid/no_replay"}
+    found = {finding.cell.row: finding for finding in find(cells, [0])}
+    assert found["256 blocks"].mean == found["Ours"].mean == 75
+    assert found["Vanilla pretrain"].mean == 75 and found["Vanilla pretrain"].cell.note == "the same runs as Ours"
+    assert found["Half capacity"].effect == -15 and found["Half capacity"].p_holm == found["Half capacity"].test.p
+    assert (
+        found["No replay"].mean is None and found["Pretrain weights"].cell.note == "needs CRUMB pretraining: --starts"
+    )
+
+
+def test_wrong_options(tmp_path):
+    with pytest.raises(ValueError, match="there is no row 'Thirds' in the paper's table; its rows are Ours, Image"):
+        chosen_rows(["Thirds"], False)
+    chosen = argparse.Namespace(make_starts=True, starts=None, pretrain_data="IMAGES")
+    with pytest.raises(ValueError, match="--make-starts needs --starts, the folder to write to, and --pretrain-data"):
+        starts_of(chosen, options(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_quick_table_with_starts(tmp_path):
+    random = np.random.default_rng(0)
+    for number in range(16):
+        folder = tmp_path / "images" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    command = [sys.executable, str(EXPERIMENTS / "table4_ablations.py"), "--quick", "--output", str(tmp_path / "out")]
+    command += ["--starts", str(tmp_path / "starts"), "--make-starts", "--pretrain-data", str(tmp_path / "images")]
+    done = subprocess.run([*command, "--pretrain-epochs", "1"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "out" / "table4.csv") as file:
+        rows = {row["row"]: row for row in csv.DictReader(file)}
+    assert all(row["runs"] == "1" for row in rows.values()) and "Pretrain weights" in rows
+    assert {path.name for path in (tmp_path / "out").glob("table4.*")} == {
+        f"table4.{k}" for k in ("csv", "md", "png", "svg")
+    }
+    from crumb_avalanche.pretraining import read_pretrained
+
+    state = {
+        name: read_pretrained(tmp_path / "starts" / f"{name}.safetensors")[0]
+        for name in ("ours", "fresh", "ours_weights")
+    }
+    assert (state["ours_weights"]["codebook.blocks"] == state["fresh"]["codebook.blocks"]).all()
+    assert not (state["ours"]["codebook.blocks"] == state["fresh"]["codebook.blocks"]).all()
+    plastic = next(name for name in state["ours"] if name.startswith("plastic_layers"))
+    assert (state["ours_weights"][plastic] == state["ours"][plastic]).all()
