@@ -1,5 +1,9 @@
 """One thread, so that tests neither fight for cores nor depend on their number; no deadline on a busy machine."""
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+
 import torch
 from hypothesis import HealthCheck, settings
 
