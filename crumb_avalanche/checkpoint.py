@@ -6,6 +6,7 @@ A file is a ``.safetensors`` file whose metadata hold the settings of the run, t
 import hashlib
 import json
 import os
+import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,13 @@ class CheckpointFolder:
         settings: plain values that decide the result; a checkpoint of others is refused.
     """
 
-    def __init__(self, folder: str | os.PathLike, settings: dict):
+    def __init__(self, folder: str | os.PathLike, settings: dict | None = None):
         self.folder = Path(folder)
-        self.settings = settings
+        self.settings = settings or {}
+
+    def clear(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def numbers(self) -> list[int]:
         """Of the files that are there, the newest first."""
@@ -93,10 +98,10 @@ class CheckpointFolder:
         return path
 
     def newest(self) -> Checkpoint | None:
-        """The newest that is whole; of a damaged one a warning tells, and the one before it is taken.
+        """The newest that is whole, or ``None`` where there is no file; a damaged one is passed over with a warning.
 
         Raises:
-            CheckpointError: it was written by a run with other settings; names the first that differs.
+            CheckpointError: it was made with other settings, of which the first is named; or all are damaged.
         """
         for number in self.numbers():
             path = self.path(number)
@@ -107,10 +112,12 @@ class CheckpointFolder:
             except (WeightsError, SafetensorError, OSError, KeyError, ValueError):
                 whole = False
             if not whole:
-                warnings.warn(f"the checkpoint {path} is damaged; going on from the one before it", stacklevel=2)
+                warnings.warn(f"the checkpoint {path} is damaged; looking at the one before it", stacklevel=2)
                 continue
             self._check(path, json.loads(metadata["settings"]))
             return Checkpoint(number, json.loads(metadata["notes"]), metadata["tree"], tensors)
+        if self.numbers():
+            raise CheckpointError(f"no checkpoint in {self.folder} is whole; remove that folder to start over")
         return None
 
     def path(self, number: int) -> Path:
@@ -122,6 +129,7 @@ class CheckpointFolder:
         for name in sorted({*settings, *mine}):
             if settings.get(name) != mine.get(name):
                 raise CheckpointError(
-                    f"{path.parent} holds checkpoints of a run with {name}={settings.get(name)!r}, not "
-                    f"{mine.get(name)!r}; use another --output, or start over with --overwrite true"
+                    f"{path.parent} holds checkpoints made with {name}={settings.get(name)!r}, not "
+                    f"{mine.get(name)!r}; go on with the same settings, use another --output, or remove that folder to "
+                    "start over"
                 )

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from tqdm import tqdm
 
+from crumb_avalanche.checkpoint import CheckpointFolder
 from crumb_avalanche.distributed import Alone
-from crumb_avalanche.pretraining_checkpoints import Checkpoints, State
+from crumb_avalanche.pretraining_state import State
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import WeightsError, read_metadata, read_weights, save_safetensors
 
@@ -74,7 +75,7 @@ def pretrain(
     maps: Dataset,
     settings: PretrainingSettings,
     progress: bool = True,
-    checkpoints: Checkpoints | None = None,
+    checkpoints: CheckpointFolder | None = None,
     group: Alone | None = None,
 ) -> list[dict[str, float]]:
     """Train plastic layers and codebook on shuffled, labelled images; F stays as it is.
@@ -116,8 +117,8 @@ def pretrain(
     state = State(model, optimizer, random_rows, group)
     history = []
     if checkpoints is not None:
-        made_with = {**asdict(settings), "images": len(maps), **checkpoints.made_with}
-        checkpoints = Checkpoints(checkpoints.folder, made_with)
+        decides = {**asdict(settings), "images": len(maps), **checkpoints.settings}
+        checkpoints = CheckpointFolder(checkpoints.folder, decides)
         history = state.take(checkpoints)
     both_logits = group.wrap(BothLogits(model))
     both_logits.train()

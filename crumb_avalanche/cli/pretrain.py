@@ -11,6 +11,7 @@ import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.frames import pixel_transform
+from crumb_avalanche.checkpoint import CheckpointFolder
 from crumb_avalanche.cli import build
 from crumb_avalanche.cli.settings import PretrainSettings, as_dict, part_for
 from crumb_avalanche.cli.tables import table
@@ -18,7 +19,6 @@ from crumb_avalanche.distributed import Alone, processes
 from crumb_avalanche.feature_cache import FeatureCache, MapDataset, files_key
 from crumb_avalanche.preparation import prepare
 from crumb_avalanche.pretraining import PretrainingSettings, pretrain, save_pretrained
-from crumb_avalanche.pretraining_checkpoints import Checkpoints
 from crumb_avalanche.weights import weights_hash
 
 # Settings that do not change the result, so that a pretraining that was cut off may go on with others.
@@ -67,7 +67,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: Alone | None
     decides["frozen_weights"] = weights_hash(model.feature_extractor)  # not only the name of their file
     if samples:
         decides["files"] = names
-    checkpoints = Checkpoints(output.with_name(output.name + ".checkpoints"), decides)
+    checkpoints = CheckpointFolder(output.with_name(output.name + ".checkpoints"), decides)
     # Where no cache is given the maps stay until the end, so that what was cut off need not compute them again.
     folder = settings.feature_cache or checkpoints.folder / "maps"
     cache = FeatureCache(folder, model, len(images), key, settings.workers, settings.progress)

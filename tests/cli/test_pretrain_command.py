@@ -41,29 +41,29 @@ def same(one, other) -> bool:
 
 
 def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
-    from crumb_avalanche.pretraining_checkpoints import Checkpoints
+    from crumb_avalanche.checkpoint import CheckpointFolder
 
     whole, cut = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
     code, _, err = crumb(*options, "--epochs", "3", "--output", whole)
     assert code == 0, err
     assert sorted(path.name for path in tmp_path.glob("*.checkpoints")) == []
 
-    write = Checkpoints.write
+    write = CheckpointFolder.write
 
-    def cut_off(self, epoch, *state):
-        write(self, epoch, *state)
-        if epoch == 2:
+    def cut_off(self, notes, *state):
+        write(self, notes, *state)
+        if len(notes["history"]) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Checkpoints, "write", cut_off)
+    monkeypatch.setattr(CheckpointFolder, "write", cut_off)
     with pytest.raises(KeyboardInterrupt):
         crumb(*options, "--epochs", "3", "--output", cut)
     monkeypatch.undo()
     folder = tmp_path / "cut.safetensors.checkpoints"
-    names = ["epoch00001.safetensors", "epoch00002.safetensors", "maps"]
+    names = ["00000000.safetensors", "00000001.safetensors", "maps"]
     assert sorted(path.name for path in folder.iterdir()) == names and not cut.exists()
     code, _, err = crumb(*options, "--epochs", "3", "--codebook-size", "128", "--output", cut)
-    assert code == 1 and "is of a pretraining with codebook_size=256, not 128; go on with the same settings" in err
+    assert code == 1 and "holds checkpoints made with codebook_size=256, not 128; go on with the same settings" in err
     code, out, err = crumb(*options, "--epochs", "3", "--output", cut)
     assert code == 0, err
     assert "120 images of 4 classes" in out and same(whole, cut) and not folder.exists()

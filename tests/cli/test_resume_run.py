@@ -110,7 +110,7 @@ def test_other_settings_are_refused_and_overwrite_starts_over(crumb, tiny, tmp_p
     monkeypatch.undo()
     code, _, err = crumb(*arguments, "--learning-rate", "0.002")
     assert code == 1
-    assert "holds checkpoints of a run with learning_rate=0.001, not 0.002; use another --output, or start over" in err
+    assert "holds checkpoints made with learning_rate=0.001, not 0.002; go on with the same settings" in err
     code, out, _ = crumb(*arguments, "--learning-rate", "0.002", "--overwrite", "true")
     assert code == 0 and "after experience 1/2" in out
 
@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_costs_only_the_time_since_the_one_before(
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    with pytest.warns(UserWarning, match="is damaged; going on from the one before it"):
+    with pytest.warns(UserWarning, match="is damaged; looking at the one before it"):
         assert crumb(*arguments)[0] == 0
     assert bits(tmp_path / "cut") == bits(undisturbed)
 

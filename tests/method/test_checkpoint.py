@@ -41,15 +41,18 @@ def test_a_flipped_bit_anywhere_is_noticed_and_the_one_before_it_is_taken(files,
     content = bytearray(path.read_bytes())
     content[int(position * len(content))] ^= 0x10
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"00000001.safetensors is damaged; going on from the one before it"):
+    with pytest.warns(UserWarning, match=r"00000001.safetensors is damaged; looking at the one before it"):
         assert files.newest().notes == {"place": 0}
 
 
 def test_a_cut_off_file_and_nothing_good_at_all(files):
     path = files.write({}, "{}", TENSORS)
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert files.newest() is None
+    with (
+        pytest.warns(UserWarning, match="is damaged"),
+        pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"),
+    ):
+        files.newest()
 
 
 def test_a_pickle_in_its_place_is_never_run(files, tmp_path):
@@ -59,15 +62,15 @@ def test_a_pickle_in_its_place_is_never_run(files, tmp_path):
 
     path = files.write({}, "{}", TENSORS)
     path.write_bytes(pickle.dumps(Evil()))
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert files.newest() is None
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(CheckpointError, match="remove that folder"):
+        files.newest()
     assert not (tmp_path / "run").exists()
 
 
 def test_other_settings_are_refused_by_name(files):
     files.write({}, "{}", TENSORS)
     other = CheckpointFolder(files.folder, {**SETTINGS, "learning_rate": 0.01})
-    words = "holds checkpoints of a run with learning_rate=0.001, not 0.01; use another --output, or start over"
+    words = "holds checkpoints made with learning_rate=0.001, not 0.01; go on with the same settings, use another"
     with pytest.raises(CheckpointError, match=words):
         other.newest()
 

@@ -11,9 +11,9 @@ import torch
 from test_pretraining import coloured
 from torch.utils.data import BatchSampler, SequentialSampler
 
+from crumb_avalanche.checkpoint import CheckpointError, CheckpointFolder
 from crumb_avalanche.distributed import Alone, processes
 from crumb_avalanche.pretraining import PretrainingSettings, Shares, pretrain
-from crumb_avalanche.pretraining_checkpoints import CheckpointError, Checkpoints
 from crumb_avalanche.weights import read_weights
 
 SETTINGS = PretrainingSettings(epochs=4, batch_size=9, learning_rate=0.02)
@@ -30,7 +30,7 @@ from test_distributed import SETTINGS
 from test_pretraining import coloured
 from crumb_avalanche.distributed import processes
 from crumb_avalanche.pretraining import pretrain
-from crumb_avalanche.pretraining_checkpoints import Checkpoints
+from crumb_avalanche.checkpoint import CheckpointFolder
 from crumb_avalanche.weights import weights_hash
 
 folder, stop = Path(sys.argv[2]), int(sys.argv[3])
@@ -56,7 +56,7 @@ class CutOff(torch.utils.data.Dataset):
 with processes("cpu") as group:
     torch.manual_seed(0)
     model = _make_model(seed=group.rank)  # the leader's counts
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = CheckpointFolder(folder / "checkpoints")
     history = pretrain(model, CutOff(coloured()), SETTINGS, group.leads, checkpoints, group)
     said = dict(rank=group.rank, size=group.size, leads=group.leads, history=history, weights=weights_hash(model))
     said["told"] = group.told_by_leader(["from", group.rank])
@@ -89,9 +89,9 @@ def two(tmp_path_factory, make_model):
     folder = tmp_path_factory.mktemp("two")
     assert start(folder, stop=50).returncode != 0
     files = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert files == ["epoch00001.safetensors", "epoch00002.safetensors"] and not (folder / "rank0.json").exists()
+    assert files == ["00000000.safetensors", "00000001.safetensors"] and not (folder / "rank0.json").exists()
     with pytest.raises(CheckpointError, match=r"in 2 processes, not 1; start as many \(torchrun --nproc-per-node\)"):
-        pretrain(make_model(), coloured(), SETTINGS, False, Checkpoints(folder / "checkpoints"))
+        pretrain(make_model(), coloured(), SETTINGS, False, CheckpointFolder(folder / "checkpoints"))
     done = start(folder)
     assert done.returncode == 0, done.stderr
     return folder, done.stderr
@@ -111,7 +111,7 @@ def test_two_processes_learn_what_one_does(two, make_model):
         assert together["loss"] == pytest.approx(one["loss"], rel=1e-5)
         assert together["direct_accuracy"] == one["direct_accuracy"]
         assert together["codebook_accuracy"] == one["codebook_accuracy"]
-    kept = read_weights(folder / "checkpoints" / "epoch00004.safetensors")
+    kept = read_weights(folder / "checkpoints" / "00000003.safetensors")
     for name, values in model.state_dict().items():
         torch.testing.assert_close(kept[f"model.{name}"], values, rtol=1e-4, atol=1e-5)
     assert printed.count("epoch 4:   0%") == 1 and "40/40" in printed  # one bar, of all images

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
+from crumb_avalanche.checkpoint import CheckpointError, CheckpointFolder
 from crumb_avalanche.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
-from crumb_avalanche.pretraining_checkpoints import CheckpointError, Checkpoints
 from crumb_avalanche.weights import WeightsError, check_and_load, save_safetensors, weights_hash
 
 
@@ -154,7 +154,7 @@ def test_what_was_cut_off_ends_bit_identical(make_model, images, tmp_path, reads
     settings = PretrainingSettings(epochs=4, batch_size=8, learning_rate=0.05)
     whole = with_dropout(make_model)
     history = pretrain(whole, images, settings, False)
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
     with pytest.raises(Interrupted):
         pretrain(with_dropout(make_model), CutOff(images, reads), settings, False, checkpoints)
     torch.manual_seed(77)
@@ -171,8 +171,8 @@ def test_what_was_cut_off_ends_bit_identical(make_model, images, tmp_path, reads
     assert pretrain(again, images, settings, False, checkpoints) == history  # nothing is left to do
     assert weights_hash(again) == weights_hash(whole) and torch.equal(torch.rand(3), draws)
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
-        "epoch00003.safetensors",
-        "epoch00004.safetensors",
+        "00000002.safetensors",
+        "00000003.safetensors",
     ]
     checkpoints.clear()
     assert not checkpoints.folder.exists()
@@ -184,7 +184,7 @@ def test_checkpoints_change_nothing(make_model, images, tmp_path):
     torch.manual_seed(1)
     plain = pretrain(models[0], images, settings, False)
     torch.manual_seed(1)
-    assert pretrain(models[1], images, settings, False, Checkpoints(tmp_path)) == plain
+    assert pretrain(models[1], images, settings, False, CheckpointFolder(tmp_path)) == plain
     assert weights_hash(models[0]) == weights_hash(models[1])
 
 
@@ -196,12 +196,12 @@ sys.path.insert(0, sys.argv[1])
 from conftest import _make_model
 from test_pretraining import coloured
 from crumb_avalanche.pretraining import PretrainingSettings, pretrain
-from crumb_avalanche.pretraining_checkpoints import Checkpoints
+from crumb_avalanche.checkpoint import CheckpointFolder
 from crumb_avalanche.weights import weights_hash
 
 torch.set_num_threads(1)
 model = _make_model()
-pretrain(model, coloured(), PretrainingSettings(epochs=60, batch_size=8), False, Checkpoints(Path(sys.argv[2])))
+pretrain(model, coloured(), PretrainingSettings(epochs=60, batch_size=8), False, CheckpointFolder(Path(sys.argv[2])))
 print(weights_hash(model))
 """
 
@@ -211,7 +211,7 @@ def test_kill_9_costs_an_epoch_at_most(make_model, tmp_path):
     wait = random.Random(0)
     for epoch in (1, 20):
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        while process.poll() is None and not any(latest_epoch(path) >= epoch for path in tmp_path.glob("kept/epoch*")):
+        while process.poll() is None and max(epochs_kept(tmp_path), default=0) < epoch:
             time.sleep(0.005)
         time.sleep(wait.uniform(0, 0.05))
         assert process.poll() is None, "it ended before it could be killed"
@@ -224,47 +224,50 @@ def test_kill_9_costs_an_epoch_at_most(make_model, tmp_path):
     assert done.stdout.strip() == weights_hash(model)
 
 
-def latest_epoch(path) -> int:
-    return int(path.name.removeprefix("epoch")[:5])
+def epochs_kept(folder) -> list[int]:
+    return [number + 1 for number in CheckpointFolder(folder / "kept").numbers()]
 
 
 @pytest.fixture
 def kept(make_model, images, tmp_path):
-    checkpoints = Checkpoints(tmp_path / "kept", {"weights": "none"})
+    checkpoints = CheckpointFolder(tmp_path / "kept", {"weights": "none"})
     pretrain(make_model(), images, PretrainingSettings(epochs=3, batch_size=8), False, checkpoints)
     return checkpoints
 
 
-def as_written(kept) -> Checkpoints:
+def as_written(kept) -> CheckpointFolder:
     """The same checkpoints, asked for with all settings that they were made with."""
     made_with = asdict(PretrainingSettings(epochs=3, batch_size=8))
-    return Checkpoints(kept.folder, {**made_with, "images": 40, "weights": "none"})
+    return CheckpointFolder(kept.folder, {**made_with, "images": 40, "weights": "none"})
 
 
 @pytest.mark.parametrize("place", [0, 20, 1000, -10])
 def test_a_damaged_checkpoint_is_passed_over(kept, place):
-    path = kept.path(3)
+    path = kept.path(2)  # after the third epoch
     damaged = bytearray(path.read_bytes())
     damaged[place] ^= 1
     path.write_bytes(damaged)
     again = as_written(kept)
-    _, values = again.latest()
-    assert values["epoch"] == 2 and len(values["history"]) == 2
-    kept.path(2).write_bytes(kept.path(2).read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=f"no other checkpoint is whole: remove {kept.folder} to start over"):
-        again.latest()
+    with pytest.warns(UserWarning, match="is damaged; looking at the one before it"):
+        assert len(again.newest().notes["history"]) == 2
+    kept.path(1).write_bytes(kept.path(1).read_bytes()[:100])
+    words = f"no checkpoint in {kept.folder} is whole; remove that folder to start over"
+    with pytest.raises(CheckpointError, match=words), pytest.warns(UserWarning, match="is damaged"):
+        again.newest()
 
 
 def test_other_settings_are_refused_by_name(make_model, images, kept):
     def go_on(made_with=None, images=images, **changes):
         settings = PretrainingSettings(**dict(epochs=3, batch_size=8) | changes)
-        checkpoints = Checkpoints(kept.folder, {"weights": "none"} if made_with is None else made_with)
+        checkpoints = CheckpointFolder(kept.folder, {"weights": "none"} if made_with is None else made_with)
         return pretrain(make_model(), images, settings, False, checkpoints)
 
     assert len(go_on()) == 3
-    with pytest.raises(CheckpointError, match=r"pretraining with learning_rate=0.001, not 0.5; go on with the same"):
+    with pytest.raises(CheckpointError, match=r"made with learning_rate=0.001, not 0.5; go on with the same"):
         go_on(learning_rate=0.5)
-    with pytest.raises(CheckpointError, match=rf"with weights='none', not 'other.npz'; .* remove {kept.folder} to"):
+    with pytest.raises(
+        CheckpointError, match=rf"{kept.folder} .* with weights='none', not 'other.npz'; .* remove that folder"
+    ):
         go_on({"weights": "other.npz"})
     with pytest.raises(CheckpointError, match="with weights='none', not None"):
         go_on({})
@@ -277,22 +280,23 @@ def test_a_checkpoint_runs_no_code(kept, tmp_path):
         def __reduce__(self):
             return (Path.touch, (tmp_path / "evil",))
 
-    torch.save({"a": Evil()}, kept.path(4))
-    assert kept.path(4).exists()
-    _, values = as_written(kept).latest()
-    assert values["epoch"] == 3 and not (tmp_path / "evil").exists()
+    torch.save({"a": Evil()}, kept.path(3))
+    assert kept.path(3).exists()
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert len(as_written(kept).newest().notes["history"]) == 3
+    assert not (tmp_path / "evil").exists()
 
 
 def test_a_full_disk_leaves_the_checkpoints_before(make_model, images, tmp_path):
     settings = PretrainingSettings(epochs=4, batch_size=8)
-    checkpoints = Checkpoints(tmp_path / "kept")
+    checkpoints = CheckpointFolder(tmp_path / "kept")
     with pytest.raises(Interrupted):
         pretrain(make_model(), CutOff(images, 130), settings, False, checkpoints)
     before = {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # a file may not become longer: the write fails half-way
     try:
-        with pytest.raises(CheckpointError, match=r"epoch00004.safetensors cannot be written .*; make room and give"):
+        with pytest.raises(CheckpointError, match=r"00000003.safetensors cannot be written .*Free some room and give"):
             pretrain(make_model(), images, settings, False, checkpoints)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
