@@ -13,6 +13,18 @@ from crumb_avalanche.storage_policy import CompactBuffer, StreamBatch
 from crumb_avalanche.streaming import SeenClassesPlugin, StreamStrategy
 
 
+def memory_step(strategy, loss: Tensor, **kwargs) -> None:
+    """An optimiser step of its own on a loss of memories, with the events that ``CRUMBPlugin`` tells of."""
+    strategy.replay_loss = loss
+    strategy.optimizer.zero_grad()
+    trigger_plugins(strategy, "on_replay_loss", **kwargs)
+    loss.backward()
+    trigger_plugins(strategy, "on_replay_update", **kwargs)
+    strategy.optimizer_step()
+    strategy.replay_loss = loss.detach()
+    trigger_plugins(strategy, "after_replay_step", **kwargs)
+
+
 class CRUMBPlugin(SupervisedPlugin):
     """Losses, replay and storing of CRUMB, for any strategy whose model is a ``SplitModel``.
 
@@ -101,16 +113,8 @@ class CRUMBPlugin(SupervisedPlugin):
 
     def _replay_step(self, strategy, **kwargs) -> None:
         replay_loss = self._replay_loss(strategy, **kwargs)
-        if replay_loss is None:
-            return
-        strategy.replay_loss = replay_loss
-        strategy.optimizer.zero_grad()
-        trigger_plugins(strategy, "on_replay_loss", **kwargs)
-        replay_loss.backward()
-        trigger_plugins(strategy, "on_replay_update", **kwargs)
-        strategy.optimizer_step()
-        strategy.replay_loss = replay_loss.detach()
-        trigger_plugins(strategy, "after_replay_step", **kwargs)
+        if replay_loss is not None:
+            memory_step(strategy, replay_loss, **kwargs)
 
     def _logits(self, model: SplitModel, maps: Tensor) -> Tensor:
         logits = model.classify(maps)

@@ -1,6 +1,7 @@
 """Before a stream: measure feature maps of a few images, fold the feature scale in, fill the codebook."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 import torch
@@ -41,8 +42,9 @@ def prepare(
             batch = torch.stack([images[place][0] for place in places[start : start + CHUNK]])
             yield model.features(batch.to(model.pixel_mean.device))
 
-    whole = next(maps_of_some())
-    sample = sample_of(maps_of_some())
+    maps = maps_of_some()
+    whole = next(maps)
+    sample = sample_of(chain([whole], maps))
     factor = model.fold_feature_scale(sample, whole)
     if model.codebook is not None:
         INITIALISERS[codebook_init](model.codebook, sample.mul_(factor), torch.Generator().manual_seed(seed))

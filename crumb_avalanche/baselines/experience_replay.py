@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from avalanche.training.utils import trigger_plugins
 from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
@@ -86,18 +85,6 @@ def draw(buffer: CompactBuffer, count: int) -> Tensor:
     if not held:
         return torch.empty(0, dtype=torch.int64)
     return draw_from(buffer.slots.random, held, count)
-
-
-def memory_step(strategy: StreamStrategy, loss: Tensor, **kwargs) -> None:
-    """An optimiser step of its own, with the events of CRUMB's replay step (see ``CRUMBPlugin``)."""
-    strategy.replay_loss = loss
-    strategy.optimizer.zero_grad()
-    trigger_plugins(strategy, "on_replay_loss", **kwargs)
-    loss.backward()
-    trigger_plugins(strategy, "on_replay_update", **kwargs)
-    strategy.optimizer_step()
-    strategy.replay_loss = loss.detach()
-    trigger_plugins(strategy, "after_replay_step", **kwargs)
 
 
 class ImageMemoryPlugin(CRUMBPlugin):

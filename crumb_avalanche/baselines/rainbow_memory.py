@@ -14,9 +14,9 @@ from crumb_avalanche.baselines.experience_replay import (
     ChosenFrames,
     ExperienceReplayPlugin,
     held_slots,
-    memory_step,
     memory_strategy,
 )
+from crumb_avalanche.crumb import memory_step
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import ImageBuffer
 from crumb_avalanche.streaming import StreamStrategy

@@ -151,9 +151,11 @@ def memory_size(settings: RunSettings, strategy: Entry, model: SplitModel, entry
     """
     method = strategy.method_settings(strategy_settings(settings))
     images = entry.budget_images if settings.budget_images is None else settings.budget_images
+    # An image of the budget is the paper's, also where its authors gave a method a network for small images.
+    side = 224 if settings.family == "paper" else settings.image_size
+    budget = int(images * 3 * side**2) if settings.budget_bytes is None else settings.budget_bytes
     if not strategy.budgeted:
         fixed = strategy.fixed_bytes(model, method, n_classes)
-        budget = int(images * 3 * settings.image_size**2) if settings.budget_bytes is None else settings.budget_bytes
         asked = settings.family == "fair" or (settings.budget_images, settings.budget_bytes) != (None, None)
         if asked and fixed > budget:
             raise ValueError(
@@ -164,9 +166,6 @@ def memory_size(settings: RunSettings, strategy: Entry, model: SplitModel, entry
     if settings.mem_size is not None:
         count = settings.mem_size
     else:
-        # An image of the budget is the paper's, also where its authors gave a method a network for small images.
-        side = 224 if settings.family == "paper" else settings.image_size
-        budget = int(images * 3 * side**2) if settings.budget_bytes is None else settings.budget_bytes
         # The paper charges CRUMB's codebook, but neither REMIND's nor the old networks that others keep.
         charged = settings.family != "paper" or strategy.codebook
         exact = settings.family == "fair"
