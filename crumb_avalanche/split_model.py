@@ -19,6 +19,9 @@ REFERENCE_SCALE = 14.0
 PIXEL_MEAN = (0.485, 0.456, 0.406)
 PIXEL_STD = (0.229, 0.224, 0.225)
 PRECISIONS = ("fp32", "bf16")
+# On a CPU, F takes so many images at a time: they stay in its caches (a third faster than batches of 24), and the
+# convolutions treat each image of so few alike, so a map does not depend on the batch it came in.
+IMAGES_AT_A_TIME = 8
 
 
 class SplitModel(nn.Module):
@@ -138,15 +141,22 @@ class SplitModel(nn.Module):
     def extract(self, images: Tensor) -> Tensor:
         """F alone: ``(B, C, H, W)`` float32 maps before the feature scale, channels-last in memory.
 
+        On a CPU, in float32, the map of an image has the same bits in any batch.
+
         Args:
             images: ``(B, 3, h, w)``, ``uint8`` pixels or floats normalised with ImageNet's mean and deviation.
         """
         with self.stopwatch.measure("features"):
-            if images.dtype == torch.uint8:
-                images = (images.float() / 255 - self.pixel_mean) / self.pixel_std
-            images = images.contiguous(memory_format=torch.channels_last)
-            with self.autocast():
-                return (self._compiled[0] or self.feature_extractor)(images).float()
+            at_a_time = IMAGES_AT_A_TIME if images.device.type == "cpu" else len(images)
+            maps = [self._extract(some) for some in images.split(max(1, at_a_time))]
+            return maps[0] if len(maps) == 1 else torch.cat(maps)
+
+    def _extract(self, images: Tensor) -> Tensor:
+        if images.dtype == torch.uint8:
+            images = (images.float() / 255 - self.pixel_mean) / self.pixel_std
+        images = images.contiguous(memory_format=torch.channels_last)
+        with self.autocast():
+            return (self._compiled[0] or self.feature_extractor)(images).float()
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:

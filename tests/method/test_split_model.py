@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD, REFERENCE_SCALE, SplitModel
 from crumb_avalanche.weights import weights_hash
@@ -92,6 +93,16 @@ def test_forward_goes_through_the_codebook_as_the_two_settings_say(model, pixels
     model.quantized_training, model.quantized_evaluation = False, True
     assert torch.equal(model.train()(pixels), direct)
     assert torch.equal(model.eval()(pixels), quantized)
+
+
+def test_a_map_has_the_same_bits_in_any_batch():
+    model = split_backbone("squeezenet1_0", weights=None, n_classes=4)
+    pixels = torch.randint(0, 256, (24, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    together = model.extract(pixels)
+    assert together.is_contiguous(memory_format=torch.channels_last)
+    for place in (0, 7, 8, 23):
+        assert torch.equal(together[place], model.extract(pixels[place : place + 1])[0])
+    assert torch.equal(together[5:21], model.extract(pixels[5:21]))
 
 
 def test_maps_of_a_cache_pass_for_images(model, pixels):
