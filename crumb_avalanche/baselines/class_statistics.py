@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.baselines.entry import Entry, NoSettings, Recipe
+from crumb_avalanche.baselines.exemplars import evaluating, penultimate
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.streaming import StreamStrategy
@@ -29,10 +30,8 @@ def pooled_features(model: SplitModel, images: Tensor) -> Tensor:
     Args:
         images: as for ``SplitModel.features``.
     """
-    maps = model.features(images)
-    with model.stopwatch.measure("plastic"):
-        values = model._penultimate(maps)
-        return values if values.dim() == 2 else values.flatten(2).mean(2)
+    with evaluating(model):
+        return penultimate(model, model.features(images))
 
 
 class ClassStatistics(ABC):

@@ -29,7 +29,7 @@ class HeadInput:
 
     def __init__(self):
         self._handle = None
-        self._caught: Tensor | None = None
+        self._caught: list[Tensor] = []  # P may take a batch in parts
 
     def attach(self, model: SplitModel) -> None:
         """Catch the next pass."""
@@ -38,15 +38,16 @@ class HeadInput:
         self._handle = head.register_forward_pre_hook(self._catch)
 
     def _catch(self, module: nn.Module, arguments: tuple) -> None:
-        self._caught = arguments[0]
+        self._caught.append(arguments[0])
 
     def release(self) -> Tensor | None:
         """``(B, D)`` float32, averaged over locations; ``None`` if there was no pass since ``attach``."""
         if self._handle is not None:
             self._handle.remove()
-        caught, self._caught, self._handle = self._caught, None, None
-        if caught is None:
+        parts, self._caught, self._handle = self._caught, [], None
+        if not parts:
             return None
+        caught = torch.cat(parts)
         return (caught if caught.dim() == 2 else caught.flatten(2).mean(2)).float()
 
 

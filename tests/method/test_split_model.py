@@ -105,6 +105,31 @@ def test_a_map_has_the_same_bits_in_any_batch():
     assert torch.equal(together[5:21], model.extract(pixels[5:21]))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_the_plastic_layers_take_a_large_batch_in_parts(model, training):
+    model.train(training)
+    for layer in model.plastic_layers.modules():
+        layer.p = 0.0  # no dropout
+    sizes = []
+    hook = model.plastic_layers.register_forward_hook(lambda layer, given, made: sizes.append(len(made)))
+    maps = torch.rand(50, *model.map_shape, generator=torch.Generator().manual_seed(0))
+    logits = model.classify(maps)
+    hook.remove()
+    assert sizes == [17, 17, 16]
+    whole = model.plastic_layers(maps)
+    torch.testing.assert_close(logits, whole, atol=1e-5, rtol=1e-5)
+    weights = list(model.plastic_layers.parameters())
+    gradients, expected = (torch.autograd.grad(values.square().mean(), weights) for values in (logits, whole))
+    torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_batch_norm_of_p_sees_the_whole_batch_in_training():
+    model = with_batch_norm()
+    maps = torch.rand(50, *model.map_shape, generator=torch.Generator().manual_seed(0))
+    expected = copy.deepcopy(model).train().plastic_layers(maps)
+    assert torch.equal(model.train().classify(maps), expected)
+
+
 def test_maps_of_a_cache_pass_for_images(model, pixels):
     model.feature_scale.fill_(3.0)
     maps = model.extract(pixels)
