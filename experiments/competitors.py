@@ -160,6 +160,7 @@ def main() -> int:
     parser.add_argument("--runs", default="0-9")
     parser.add_argument("--feature-cache", help="folder for F(x); 350 KB an image, half with --cache-precision fp16")
     parser.add_argument("--cache-precision", default="fp32", choices=["fp32", "fp16"])
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="of F and P, for all methods")
     parser.add_argument("--output", default="runs/competitors")
     add_engine_options(parser)
     parser.add_argument(
@@ -176,6 +177,7 @@ def main() -> int:
         weights=None if options.family == "paper" and options.weights == "torchvision" else options.weights,
         feature_cache=options.feature_cache,
         cache_precision=options.cache_precision,
+        precision=options.precision,
         runs=options.runs,
         threads=1,
         checkpoint=False,

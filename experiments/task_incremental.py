@@ -1,7 +1,7 @@
 """Is a weak class-incremental number the method's, or a mistake of ours? The same weights, asked both ways.
 
     python experiments/task_incremental.py --quick true
-    python experiments/task_incremental.py --benchmark eth80 --dataset-root eth80 --runs 0-9 --threads 1
+    python experiments/task_incremental.py --benchmark cifar100 --dataset-root CIFAR100 --experiences 4 --runs 0-2
 
 EWC, SI, MAS, LwF and Stable SGD were made for streams that tell which task an image belongs to. Each learns a stream
 as in `crumb run`, with the loss over all classes seen so far, and so does fine-tuning from the same first weights. Then
@@ -80,6 +80,7 @@ def parser():
     command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
     command.add_argument("--quick", type=bool, default=False, help="a trial on drawn shapes, half a minute")
     command.add_argument("--methods", type=str, help="some of them, such as ewc,lwf; fine-tuning is always there")
+    command.add_argument("--experiences", type=int, help="only so many from the start of the stream; default all")
     command.add_class_arguments(RunSettings, skip=LEFT_OUT)
     command.set_defaults(output="runs/task_incremental")
     return command
@@ -99,12 +100,16 @@ def chosen_methods(names: str | None) -> list[Method]:
     return [known[name] for name in dict.fromkeys(wanted)]
 
 
-def measure(settings: RunSettings, method: Method) -> dict[str, float]:
+def measure(settings: RunSettings, method: Method, experiences: int | None = None) -> dict[str, float]:
     """The figures of one method in one run.
 
     Args:
         settings: resolved, with ``run`` set.
         method: which, and how.
+        experiences: length of the stream; default all of it.
+
+    Raises:
+        ValueError: fewer than two experiences.
     """
     from avalanche.evaluation.metrics import accuracy_metrics
     from avalanche.training.plugins import EvaluationPlugin
@@ -119,9 +124,12 @@ def measure(settings: RunSettings, method: Method) -> dict[str, float]:
 
     build.set_threads_and_seeds(settings.threads, settings.run)  # the same first weights for all methods
     stream = build.build_stream(settings, settings.run, joint=False)
-    train, test = stream.benchmark.train_stream, stream.benchmark.test_stream
+    train, test = stream.benchmark.train_stream[:experiences], stream.benchmark.test_stream[:experiences]
     if len(train) < 2:
-        raise ValueError("the stream has one experience, so nothing can be forgotten; lower --classes-per-experience")
+        raise ValueError(
+            f"the stream has {len(train)} experience, so nothing can be forgotten; give --experiences 2 or more, and "
+            "--classes-per-experience low enough"
+        )
     model = build.build_model(settings, stream.benchmark.n_classes, codebook=False).to(settings.device)
     model.set_precision(settings.precision)
     if not settings.pretrained:
@@ -164,7 +172,7 @@ def measure(settings: RunSettings, method: Method) -> dict[str, float]:
     }
 
 
-def measured(settings: RunSettings, method: Method) -> dict[str, float]:
+def measured(settings: RunSettings, method: Method, experiences: int | None = None) -> dict[str, float]:
     """As ``measure``, but read from the output folder if it is there; else written to it.
 
     Raises:
@@ -176,6 +184,8 @@ def measured(settings: RunSettings, method: Method) -> dict[str, float]:
     compared = {
         name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT | LEFT_OUT
     } | asdict(method)
+    if experiences is not None:
+        compared["experiences"] = experiences
     if path.exists() and not settings.overwrite:
         kept = json.loads(path.read_text())
         if kept["made_with"] != compared:
@@ -183,7 +193,7 @@ def measured(settings: RunSettings, method: Method) -> dict[str, float]:
                 f"{path} was made with other settings; choose another --output, or start over with --overwrite true"
             )
         return kept["figures"]
-    figures = measure(settings, method)
+    figures = measure(settings, method, experiences)
     write_json(path, {"figures": figures, "made_with": compared})
     return figures
 
@@ -268,7 +278,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = parser()
     values = command.parse_args(underscored(sys.argv[1:] if arguments is None else arguments)).as_dict()
     methods = chosen_methods(values.pop("methods"))
-    quick = values.pop("quick")
+    quick, experiences = values.pop("quick"), values.pop("experiences")
     names = {item.name for item in fields(RunSettings)}
     settings = RunSettings(**{name: value for name, value in values.items() if name in names})
     settings = replace(settings, runs=settings.runs or ("0" if quick else "0-2"))
@@ -278,7 +288,7 @@ def main(arguments: list[str] | None = None) -> None:
     for run in settings.run_numbers():
         for method in methods:
             one = replace(settings, run=run, runs=None, strategy=method.strategy).resolved()
-            found = measured(one, method)
+            found = measured(one, method, experiences)
             figures[method.strategy].append(found)
             print(
                 f"run {run}, {method.strategy}: {found['class_incremental']:.1f} % class-incremental, "

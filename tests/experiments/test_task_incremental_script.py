@@ -74,3 +74,14 @@ def test_unknown_methods_are_told(script):
     assert [method.strategy for method in script.chosen_methods("si, lwf")] == ["finetune", "si", "lwf"]
     with pytest.raises(ValueError, match="no method ewk here; known are finetune, ewc, si, mas, lwf, stable_sgd"):
         script.chosen_methods("ewk")
+
+
+def test_a_stream_may_be_cut_short(script):
+    changes = {**script.QUICK, "classes_per_experience": 2}
+    settings = script.RunSettings(**changes, strategy="finetune", threads=1).resolved()
+    figures = script.measure(settings, script.Method("finetune"), experiences=2)
+    assert len(figures["after_learning"]) == len(figures["after_the_stream"]) == 2  # of five
+    with pytest.raises(
+        ValueError, match="the stream has 1 experience, so nothing can be forgotten; give --experiences"
+    ):
+        script.measure(settings, script.Method("finetune"), experiences=1)
