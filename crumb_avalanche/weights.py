@@ -10,6 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from crumb_avalanche.whole_file import whole_file
+
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")
 
 
@@ -87,21 +89,12 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
 
 def save_safetensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write tensors and text metadata to ``path``: to a temporary file first, so no half-written file is ever seen."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     # contiguous_format: safetensors keeps no strides, and clones share no memory.
     plain = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        save_file(plain, temporary, metadata)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())  # or a power cut may leave the name without the contents
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole_file(Path(path)) as unfinished:
+        save_file(plain, unfinished, metadata)
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:

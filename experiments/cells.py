@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from folder_lock import FolderInUseError, locked
-
+from crumb_avalanche.cli.folder_lock import FolderInUseError, locked
 from crumb_avalanche.cli.run_folder import RESULT, write_text
 from crumb_avalanche.cli.settings import RunSettings
 

@@ -77,6 +77,7 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
     parser.add_argument("--weights", default="torchvision", help="as for crumb run")
     parser.add_argument("--feature-cache", help="folder for F(x): 350 kB an image, half of it with fp16")
     parser.add_argument("--cache-precision", default="fp32", choices=["fp32", "fp16"])
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="of F and P, in all runs")
     parser.add_argument("--preset", default="paper", choices=["paper", "reference"], help="as for crumb run")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", default="0-9", help="seeds, such as 0-9 or 0,3,5")
@@ -112,6 +113,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
         weights=chosen.weights,
         feature_cache=chosen.feature_cache,
         cache_precision=chosen.cache_precision,
+        precision=chosen.precision,
         device=chosen.device,
         runs="0" if chosen.quick else chosen.runs,
         threads=1,

@@ -17,7 +17,6 @@ a method, so ratios are printed. Written to --output: `cost_of_replay.csv` and `
 
 import csv
 import io
-import os
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
 from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.whole_file import whole_file
 
 CRUMB, SINGLE, BATCHES = CODEBOOK, "remind, one image at a time", "remind, mini-batches"
 LEARNERS = {CRUMB: ("crumb", {}), SINGLE: ("remind", {"samples_at_a_time": True}), BATCHES: ("remind", {})}
@@ -176,9 +176,8 @@ def picture(path: Path, title: str, image: dict, making: dict, held: dict) -> No
         axes.invert_yaxis()
         axes.margins(x=0.1)
         axes.spines[["top", "right"]].set_visible(False)
-    part = path.with_name(path.name + ".part")
-    figure.savefig(part, format="png", dpi=150)
-    os.replace(part, path)
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=150)
 
 
 def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: dict, output: Path) -> None:

@@ -1,35 +1,28 @@
 """Pictures of the scripts: written as PNG and SVG, each whole or not at all; bars of ours beside the paper's."""
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from side_by_side import Finding
+from side_by_side import Finding, print_findings, write_findings
 
 from crumb_avalanche.cli.pictures import STYLE
+from crumb_avalanche.cli.pictures import save as save_picture
 from crumb_avalanche.cli.report_curves import COLOURS, LINES, MARKERS
 
-__all__ = ["COLOURS", "LINES", "MARKERS", "STYLE", "findings_picture", "save_picture"]
-
-KINDS = {"png": {"dpi": 150}, "svg": {"metadata": {"Date": None}}}
+__all__ = ["COLOURS", "LINES", "MARKERS", "STYLE", "findings_picture", "publish", "save_picture"]
 
 
-def save_picture(figure: Figure, output: Path, name: str) -> list[Path]:
-    """Write `NAME.png` and `NAME.svg`; returns the paths."""
-    output.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind, options in KINDS.items():
-        path = output / f"{name}.{kind}"
-        temporary = path.with_name(path.name + ".part")
-        with matplotlib.rc_context(STYLE):
-            figure.savefig(temporary, format=kind, **options)
-        os.replace(temporary, path)
-        paths.append(path)
-    return paths
+def publish(findings: Sequence[Finding], heading: str, output: Path, name: str, figure: Figure | None = None) -> None:
+    """Print a table and write it with its picture, bars unless another is given; says where."""
+    print(f"\n{heading}")
+    print_findings(findings)
+    written = write_findings(output, name, findings, heading)
+    written += save_picture(figure or findings_picture(findings, heading), output, name)
+    print("\nwritten: " + ", ".join(map(str, written)))
 
 
 def findings_picture(findings: Sequence[Finding], title: str) -> Figure:

@@ -14,9 +14,9 @@ from paper_statistics import (
     relative_drops,
     wilcoxon_test,
 )
-from perturbations import MAP_PERTURBATIONS
 from torch import Tensor
 
+from crumb_avalanche.perturbations import MAP_PERTURBATIONS
 from crumb_avalanche.split_model import SplitModel
 
 PLAIN, STYLE = "unperturbed", "style"

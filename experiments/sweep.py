@@ -14,10 +14,10 @@ from pathlib import Path
 
 from cells import Cell, Outcome, State, Work, is_finished, learn, record
 from engines import Engine, InProcess, LocalProcesses
-from folder_lock import in_use
 from ray_engine import RayCluster
 from tqdm import tqdm
 
+from crumb_avalanche.cli.folder_lock import in_use
 from crumb_avalanche.cli.settings import RunSettings
 
 RETRIES = 2

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 from cells import Cell
 from engines import InProcess, LocalProcesses
-from folder_lock import LOCK, in_use
 from PIL import Image
 from ray_engine import RayCluster
 from sweep import RETRIES, exit_code, grid, sweep
 
+from crumb_avalanche.cli.folder_lock import LOCK, in_use
 from crumb_avalanche.cli.predictions import read_predictions
 from crumb_avalanche.cli.run_folder import RESULT, write_text
 from crumb_avalanche.cli.settings import RunSettings

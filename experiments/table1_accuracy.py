@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
 from paper_methods import METHODS, QUICK_METHODS, cells_of, folder_of, title_of
 from paper_numbers import read_paper_numbers
-from saved_picture import findings_picture, save_picture
-from side_by_side import Cell, find, print_findings, write_findings
+from saved_picture import publish
+from side_by_side import Cell, find
 from sweep import exit_code
 
 TABLE = "table1"
@@ -55,11 +55,7 @@ def main() -> int:
     failed = options.do(cells_of(options, methods, chosen.protocols, chosen.family, chosen.maps))
     findings = find(assembled(options, methods, chosen.protocols), options.runs)
     heading = f"Table 1, all methods at the same bytes; settings of the family {chosen.family}"
-    print(f"\n{heading}")
-    print_findings(findings)
-    written = write_findings(options.output, TABLE, findings, heading)
-    written += save_picture(findings_picture(findings, heading), options.output, TABLE)
-    print("\nwritten: " + ", ".join(map(str, written)))
+    publish(findings, heading, options.output, TABLE)
     return exit_code(failed)
 
 

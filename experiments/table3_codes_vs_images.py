@@ -18,8 +18,8 @@ from ablation_rows import MEM_SIZES
 from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
 from matplotlib.figure import Figure
 from paper_numbers import PaperNumbers, read_paper_numbers
-from saved_picture import COLOURS, STYLE, save_picture
-from side_by_side import Cell, Finding, find, print_findings, write_findings
+from saved_picture import COLOURS, STYLE, publish
+from side_by_side import Cell, Finding, find
 from sweep import exit_code, grid
 
 TABLE = "table3"
@@ -116,11 +116,7 @@ def main() -> int:
     findings = find(cells, options.runs)
     start = f"from {Path(chosen.pretrained).name}" if chosen.pretrained else "from stock weights, as image replay"
     heading = f"Table 3, n codes against n images on {options.benchmark}; CRUMB starts {start}"
-    print(f"\n{heading}")
-    print_findings(findings)
-    written = write_findings(options.output, TABLE, findings, heading)
-    written += save_picture(picture(findings, counts, heading), options.output, TABLE)
-    print("\nwritten: " + ", ".join(map(str, written)))
+    publish(findings, heading, options.output, TABLE, picture(findings, counts, heading))
     return exit_code(failed)
 
 

@@ -23,8 +23,8 @@ from ablation_rows import MEM_SIZES, MEMORY_RECALL, ROWS, STOCK, Ablation
 from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
 from paper_numbers import read_paper_numbers
 from pretrained_starts import Starts
-from saved_picture import findings_picture, save_picture
-from side_by_side import Cell, find, print_findings, write_findings
+from saved_picture import publish
+from side_by_side import Cell, find
 from sweep import exit_code, grid
 
 from crumb_avalanche.cli.run_folder import write_yaml
@@ -162,11 +162,7 @@ def main() -> int:
     failed = options.do(grid(options.settings(options.benchmark), options.output, options.runs, todo))
     findings = find(cells, options.runs)
     heading = f"Table 4, ablations; {starts.described}"
-    print(f"\n{heading}")
-    print_findings(findings)
-    written = write_findings(options.output, TABLE, findings, heading)
-    written += save_picture(findings_picture(findings, heading), options.output, TABLE)
-    print("\nwritten: " + ", ".join(map(str, written)))
+    publish(findings, heading, options.output, TABLE)
     return exit_code(failed)
 
 

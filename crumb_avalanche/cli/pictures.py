@@ -1,7 +1,6 @@
 """Results as pictures. Knows numbers only, no folders; draws without a display."""
 
 import math
-import os
 from pathlib import Path
 
 import matplotlib
@@ -19,6 +18,7 @@ from crumb_avalanche.cli.report_curves import (
     literal,
 )
 from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS
+from crumb_avalanche.whole_file import whole_file
 
 STYLE = {
     "font.size": 10,
@@ -32,15 +32,13 @@ STYLE = {
 LARGEST_NUMBERED = 25  # experiences; the numbers of a larger matrix could not be read
 
 
-def save(figure: Figure, folder: Path) -> list[Path]:
-    """Write ``report.png`` and ``report.svg``, each whole or not at all."""
+def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
+    """Write ``report.png`` and ``report.svg``, each whole or not at all; returns the paths."""
     paths = []
     for kind, options in {"png": {"dpi": 150}, "svg": {"metadata": {"Date": None}}}.items():
-        path = folder / f"report.{kind}"
-        temporary = path.with_name(path.name + ".part")
-        with matplotlib.rc_context(STYLE):
-            figure.savefig(temporary, format=kind, **options)
-        os.replace(temporary, path)
+        path = folder / f"{name}.{kind}"
+        with matplotlib.rc_context(STYLE), whole_file(path) as unfinished:
+            figure.savefig(unfinished, format=kind, **options)
         paths.append(path)
     return paths
 

@@ -1,11 +1,12 @@
 """What a run answered on every test image at its end, for statistics over images."""
 
-import os
 import zipfile
 from pathlib import Path
 
 import numpy as np
 from avalanche.training.plugins import SupervisedPlugin
+
+from crumb_avalanche.whole_file import whole_file
 
 PREDICTIONS = "predictions.npz"
 
@@ -32,12 +33,9 @@ class PredictionsPlugin(SupervisedPlugin):
             folder: of the run.
             rows: ``(N,)``, the row of each image in the frame table, in the order of the evaluation.
         """
-        path = folder / PREDICTIONS
-        temporary = path.with_name(path.name + ".part")
         columns = {"row": rows, "label": self.labels, "answer": self.answers}
-        with open(temporary, "wb") as file:
+        with whole_file(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
             np.savez_compressed(file, **{name: np.asarray(values, np.int32) for name, values in columns.items()})
-        os.replace(temporary, path)
 
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from torch import nn
 
 from crumb_avalanche.baselines.registry import build_strategy, get_strategy
 from crumb_avalanche.cli import build, tuning
+from crumb_avalanche.cli.folder_lock import locked
 from crumb_avalanche.cli.going_on import GoingOn
 from crumb_avalanche.cli.predictions import PredictionsPlugin
 from crumb_avalanche.cli.progress import ProgressPlugin
@@ -45,7 +46,8 @@ def main(settings: RunSettings) -> None:
     settings = settings.resolved()
     numbers = settings.run_numbers()
     if settings.runs is None:
-        result = run_once(settings)
+        with locked(Path(settings.output)):
+            result = run_once(settings)
         print(f"\nresults in {settings.output}; see also: crumb report {settings.output}")
         print(f"final accuracy {result['final_accuracy']:.2f} %")
         return
@@ -57,7 +59,8 @@ def main(settings: RunSettings) -> None:
             print(f"run {number}: already finished, final accuracy {result['final_accuracy']:.2f} %")
         else:
             print(f"run {number}")
-            result = run_once(replace(settings, run=number, runs=None, output=str(folder)))
+            with locked(folder):
+                result = run_once(replace(settings, run=number, runs=None, output=str(folder)))
         accuracies.append(result["final_accuracy"])
     spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
     summary = {

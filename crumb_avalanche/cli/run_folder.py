@@ -2,10 +2,11 @@
 
 import csv
 import json
-import os
 from pathlib import Path
 
 import yaml
+
+from crumb_avalanche.whole_file import whole_file
 
 RESULT = "result.json"
 
@@ -16,10 +17,8 @@ class FinishedRunError(ValueError):
 
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value) -> None:
@@ -57,11 +56,8 @@ def claim(folder: Path, overwrite: bool) -> None:
 
 def metrics_csv(path: Path, evaluator) -> None:
     """Write everything that Avalanche's evaluator collected: one line per metric and step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    with open(temporary, "w", newline="") as file:
+    with whole_file(path) as unfinished, open(unfinished, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["metric", "step", "value"])
         for name, (steps, values) in evaluator.get_all_metrics().items():
             writer.writerows([name, step, value] for step, value in zip(steps, values))
-    os.replace(temporary, path)

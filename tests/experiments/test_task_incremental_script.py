@@ -81,7 +81,5 @@ def test_a_stream_may_be_cut_short(script):
     settings = script.RunSettings(**changes, strategy="finetune", threads=1).resolved()
     figures = script.measure(settings, script.Method("finetune"), experiences=2)
     assert len(figures["after_learning"]) == len(figures["after_the_stream"]) == 2  # of five
-    with pytest.raises(
-        ValueError, match="the stream has 1 experience, so nothing can be forgotten; give"
-    ):
+    with pytest.raises(ValueError, match="the stream has 1 experience, so nothing can be forgotten; give"):
         script.measure(settings, script.Method("finetune"), experiences=1)

@@ -1,11 +1,15 @@
 """A folder in the hands of one process: whoever else wants it is told who has it."""
 
 import contextlib
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is locked
+    fcntl = None
 
 LOCK = "lock"
 
@@ -16,13 +20,17 @@ class FolderInUseError(RuntimeError):
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process alone; the file ``lock`` in it says ``pid host`` meanwhile.
+    """Hold a folder for this process alone, and make it if need be; ``lock`` in it says ``pid host`` meanwhile.
 
     The operating system lets go of the lock when its process ends, in whatever way, so that none is ever stale.
 
     Raises:
         FolderInUseError: somebody holds it; says who.
     """
+    if fcntl is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     while True:
         file = open(path, "a+")  # noqa: SIM115 (closing it lets go)
@@ -32,7 +40,9 @@ def locked(folder: Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip()
             file.close()
-            raise FolderInUseError(f"{folder} is in use by process {holder or 'unknown'}") from None
+            raise FolderInUseError(
+                f"{folder} is in use by process {holder or 'unknown'}; wait for its end, or choose another --output"
+            ) from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 break
@@ -49,6 +59,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 def in_use(folder: Path) -> bool:
     """Whether somebody holds the folder now."""
+    if fcntl is None:
+        return False
     try:
         with open(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

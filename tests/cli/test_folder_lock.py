@@ -1,0 +1,64 @@
+"""One folder, one process: whoever comes second is told."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from crumb_avalanche.cli import folder_lock, main
+from crumb_avalanche.cli.folder_lock import LOCK, FolderInUseError, in_use, locked
+
+
+def test_a_folder_is_one_workers_at_a_time(tmp_path):
+    with locked(tmp_path):
+        assert in_use(tmp_path)
+        holder = (tmp_path / LOCK).read_text().strip()
+        assert holder.startswith(f"{os.getpid()} ")
+        with pytest.raises(FolderInUseError, match=f"{tmp_path} is in use by process {holder}"), locked(tmp_path):
+            pass
+    assert not in_use(tmp_path) and not (tmp_path / LOCK).exists()
+    (tmp_path / LOCK).write_text("1 elsewhere\n")  # of one that was killed
+    assert not in_use(tmp_path)
+    with locked(tmp_path):
+        assert (tmp_path / LOCK).read_text() == f"{holder}\n"
+
+
+def test_many_contenders_never_share_a_folder(tmp_path):
+    inside, seen, wins = [], [], []
+
+    def contend():
+        for _ in range(100):
+            try:
+                with locked(tmp_path):
+                    inside.append(1)
+                    seen.append(len(inside))
+                    time.sleep(0)
+                    inside.pop()
+                    wins.append(1)
+            except FolderInUseError:
+                pass
+
+    threads = [threading.Thread(target=contend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(seen) == {1} and wins
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_run_does_not_write_where_another_does(tmp_path, capsys, several):
+    output = tmp_path / "out"
+    with locked(output / "run3" if several else output):
+        flags = ["--runs", "3"] if several else []
+        assert main(["run", "--benchmark", "toy_shapes", "--weights", "none", "--output", str(output), *flags]) == 1
+    assert f"is in use by process {os.getpid()} " in (said := capsys.readouterr().err)
+    assert "wait for its end, or choose another --output" in said
+    assert not [path for path in output.rglob("*") if path.is_file()]
+
+
+def test_a_system_without_locks_locks_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "fcntl", None)
+    with locked(tmp_path), locked(tmp_path):
+        assert not in_use(tmp_path)

@@ -1,0 +1,34 @@
+"""A file is there whole or not at all."""
+
+import pytest
+
+from crumb_avalanche.whole_file import whole_file
+
+
+def test_the_file_appears_at_the_end(tmp_path):
+    path = tmp_path / "new" / "folder" / "file.txt"
+    with whole_file(path) as unfinished:
+        unfinished.write_text("first")
+        assert not path.exists()
+    assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_an_error_leaves_what_was_there(tmp_path, error):
+    path = tmp_path / "file.txt"
+    path.write_text("first")
+    with pytest.raises(type(error)), whole_file(path) as unfinished:
+        unfinished.write_text("sec")
+        raise error
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_do_not_meet(tmp_path, monkeypatch):
+    path = tmp_path / "file.txt"
+    with whole_file(path) as one:
+        one.write_text("one")
+        monkeypatch.setattr("os.getpid", lambda: -1)
+        with whole_file(path) as other:
+            other.write_text("other")
+        assert path.read_text() == "other"
+    assert path.read_text() == "one"
