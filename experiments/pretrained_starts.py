@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ablation_rows import BLOCKS_OF_OURS, OURS, STOCK, WEIGHTS_OF_OURS, Ablation
 
-from crumb_avalanche.cli.settings import PretrainSettings
+from crumb_avalanche.cli.command_settings import PretrainSettings
 
 FRESH = "fresh"
 MIXED = {WEIGHTS_OF_OURS: (OURS, FRESH), BLOCKS_OF_OURS: (FRESH, OURS)}  # (weights, codebook)

@@ -14,9 +14,10 @@ idle cores; a run that has its `cost_of_replay.csv` is not measured again. Writt
 
 import csv
 import io
+import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import matplotlib
@@ -29,7 +30,8 @@ from paper_numbers import PaperNumbers, read_paper_numbers
 from saved_picture import COLOURS, STYLE, save_picture
 from table_memory import ALL_MAPS
 
-from crumb_avalanche.cli.run_folder import write_text
+from crumb_avalanche.cli.run_folder import FinishedRunError, write_json, write_text
+from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
 from crumb_avalanche.cli.tables import table
 
 TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
@@ -88,6 +90,25 @@ def measured(path: Path) -> dict[str, tuple[float, float]] | None:
     hour = QUANTITIES["runtime_hours"][1]
     seconds = [values["seconds_whole_run", method] / hour for method in (CRUMB, REMIND_TIME)]
     return {"peak_ram_gb": (memory(CRUMB), memory(REMIND_MEMORY)), "runtime_hours": tuple(seconds)}
+
+
+def measure_once(settings: RunSettings, own: CostSettings) -> None:
+    """Measure a run, unless its folder holds the measurement.
+
+    Raises:
+        FinishedRunError: it was measured with other settings.
+    """
+    folder = Path(own.output)
+    left_out = NO_PART_OF_THE_RESULT - {"feature_cache", "threads"}  # these change seconds and bytes
+    made_with = {name: value for name, value in {**as_dict(settings), **asdict(own)}.items() if name not in left_out}
+    made_with["feature_cache"] = settings.feature_cache is not None
+    notes = folder / "made_with.json"
+    if (folder / "cost_of_replay.csv").exists():
+        if notes.exists() and json.loads(notes.read_text()) != made_with:
+            raise FinishedRunError(f"{folder} was measured with other settings; choose another --output")
+        return
+    write_json(notes, made_with)
+    measure(settings, own)
 
 
 def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list[Line]:
@@ -161,12 +182,12 @@ def main() -> int:
         for run in options.runs:
             folder = options.output / benchmark / f"run{run}"
             files.append(folder / "cost_of_replay.csv")
-            if not options.table_only and not files[-1].exists():
+            if not options.table_only:
                 protocol = options.protocols(benchmark)[-1 if options.quick else 0]
                 settings = options.settings(benchmark, protocol=protocol, run=run)
                 if options.quick:
                     settings = replace(settings, **QUICK)
-                measure(settings, replace(own, output=str(folder)))
+                measure_once(settings, replace(own, output=str(folder)))
         lines += lines_of(benchmark, files, paper)
     rows = [text_of(line) for line in lines]
     print("\nTable 2, memory and time\n" + table(HEADER, rows))

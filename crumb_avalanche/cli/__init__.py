@@ -3,14 +3,14 @@
 import sys
 from importlib import import_module
 
-from crumb_avalanche.cli.settings import (
+from crumb_avalanche.cli.command_settings import (
     DemoSettings,
     PrepareSettings,
     PretrainSettings,
     ReportSettings,
-    RunSettings,
     StrategiesSettings,
 )
+from crumb_avalanche.cli.settings import RunSettings
 
 COMMANDS = {
     "demo": (DemoSettings, "rendered shapes, a few minutes, nothing to download"),

@@ -15,7 +15,8 @@ from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.frame_table import FrameTable
 from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.baselines.registry import Entry, LearningSettings
-from crumb_avalanche.cli.settings import PretrainSettings, RunSettings, part_for
+from crumb_avalanche.cli.command_settings import PretrainSettings
+from crumb_avalanche.cli.settings import RunSettings, part_for
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.feature_cache import files_key
 from crumb_avalanche.pretraining import read_pretrained
@@ -92,16 +93,16 @@ def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebo
         relu_logits=settings.relu_logits,
         head_kernel=settings.head_kernel,
         image_size=settings.image_size,
-        cut_layer=getattr(settings, "cut_layer", None),
+        cut_layer=settings.cut_layer,
     )
     if not pretrained:
         return split_backbone(weights=weights, n_classes=n_classes, **arguments)
     state, made_with = read_pretrained(pretrained)
-    wanted = ["backbone", "head_kernel"] + (["codebook_size", "codebook_dim"] if codebook else [])
+    wanted = ["backbone", "cut_layer", "head_kernel"] + (["codebook_size", "codebook_dim"] if codebook else [])
     for name in wanted:
-        if made_with[name] != getattr(settings, name):
+        if made_with.get(name) != getattr(settings, name):
             raise ValueError(
-                f"{pretrained} was made with {name}={made_with[name]}, this run asks for "
+                f"{pretrained} was made with {name}={made_with.get(name)}, this run asks for "
                 f"{name}={getattr(settings, name)}; give the same, or pretrain anew"
             )
     model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)

@@ -12,8 +12,9 @@ from benchmarks_toybox_ilab.frames import PixelTransform, pixel_transform
 from benchmarks_toybox_ilab.toy_shapes import PRETRAINING_CLASSES, ToyShapesFrames
 from crumb_avalanche.backbones import SmallCNN
 from crumb_avalanche.cli import build, pretrain, report, run
+from crumb_avalanche.cli.command_settings import DemoSettings, PretrainSettings, ReportSettings
 from crumb_avalanche.cli.run_folder import RESULT
-from crumb_avalanche.cli.settings import DemoSettings, PretrainSettings, ReportSettings, RunSettings
+from crumb_avalanche.cli.settings import RunSettings
 from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.weights import save_safetensors
 

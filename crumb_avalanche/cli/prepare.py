@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from benchmarks_toybox_ilab.prepare import check, prepare
-from crumb_avalanche.cli.settings import PrepareSettings
+from crumb_avalanche.cli.command_settings import PrepareSettings
 
 
 class IncompleteError(ValueError):

@@ -13,7 +13,8 @@ from torch.utils.data import Dataset, Subset
 from benchmarks_toybox_ilab.frames import pixel_transform
 from crumb_avalanche.checkpoint import CheckpointFolder
 from crumb_avalanche.cli import build
-from crumb_avalanche.cli.settings import PretrainSettings, as_dict, part_for
+from crumb_avalanche.cli.command_settings import PretrainSettings
+from crumb_avalanche.cli.settings import as_dict, part_for
 from crumb_avalanche.cli.tables import table
 from crumb_avalanche.distributed import Alone, processes
 from crumb_avalanche.feature_cache import FeatureCache, MapDataset, files_key

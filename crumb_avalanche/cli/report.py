@@ -5,6 +5,7 @@ import io
 from itertools import pairwise
 from pathlib import Path
 
+from crumb_avalanche.cli.command_settings import ReportSettings
 from crumb_avalanche.cli.html_report import report_page
 from crumb_avalanche.cli.pictures import comparison_picture, run_picture, save
 from crumb_avalanche.cli.presets import DEFAULTS, PRESETS
@@ -23,7 +24,7 @@ from crumb_avalanche.cli.report_runs import (
 )
 from crumb_avalanche.cli.report_summary import runs_table, summary_table
 from crumb_avalanche.cli.run_folder import RESULT, write_text
-from crumb_avalanche.cli.settings import ReportSettings, RunSettings, as_dict
+from crumb_avalanche.cli.settings import RunSettings, as_dict
 from crumb_avalanche.cli.tables import cell, ledger_table, matrix_table, table
 
 MAIN_SETTINGS = [*IDENTITY, "run", "weights", "backbone", "first_epochs", "epochs", "batch_size", "learning_rate"]

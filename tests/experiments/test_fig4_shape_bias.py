@@ -113,7 +113,7 @@ def test_quick(tmp_path):
 @pytest.mark.slow
 def test_pretrained_networks(tmp_path):
     from crumb_avalanche.cli import pretrain
-    from crumb_avalanche.cli.settings import PretrainSettings
+    from crumb_avalanche.cli.command_settings import PretrainSettings
 
     for number in range(8):
         noise(tmp_path / "images" / ("bear", "clock")[number % 2] / f"{number}.png", number)

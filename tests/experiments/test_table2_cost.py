@@ -3,14 +3,19 @@
 import csv
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from cost_of_replay import CRUMB, SINGLE
+import table2_cost
+from cost_of_replay import CRUMB, SINGLE, CostSettings
 from made_runs import EXPERIMENTS
 from paper_numbers import read_paper_numbers
 from saved_picture import save_picture
-from table2_cost import lines_of, measured, picture, text_of
+from table2_cost import lines_of, measure_once, measured, picture, text_of
 from table_memory import ALL_MAPS
+
+from crumb_avalanche.cli.run_folder import FinishedRunError
+from crumb_avalanche.cli.settings import RunSettings
 
 
 def written(path, crumb_seconds):
@@ -42,6 +47,23 @@ def test_not_measured_and_another_benchmark(tmp_path):
         assert line.ours is None and line.ratio is None and text_of(line)[-1] == text_of(line)[-2] == ""
     (memory, _) = lines_of("eth80", [written(tmp_path / "a.csv", 1800)], paper)
     assert memory.paper_dataset == "cifar100" and memory.difference is None and memory.ratio == pytest.approx(4)
+
+
+def test_a_measurement_is_not_repeated_and_not_taken_for_another(tmp_path, monkeypatch):
+    calls = []
+
+    def measure(settings, own):
+        calls.append(own)
+        written(tmp_path / "cost_of_replay.csv", 1800)
+
+    monkeypatch.setattr(table2_cost, "measure", measure)
+    settings, own = RunSettings(benchmark="eth80"), CostSettings(str(tmp_path), stream_images=120)
+    measure_once(settings, own)
+    measure_once(replace(settings, dataset_root="elsewhere"), own)
+    assert calls == [own]
+    for others in ((settings, replace(own, stream_images=121)), (replace(settings, feature_cache="cache"), own)):
+        with pytest.raises(FinishedRunError, match=f"{tmp_path} was measured with other settings; choose another"):
+            measure_once(*others)
 
 
 @pytest.mark.slow
