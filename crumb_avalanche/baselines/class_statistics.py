@@ -4,6 +4,7 @@ The features are those before the head, averaged over locations (512 for Squeeze
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,9 @@ def pooled_features(model: SplitModel, images: Tensor) -> Tensor:
     """
     with evaluating(model):
         return penultimate(model, model.features(images))
+
+
+Features = Callable[[SplitModel, Tensor], Tensor]
 
 
 class ClassStatistics(ABC):
@@ -69,18 +73,19 @@ class ClassMeans(ClassStatistics):
     def update(self, features, labels):
         self.absorb(features, labels)
 
-    def absorb(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Update the means; returns ``(n, D)`` float64 rows ``R`` such that ``R^T R`` is what the scatter within the
-        classes grows by (the pairwise update of Chan, Golub and LeVeque, 1979)."""
-        rows = []
+    def absorb(self, features: Tensor, labels: Tensor) -> dict[int, Tensor]:
+        """Update the means; returns for each class ``(n + 1, D)`` float64 rows ``R`` such that ``R^T R`` is what its
+        scatter grows by (the pairwise update of Chan, Golub and LeVeque, 1979)."""
+        rows = {}
         for label in labels.unique().tolist():
             group = features[labels == label].double()
             centre, mean = group.mean(0), self.means[label].double()
             old, new = int(self.counts[label]), len(group)
-            rows += [group - centre, ((old * new / (old + new)) ** 0.5 * (centre - mean)).unsqueeze(0)]
+            between = (old * new / (old + new)) ** 0.5 * (centre - mean)
+            rows[label] = torch.cat([group - centre, between.unsqueeze(0)])
             self.means[label] = (mean + new / (old + new) * (centre - mean)).float()
             self.counts[label] += new
-        return torch.cat(rows)
+        return rows
 
     def scores(self, features):
         return functional.normalize(features.double(), dim=1) @ functional.normalize(self.means.double(), dim=1).mT
@@ -112,7 +117,7 @@ class StreamingLDA(ClassStatistics):
 
     def update(self, features, labels):
         old = int(self.classes.counts.sum())
-        rows = self.classes.absorb(features, labels)
+        rows = torch.cat(list(self.classes.absorb(features, labels).values()))
         total = old + len(labels)
         self.covariance = (self.covariance.double() * (old / total) + rows.mT @ rows / total).float()
         self._solution = None
@@ -139,12 +144,14 @@ class ClosedFormStrategy(StreamStrategy):
 
     Args:
         statistics: what is kept.
+        features: of the model and a batch of images, ``(B, D)`` float32.
         stream_arguments: see ``StreamStrategy``. Of several epochs only the first counts.
     """
 
-    def __init__(self, *, statistics: ClassStatistics, **stream_arguments):
+    def __init__(self, *, statistics: ClassStatistics, features: Features = pooled_features, **stream_arguments):
         super().__init__(**stream_arguments)
         self.statistics = statistics
+        self.features = features
 
     @property
     def statistics_bytes(self) -> int:
@@ -153,9 +160,9 @@ class ClosedFormStrategy(StreamStrategy):
 
     def forward(self):
         if not self.is_training:
-            return self._answers(pooled_features(self.model, self.mb_x))
+            return self._answers(self.features(self.model, self.mb_x))
         if self.clock.train_exp_epochs == 0:
-            features = pooled_features(self.model, self.mb_x)
+            features = self.features(self.model, self.mb_x)
             with self.model.stopwatch.measure("plastic"):
                 self.statistics.update(features.cpu(), self.mb_y.cpu())
         return torch.zeros(len(self.mb_y), self.model.n_classes, device=self.device)
@@ -178,10 +185,12 @@ class ClosedFormStrategy(StreamStrategy):
         """Nothing: P stays as it was."""
 
 
-def closed_form(recipe: Recipe, statistics: ClassStatistics) -> StreamStrategy:
+def closed_form(
+    recipe: Recipe, statistics: ClassStatistics, features: Features = pooled_features
+) -> ClosedFormStrategy:
     """A strategy that makes one pass over each experience, the first as well."""
     arguments = recipe.common() | {"first_epochs": 1, "train_epochs": 1}
-    return ClosedFormStrategy(statistics=statistics, optimizer=recipe.optimizer(), **arguments)
+    return ClosedFormStrategy(statistics=statistics, features=features, optimizer=recipe.optimizer(), **arguments)
 
 
 @dataclass(frozen=True)

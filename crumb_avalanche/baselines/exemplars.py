@@ -40,26 +40,34 @@ class HeadInput:
     def _catch(self, module: nn.Module, arguments: tuple) -> None:
         self._caught.append(arguments[0])
 
-    def release(self) -> Tensor | None:
-        """``(B, D)`` float32, averaged over locations; ``None`` if there was no pass since ``attach``."""
+    def take(self) -> Tensor | None:
+        """``(B, D, ...)`` float32 as it was; ``None`` if there was no pass since ``attach``."""
         if self._handle is not None:
             self._handle.remove()
         parts, self._caught, self._handle = self._caught, [], None
-        if not parts:
-            return None
-        caught = torch.cat(parts)
-        return (caught if caught.dim() == 2 else caught.flatten(2).mean(2)).float()
+        return torch.cat(parts).float() if parts else None
+
+    def release(self) -> Tensor | None:
+        """``(B, D)`` float32, averaged over locations; ``None`` if there was no pass since ``attach``."""
+        caught = self.take()
+        return caught if caught is None or caught.dim() == 2 else caught.flatten(2).mean(2)
 
 
-def penultimate(model: SplitModel, maps: Tensor) -> Tensor:
-    """Pooled inputs of the head, ``(B, D)`` float32 with gradients, of ``(B, C, H, W)`` maps; in the model's mode."""
+def head_input(model: SplitModel, maps: Tensor) -> Tensor:
+    """Inputs of the head, ``(B, D, ...)`` float32 with gradients, of ``(B, C, H, W)`` maps; in the model's mode."""
     head = HeadInput()
     head.attach(model)
     try:
         model.classify(maps)
     finally:
-        features = head.release()
+        features = head.take()
     return features
+
+
+def penultimate(model: SplitModel, maps: Tensor) -> Tensor:
+    """The same averaged over locations, ``(B, D)``."""
+    features = head_input(model, maps)
+    return features if features.dim() == 2 else features.flatten(2).mean(2)
 
 
 def herd(features: Tensor, count: int) -> list[int]:

@@ -18,6 +18,7 @@ from crumb_avalanche.baselines.icarl import ICARL
 from crumb_avalanche.baselines.memory_recall import MEMORY_RECALL
 from crumb_avalanche.baselines.rainbow_memory import RAINBOW_MEMORY
 from crumb_avalanche.baselines.random_projection import RANPAC
+from crumb_avalanche.baselines.regularized_discriminant import RDA
 from crumb_avalanche.baselines.regularizers import EWC, LWF, MAS, SI
 from crumb_avalanche.baselines.remind import REMIND
 from crumb_avalanche.baselines.replay import CRUMB, IMAGE_REPLAY, MAP_REPLAY
@@ -33,7 +34,7 @@ STRATEGIES: dict[str, Entry] = {
         *(CRUMB, FINETUNE, OFFLINE, CHANCE),
         *(EWC, SI, MAS, LWF, STABLE_SGD),
         *(GEM, ICARL, BIC, GSS, COPE, AANETS, REMIND, RAINBOW_MEMORY, MEMORY_RECALL),
-        *(IMAGE_REPLAY, MAP_REPLAY, ER, DER, NCM, SLDA, RANPAC),
+        *(IMAGE_REPLAY, MAP_REPLAY, ER, DER, NCM, SLDA, RANPAC, RDA),
     )
 }
 

@@ -19,11 +19,12 @@ class RunSettings:
         reference_stream: frames, orders and labels as the paper's published code makes them, where that differs.
         fps: frames per second to take from the video files of a clip_folder; default 1.
         protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience.
-        strategy: a name that crumb strategies lists.
+        strategy: a name that crumb strategies lists; default crumb, or rda with preset recommended.
         strategy_config: a YAML file with settings that only this strategy has.
         family: fair tunes the learning rate on the first experience, the same network and bytes for all; paper takes
             network, resolution and learning rate as the paper's authors ran the method. For comparing methods.
-        preset: paper does what the paper says, reference what its published code does on top.
+        preset: paper does what the paper says, reference what its published code does on top, recommended what is
+            most accurate at the same bytes.
         run: seed of everything: class order, clip order, test objects, initial weights.
         runs: several runs, such as 0-9 or 0,3,5; each gets a folder of its own and a summary is printed.
         output: folder for the results.
@@ -48,7 +49,7 @@ class RunSettings:
         weight_decay: of SGD, codebook included; default 1e-4.
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block.
-        codebook_init: matched, dense_matched, normal, uniform, sampled or kmeans.
+        codebook_init: matched (default), dense_matched, normal, uniform, sampled or kmeans.
         freeze_codebook: keep the memory blocks as initialised.
         direct_weight: alpha, weight of the loss on unquantized maps.
         codebook_weight: beta, weight of the loss on quantized maps.
@@ -77,10 +78,10 @@ class RunSettings:
     reference_stream: bool = False
     fps: float | None = None
     protocol: Protocol = "class_instance"
-    strategy: str = "crumb"
+    strategy: str | None = None
     strategy_config: str | None = None
     family: Literal["fair", "paper"] | None = None
-    preset: Literal["paper", "reference"] = "paper"
+    preset: Literal["paper", "reference", "recommended"] = "paper"
     run: int = 0
     runs: str | None = None
     output: str = "runs/latest"
@@ -104,7 +105,7 @@ class RunSettings:
     weight_decay: float | None = None
     codebook_size: int = 256
     codebook_dim: int = 16
-    codebook_init: str = "matched"
+    codebook_init: str | None = None
     freeze_codebook: bool = False
     direct_weight: float = 0.0
     codebook_weight: float = 1.0

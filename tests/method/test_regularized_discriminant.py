@@ -1,0 +1,197 @@
+"""Regularised discriminant analysis against Gaussians written down over all images at once."""
+
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributions import MultivariateNormal
+
+from crumb_avalanche.backbones import split_backbone
+from crumb_avalanche.baselines.packed_scatter import PackedScatter
+from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.baselines.regularized_discriminant import (
+    RDA,
+    MomentFeatures,
+    RdaSettings,
+    RegularizedDiscriminant,
+)
+from crumb_avalanche.ledger import tensor_bytes
+
+D, CLASSES = 6, 4
+
+
+def toy(count=400, seed=0):
+    """Classes with centres and covariances of their own, in blocks as in a stream."""
+    generator = torch.Generator().manual_seed(seed)
+    fixed = torch.Generator().manual_seed(9)
+    centres, mixing = 2 * torch.randn(CLASSES, D, generator=fixed), torch.randn(CLASSES, D, D, generator=fixed)
+    labels = torch.arange(CLASSES).repeat_interleave(count // CLASSES)
+    noise = torch.randn(len(labels), D, generator=generator)
+    return centres[labels] + torch.einsum("nd,nde->ne", noise, mixing[labels]), labels
+
+
+def feed(statistics, features, labels, size=7):
+    for start in range(0, len(labels), size):
+        statistics.update(features[start : start + size], labels[start : start + size])
+    return statistics
+
+
+def log_densities(features, labels, fresh, own, shrinkage):
+    """The method by its definition: covariances as matrices, one class at a time, everything known."""
+    features, fresh = features.double(), fresh.double()
+    means = torch.stack([features[labels == c].mean(0) for c in range(CLASSES)])
+    rest = features - means[labels]
+    common = rest.T @ rest / len(labels)
+    common += min(1, shrinkage * D / len(labels)) * common.diagonal().mean() * torch.eye(D)
+    whitening = torch.linalg.inv(torch.linalg.cholesky(common)).T
+    centre = means.mean(0)
+    space = torch.linalg.svd((means - centre) @ whitening, full_matrices=False)[2][: CLASSES - 1].T
+    placed = [(values - centre) @ whitening @ space for values in (features, fresh, means)]
+    scores = []
+    for label in range(CLASSES):
+        around = placed[0][labels == label] - placed[2][label]
+        covariance = (1 - own) * torch.eye(CLASSES - 1) + own * around.T @ around / len(around)
+        scores.append(MultivariateNormal(placed[2][label], covariance).log_prob(placed[1]))
+    return torch.stack(scores, 1)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("own", [0.0, 0.3, 0.6])
+def test_scores_are_the_log_densities_of_the_definition(whole, own):
+    features, labels = toy()
+    fresh, truth = toy(seed=1)
+    ours = feed(RegularizedDiscriminant(CLASSES, D, directions=D, whole=whole, own=own), features, labels)
+    scores, expected = ours.scores(fresh), log_densities(features, labels, fresh, own, 0.2)
+    # A constant apart; half precision holds the directions.
+    torch.testing.assert_close(scores - scores[:, :1], expected - expected[:, :1].to(scores), rtol=1e-2, atol=2e-2)
+    assert (scores.argmax(1) == truth).double().mean() > 0.8
+
+
+def test_a_class_of_another_spread_is_told_by_it():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(2).repeat_interleave(500)
+    features = torch.randn(1000, 2, generator=generator) * torch.tensor([0.2, 3.0])[labels, None]
+    features[:, 0] += labels * 0.5
+    found = {}
+    for own in (0.0, 0.9):
+        ours = feed(RegularizedDiscriminant(2, 2, directions=2, own=own), features, labels)
+        found[own] = float((ours.scores(features).argmax(1) == labels).double().mean())
+    assert found[0.9] > found[0.0] + 0.1
+
+
+@pytest.mark.parametrize("size", [1, 7, 400])
+def test_few_directions_are_the_principal_ones_and_the_rest_is_counted(size):
+    features, labels = toy()
+    ours = feed(RegularizedDiscriminant(CLASSES, D, directions=3), features, labels, size)
+    for label in range(CLASSES):
+        group = features[labels == label].double()
+        scatter = (group - group.mean(0)).T @ (group - group.mean(0))
+        kept = ours.directions[label].double()
+        trace = float(kept.square().sum() + ours.outside[label])
+        assert trace == pytest.approx(float(scatter.trace()), rel=1e-3)
+        best = float(torch.linalg.eigvalsh(scatter)[-3:].sum())
+        assert 0.9 * best < float(kept.square().sum()) <= 1.001 * best
+
+
+def test_directions_of_all_images_at_once_are_exact():
+    features, labels = toy()
+    ours = RegularizedDiscriminant(CLASSES, D, directions=2)
+    ours.update(features, labels)
+    group = features[labels == 1].double()
+    energies, vectors = torch.linalg.eigh((group - group.mean(0)).T @ (group - group.mean(0)))
+    expected = (vectors[:, -2:] * energies[-2:]) @ vectors[:, -2:].T
+    kept = ours.directions[1].double()
+    torch.testing.assert_close(kept.T @ kept, expected, rtol=2e-3, atol=1e-2 * float(expected.abs().max()))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 150), st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_packed_scatter_is_the_matrix(length, sizes):
+    generator = torch.Generator().manual_seed(length)
+    packed, rows = PackedScatter(length), []
+    for size in sizes:
+        rows.append(torch.randn(size, length, generator=generator, dtype=torch.float64))
+        packed.add(rows[-1])
+    together = torch.cat(rows)
+    torch.testing.assert_close(packed.whole(), together.T @ together, rtol=1e-5, atol=1e-4)
+    assert tensor_bytes(packed.strips) == PackedScatter.bytes_of(length)
+    assert PackedScatter.bytes_of(length) < 4 * length**2 or length <= 64
+
+
+def test_bytes_by_hand():
+    assert PackedScatter.bytes_of(2048) == 2 * 2048 * (2048 + 64) == 8_650_752
+    ours = RegularizedDiscriminant(10, 2048, directions=5, whole=True)
+    means, counts, outside = 10 * 2048 * 4, 10 * 4, 10 * 4
+    assert tensor_bytes(ours.tensors()) == means + counts + outside + 10 * 5 * 2048 * 2 + 8_650_752
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_few_images_of_few_classes(images):
+    ours = RegularizedDiscriminant(CLASSES, D, directions=3)
+    ours.update(torch.randn(1, D), torch.tensor([2]))
+    assert ours.scores(torch.randn(5, D)).isfinite().all()
+    for label in range(images):
+        ours.update(torch.full((1, D), float(label)), torch.tensor([label]))
+    assert ours.scores(torch.randn(5, D)).isfinite().all()
+
+
+def test_moments_by_hand():
+    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    maps = model.features(images)
+    head = model.eval().plastic_layers.features(maps).mean((2, 3))
+    means, deviations = maps.mean((2, 3)), maps.std((2, 3), correction=0)
+    model.train()
+    for changes, parts in (
+        ({}, [means.sqrt(), deviations.sqrt(), head.sqrt()]),
+        ({"roots": False}, [means, deviations, head]),
+        ({"deviations": False}, [means.sqrt(), head.sqrt()]),
+        ({"maps": False}, [head.sqrt()]),
+    ):
+        features = MomentFeatures(RdaSettings(**changes))
+        torch.testing.assert_close(features(model, images), torch.cat(parts, 1), rtol=1e-4, atol=1e-5)
+        assert features.length(model) == features(model, images).shape[1]
+    assert model.training
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_0", "mobilenet_v2", "resnet18"])
+def test_other_networks_need_no_constant(name):
+    model = split_backbone(name, n_classes=3, weights=None, image_size=64)
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    assert MomentFeatures(RdaSettings())(model, images).isfinite().all()
+
+
+@pytest.mark.parametrize(("images", "whole", "directions"), [(15, False, 66), (4, False, 16), (100, True, 193)])
+def test_what_a_budget_buys(images, whole, directions):
+    model = split_backbone("squeezenet1_0", n_classes=8, weights=None)
+    budget = images * 3 * 224**2
+    count = RDA.memories_in_budget(model, budget, 8)
+    strategy = build_strategy("rda", model, LearningSettings(), count, 0)
+    kept = strategy.statistics
+    assert (kept.scatter is not None, kept.directions.shape) == (whole, (8, directions, 2048))
+    row = 8 * 2048 * 2
+    assert budget - row < strategy.statistics_bytes <= budget or whole
+    assert strategy.statistics_bytes <= budget
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])
+def test_a_wrong_share_is_refused(value):
+    with pytest.raises(ValueError, match="it is a share: at least 0 and below 1"):
+        RdaSettings(own=value)
+    with pytest.raises(ValueError, match=r"shrinkage is 0.0; give a positive number"):
+        RdaSettings(shrinkage=0.0)
+
+
+def test_it_is_the_recommended_preset():
+    from crumb_avalanche.cli.settings import RunSettings
+
+    chosen = RunSettings(preset="recommended").resolved()
+    assert (chosen.strategy, chosen.codebook_init) == ("rda", "kmeans")
+    assert RunSettings().resolved().strategy == "crumb" and RunSettings().resolved().codebook_init == "matched"
+    assert RunSettings(preset="recommended", strategy="crumb").resolved().strategy == "crumb"
+    paper, recommended = (asdict(RunSettings(preset=name).resolved()) for name in ("paper", "recommended"))
+    changed = {name for name in paper if paper[name] != recommended[name]}
+    assert changed == {"preset", "strategy", "codebook_init"} and "rda" in STRATEGIES
