@@ -1,0 +1,223 @@
+"""The recommended preset beside the paper's recipe, its own parts taken away in turn, and the rivals at the same bytes.
+
+    python experiments/recommended.py --benchmark eth80 --dataset-root ETH80 --weights FILE --feature-cache CACHE
+    python experiments/recommended.py --benchmark cifar100 --protocol class_iid --dataset-root CIFAR100 --runs 0-2 ...
+
+Each row is a change of settings. Difference: the row minus `recommended` in the same runs. p: paired t-test over runs,
+one-sided, small where `recommended` is worse than the row. Oldest, newest: accuracy at the end on the first and the
+last experience's classes. Rows that keep more bytes than the budget say so in their bytes. Written to --output:
+`recommended.csv`, `.md`, `.png`, `.svg`, and a folder of each run.
+"""
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from finished_runs import FinishedRun, finished_runs
+from matplotlib.figure import Figure
+from saved_picture import COLOURS, STYLE, save_picture
+from scipy.stats import ttest_rel
+from sweep import exit_code, grid
+
+from crumb_avalanche.cli.run_folder import write_text, write_yaml
+from crumb_avalanche.cli.tables import table
+
+TABLE, RECOMMENDED = "recommended", "recommended"
+SMALL_BUDGET = 600_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        name: in the table.
+        settings: of `crumb run` that differ from those of preset `recommended`.
+        method: settings of the strategy that differ from its defaults.
+    """
+
+    name: str
+    settings: dict
+    method: dict
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of its runs."""
+        return "".join(letter if letter.isalnum() else "_" for letter in self.name)
+
+
+ROWS = (
+    Row(RECOMMENDED, {}, {}),
+    Row("- own directions", {}, {"own": 0.0}),
+    Row("- feature map", {}, {"maps": False}),
+    Row("- deviations", {}, {"deviations": False}),
+    Row("- roots", {}, {"roots": False}),
+    Row("- shrinkage", {}, {"shrinkage": 1e-4}),
+    Row("0.60 MB", {"budget_bytes": SMALL_BUDGET}, {}),
+    Row("slda", {"strategy": "slda"}, {}),
+    Row("ncm", {"strategy": "ncm"}, {}),
+    Row("crumb, k-means codebook", {"strategy": "crumb"}, {}),
+    Row("paper", {"preset": "paper", "strategy": "crumb"}, {}),
+    Row("reference", {"preset": "reference", "strategy": "crumb"}, {}),
+    Row("remind", {"preset": "paper", "strategy": "remind"}, {}),
+    Row("map_replay", {"preset": "paper", "strategy": "map_replay", "mem_size": 417}, {}),
+    Row("offline", {"preset": "paper", "strategy": "offline"}, {}),
+)
+QUICK_ROWS = (RECOMMENDED, "- own directions", "slda", "paper")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the finished runs of a row say; differences and p-value against `recommended` in the same runs."""
+
+    row: Row
+    runs: tuple[FinishedRun, ...]
+    differences: tuple[float, ...]
+    p_worse: float | None
+
+    def mean(self, place: int | None = None) -> float:
+        """Mean final accuracy in percent; of one experience's classes where a place is given."""
+        if place is None:
+            return statistics.fmean(run.final for run in self.runs)
+        return statistics.fmean(run.result["final_accuracy_per_experience"][place] for run in self.runs)
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over runs (n - 1)."""
+        return statistics.stdev(run.final for run in self.runs) if len(self.runs) > 1 else None
+
+    def ledger(self, name: str) -> float:
+        """Mean of an entry of the ledger."""
+        return statistics.fmean(run.ledger[name] for run in self.runs)
+
+
+def chosen_rows(names: Sequence[str] | None, quick: bool) -> list[Row]:
+    """The rows asked for, `recommended` always among them.
+
+    Raises:
+        ValueError: a name that is no row; the rows are listed.
+    """
+    known = [row.name for row in ROWS]
+    names = names or (QUICK_ROWS if quick else known)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"there is no row {unknown[0]!r}; the rows are {', '.join(known)}")
+    return [row for row in ROWS if row.name in names or row.name == RECOMMENDED]
+
+
+def changes_of(rows: Sequence[Row], options: CommonOptions, protocol: str) -> dict[str, dict]:
+    """Settings of each row by its folder; methods' own settings are written to files there."""
+    changes = {}
+    for row in rows:
+        settings = {"preset": "recommended", "protocol": protocol, **row.settings}
+        if options.quick and "budget_bytes" not in row.settings:
+            settings["budget_images"] = 60.0
+        if row.method:
+            path = options.output / "settings" / f"{row.folder}.yaml"
+            write_yaml(path, row.method)
+            settings["strategy_config"] = str(path)
+        changes[f"{protocol}/{row.folder}"] = settings
+    return changes
+
+
+def lines_of(rows: Sequence[Row], folder: Path, numbers: Sequence[int]) -> list[Line]:
+    """A line for each row that has finished runs."""
+    ours = {run.number: run.final for run in finished_runs(folder / RECOMMENDED, numbers)}
+    lines = []
+    for row in rows:
+        runs = finished_runs(folder / row.folder, numbers)
+        if not runs:
+            continue
+        pairs = [(ours[run.number], run.final) for run in runs if run.number in ours]
+        differences = tuple(other - own for own, other in pairs)
+        p = None
+        if row.name != RECOMMENDED and len(set(differences)) > 1:
+            p = float(ttest_rel(*zip(*pairs), alternative="less").pvalue)
+        lines.append(Line(row, tuple(runs), differences, p))
+    return lines
+
+
+HEADER = ["row", "accuracy", "difference", "p", "oldest", "newest", "runs", "bytes", "images/s"]
+
+
+def text_of(line: Line) -> list[str]:
+    """A line as text."""
+    spread = "" if line.spread is None else f" +- {line.spread:.1f}"
+    own = line.row.name == RECOMMENDED or not line.differences
+    joint = line.runs[0].joint
+    return [
+        line.row.name,
+        f"{line.mean():.1f}{spread}",
+        "" if own else f"{statistics.fmean(line.differences):+.1f}",
+        "" if line.p_worse is None else f"{line.p_worse:.3f}",
+        *(("", "") if joint else (f"{line.mean(0):.1f}", f"{line.mean(-1):.1f}")),
+        str(len(line.runs)),
+        f"{line.ledger('memory_bytes'):,.0f}",
+        f"{line.ledger('images_per_second'):.0f}",
+    ]
+
+
+def picture(lines: Sequence[Line], title: str) -> Figure:
+    """A bar a row, a dot a run."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 1.2 + 0.32 * len(lines)), layout="constrained")
+        axes = figure.subplots()
+        for place, line in enumerate(lines):
+            colour = COLOURS[0] if line.row.name == RECOMMENDED else COLOURS[5]
+            axes.barh(place, line.mean(), height=0.65, color=colour)
+            axes.plot([run.final for run in line.runs], [place] * len(line.runs), "o", ms=3, mfc="white", mec="0.2")
+        axes.set_yticks(range(len(lines)), [line.row.name for line in lines])
+        axes.set(xlim=(0, 100), title=title, xlabel="accuracy over all classes at the end (%)")
+        axes.invert_yaxis()
+    return figure
+
+
+def write_lines(lines: Sequence[Line], output: Path) -> list[Path]:
+    """The table as Markdown, and every run as a line of CSV."""
+    marked = [HEADER, ["---"] * len(HEADER), *map(text_of, lines)]
+    write_text(output / f"{TABLE}.md", "".join("| " + " | ".join(line) + " |\n" for line in marked))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "run", "accuracy", "oldest", "newest", "memory_bytes", "images_per_second", "frame_table"])
+    for line in lines:
+        for run in line.runs:
+            per = run.result["final_accuracy_per_experience"]
+            cells = [f"{value:.4f}" for value in (run.final, per[0], per[-1])]
+            speed = f"{run.ledger['images_per_second']:.1f}"
+            table_hash = run.result["frame_table_sha256"]
+            writer.writerow([line.row.name, run.number, *cells, run.ledger["memory_bytes"], speed, table_hash])
+    write_text(output / f"{TABLE}.csv", text.getvalue())
+    return [output / f"{TABLE}.csv", output / f"{TABLE}.md"]
+
+
+def main() -> int:
+    parser = parser_for(__doc__, "runs/recommended")
+    parser.add_argument("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="rows by their names; default all")
+    parser.add_argument("--budget-bytes", type=int, help="for all rows but the small one; default the benchmark's")
+    chosen = parser.parse_args()
+    options = common_options(chosen)
+    rows = chosen_rows(chosen.rows, options.quick)
+    (protocol,) = options.protocols(options.benchmark, [chosen.protocol])
+    changes = changes_of(rows, options, protocol)
+    if chosen.budget_bytes is not None:
+        for settings in changes.values():
+            if not {"budget_bytes", "mem_size"} & set(settings):
+                settings["budget_bytes"] = chosen.budget_bytes
+    failed = options.do(grid(options.settings(options.benchmark), options.output, options.runs, changes))
+    lines = lines_of(rows, options.output / protocol, options.runs)
+    if lines:
+        title = f"{options.benchmark}, {protocol.replace('_', '-')}"
+        print(f"\n{title}\n" + table(HEADER, [text_of(line) for line in lines]))
+        written = write_lines(lines, options.output)
+        written += save_picture(picture(lines, title), options.output, TABLE)
+        print("\nwritten: " + ", ".join(map(str, written)))
+    return exit_code(failed)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,47 @@
+"""The table of the recommended preset: its rows, its paired figures, and the whole script on rendered shapes."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+from made_runs import EXPERIMENTS, made_run
+from recommended import ROWS, chosen_rows, lines_of, text_of
+from scipy.stats import ttest_rel
+
+from crumb_avalanche.baselines.registry import get_strategy
+
+
+def test_figures_by_hand(tmp_path):
+    rows = chosen_rows(["slda", "ncm"], quick=False)
+    assert [row.name for row in rows] == ["recommended", "slda", "ncm"]
+    for run, (own, other) in enumerate([(180, 150), (170, 150), (190, 140)]):
+        made_run(tmp_path / "recommended" / f"run{run}", own)
+        made_run(tmp_path / "slda" / f"run{run}", other)
+    lines = lines_of(rows, tmp_path, [0, 1, 2])
+    assert [line.row.name for line in lines] == ["recommended", "slda"]
+    finals = [[run.final for run in line.runs] for line in lines]
+    assert lines[1].differences == tuple(other - own for own, other in zip(*finals))
+    assert lines[1].p_worse == pytest.approx(ttest_rel(*finals, alternative="less").pvalue)
+    assert lines[1].p_worse > 0.9, "it is not worse"
+    assert text_of(lines[0])[2:4] == ["", ""] and text_of(lines[1])[2].startswith("-")
+
+
+def test_rows_are_settings_that_exist():
+    assert len({row.folder for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        get_strategy(row.settings.get("strategy", "rda")).method_settings(row.method)
+    with pytest.raises(ValueError, match="there is no row 'nothing'; the rows are recommended, - own directions"):
+        chosen_rows(["nothing"], quick=False)
+
+
+def test_quick(tmp_path):
+    command = [sys.executable, str(EXPERIMENTS / "recommended.py"), "--quick", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "recommended.csv") as file:
+        found = {row["row"]: row for row in csv.DictReader(file)}
+    assert list(found) == ["recommended", "- own directions", "slda", "paper"]
+    assert f"recommended  {float(found['recommended']['accuracy']):.1f}"[:12] in done.stdout
+    assert found["recommended"]["accuracy"] != found["slda"]["accuracy"]
+    assert (tmp_path / "recommended.png").stat().st_size > 10_000
