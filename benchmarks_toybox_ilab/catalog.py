@@ -72,6 +72,11 @@ def _streamed_shapes(root: str | None = None, run: int = 0) -> FrameTable:
     return ToyShapesFrames(root, run, classes=STREAM_CLASSES)
 
 
+def _streamed_dots(root: str | None = None, run: int = 0) -> FrameTable:
+    """The same told by dots alone."""
+    return ToyShapesFrames(root, run, classes=STREAM_CLASSES, dots=True)
+
+
 def _of_the_paper(module: ModuleType, frames: Callable[..., FrameTable], *numbers: int) -> Benchmark:
     """A benchmark of the paper: its split is the same in every run, and it has a reference form."""
     name = module.__name__.rpartition(".")[2]
@@ -101,6 +106,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         ),
         Benchmark(
             *("toy_shapes", _streamed_shapes, 2, 21, 15, False),
+            *("no files: drawn when read", "made by this package"),
+        ),
+        Benchmark(
+            *("toy_dots", _streamed_dots, 2, 21, 15, False),
             *("no files: drawn when read", "made by this package"),
         ),
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from benchmarks_toybox_ilab._shape_dots import as_dots
 from benchmarks_toybox_ilab._shape_scene import (
     CLASSES,
     DRAWING,
@@ -31,7 +32,7 @@ PRETRAINING_CLASSES: tuple[str, ...] = (
 )  # fmt: skip
 STREAM_CLASSES: tuple[str, ...] = tuple(name for name in CLASSES if name not in PRETRAINING_CLASSES)
 
-_PATH = re.compile(r"([a-z]+)/object(\d+)/session(\d+)/frame(\d+)(?:-of(\d+))?(?:-(\d+)px)?")
+_PATH = re.compile(r"([a-z]+)/object(\d+)/session(\d+)/frame(\d+)(?:-of(\d+))?(?:-(\d+)px)?(-dots)?")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ToyShapesReader:
     """Draws the frame that a path names; picklable, without any state of its own.
 
     A path is `star/object2/session1/frame07`; `-of30` and `-128px` at its end say that the clip has 30 frames instead
-    of 15 and that the picture has 128 pixels a side instead of 64.
+    of 15 and that the picture has 128 pixels a side instead of 64; `-dots` that it consists of dots alone.
     """
 
     drawing: int = field(default=DRAWING, init=False)  # in the repr, so that caches notice other pixels
@@ -54,11 +55,12 @@ class ToyShapesReader:
         if match is None:
             raise ValueError(
                 f"{str(path)!r} is not the path of a toy shape; the form is class/object<n>/session<n>/frame<n>, "
-                "with -of<frames a clip> and -<pixels>px behind it where they are not 15 and 64. "
+                "with -of<frames a clip> and -<pixels>px behind it where they are not 15 and 64, and -dots for dots. "
                 "Take the paths from ToyShapesFrames(...).path."
             )
-        name, *numbers, frames, pixels = match.groups()
-        return render(name, *map(int, numbers), int(pixels or SIZE), int(frames or FRAMES_PER_CLIP))
+        name, *numbers, frames, pixels, dots = match.groups()
+        image = render(name, *map(int, numbers), int(pixels or SIZE), int(frames or FRAMES_PER_CLIP))
+        return as_dots(image, str(path)) if dots else image
 
 
 def ToyShapesFrames(
@@ -70,6 +72,7 @@ def ToyShapesFrames(
     frames_per_clip: int = FRAMES_PER_CLIP,
     size: int = SIZE,
     held_out_sessions: Sequence[int] | int = (3,),
+    dots: bool = False,
 ) -> FrameTable:
     """The table of toy shapes: classes x objects x sessions x frames, with the held-out sessions as test split.
 
@@ -82,6 +85,7 @@ def ToyShapesFrames(
         frames_per_clip: Frames of each clip.
         size: Side of the pictures in pixels.
         held_out_sessions: Numbers of the sessions that make the test split, counted from 0; may be empty.
+        dots: Tell the shapes by dots along their edges alone, which is far from all that networks are pretrained on.
 
     Raises:
         ValueError: If a class is unknown, a number is out of range, or nothing would be left to train on.
@@ -98,6 +102,7 @@ def ToyShapesFrames(
         )
     digits = max(2, len(str(frames_per_clip - 1)))
     suffix = f"-of{frames_per_clip}" * (frames_per_clip != FRAMES_PER_CLIP) + f"-{size}px" * (size != SIZE)
+    suffix += "-dots" * dots
     frames = [
         Frame(
             path=f"{name}/object{item}/session{session}/frame{frame:0{digits}d}{suffix}",
@@ -112,7 +117,7 @@ def ToyShapesFrames(
         for session in range(sessions)
         for frame in range(frames_per_clip)
     ]
-    return FrameTable(frames, reader=ToyShapesReader(), name="toy_shapes")
+    return FrameTable(frames, reader=ToyShapesReader(), name="toy_dots" if dots else "toy_shapes")
 
 
 def ToyShapes(

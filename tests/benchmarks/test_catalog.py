@@ -34,7 +34,7 @@ PAPER = {
     "cifar100": (5, 128, 100),
     "imagenet": (100, 128, 10_000),
 }
-OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes"), (2, 21, 15))
+OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes", "toy_dots"), (2, 21, 15))
 
 
 @pytest.mark.parametrize(("name", "numbers"), [*PAPER.items(), *OTHERS.items()])
@@ -42,7 +42,7 @@ def test_settings_of_each_benchmark(name, numbers):
     benchmark = get_benchmark(name)
     assert benchmark is BENCHMARKS[name] and benchmark.name == name
     assert (benchmark.classes_per_experience, benchmark.batch_size, benchmark.budget_images) == numbers
-    assert benchmark.needs_root == (name != "toy_shapes") and benchmark.layout and benchmark.source
+    assert benchmark.needs_root == (not name.startswith("toy_")) and benchmark.layout and benchmark.source
     assert ("reference" in benchmark.options) == (name in PAPER)
     assert set(BENCHMARKS) == PAPER.keys() | OTHERS.keys() == TINY.keys()
 

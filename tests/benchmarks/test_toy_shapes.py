@@ -146,6 +146,24 @@ def test_any_path_is_drawn_as_its_numbers_say(name, item, session, count, size, 
     assert drawn.tobytes() == render(name, item, session, frame, size, count).tobytes()
 
 
+def test_dots_are_where_brightness_changes():
+    table = ToyShapesFrames(classes=["key"], objects_per_class=1, sessions=2, held_out_sessions=1, dots=True)
+    assert table.name == "toy_dots" and table.path[0].endswith("frame00-dots")
+    edged = dark = 0.0
+    for path in table.path[:10]:
+        both = (ToyShapesReader()(name).convert("L") for name in (path, path.removesuffix("-dots")))
+        dots, plain = (np.asarray(image, int) for image in both)
+        assert set(np.unique(dots)) == {0, 255}
+        change = np.abs(np.diff(plain, axis=1, prepend=plain[:, :1])) + np.abs(
+            np.diff(plain, axis=0, prepend=plain[:1])
+        )
+        edged += (dots[change > 100] == 255).mean() / 10
+        dark += (dots[change == 0] == 255).mean() / 10
+    assert 0.4 < edged < 0.6 and 0.005 < dark < 0.04
+    assert ToyShapesReader()(table.path[0]).tobytes() == ToyShapesReader()(table.path[0]).tobytes()
+    assert ToyShapesReader()(table.path[0]).tobytes() != ToyShapesReader()(table.path[1]).tobytes()
+
+
 def test_reader_is_picklable_and_has_a_stable_repr():
     reader = ToyShapesFrames(classes=["key"]).reader
     copy = pickle.loads(pickle.dumps(reader))
