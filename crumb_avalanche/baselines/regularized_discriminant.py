@@ -16,8 +16,9 @@ from crumb_avalanche.baselines.exemplars import evaluating, head_input
 from crumb_avalanche.baselines.packed_scatter import PackedScatter
 from crumb_avalanche.split_model import SplitModel
 
-# The common covariance is kept whole where that leaves this many directions a class.
-DIRECTIONS_BESIDE_WHOLE = 4
+# The common covariance is kept whole where that leaves the first number of directions a class; beside it more than the
+# second are of no use.
+LEAST_BESIDE_WHOLE, MOST_BESIDE_WHOLE = 4, 32
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,8 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
     length = features.length(recipe.model)
     directions = recipe.mem_size // classes
     beside_whole = directions - math.ceil(PackedScatter.bytes_of(length) / (direction_bytes(length) * classes))
-    whole = beside_whole >= DIRECTIONS_BESIDE_WHOLE
-    kept = beside_whole if whole else directions
+    whole = beside_whole >= LEAST_BESIDE_WHOLE
+    kept = min(beside_whole, MOST_BESIDE_WHOLE) if whole else directions
     method = recipe.method
     statistics = RegularizedDiscriminant(classes, length, kept, whole, method.own, method.shrinkage)
     return closed_form(recipe, statistics, features)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
-from crumb_avalanche.backbones import split_backbone
+from crumb_avalanche.backbones import split_at, split_backbone
 from crumb_avalanche.baselines.packed_scatter import PackedScatter
 from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.baselines.regularized_discriminant import (
@@ -164,7 +164,17 @@ def test_other_networks_need_no_constant(name):
     assert MomentFeatures(RdaSettings())(model, images).isfinite().all()
 
 
-@pytest.mark.parametrize(("images", "whole", "directions"), [(15, False, 66), (4, False, 16), (100, True, 193)])
+def test_tokens_of_a_transformer():
+    timm = pytest.importorskip("timm")
+    network = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=6, img_size=64)
+    model = split_at(network, "blocks.9", n_classes=3, image_size=64)
+    features = MomentFeatures(RdaSettings())
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    assert features.length(model) == 3 * 192, "two moments of the tokens, and the head's input"
+    assert features(model, images).isfinite().all()
+
+
+@pytest.mark.parametrize(("images", "whole", "directions"), [(15, False, 66), (4, False, 16), (70, True, 32)])
 def test_what_a_budget_buys(images, whole, directions):
     model = split_backbone("squeezenet1_0", n_classes=8, weights=None)
     budget = images * 3 * 224**2
