@@ -16,8 +16,9 @@ def test_figures_by_hand(tmp_path):
     rows = chosen_rows(["slda", "ncm"], quick=False)
     assert [row.name for row in rows] == ["recommended", "slda", "ncm"]
     for run, (own, other) in enumerate([(180, 150), (170, 150), (190, 140)]):
-        made_run(tmp_path / "recommended" / f"run{run}", own)
-        made_run(tmp_path / "slda" / f"run{run}", other)
+        for name, right in (("recommended", own), ("slda", other)):
+            folder = made_run(tmp_path / name / f"run{run}", right)
+            (folder / "ledger.json").write_text('{"memory_bytes": 1000, "images_per_second": 50.0}')
     lines = lines_of(rows, tmp_path, [0, 1, 2])
     assert [line.row.name for line in lines] == ["recommended", "slda"]
     finals = [[run.final for run in line.runs] for line in lines]
@@ -25,6 +26,7 @@ def test_figures_by_hand(tmp_path):
     assert lines[1].p_worse == pytest.approx(ttest_rel(*finals, alternative="less").pvalue)
     assert lines[1].p_worse > 0.9, "it is not worse"
     assert text_of(lines[0])[2:4] == ["", ""] and text_of(lines[1])[2].startswith("-")
+    assert text_of(lines[1])[-3:] == ["3", "1,000", "50"]
 
 
 def test_rows_are_settings_that_exist():
