@@ -10,3 +10,7 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 settings.register_profile("quick", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quick")
+
+
+def pytest_runtest_setup(item):
+    torch.set_num_threads(1)  # a command that a test before ran may have set its own number
