@@ -23,7 +23,7 @@ from paper_numbers import PaperNumbers, read_paper_numbers
 from saved_picture import COLOURS, STYLE, save_picture
 
 from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import table
+from crumb_avalanche.cli.tables import markdown, table
 
 TABLE = "s5"
 PAPER_BENCHMARKS = ("core50", "toybox", "ilab", "icub", "ilab_core50", "cifar100", "imagenet")
@@ -179,7 +179,7 @@ def main() -> int:
     writer.writerows(["" if value is None else value for value in vars(size).values()] for size in sizes)
     write_text(output / "buffer_sizes.csv", text.getvalue())
     rows = [HEADER, ["---"] * len(HEADER), *lines]
-    write_text(output / "buffer_sizes.md", "".join("| " + " | ".join(line) + " |\n" for line in rows))
+    write_text(output / "buffer_sizes.md", markdown(rows))
     pictures = ", ".join(path.name for path in save_picture(picture(sizes), output, "buffer_sizes"))
     print(f"\nwritten to {output}: buffer_sizes.csv, buffer_sizes.md, {pictures}")
     return 0

@@ -24,7 +24,7 @@ from sweep import add_engine_options, engine_of, exit_code, grid, sweep
 
 from crumb_avalanche.cli.run_folder import RESULT, write_text
 from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.cli.tables import table
+from crumb_avalanche.cli.tables import markdown, table
 
 PROTOCOLS = ("class_instance", "class_iid")
 HEADER = ["method", "class-instance", "class-iid", "runs", "bytes kept", "seconds", "learning rate"]
@@ -106,7 +106,7 @@ def mean_and_spread(values: list[float]) -> str:
 def write_tables(output: Path, rows: list[Row]) -> None:
     """The table as Markdown, and every run as a line of CSV."""
     lines = [HEADER, ["---"] * len(HEADER), *[cells(row) for row in rows]]
-    write_text(output / "competitors.md", "".join("| " + " | ".join(line) + " |\n" for line in lines))
+    write_text(output / "competitors.md", markdown(lines))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["method", "protocol", "place", "final_accuracy", "memory_bytes", "mean_train_seconds"])

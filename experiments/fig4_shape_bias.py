@@ -33,7 +33,7 @@ from side_by_side import kept_runs, p_text
 from sweep import exit_code, grid
 
 from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import table
+from crumb_avalanche.cli.tables import markdown, table
 
 ROWS = {"crumb": "crumb", "control": "image_replay"}
 
@@ -214,7 +214,7 @@ def main() -> int:
     csv.writer(text, lineterminator="\n").writerows([HEADER, *lines])
     write_text(options.output / f"{name}.csv", text.getvalue())
     marked = [HEADER, ["---"] * len(HEADER), *lines]
-    write_text(options.output / f"{name}.md", "".join("| " + " | ".join(line) + " |\n" for line in marked))
+    write_text(options.output / f"{name}.md", markdown(marked))
     figure = picture(bars, f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control")
     written = ", ".join(path.name for path in save_picture(figure, options.output, name))
     print(f"\nwritten to {options.output}: {name}.csv, {name}.md, {written}")

@@ -25,7 +25,7 @@ from scipy.stats import ttest_rel
 from sweep import exit_code, grid
 
 from crumb_avalanche.cli.run_folder import write_text, write_yaml
-from crumb_avalanche.cli.tables import table
+from crumb_avalanche.cli.tables import markdown, table
 
 TABLE, RECOMMENDED = "recommended", "recommended"
 SMALL_BUDGET = 600_000
@@ -179,7 +179,7 @@ def picture(lines: Sequence[Line], title: str) -> Figure:
 def write_lines(lines: Sequence[Line], output: Path) -> list[Path]:
     """The table as Markdown, and every run as a line of CSV."""
     marked = [HEADER, ["---"] * len(HEADER), *map(text_of, lines)]
-    write_text(output / f"{TABLE}.md", "".join("| " + " | ".join(line) + " |\n" for line in marked))
+    write_text(output / f"{TABLE}.md", markdown(marked))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "run", "accuracy", "oldest", "newest", "memory_bytes", "images_per_second", "frame_table"])

@@ -17,7 +17,7 @@ from paper_numbers import PaperValue
 from paper_statistics import Comparison, Filtered, first_task_filter, holm, paired_batches, paired_t_test
 
 from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import table
+from crumb_avalanche.cli.tables import markdown, table
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def write_findings(output: Path, name: str, findings: Sequence[Finding], heading
     parts = [f"# {heading}\n"]
     for title, header, lines in tables_of(findings):
         rows = [header, ["---"] * len(header), *lines]
-        parts.append(f"\n## {title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in rows))
+        parts.append(f"\n## {title}\n\n" + markdown(rows))
     parts.append(f"\n{LEGEND}\n")
     write_text(output / f"{name}.md", "".join(parts))
     return [output / f"{name}.csv", output / f"{name}.md"]

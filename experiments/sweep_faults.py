@@ -33,7 +33,7 @@ from crumb_avalanche.cli.folder_lock import LOCK, in_use
 from crumb_avalanche.cli.predictions import read_predictions
 from crumb_avalanche.cli.run_folder import RESULT, write_text
 from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.cli.tables import table
+from crumb_avalanche.cli.tables import markdown, table
 
 HEADER = ["second", "killed", "process", "runs finished"]
 STRATEGIES = ("crumb", "image_replay", "slda", "ncm", "finetune")
@@ -238,7 +238,7 @@ def write_tables(output: Path, kills: list[Kill]) -> str:
     csv.writer(text, lineterminator="\n").writerows([HEADER, *lines])
     write_text(output / "sweep_faults.csv", text.getvalue())
     marks = [HEADER, ["---"] * len(HEADER), *lines]
-    write_text(output / "sweep_faults.md", "".join("| " + " | ".join(line) + " |\n" for line in marks))
+    write_text(output / "sweep_faults.md", markdown(marks))
     return table(HEADER, lines)
 
 

@@ -32,7 +32,7 @@ from table_memory import ALL_MAPS
 
 from crumb_avalanche.cli.run_folder import FinishedRunError, write_json, write_text
 from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
-from crumb_avalanche.cli.tables import table
+from crumb_avalanche.cli.tables import markdown, table
 
 TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
 # What is compared: the paper's quantity, how many of ours make one of its units, and ours by the name of the method.
@@ -196,7 +196,7 @@ def main() -> int:
     writer.writerows([HEADER, *rows])
     write_text(options.output / "table2.csv", text.getvalue())
     marked = [HEADER, ["---"] * len(HEADER), *rows]
-    write_text(options.output / "table2.md", "".join("| " + " | ".join(row) + " |\n" for row in marked))
+    write_text(options.output / "table2.md", markdown(marked))
     written = ", ".join(path.name for path in save_picture(picture(lines), options.output, TABLE))
     print(f"\nwritten to {options.output}: table2.csv, table2.md, {written}")
     return 0

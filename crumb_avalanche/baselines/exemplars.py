@@ -50,7 +50,7 @@ class HeadInput:
     def release(self) -> Tensor | None:
         """``(B, D)`` float32, averaged over locations; ``None`` if there was no pass since ``attach``."""
         caught = self.take()
-        return caught if caught is None or caught.dim() == 2 else caught.flatten(2).mean(2)
+        return None if caught is None else averaged(caught)
 
 
 def head_input(model: SplitModel, maps: Tensor) -> Tensor:
@@ -66,8 +66,12 @@ def head_input(model: SplitModel, maps: Tensor) -> Tensor:
 
 def penultimate(model: SplitModel, maps: Tensor) -> Tensor:
     """The same averaged over locations, ``(B, D)``."""
-    features = head_input(model, maps)
-    return features if features.dim() == 2 else features.flatten(2).mean(2)
+    return averaged(head_input(model, maps))
+
+
+def averaged(values: Tensor) -> Tensor:
+    """``(B, D)``: the mean over locations of ``(B, D, H, W)``, or ``(B, D)`` as it is."""
+    return values if values.dim() == 2 else values.flatten(2).mean(2)
 
 
 def herd(features: Tensor, count: int) -> list[int]:

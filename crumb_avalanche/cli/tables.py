@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable, Sequence
 
 # entry -> (label, unit); seconds that are parts of the training are listed apart
 LEDGER_BYTES = {
@@ -74,3 +75,8 @@ def ledger_table(ledger: dict[str, float]) -> str:
     ]
     rows += [["training", f"{total:.1f} s"], ["images/s", f"{ledger['images_per_second']:.1f}"]]
     return "\nledger\n" + table(["", ""], rows)
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of a Markdown table, the header and its rule among them."""
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
