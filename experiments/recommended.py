@@ -56,7 +56,7 @@ ROWS = (
     Row("- own directions", {}, {"own": 0.0}),
     Row("- feature map", {}, {"maps": False}),
     Row("- deviations", {}, {"deviations": False}),
-    Row("- roots", {}, {"roots": False}),
+    Row("- power", {}, {"power": 1.0}),
     Row("- shrinkage", {}, {"shrinkage": 1e-4}),
     Row("0.60 MB", {"budget_bytes": SMALL_BUDGET}, {}),
     Row("slda", {"strategy": "slda"}, {}),

@@ -27,29 +27,32 @@ class RdaSettings:
 
     Attributes:
         own: share of a class's own covariance beside the common one; 0 is linear discriminant analysis.
-        shrinkage: of the common covariance, in units of features by images.
+        shrinkage: of the common covariance, in units of features by images. 1, for frames of a video are alike: they
+            tell less of it than as many unrelated images.
         maps: features of the map that enters the plastic layers, beside those of the head's input.
         deviations: deviations over locations, beside means.
-        roots: square roots of the features.
+        power: to which features are raised, with their sign; 1 leaves them.
     """
 
     own: float = 0.3
-    shrinkage: float = 0.2
+    shrinkage: float = 1.0
     maps: bool = True
     deviations: bool = True
-    roots: bool = True
+    power: float = 0.7
 
     def __post_init__(self):
         if not 0 <= self.own < 1:
             raise ValueError(f"own is {self.own}; it is a share: at least 0 and below 1")
         if not self.shrinkage > 0:
             raise ValueError(f"shrinkage is {self.shrinkage}; give a positive number, or some covariance is singular")
+        if not 0 < self.power <= 1:
+            raise ValueError(f"power is {self.power}; features are raised to it: above 0 and at most 1")
 
 
 class MomentFeatures:
     """Moments over locations of the feature map and of the head's input.
 
-    Square roots of them, with their sign: activations are skewed, and a Gaussian is not.
+    They are raised to a power below 1, with their sign: activations are skewed, and a Gaussian is not.
 
     Args:
         settings: which.
@@ -80,7 +83,7 @@ class MomentFeatures:
             if self.settings.deviations:
                 moments.append(values.flatten(2).std(2, correction=0))
         joined = torch.cat(moments, 1)
-        return joined.sign() * joined.abs().sqrt() if self.settings.roots else joined
+        return joined.sign() * joined.abs() ** self.settings.power
 
 
 class RegularizedDiscriminant(ClassStatistics):
@@ -114,7 +117,7 @@ class RegularizedDiscriminant(ClassStatistics):
         directions: int,
         whole: bool = False,
         own: float = 0.3,
-        shrinkage: float = 0.2,
+        shrinkage: float = 1.0,
     ):
         self.classes = ClassMeans(n_classes, length)
         self.directions = torch.zeros(n_classes, directions, length, dtype=torch.float16)

@@ -64,7 +64,7 @@ def test_scores_are_the_log_densities_of_the_definition(whole, own):
     features, labels = toy()
     fresh, truth = toy(seed=1)
     ours = feed(RegularizedDiscriminant(CLASSES, D, directions=D, whole=whole, own=own), features, labels)
-    scores, expected = ours.scores(fresh), log_densities(features, labels, fresh, own, 0.2)
+    scores, expected = ours.scores(fresh), log_densities(features, labels, fresh, own, 1.0)
     # A constant apart; half precision holds the directions.
     torch.testing.assert_close(scores - scores[:, :1], expected - expected[:, :1].to(scores), rtol=1e-2, atol=2e-2)
     assert (scores.argmax(1) == truth).double().mean() > 0.8
@@ -146,10 +146,10 @@ def test_moments_by_hand():
     means, deviations = maps.mean((2, 3)), maps.std((2, 3), correction=0)
     model.train()
     for changes, parts in (
-        ({}, [means.sqrt(), deviations.sqrt(), head.sqrt()]),
-        ({"roots": False}, [means, deviations, head]),
-        ({"deviations": False}, [means.sqrt(), head.sqrt()]),
-        ({"maps": False}, [head.sqrt()]),
+        ({}, [means**0.7, deviations**0.7, head**0.7]),
+        ({"power": 0.5}, [means.sqrt(), deviations.sqrt(), head.sqrt()]),
+        ({"power": 1.0, "deviations": False}, [means, head]),
+        ({"maps": False}, [head**0.7]),
     ):
         features = MomentFeatures(RdaSettings(**changes))
         torch.testing.assert_close(features(model, images), torch.cat(parts, 1), rtol=1e-4, atol=1e-5)
@@ -193,6 +193,9 @@ def test_a_wrong_share_is_refused(value):
         RdaSettings(own=value)
     with pytest.raises(ValueError, match=r"shrinkage is 0.0; give a positive number"):
         RdaSettings(shrinkage=0.0)
+    for power in (0.0, 1.1):
+        with pytest.raises(ValueError, match=f"power is {power}; .* above 0 and at most 1"):
+            RdaSettings(power=power)
 
 
 def test_it_is_the_recommended_preset():
