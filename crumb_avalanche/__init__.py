@@ -10,7 +10,7 @@ from crumb_avalanche._version import __version__
 _HOMES = {
     "Codebook": "codebook",
     "SplitModel": "split_model",
-    "split_at": "backbones",
+    "split_at": "traced_split",
     "split_backbone": "backbones",
     "load_weights": "weights",
     "CodeBuffer": "storage_policy",

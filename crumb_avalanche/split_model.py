@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.coin_dropout import replace_dropout
 from crumb_avalanche.feature_memo import FeatureMemo
+from crumb_avalanche.head_input import HeadInput, evaluating
 from crumb_avalanche.stopwatch import Stopwatch
 
 # The plastic layers' learning rate of 1e-3 (paper) suits maps whose positive values spread as torchvision's
@@ -261,10 +262,11 @@ class SplitModel(nn.Module):
         ]
         originals = [bias.clone() for bias in biases]
         whole = (maps if whole is None else whole)[:4]
-        before = self._penultimate(whole)
-        for bias in biases:
-            bias.mul_(factor)
-        after = self._penultimate(whole * factor)
+        with evaluating(self):
+            before = self._head_input(whole)
+            for bias in biases:
+                bias.mul_(factor)
+            after = self._head_input(whole * factor)
         if not torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())):
             for bias, original in zip(biases, originals):
                 bias.copy_(original)
@@ -272,17 +274,9 @@ class SplitModel(nn.Module):
         self.feature_scale.mul_(factor)
         return factor
 
-    def _penultimate(self, maps: Tensor) -> Tensor:
-        """The input of the head, in evaluation mode."""
-        captured = []
-        handle = self.plastic_layers.get_submodule(self.head).register_forward_pre_hook(
-            lambda module, arguments: captured.append(arguments[0])
-        )
-        was_training = self.training
-        try:
-            self.eval()
-            self.plastic_layers(maps)
-        finally:
-            handle.remove()
-            self.train(was_training)
-        return captured[0]
+    def _head_input(self, maps: Tensor) -> Tensor:
+        """In full precision, whatever the setting: two of them are compared."""
+        head = HeadInput()
+        head.attach(self)
+        self.plastic_layers(maps)
+        return head.take()

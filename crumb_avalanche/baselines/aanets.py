@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 from crumb_avalanche.baselines.aggregated_layers import AggregatedLayers
 from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, evaluating, herd
+from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd
 from crumb_avalanche.baselines.experience_replay import ChosenFrames, ImageMemoryPlugin, draw, memory_strategy
+from crumb_avalanche.head_input import evaluating
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import ImageBuffer
 from crumb_avalanche.streaming import StreamStrategy

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, evaluating, trim
+from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
+from crumb_avalanche.head_input import evaluating
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer
 from crumb_avalanche.storage_rules import StorageRule

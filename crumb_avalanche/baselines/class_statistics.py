@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.baselines.entry import Entry, NoSettings, Recipe
-from crumb_avalanche.baselines.exemplars import evaluating, penultimate
+from crumb_avalanche.head_input import evaluating, penultimate
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.streaming import StreamStrategy

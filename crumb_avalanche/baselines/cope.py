@@ -12,8 +12,9 @@ from torch.nn.functional import logsigmoid, normalize, one_hot
 
 from crumb_avalanche.baselines.class_statistics import feature_length
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import HeadInput, draw_from, penultimate
+from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
+from crumb_avalanche.head_input import HeadInput, penultimate
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer
 from crumb_avalanche.storage_rules import ClassBalancedReservoir

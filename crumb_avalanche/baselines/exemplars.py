@@ -1,77 +1,16 @@
-"""What the exemplar methods share: the input of the head, herding, prioritised lists, the old network."""
+"""What the exemplar methods share: herding, prioritised lists, the old network."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
+from crumb_avalanche.head_input import evaluating
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_rules import Slots
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode for the length of the ``with`` block."""
-    was_training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(was_training)
-
-
-class HeadInput:
-    """Catches what goes into the head in one forward pass: the penultimate activation, whatever layer the head is."""
-
-    def __init__(self):
-        self._handle = None
-        self._caught: list[Tensor] = []  # P may take a batch in parts
-
-    def attach(self, model: SplitModel) -> None:
-        """Catch the next pass."""
-        self.release()
-        head = model.plastic_layers.get_submodule(model.head)
-        self._handle = head.register_forward_pre_hook(self._catch)
-
-    def _catch(self, module: nn.Module, arguments: tuple) -> None:
-        self._caught.append(arguments[0])
-
-    def take(self) -> Tensor | None:
-        """``(B, D, ...)`` float32 as it was; ``None`` if there was no pass since ``attach``."""
-        if self._handle is not None:
-            self._handle.remove()
-        parts, self._caught, self._handle = self._caught, [], None
-        return torch.cat(parts).float() if parts else None
-
-    def release(self) -> Tensor | None:
-        """``(B, D)`` float32, averaged over locations; ``None`` if there was no pass since ``attach``."""
-        caught = self.take()
-        return None if caught is None else averaged(caught)
-
-
-def head_input(model: SplitModel, maps: Tensor) -> Tensor:
-    """Inputs of the head, ``(B, D, ...)`` float32 with gradients, of ``(B, C, H, W)`` maps; in the model's mode."""
-    head = HeadInput()
-    head.attach(model)
-    try:
-        model.classify(maps)
-    finally:
-        features = head.take()
-    return features
-
-
-def penultimate(model: SplitModel, maps: Tensor) -> Tensor:
-    """The same averaged over locations, ``(B, D)``."""
-    return averaged(head_input(model, maps))
-
-
-def averaged(values: Tensor) -> Tensor:
-    """``(B, D)``: the mean over locations of ``(B, D, H, W)``, or ``(B, D)`` as it is."""
-    return values if values.dim() == 2 else values.flatten(2).mean(2)
 
 
 def herd(features: Tensor, count: int) -> list[int]:

@@ -9,8 +9,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, normalize
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import draw_from, evaluating
+from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
+from crumb_avalanche.head_input import evaluating
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer

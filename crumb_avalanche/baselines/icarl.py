@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader
 
 from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import HeadInput, OldNetwork, allot, draw_from, herd, trim
+from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
+from crumb_avalanche.head_input import HeadInput
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer, StreamBatch

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.exemplars import evaluating
 from crumb_avalanche.baselines.experience_replay import (
     ChosenFrames,
     ExperienceReplayPlugin,
@@ -17,6 +16,7 @@ from crumb_avalanche.baselines.experience_replay import (
     memory_strategy,
 )
 from crumb_avalanche.crumb import memory_step
+from crumb_avalanche.head_input import evaluating
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import ImageBuffer
 from crumb_avalanche.streaming import StreamStrategy

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torchvision import models
 
-from crumb_avalanche.backbones import BACKBONES, split_at, split_backbone
+from crumb_avalanche.backbones import BACKBONES, split_backbone
 from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.traced_split import split_at
 from crumb_avalanche.weights import WeightsError, weights_hash
 
 SHAPES = {

@@ -15,8 +15,8 @@ from torch.nn.functional import normalize
 
 from crumb_avalanche.baselines.cope import COPE, CoPEPlugin, CoPESettings, ppp_loss
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.baselines.exemplars import penultimate
 from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.head_input import penultimate
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import ImageBuffer

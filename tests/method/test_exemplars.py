@@ -8,16 +8,8 @@ import torch
 from avalanche.training.storage_policy import HerdingSelectionStrategy
 from torch import nn
 
-from crumb_avalanche.baselines.exemplars import (
-    HeadInput,
-    OldNetwork,
-    allot,
-    draw_from,
-    evaluating,
-    herd,
-    penultimate,
-    trim,
-)
+from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd, trim
+from crumb_avalanche.head_input import HeadInput, evaluating, penultimate
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_rules import Slots
 

@@ -11,9 +11,10 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from, herd, penultimate
+from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from, herd
 from crumb_avalanche.baselines.icarl import ICARL, ICaRLPlugin, Prioritised, icarl_targets
 from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.head_input import penultimate
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_policy import ImageBuffer

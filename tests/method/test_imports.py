@@ -16,6 +16,7 @@ STREAMS = Path(benchmarks_toybox_ilab.__file__).parent
 # What a user may want within a second or two; the rest needs Avalanche.
 QUICK = [
     *("codebook", "codebook_init", "search", "packing", "split_model", "backbones", "weights"),
+    *("head_input", "traced_split"),
     *("preparation", "pretraining", "storage_rules", "stopwatch", "checkpoint", "random_states", "distributed"),
 ]
 

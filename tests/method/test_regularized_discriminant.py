@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
-from crumb_avalanche.backbones import split_at, split_backbone
+from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.baselines.packed_scatter import PackedScatter
 from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.baselines.regularized_discriminant import (
@@ -19,6 +19,7 @@ from crumb_avalanche.baselines.regularized_discriminant import (
     RegularizedDiscriminant,
 )
 from crumb_avalanche.ledger import tensor_bytes
+from crumb_avalanche.traced_split import split_at
 
 D, CLASSES = 6, 4
 
