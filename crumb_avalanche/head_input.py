@@ -48,7 +48,7 @@ class HeadInput:
 
 
 def head_input(model: nn.Module, maps: Tensor) -> Tensor:
-    """Inputs of a ``SplitModel``'s head, ``(B, D, ...)`` float32 with gradients, of ``(B, C, H, W)`` maps; in its mode."""
+    """What a ``SplitModel``'s head gets, ``(B, D, ...)`` with gradients, of ``(B, C, H, W)`` maps; in its mode."""
     head = HeadInput()
     head.attach(model)
     try:
