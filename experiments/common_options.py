@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from cells import Cell
 from engines import Engine
@@ -12,6 +13,7 @@ from sweep import add_engine_options, engine_of, sweep
 
 from crumb_avalanche.cli.settings import RunSettings
 
+Row = TypeVar("Row")
 PROTOCOLS = ("class_instance", "class_iid")
 IMAGE_SETS = ("cifar100", "imagenet")  # no video: there is no class-instance order
 # Rendered shapes and a tiny untrained network: a script's whole path in about a minute, and no number worth anything.
@@ -59,6 +61,23 @@ class CommonOptions:
     def do(self, cells: Sequence[Cell]) -> dict[Path, str]:
         """Do the runs that are not finished, unless only the table is wanted; returns the failed ones with errors."""
         return {} if self.table_only else sweep(cells, engine=self.engine, retries=self.retries)
+
+
+def rows_named(rows: Sequence[Row], names: Sequence[str] | None, always: Row) -> list[Row]:
+    """The rows of a table that were asked for, in its order; all of them where none was.
+
+    Args:
+        rows: things with a ``name``.
+        names: what the command line says.
+        always: a row that the others are compared with.
+
+    Raises:
+        ValueError: a name that is no row; the rows are listed.
+    """
+    known = [row.name for row in rows]
+    if unknown := [name for name in names or () if name not in known]:
+        raise ValueError(f"there is no row {unknown[0]!r}; the rows are {', '.join(known)}")
+    return [row for row in rows if not names or row.name in names or row is always]
 
 
 def parser_for(doc: str, output: str, several: bool = False) -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
-from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
 from finished_runs import FinishedRun, finished_runs
 from matplotlib.figure import Figure
 from saved_picture import COLOURS, STYLE, save_picture
@@ -94,19 +94,6 @@ class Line:
     def ledger(self, name: str) -> float:
         """Mean of an entry of the ledger."""
         return statistics.fmean(run.ledger[name] for run in self.runs)
-
-
-def chosen_rows(names: Sequence[str] | None, quick: bool) -> list[Row]:
-    """The rows asked for, `recommended` always among them.
-
-    Raises:
-        ValueError: a name that is no row; the rows are listed.
-    """
-    known = [row.name for row in ROWS]
-    names = names or (QUICK_ROWS if quick else known)
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"there is no row {unknown[0]!r}; the rows are {', '.join(known)}")
-    return [row for row in ROWS if row.name in names or row.name == RECOMMENDED]
 
 
 def changes_of(rows: Sequence[Row], options: CommonOptions, protocol: str) -> dict[str, dict]:
@@ -201,7 +188,7 @@ def main() -> int:
     parser.add_argument("--budget-bytes", type=int, help="for all rows but the small one; default the benchmark's")
     chosen = parser.parse_args()
     options = common_options(chosen)
-    rows = chosen_rows(chosen.rows, options.quick)
+    rows = rows_named(ROWS, chosen.rows or (QUICK_ROWS if options.quick else None), always=ROWS[0])
     (protocol,) = options.protocols(options.benchmark, [chosen.protocol])
     changes = changes_of(rows, options, protocol)
     if chosen.budget_bytes is not None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ablation_rows import MEM_SIZES, MEMORY_RECALL, ROWS, STOCK, Ablation
-from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
 from paper_numbers import read_paper_numbers
 from pretrained_starts import Starts
 from saved_picture import publish
@@ -94,19 +94,6 @@ def assembled(
     return todo, cells
 
 
-def chosen_rows(names: Sequence[str] | None, quick: bool) -> list[Ablation]:
-    """The rows asked for, "Ours" always among them.
-
-    Raises:
-        ValueError: a name that is no row; the rows are listed.
-    """
-    known = [row.name for row in ROWS]
-    names = names or (QUICK_ROWS if quick else known)
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"there is no row {unknown[0]!r} in the paper's table; its rows are {', '.join(known)}")
-    return [row for row in ROWS if row.name in names or row is OURS]
-
-
 def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
     """The pretrained files as the command line has them.
 
@@ -150,7 +137,7 @@ def main() -> int:
     parser.add_argument("--images-per-class", type=int, default=0, help="of the images for pretraining; 0 takes all")
     chosen = parser.parse_args()
     options = common_options(chosen)
-    rows = chosen_rows(chosen.rows, options.quick)
+    rows = rows_named(ROWS, chosen.rows or (QUICK_ROWS if options.quick else None), always=OURS)
     starts = starts_of(chosen, options)
     if starts.folder is not None:
         problems = starts.make(rows) if chosen.make_starts else starts.mix(rows) or []

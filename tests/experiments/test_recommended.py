@@ -5,15 +5,16 @@ import subprocess
 import sys
 
 import pytest
+from common_options import rows_named
 from made_runs import EXPERIMENTS, made_run
-from recommended import ROWS, chosen_rows, lines_of, text_of
+from recommended import ROWS, lines_of, text_of
 from scipy.stats import ttest_rel
 
 from crumb_avalanche.baselines.registry import get_strategy
 
 
 def test_figures_by_hand(tmp_path):
-    rows = chosen_rows(["slda", "ncm"], quick=False)
+    rows = rows_named(ROWS, ["slda", "ncm"], always=ROWS[0])
     assert [row.name for row in rows] == ["recommended", "slda", "ncm"]
     for run, (own, other) in enumerate([(180, 150), (170, 150), (190, 140)]):
         for name, right in (("recommended", own), ("slda", other)):
@@ -34,7 +35,7 @@ def test_rows_are_settings_that_exist():
     for row in ROWS:
         get_strategy(row.settings.get("strategy", "rda")).method_settings(row.method)
     with pytest.raises(ValueError, match="there is no row 'nothing'; the rows are recommended, - own directions"):
-        chosen_rows(["nothing"], quick=False)
+        rows_named(ROWS, ["nothing"], always=ROWS[0])
 
 
 def test_quick(tmp_path):

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ablation_rows import ROWS, STOCK
-from common_options import common_options, parser_for
+from ablation_rows import OURS, ROWS, STOCK
+from common_options import common_options, parser_for, rows_named
 from made_runs import EXPERIMENTS, made_run
 from paper_numbers import read_paper_numbers
 from PIL import Image
 from pretrained_starts import Starts, command
 from side_by_side import find
-from table4_ablations import assembled, chosen_rows, settings_of, starts_of
+from table4_ablations import assembled, settings_of, starts_of
 
 from crumb_avalanche.cli.command_settings import PretrainSettings
 from crumb_avalanche.cli.settings import RunSettings
@@ -100,7 +100,7 @@ def test_the_table_of_made_runs(tmp_path):
     made_run(tmp_path / "class_iid" / "ours" / "run0", 150)
     made_run(tmp_path / "class_iid" / "half_capacity" / "run0", 120)
     names = ["Half capacity", "Vanilla pretrain", "256 blocks", "Pretrain weights", "No replay"]
-    rows = chosen_rows(names, quick=False)
+    rows = rows_named(ROWS, names, always=OURS)
     todo, cells = assembled(rows, options(tmp_path, "--benchmark", "core50"), ["class_iid"], starts(), 200)
     assert set(todo) == {"class_iid/ours", "class_iid/half_capacity", "class_iid/no_replay"}
     found = {finding.cell.row: finding for finding in find(cells, [0])}
@@ -113,8 +113,8 @@ def test_the_table_of_made_runs(tmp_path):
 
 
 def test_wrong_options(tmp_path):
-    with pytest.raises(ValueError, match="there is no row 'Thirds' in the paper's table; its rows are Ours, Image"):
-        chosen_rows(["Thirds"], False)
+    with pytest.raises(ValueError, match="there is no row 'Thirds'; the rows are Ours, Image"):
+        rows_named(ROWS, ["Thirds"], always=OURS)
     chosen = argparse.Namespace(make_starts=True, starts=None, pretrain_data="IMAGES")
     with pytest.raises(ValueError, match="--make-starts needs --starts, the folder to write to, and --pretrain-data"):
         starts_of(chosen, options(tmp_path))
