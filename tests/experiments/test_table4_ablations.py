@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ablation_rows import OURS, ROWS, STOCK
+from ablation_rows import ROWS, STOCK
 from common_options import common_options, parser_for, rows_named
 from made_runs import EXPERIMENTS, made_run
 from paper_numbers import read_paper_numbers
 from PIL import Image
 from pretrained_starts import Starts, command
 from side_by_side import find
-from table4_ablations import assembled, settings_of, starts_of
+from table4_ablations import OURS, assembled, settings_of, starts_of
 
 from crumb_avalanche.cli.command_settings import PretrainSettings
 from crumb_avalanche.cli.settings import RunSettings
