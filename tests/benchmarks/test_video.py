@@ -1,19 +1,14 @@
-import json
-import os
-import shutil
-import signal
 import struct
-import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_data import video_frame_number, write_sound, write_video
+from fake_data import write_sound, write_video
 from PIL import Image
+from video_clips import files, jobs, shown, whole_and_cut
 
-from benchmarks_toybox_ilab import disk, video
+from benchmarks_toybox_ilab import video
 from benchmarks_toybox_ilab._video_frames import Clock, _picture, upright
 from benchmarks_toybox_ilab.frame_table import FrameTableError
 from benchmarks_toybox_ilab.video import Job, VideoError, extract_frames, extract_many
@@ -28,29 +23,7 @@ MIRRORED = (-ONE, 0, 0, 0, ONE, 0, 0, 0, 1 << 30)
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
-    """A whole clip of 3 s at 10 frames/s, and the same cut off at three quarters."""
-    pytest.importorskip("av")
-    folder = tmp_path_factory.mktemp("clips")
-    whole = write_video(folder / "whole.mp4", faststart=True)
-    (folder / "cut.mp4").write_bytes(whole.read_bytes()[: whole.stat().st_size * 3 // 4])
-    return folder
-
-
-def shown(folder, names):
-    return [video_frame_number(folder / name) for name in names]
-
-
-def files(folder):
-    """Every file below a folder, hidden or not."""
-    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-
-
-def jobs(clips, out, names):
-    """One job for each name, on copies of the clips: whole0, cut1 ..."""
-    for name in names:
-        (out / "videos").mkdir(parents=True, exist_ok=True)
-        shutil.copy(clips / f"{name.rstrip('0123456789')}.mp4", out / "videos" / f"{name}.mp4")
-    return [Job(out / "videos" / f"{name}.mp4", out / "frames", f"{name}_%d.png") for name in names]
+    return whole_and_cut(tmp_path_factory.mktemp("clips"))
 
 
 @pytest.mark.parametrize(
@@ -269,202 +242,6 @@ def test_finished_clips_are_read_without_pyav(clips, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     assert extract_frames(job.video, job.folder, job.pattern) == names
     assert extract_many([job]) == []
-
-
-def count_saves(monkeypatch, fail_at=None, error=KeyboardInterrupt):
-    """Counts the frames that are written, and stops in front of one of them."""
-    saved, save = [], video._save
-
-    def counted(image, path):
-        if len(saved) == fail_at:
-            raise error
-        save(image, path)
-        saved.append(path)
-
-    monkeypatch.setattr(video, "_save", counted)
-    return saved
-
-
-def test_a_finished_clip_is_not_touched_until_something_changes(clips, tmp_path, monkeypatch):
-    saved = count_saves(monkeypatch)
-    clip = shutil.copy(clips / "whole.mp4", tmp_path / "clip.mp4")
-
-    def written(fps=1.0, size=None):
-        before = len(saved)
-        extract_frames(clip, tmp_path / "out", "a_%d.png", fps, size)
-        return len(saved) - before
-
-    assert [written(), written()] == [3, 0]
-    assert [written(fps=2), written(fps=2)] == [6, 0]
-    assert [written(), written(size=24), written(size=(24, 24)), written(size=(24, 24))] == [3, 3, 3, 0]
-    assert len(files(tmp_path / "out")) == 4  # none is left of the six
-    os.utime(clip, ns=(0, 10**18))
-    assert [written(), written()] == [3, 0]
-    write_video(clip, seconds=2)
-    os.utime(clip, ns=(0, 10**18))
-    assert [written(), written()] == [2, 0]
-    (tmp_path / "out" / "a_2.png").unlink()
-    assert [written(), written()] == [2, 0]
-    (tmp_path / "out" / ".a.json").write_text("[")
-    assert [written(), written()] == [2, 0]
-    assert json.loads((tmp_path / "out" / ".a.json").read_text())["frames"] == 2
-
-
-def test_a_clip_that_was_stopped_in_the_middle_is_done_again(clips, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        count_saves(patch, fail_at=2)
-        with pytest.raises(KeyboardInterrupt):
-            extract_frames(clips / "whole.mp4", tmp_path, "%d.png")
-    assert files(tmp_path) == []
-    assert shown(tmp_path, extract_frames(clips / "whole.mp4", tmp_path, "%d.png")) == [0, 10, 20]
-
-
-def test_what_a_killed_process_left_is_cleared_away(clips, tmp_path):
-    other = [".b.1.part/b_1.png", ".a.b.1.part/a.b_1.png", "b_7.png", "a_b.png", "xa_1.png"]
-    for name in (".a.1234.part/a_1.png", ".a.1234.part/marker", "a_9.png", "a_2.png", *other):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"left")
-    names = extract_frames(clips / "whole.mp4", tmp_path, "a_%d.png")
-    assert files(tmp_path) == sorted([".a.json", *names, *other])
-    assert shown(tmp_path, names) == [0, 10, 20]
-    assert not (tmp_path / ".a.1234.part").exists()
-
-
-def test_a_killed_process_is_gone_on_with(clips, tmp_path):
-    code = f"""
-import os, signal
-from pathlib import Path
-from benchmarks_toybox_ilab import video
-save = video._save
-def kill(image, path):
-    save(image, path)
-    if path.name == "b_2.png":
-        os.kill(os.getpid(), signal.SIGKILL)
-video._save = kill
-clip, out = Path({str(clips / "whole.mp4")!r}), Path({str(tmp_path)!r})
-video.extract_many([video.Job(clip, out, f"{{name}}_%d.png") for name in "abc"])
-"""
-    killed = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
-    assert killed.returncode == -signal.SIGKILL
-    a_frames = ["a_1.png", "a_2.png", "a_3.png"]
-    assert [name for name in files(tmp_path) if "part/" not in name] == [".a.json", *a_frames]
-    again = [Job(clips / "whole.mp4", tmp_path, f"{name}_%d.png") for name in "abc"]
-    steps = []
-    assert extract_many(again, progress=lambda *step: steps.append(step)) == []
-    assert steps == [(1, 3, 3), (2, 3, 6), (3, 3, 9)]
-    assert len(files(tmp_path)) == 12 and all(len(job.finished()) == 3 for job in again)
-
-
-def test_another_process_was_faster(clips, tmp_path, monkeypatch):
-    clip, save = clips / "whole.mp4", video._save
-
-    def overtaken(image, path):
-        monkeypatch.setattr(video, "_save", save)
-        extract_frames(clip, tmp_path, "%d.png")
-        save(image, path)  # the other one has cleared our folder away
-
-    monkeypatch.setattr(video, "_save", overtaken)
-    assert extract_frames(clip, tmp_path, "%d.png") == ["1.png", "2.png", "3.png"]
-    assert files(tmp_path) == [".frames.json", "1.png", "2.png", "3.png"]
-
-
-def test_frames_that_cannot_be_written(clips, tmp_path):
-    (tmp_path / "out").write_bytes(b"a file")
-    with pytest.raises(
-        FrameTableError, match=r"whole.mp4 cannot be written to .*out: File exists. Make the folder wri"
-    ):
-        extract_frames(clips / "whole.mp4", tmp_path / "out", "%d.png")
-
-
-def test_a_bad_video_stops_no_other_and_parallel_equals_serial(clips, tmp_path):
-    names = ["whole0", "cut1", "whole2", "whole3", "cut4"]
-    steps, failures = {1: [], 2: []}, {}
-    for workers in (1, 2):
-        todo = jobs(clips, tmp_path / str(workers), names)
-        todo.append(Job(tmp_path / "none.mp4", tmp_path / str(workers) / "frames", "none_%d.png"))
-        failures[workers] = extract_many(todo, workers, lambda *step, at=steps[workers]: at.append(step))
-        assert [path.name for path, _ in failures[workers]] == ["cut1.mp4", "cut4.mp4", "none.mp4"]
-        assert all(str(path) in message for path, message in failures[workers])
-        assert [step[:2] for step in steps[workers]] == [(n, 6) for n in range(1, 7)]
-        assert steps[workers][-1][2] == 9
-    serial, parallel = tmp_path / "1" / "frames", tmp_path / "2" / "frames"
-    assert files(serial) == files(parallel) and len(files(serial)) == 3 * 4
-    frames = [name for name in files(serial) if name.endswith(".png")]
-    assert all((serial / name).read_bytes() == (parallel / name).read_bytes() for name in frames)
-
-
-def crash_on_cut(job):
-    if "cut" in job.video.name:
-        os._exit(1)
-    return len(extract_frames(job.video, job.folder, job.pattern)), None
-
-
-def test_a_video_that_kills_its_process_stops_no_other(clips, tmp_path, monkeypatch):
-    monkeypatch.setattr(video, "_attempt", crash_on_cut)
-    todo = jobs(clips, tmp_path, ["whole0", "cut1", "whole2", "whole3"])
-    ((path, message),) = extract_many(todo, 2)
-    assert path.name == "cut1.mp4" and "cut1.mp4 makes its decoder crash, or take too much memory" in message
-    assert [job.finished() is not None for job in todo] == [True, False, True, True]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_interrupt_keeps_finished_clips(clips, tmp_path, workers):
-    todo = jobs(clips, tmp_path, [f"whole{number}" for number in range(9)])
-
-    def interrupt(done, total, frames):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        extract_many(todo, workers, interrupt)
-    finished = [job for job in todo if job.finished()]
-    assert len(finished) == 1 if workers == 1 else 1 <= len(finished) < 9
-    assert len(files(tmp_path / "frames")) == 4 * len(finished)
-    steps = []
-    assert extract_many(todo, 1, lambda *step: steps.append(step)) == []
-    assert steps[0] == (len(finished), 9, 3 * len(finished)) and steps[-1] == (9, 9, 27)
-
-
-def test_a_script_without_a_main_guard_is_told_so(clips, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from pathlib import Path\n"
-        "from benchmarks_toybox_ilab.video import Job, extract_many\n"
-        f"clip, out = Path({str(clips / 'whole.mp4')!r}), Path({str(tmp_path / 'out')!r})\n"
-        "extract_many([Job(clip, out, 'a_%d.png'), Job(clip, out, 'b_%d.png')], workers=2)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 1 and 'call this below `if __name__ == "__main__":`, or stay in' in run.stderr
-
-
-def test_too_little_room(clips, tmp_path, monkeypatch):
-    usage = namedtuple("usage", "free")
-    asked = []
-
-    def disk_usage(place):
-        asked.append(place)
-        return usage(free)
-
-    monkeypatch.setattr(disk.shutil, "disk_usage", disk_usage)
-    todo = jobs(clips, tmp_path, ["whole0", "whole1"])
-    # By the file 3 s, so 4 frames at the most, of each: 2 * 4 * 64 * 48 * 3 * 0.6 = 44,236 bytes.
-    free = 44_000
-    with pytest.raises(FrameTableError, match=r"out of 2 videos needs 44.2 kB more, but only 44.0 kB are free at"):
-        extract_many(todo)
-    assert not (tmp_path / "frames").exists() and asked == [tmp_path]
-    free = 45_000
-    assert extract_many(todo[:1]) == []
-    free = 22_000  # the first is finished, so half is needed
-    with pytest.raises(FrameTableError, match=r"out of video .*whole1.mp4 needs 22.1 kB more"):
-        extract_many(todo)
-    free = 0
-    assert extract_many(todo[:1]) == []
-
-
-def test_numbers_of_workers(tmp_path):
-    with pytest.raises(ValueError, match="workers is 0, but must be a whole number of at least 1"):
-        extract_many([], 0)
-    assert extract_many([], 3) == []
 
 
 @pytest.mark.parametrize(
