@@ -44,7 +44,7 @@ def test_quick(tmp_path):
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "recommended.csv") as file:
         found = {row["row"]: row for row in csv.DictReader(file)}
-    assert list(found) == ["recommended", "- own directions", "slda", "paper"]
+    assert list(found) == [row.name for row in ROWS]
     assert f"recommended  {float(found['recommended']['accuracy']):.1f}"[:12] in done.stdout
     assert found["recommended"]["accuracy"] != found["slda"]["accuracy"]
     assert (tmp_path / "recommended.png").stat().st_size > 10_000
