@@ -19,7 +19,7 @@ from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.weights import save_safetensors
 
 SIZE = 64
-STRATEGIES = ("crumb", "image_replay", "finetune", "offline")
+STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
 
 
 def main(settings: DemoSettings) -> None:
