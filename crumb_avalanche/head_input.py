@@ -1,6 +1,6 @@
 """The input of the head, the penultimate activation, whatever layers a network is made of."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -47,12 +47,16 @@ class HeadInput:
         return None if caught is None else averaged(caught)
 
 
-def head_input(model: nn.Module, maps: Tensor) -> Tensor:
-    """What a ``SplitModel``'s head gets, ``(B, D, ...)`` with gradients, of ``(B, C, H, W)`` maps; in its mode."""
+def head_input(model: nn.Module, maps: Tensor, take_in: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """What a ``SplitModel``'s head gets, ``(B, D, ...)`` with gradients, of ``(B, C, H, W)`` maps; in its mode.
+
+    Args:
+        take_in: what is called with the maps; default ``model.classify``.
+    """
     head = HeadInput()
     head.attach(model)
     try:
-        model.classify(maps)
+        (take_in or model.classify)(maps)
     finally:
         features = head.take()
     return features

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.coin_dropout import replace_dropout
 from crumb_avalanche.feature_memo import FeatureMemo
-from crumb_avalanche.head_input import HeadInput, evaluating
+from crumb_avalanche.head_input import evaluating, head_input
 from crumb_avalanche.stopwatch import Stopwatch
 
 # The plastic layers' learning rate of 1e-3 (paper) suits maps whose positive values spread as torchvision's
@@ -262,21 +262,14 @@ class SplitModel(nn.Module):
         ]
         originals = [bias.clone() for bias in biases]
         whole = (maps if whole is None else whole)[:4]
-        with evaluating(self):
-            before = self._head_input(whole)
+        with evaluating(self):  # the layers themselves, in full precision whatever the setting: two passes are compared
+            before = head_input(self, whole, self.plastic_layers)
             for bias in biases:
                 bias.mul_(factor)
-            after = self._head_input(whole * factor)
+            after = head_input(self, whole * factor, self.plastic_layers)
         if not torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())):
             for bias, original in zip(biases, originals):
                 bias.copy_(original)
             return 1.0
         self.feature_scale.mul_(factor)
         return factor
-
-    def _head_input(self, maps: Tensor) -> Tensor:
-        """In full precision, whatever the setting: two of them are compared."""
-        head = HeadInput()
-        head.attach(self)
-        self.plastic_layers(maps)
-        return head.take()
