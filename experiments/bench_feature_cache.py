@@ -1,0 +1,100 @@
+"""What the feature cache saves: the same runs without and with it, in turn, and whether they end with the same bits.
+
+    python experiments/bench_feature_cache.py --benchmark eth80 --dataset-root ETH80
+
+For each strategy and run, `crumb run` first passes every image through F each time it is seen, then reads F(x) from a
+cache. The cache starts empty in a folder of this script: the first run fills it, and its time is counted. At fp32
+weights, buffer, answers on all test images and accuracies have to be the same to the bit; exit code 1 if they are not.
+Written to --output: `feature_cache.csv`, `feature_cache.md` and a folder of each run. Finished runs are not repeated.
+"""
+
+import csv
+import io
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common_options import common_options, parser_for, run_script
+from kill_runs import differences
+from sweep import exit_code, grid
+
+from crumb_avalanche.cli.run_folder import RESULT, write_text
+from crumb_avalanche.cli.tables import markdown, table
+
+STRATEGIES = ("crumb", "image_replay", "finetune", "slda", "ncm", "rda")
+HEADER = ["strategy", "runs", "seconds without", "seconds with", "times as fast", "the same bits"]
+
+
+@dataclass
+class Row:
+    """What one strategy took: seconds of all its runs, without and with the cache, and what came out different."""
+
+    strategy: str
+    runs: int
+    without: float
+    cached: float
+    different: list[str]
+
+    def cells(self) -> list[str]:
+        """As text, in the order of ``HEADER``."""
+        ratio = f"{self.without / self.cached:.1f}"
+        same = "no: " + ", ".join(self.different) if self.different else "yes"
+        return [self.strategy, str(self.runs), f"{self.without:.0f}", f"{self.cached:.0f}", ratio, same]
+
+
+def compared(output: Path, strategy: str, runs: list[int]) -> Row | None:
+    """The runs of a strategy that were done both ways, or None if there are none."""
+    seconds, different, count = [0.0, 0.0], set(), 0
+    for run in runs:
+        folders = [output / kind / strategy / f"run{run}" for kind in ("without", "with")]
+        if all((folder / RESULT).exists() for folder in folders):
+            for place, folder in enumerate(folders):
+                seconds[place] += json.loads((folder / RESULT).read_text())["seconds"]
+            different |= set(differences(*folders))
+            count += 1
+    return Row(strategy, count, *seconds, sorted(different)) if count else None
+
+
+def with_total(rows: list[Row]) -> list[Row]:
+    """The rows, and one for all of them."""
+    different = sorted({name for row in rows for name in row.different})
+    sums = (sum(getattr(row, name) for row in rows) for name in ("runs", "without", "cached"))
+    return [*rows, Row("all", *sums, different)]
+
+
+def main() -> int:
+    parser = parser_for(__doc__, "runs/bench_feature_cache")
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
+    parser.add_argument("--protocol", default="class_instance", choices=["class_instance", "class_iid"])
+    chosen = parser.parse_args()
+    if chosen.feature_cache:
+        raise ValueError("--feature-cache cannot be given: the cache is made here, for its time counts")
+    options = common_options(chosen)
+    base = replace(
+        options.settings(options.benchmark, protocol=chosen.protocol, checkpoint=True),
+        cache_precision="fp32",  # at half precision maps are rounded, and the bits are others
+    )
+    kinds = {"without": None, "with": str(options.output / "feature_cache")}
+    rows = {
+        f"{kind}/{strategy}": dict(strategy=strategy, feature_cache=cache)
+        for strategy in chosen.strategies
+        for kind, cache in kinds.items()
+    }
+    failed = options.do(grid(base, options.output, options.runs, rows))
+    found = [compared(options.output, strategy, options.runs) for strategy in chosen.strategies]
+    found = [row for row in found if row]
+    if not found:
+        print("no run is finished both ways", file=sys.stderr)
+        return 1
+    lines = [row.cells() for row in with_total(found)]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([HEADER, *lines])
+    write_text(options.output / "feature_cache.csv", text.getvalue())
+    write_text(options.output / "feature_cache.md", markdown([HEADER, ["---"] * len(HEADER), *lines]))
+    print(table(HEADER, lines))
+    return exit_code(failed) or int(any(row.different for row in found))
+
+
+if __name__ == "__main__":
+    run_script(main)

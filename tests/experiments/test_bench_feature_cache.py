@@ -1,0 +1,64 @@
+"""Runs without and with the cache are paired, their seconds added up, and a difference is told."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+from bench_feature_cache import HEADER, compared, with_total
+from made_runs import EXPERIMENTS, made_run
+
+SCRIPT = str(EXPERIMENTS / "bench_feature_cache.py")
+
+
+def timed_run(folder, seconds, right=100):
+    """A run made by hand that took so long."""
+    made_run(folder, right)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"seconds": seconds}))
+    (folder / "accuracy_matrix.csv").write_text("a\n")
+
+
+def test_seconds_are_of_runs_done_both_ways(tmp_path):
+    for run, seconds in enumerate([30.0, 50.0, 99.0]):
+        timed_run(tmp_path / f"without/ncm/run{run}", seconds)
+    for run, seconds in enumerate([6.0, 4.0]):
+        timed_run(tmp_path / f"with/ncm/run{run}", seconds)
+    row = compared(tmp_path, "ncm", [0, 1, 2])
+    assert row.cells() == ["ncm", "2", "80", "10", "8.0", "yes"]
+    assert compared(tmp_path, "slda", [0, 1, 2]) is None
+
+
+def test_a_difference_is_told(tmp_path):
+    for kind, right in (("without", 100), ("with", 101)):
+        for strategy in ("ncm", "slda"):
+            timed_run(tmp_path / kind / strategy / "run0", 10.0, right if strategy == "ncm" else 100)
+    rows = [compared(tmp_path, strategy, [0]) for strategy in ("ncm", "slda")]
+    assert "predictions" in rows[0].different and "result.json: final_accuracy" in rows[0].different
+    total = with_total(rows)[-1]
+    assert total.cells()[:5] == ["all", "2", "20", "20", "1.0"]
+    assert total.cells()[5].startswith("no: predictions")
+
+
+def test_a_cache_of_the_users_is_refused(tmp_path):
+    command = [sys.executable, SCRIPT, "--quick", "--feature-cache", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: --feature-cache cannot be given: the cache is made here, for its time counts"
+
+
+def test_quick(tmp_path):
+    command = [sys.executable, SCRIPT, "--quick", "--strategies", "finetune", "ncm", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "feature_cache.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == HEADER
+    assert [row["strategy"] for row in rows] == ["finetune", "ncm", "all"]
+    assert {row["the same bits"] for row in rows} == {"yes"}
+    lines = (tmp_path / "feature_cache.md").read_text().splitlines()
+    assert lines[0].startswith("| strategy |") and lines[1].startswith("| --- |") and len(lines) == 5
+    assert any((tmp_path / "feature_cache").iterdir())
+    answers = np.load(tmp_path / "with/ncm/run0/predictions.npz")
+    assert len(answers["answer"]) > 0
