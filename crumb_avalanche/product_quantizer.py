@@ -9,6 +9,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from crumb_avalanche.packing import bits_per_code, packed_bytes
+from crumb_avalanche.search import nearest_rows
 
 LARGEST_TABLE = 256  # a code is a byte
 
@@ -27,7 +28,7 @@ class ProductQuantizer(nn.Module):
         channels: ``C``.
         sub_quantizers: ``m``.
         centroids: ``K``, from 2 to 256.
-        tile: vectors per matrix product; ``4 * tile * K`` bytes of working memory.
+        tile: vectors per matrix product where faiss does not search; ``4 * tile * K`` bytes of working memory.
 
     Attributes:
         centroids: ``(m, K, d)`` float32 buffer, ``4 * K * C`` bytes; zeros until ``fit`` or a state dict fills it.
@@ -133,14 +134,9 @@ class ProductQuantizer(nn.Module):
         table = self.centroids.to(feature_map.device)
         vectors = feature_map.permute(0, 2, 3, 1).reshape(-1, channels).float()
         _check_finite(vectors)
-        # The nearest row is the one with the largest <x, c> - |c|^2 / 2.
-        columns, offsets = table.mT.contiguous(), -table.square().sum(2, keepdim=True).mT / 2
         codes = torch.empty(len(vectors), groups, dtype=torch.uint8, device=vectors.device)
         for group in range(groups):
-            part = vectors[:, group * dim : (group + 1) * dim]
-            for start in range(0, len(part), self.tile):
-                scores = torch.addmm(offsets[group], part[start : start + self.tile], columns[group])
-                codes[start : start + self.tile, group] = scores.argmax(dim=1)
+            codes[:, group] = nearest_rows(vectors[:, group * dim : (group + 1) * dim], table[group], self.tile)
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
     @torch.no_grad()
