@@ -83,3 +83,26 @@ def test_a_stream_may_be_cut_short(script):
     assert len(figures["after_learning"]) == len(figures["after_the_stream"]) == 2  # of five
     with pytest.raises(ValueError, match="the stream has 1 experience, so nothing can be forgotten; give"):
         script.measure(settings, script.Method("finetune"), experiences=1)
+
+
+def test_strengths_take_the_place_of_the_usual_ones(script):
+    methods = script.with_strengths(list(script.METHODS), "si=10000, lwf=10")
+    assert {method.strategy: method.settings for method in methods} == {
+        **{method.strategy: method.settings for method in script.METHODS},
+        "si": {"weight": 10000.0},
+        "lwf": {"alpha": 10.0},
+    }
+    assert script.with_strengths(methods, None) == methods
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("si", "--strengths has 'si', but needs NAME=NUMBER, such as si=10000"),
+        ("si=much", "--strengths has 'si=much', but needs NAME=NUMBER"),
+        ("finetune=1", "--strengths has 'finetune', but those with a strength are ewc, si, mas, lwf"),
+    ],
+)
+def test_wrong_strengths_are_told(script, text, words):
+    with pytest.raises(ValueError, match=words):
+        script.with_strengths(list(script.METHODS), text)
