@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from run_list import write_run_list
 from side_by_side import Finding, print_findings, write_findings
 
 from crumb_avalanche.cli.pictures import STYLE
@@ -17,10 +18,11 @@ __all__ = ["COLOURS", "LINES", "MARKERS", "STYLE", "findings_picture", "publish"
 
 
 def publish(findings: Sequence[Finding], heading: str, output: Path, name: str, figure: Figure | None = None) -> None:
-    """Print a table and write it with its picture, bars unless another is given; says where."""
+    """Print a table and write it with its runs and its picture, bars unless another is given; says where."""
     print(f"\n{heading}")
     print_findings(findings)
     written = write_findings(output, name, findings, heading)
+    written.append(write_run_list(output / f"{name}_runs.csv", findings))
     written += save_picture(figure or findings_picture(findings, heading), output, name)
     print("\nwritten: " + ", ".join(map(str, written)))
 

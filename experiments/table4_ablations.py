@@ -12,7 +12,8 @@ as the paper's "Vanilla pretrain" does: rows that change the stream or the codeb
 stay empty and say what they need.
 
 Blocks are 256x8 and 200 maps are stored, as in the paper's ablations; on other benchmarks as many as the same bytes
-hold there. Written to --output: `table4.csv`, `table4.md`, `table4.png`, `table4.svg` and a folder of each run.
+hold there. Written to --output: the table as `.csv` and `.md`, its picture, `table4_runs.csv` with seed, settings and
+accuracy of each run, and a folder of each run.
 """
 
 import argparse

@@ -1,0 +1,48 @@
+"""Every run behind a table, with what it takes to repeat it: seed, settings, and the hash of its table of frames."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import yaml
+from finished_runs import FinishedRun
+from side_by_side import Finding
+
+from crumb_avalanche.cli.run_folder import write_text
+from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings
+
+COLUMNS = ("row", "benchmark", "protocol", "run", "final_accuracy", "seconds", "frame_table_sha256", "settings")
+SHOWN_APART = {"benchmark", "protocol", "run", "runs"}
+FILES = {"weights", "pretrained", "strategy_config"}  # by name: where they lie is nobody else's matter
+
+
+def settings_text(run: FinishedRun) -> str:
+    """The settings of a run that are not the defaults of `crumb run`, as ``name=value`` with spaces between."""
+    path = run.folder / "config.yaml"
+    if not path.exists():
+        return ""
+    usual = {item.name: item.default for item in fields(RunSettings)}
+    parts = []
+    for name, value in yaml.safe_load(path.read_text()).items():
+        if name in NO_PART_OF_THE_RESULT | SHOWN_APART or value == usual.get(name):
+            continue
+        parts.append(f"{name}={Path(value).name if name in FILES and value is not None else value}")
+    return " ".join(parts)
+
+
+def write_run_list(path: Path, findings: Sequence[Finding]) -> Path:
+    """Write the runs of a table as CSV, row by row; runs that several rows share stand with each."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for finding in findings:
+        cell = finding.cell
+        for run in finding.runs:
+            seconds, frame_table = (run.result.get(name) for name in ("seconds", "frame_table_sha256"))
+            line = [cell.row, cell.benchmark, cell.protocol, run.number, round(run.final, 4)]
+            line += [None if seconds is None else round(seconds, 1), frame_table]
+            writer.writerow([*line, settings_text(run)])
+    write_text(path, text.getvalue())
+    return path

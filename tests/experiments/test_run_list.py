@@ -1,0 +1,52 @@
+"""Every run behind a table, with what repeats it and without where things lay on this machine."""
+
+import csv
+import json
+from dataclasses import replace
+
+import yaml
+from made_runs import made_run
+from run_list import COLUMNS, write_run_list
+from side_by_side import Cell, find
+
+from crumb_avalanche.cli.settings import RunSettings, as_dict
+
+
+def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
+    settings = RunSettings(
+        strategy="image_replay",
+        weights="/somewhere/squeezenet.npz",
+        mem_size=200,
+        dataset_root="/home/me/eth80",
+        output="/tmp/out",
+        feature_cache="/tmp/cache",
+        threads=1,
+        run=1,
+    )
+    for run, right in enumerate([160, 170]):
+        folder = made_run(tmp_path / "rows" / f"run{run}", right)
+        (folder / "config.yaml").write_text(yaml.safe_dump(as_dict(replace(settings, run=run))))
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(
+            json.dumps(result | {"seconds": 12.3456, "frame_table_sha256": "abc"} if run else result)
+        )
+    cells = [
+        Cell("Im. replay", benchmark="eth80", protocol="class_iid", paper_dataset="core50", folder=tmp_path / "rows"),
+        Cell("Not run", benchmark="eth80", protocol="class_iid", paper_dataset="core50", folder=tmp_path / "none"),
+    ]
+    path = write_run_list(tmp_path / "table_runs.csv", find(cells, [0, 1, 2]))
+    with open(path) as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS and len(rows) == 2
+    assert [row["run"] for row in rows] == ["0", "1"] and [row["final_accuracy"] for row in rows] == ["80.0", "85.0"]
+    assert (rows[0]["seconds"], rows[0]["frame_table_sha256"]) == ("", "")
+    assert (rows[1]["seconds"], rows[1]["frame_table_sha256"]) == ("12.3", "abc")
+    for row in rows:
+        assert set(row["settings"].split()) == {"strategy=image_replay", "weights=squeezenet.npz", "mem_size=200"}
+
+
+def test_a_run_without_its_settings(tmp_path):
+    made_run(tmp_path / "rows" / "run0", 160)
+    cell = Cell("Ours", benchmark="eth80", protocol="class_iid", paper_dataset="core50", folder=tmp_path / "rows")
+    text = write_run_list(tmp_path / "runs.csv", find([cell], [0])).read_text()
+    assert text.splitlines()[1] == "Ours,eth80,class_iid,0,80.0,,,"
