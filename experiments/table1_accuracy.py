@@ -7,8 +7,8 @@ With --family fair (default) all methods learn on the same frozen features with 
 rate on the first experience; with --family paper each has the network, resolution and rate of the paper's authors, and
 only this one can be held against the paper's numbers as they are. Class-instance is for video benchmarks only, and the
 upper bound, which sees all classes at once, is one set of runs for both protocols; `fig3_curves.py` draws all of them.
-Written to --output: the table as `.csv` and `.md` and its picture, `table1_runs.csv` with seed, settings and accuracy of
-each run, and a folder of each run.
+Written to --output: the table as `.csv` and `.md` and its picture, `table1_runs.csv` with seed, settings and accuracy
+of each run, and a folder of each run.
 """
 
 from collections.abc import Sequence

@@ -6,8 +6,8 @@ Blocks are 256x8, as there. On CORe50, and on benchmarks that the paper does not
 paper's others it is one count, that of its published scripts (`ablation_rows.MEM_SIZES`); `--counts` chooses freely. An
 n beyond the images of the stream stores them all. In the paper every CRUMB run starts from CRUMB pretraining on
 ImageNet and image replay from stock weights; give such a file with `--pretrained`, or both start from stock weights.
-Written to --output: the table as `.csv` and `.md` and its picture, `table3_runs.csv` with seed, settings and accuracy of
-each run, and a folder of each run.
+Written to --output: the table as `.csv` and `.md` and its picture, `table3_runs.csv` with seed, settings and accuracy
+of each run, and a folder of each run.
 """
 
 import math
