@@ -125,7 +125,7 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
         raise ValueError(f"{folder} has no checkpoint/model.safetensors; run it again with --checkpoint true")
     settings = settings.resolved()
     entry = get_strategy(settings.strategy)
-    build.set_threads_and_seeds(settings.threads, settings.run)
+    build.set_up_process(settings.threads, settings.run)
     stream = build.build_stream(settings, settings.run, joint=False)
     before = build.build_model(settings, stream.benchmark.n_classes, entry.codebook).to(settings.device)
     if not settings.pretrained:

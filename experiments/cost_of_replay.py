@@ -78,7 +78,7 @@ def built(name: str, settings: RunSettings, stream, experiences: list, cache):
 
     strategy, method = LEARNERS[name]
     entry, classes = get_strategy(strategy), stream.benchmark.n_classes
-    build.set_threads_and_seeds(settings.threads, settings.run)
+    build.set_up_process(settings.threads, settings.run)
     model = build.build_model(settings, classes, entry.codebook).to(settings.device).set_precision(settings.precision)
     count = build.memory_size(replace(settings, strategy=strategy), entry, model, stream.entry, classes)
     with warnings.catch_warnings():
@@ -215,7 +215,7 @@ def main(settings: RunSettings, cost: CostSettings) -> None:
 
     settings, output, usual = settings.resolved(), Path(cost.output), RemindSettings()
     output.mkdir(parents=True, exist_ok=True)
-    build.set_threads_and_seeds(settings.threads, settings.run)
+    build.set_up_process(settings.threads, settings.run)
     stream = build.build_stream(settings, settings.run, joint=False)
     cache, experiences = (
         feature_cache(settings, stream),

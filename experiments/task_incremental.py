@@ -147,7 +147,7 @@ def measure(settings: RunSettings, method: Method, experiences: int | None = Non
     from crumb_avalanche.feature_cache import FeatureCache
     from crumb_avalanche.preparation import prepare
 
-    build.set_threads_and_seeds(settings.threads, settings.run)  # the same first weights for all methods
+    build.set_up_process(settings.threads, settings.run)  # the same first weights for all methods
     stream = build.build_stream(settings, settings.run, joint=False)
     train, test = stream.benchmark.train_stream[:experiences], stream.benchmark.test_stream[:experiences]
     if len(train) < 2:

@@ -19,6 +19,7 @@ from crumb_avalanche.cli.command_settings import PretrainSettings
 from crumb_avalanche.cli.settings import RunSettings, part_for
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.feature_cache import files_key
+from crumb_avalanche.freed_memory import keep_freed_memory
 from crumb_avalanche.pretraining import read_pretrained
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import check_and_load
@@ -39,8 +40,9 @@ class Stream:
     images_key: str
 
 
-def set_threads_and_seeds(threads: int, seed: int) -> None:
-    """Fix the CPU threads and every global random state."""
+def set_up_process(threads: int, seed: int) -> None:
+    """Fix the CPU threads and every global random state, and keep freed memory for the next batch."""
+    keep_freed_memory()
     torch.set_num_threads(threads or os.cpu_count() or 1)
     random.seed(seed)
     np.random.seed(seed)

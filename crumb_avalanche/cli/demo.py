@@ -27,7 +27,7 @@ def main(settings: DemoSettings) -> None:
     folder = Path(settings.output)
     pretrained = folder / "pretrained.safetensors"
     if settings.overwrite or not pretrained.exists():
-        build.set_threads_and_seeds(settings.threads, settings.seed)
+        build.set_up_process(settings.threads, settings.seed)
         images = shapes(pixel_transform(SIZE), settings.progress)
         print(f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes")
         network = train_network(images, progress=settings.progress)

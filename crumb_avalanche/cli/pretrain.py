@@ -38,7 +38,7 @@ def main(settings: PretrainSettings) -> None:
         if group.size > 1:  # the cores of a machine are shared, and one process tells what happens
             threads = settings.threads or max(1, (os.cpu_count() or 1) // group.neighbours)
             settings = replace(settings, threads=threads, progress=settings.progress and group.leads)
-        build.set_threads_and_seeds(settings.threads, settings.seed)
+        build.set_up_process(settings.threads, settings.seed)
         with group.leader_first():  # it may download
             images = open_images(settings)
         pretrain_on(images, settings, group)

@@ -106,7 +106,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     start = time.perf_counter()
     entry = get_strategy(settings.strategy)
     claim(folder, settings.overwrite)
-    build.set_threads_and_seeds(settings.threads, settings.run)
+    build.set_up_process(settings.threads, settings.run)
     stream = build.build_stream(settings, settings.run, entry.joint)
     benchmark = stream.benchmark
     model = build.build_model(settings, benchmark.n_classes, entry.codebook).to(settings.device)
