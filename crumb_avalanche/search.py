@@ -61,13 +61,14 @@ class FaissSearch(nn.Module):
 
     def forward(self, slices: Tensor, unit_rows: Tensor) -> Tensor:
         """As ``TiledSearch.forward``, for CPU tensors."""
+        index = _faiss_index(unit_rows)
         indices = torch.empty(len(slices), dtype=torch.int64)
         for start in range(0, len(slices), self.tile):
             tile = slices[start : start + self.tile]
             # To about unit length, by a power of two: exact, so that ties stay ties.
             lengths = torch.linalg.vector_norm(tile, dim=1, keepdim=True).clamp_min(1e-12)
             tile = tile * torch.exp2(-torch.frexp(lengths).exponent)
-            indices[start : start + self.tile] = _nearest_by_faiss(tile, unit_rows)
+            indices[start : start + self.tile] = _nearest_by_faiss(tile, index)
         return indices
 
 
@@ -96,7 +97,7 @@ def nearest_rows(vectors: Tensor, rows: Tensor, tile: int = 2048) -> Tensor:
         ``(N,)`` int64 in ``[0, K)``.
     """
     if _suits_faiss(vectors):
-        return _nearest_by_faiss(vectors, rows)
+        return _nearest_by_faiss(vectors, _faiss_index(rows))
     # The nearest row is the one with the largest <x, c> - |c|^2 / 2.
     columns, offsets = rows.t().contiguous(), -rows.square().sum(1) / 2
     indices = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
@@ -115,12 +116,18 @@ def _suits_faiss(vectors: Tensor) -> bool:
     return faiss is not None and vectors.device.type == "cpu" and 2 * len(vectors) > _fused_from(vectors.shape[1])
 
 
-def _nearest_by_faiss(vectors: Tensor, rows: Tensor) -> Tensor:
+def _faiss_index(rows: Tensor):
+    """faiss's table of rows in CPU memory, searched with torch's number of threads."""
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    index = faiss.IndexFlatL2(rows.shape[1])
+    index.add(rows.contiguous().numpy())
+    return index
+
+
+def _nearest_by_faiss(vectors: Tensor, index) -> Tensor:
     """``(N,)`` int64 in CPU memory."""
     count, length = vectors.shape
-    if 2 * count > _fused_from(length) > count:
-        vectors = torch.cat([vectors, vectors.new_zeros(_fused_from(length) - count, length)])
-    faiss.omp_set_num_threads(torch.get_num_threads())
-    index = faiss.IndexFlatL2(length)
-    index.add(rows.contiguous().numpy())
+    missing = _fused_from(length) - count
+    if missing > 0 and _suits_faiss(vectors):
+        vectors = torch.cat([vectors, vectors.new_zeros(missing, length)])
     return torch.from_numpy(index.search(vectors.contiguous().numpy(), 1)[1][:count, 0])

@@ -109,10 +109,10 @@ def with_strengths(methods: list[Method], text: str | None) -> list[Method]:
     Raises:
         ValueError: no such method among those with a strength, or no number.
     """
+    known = [method.strategy for method in METHODS if method.settings]
     strengths = {}
     for part in text.split(",") if text else ():
         name, _, value = (piece.strip() for piece in part.partition("="))
-        known = [method.strategy for method in METHODS if method.settings]
         try:
             strengths[name] = float(value)
         except ValueError:
