@@ -7,7 +7,7 @@ take the other half from `fresh`, which is pretrained for no epoch and with anot
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from ablation_rows import BLOCKS_OF_OURS, OURS, STOCK, WEIGHTS_OF_OURS, Ablation
@@ -27,17 +27,20 @@ class Starts:
         folder: of the files.
         base: how `ours` is made; `weights` and `data` are what all others take too.
         mobilenet_weights: weights that the start of MobileNetV2 takes instead.
+        given: files that lie elsewhere, by the name of the start.
     """
 
     folder: Path | None
     base: PretrainSettings
     mobilenet_weights: str
+    given: dict[str, Path] = field(default_factory=dict)
 
     @property
     def described(self) -> str:
         """What "Ours" starts from, in words."""
         if self.folder is None:
-            return "all rows start from stock weights, without CRUMB pretraining"
+            but = ", but where the row says otherwise" * bool(self.given)
+            return f"all rows start from stock weights, without CRUMB pretraining{but}"
         if self.file(OURS) is None:
             return f"pretrained files in {self.folder}, where that of Ours is missing"
         from crumb_avalanche.pretraining import read_pretrained
@@ -48,8 +51,8 @@ class Starts:
 
     def file(self, name: str) -> Path | None:
         """The file of a start, if it is there."""
-        path = self._path(name)
-        return path if path.is_file() else None
+        path = self.given.get(name) or (self._path(name) if self.folder else None)
+        return path if path and path.is_file() else None
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"

@@ -9,7 +9,7 @@ in turn. `--starts` is a folder with a file for each such start; the script prin
 one missing, and with `--make-starts` makes them from `--pretrain-data` (ImageNet as the paper, or any other images; the
 table says which). Each file serves all runs. Without `--starts` all rows begin with stock weights and a fresh codebook,
 as the paper's "Vanilla pretrain" does: rows that change the stream or the codebook are run, those about pretraining
-stay empty and say what they need.
+stay empty and say what they need; `--cifar100-start FILE` fills the one row about pretraining on CIFAR-100.
 
 Blocks are 256x8 and 200 maps are stored, as in the paper's ablations; on other benchmarks as many as the same bytes
 hold there. Written to --output: the table as `.csv` and `.md`, its picture, `table4_runs.csv` with seed, settings and
@@ -23,7 +23,7 @@ from pathlib import Path
 from ablation_rows import MEM_SIZES, MEMORY_RECALL, ROWS, STOCK, Ablation
 from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
 from paper_numbers import read_paper_numbers
-from pretrained_starts import Starts
+from pretrained_starts import CIFAR100, Starts
 from saved_picture import publish
 from side_by_side import Cell, find
 from sweep import exit_code, grid
@@ -50,12 +50,12 @@ def settings_of(row: Ablation, starts: Starts, mem_size: int, config: Path) -> d
     changes = {"mem_size": max(1, round(mem_size * row.capacity)), "codebook_dim": 8, **shared, **row.stream}
     if changes.get("strategy") == "memory_recall":
         changes["strategy_config"] = str(config)
-    if row.start != STOCK and starts.folder is not None:
-        if starts.file(row.start) is None:
-            return f"needs {row.needs or 'CRUMB pretraining'}: {starts.folder / row.start}.safetensors"
+    if row.start != STOCK and starts.file(row.start):
         changes["pretrained"] = str(starts.file(row.start))
+    elif row.start != STOCK and starts.folder is not None:
+        return f"needs {row.needs or 'CRUMB pretraining'}: {starts.folder / row.start}.safetensors"
     elif row.start != STOCK and row.needs:
-        return f"needs {row.needs}: --starts"
+        return f"needs {row.needs}: --starts{' or --cifar100-start' * (row.start == CIFAR100)}"
     elif changes.get("backbone") == "mobilenet_v2":
         changes["weights"] = starts.mobilenet_weights
     return changes
@@ -99,7 +99,7 @@ def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
     """The pretrained files as the command line has them.
 
     Raises:
-        ValueError: they are to be made, but it is not said from what, or where to.
+        ValueError: they are to be made, but it is not said from what, or where to; or the file given is not there.
     """
     if chosen.make_starts and not (chosen.starts and chosen.pretrain_data):
         raise ValueError("--make-starts needs --starts, the folder to write to, and --pretrain-data, the images")
@@ -120,7 +120,10 @@ def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
         **(dict(relu_logits=True, head_kernel=3) if options.base.preset == "reference" else {}),
     )
     mobilenet = "none" if options.quick else chosen.mobilenet_weights
-    return Starts(Path(chosen.starts) if chosen.starts else None, base, mobilenet)
+    if chosen.cifar100_start and not Path(chosen.cifar100_start).is_file():
+        raise ValueError(f"--cifar100-start {chosen.cifar100_start}: there is no such file; crumb pretrain makes it")
+    given = {CIFAR100: Path(chosen.cifar100_start)} if chosen.cifar100_start else {}
+    return Starts(Path(chosen.starts) if chosen.starts else None, base, mobilenet, given)
 
 
 def main() -> int:
@@ -130,6 +133,7 @@ def main() -> int:
     parser.add_argument("--mem-size", type=int, help="maps that 'Ours' stores; default the paper's for the benchmark")
     parser.add_argument("--mobilenet-weights", default="torchvision", help="weights of MobileNetV2, as for crumb run")
     parser.add_argument("--starts", metavar="DIR", help="folder of pretrained files; default: start from stock weights")
+    parser.add_argument("--cifar100-start", metavar="FILE", help="for the row 'CIFAR100 pretrain'; needs no --starts")
     parser.add_argument("--make-starts", action="store_true", help="make the pretrained files that are missing")
     parser.add_argument("--pretrain-data", help="images for that: one folder for each class, or torchvision:NAME")
     parser.add_argument("--pretrain-root", help="where a torchvision data set lies")
