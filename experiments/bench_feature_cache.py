@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common_options import common_options, parser_for, run_script
-from kill_runs import differences
+from same_results import differences
 from sweep import exit_code, grid
 
 from crumb_avalanche.cli.run_folder import RESULT, write_text

@@ -9,7 +9,6 @@ Weights, buffer, answers on all test images and accuracies have to be the same t
 """
 
 import argparse
-import json
 import random
 import shutil
 import subprocess
@@ -17,18 +16,16 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
+from same_results import differences
 from tqdm import tqdm
 
 from crumb_avalanche.cli.going_on import FOLDER
-from crumb_avalanche.cli.predictions import read_predictions
 from crumb_avalanche.cli.run_folder import RESULT
 
 TINY = [
     *("--benchmark", "toy_shapes", "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
     *("--first-epochs", "1", "--budget-images", "200", "--batch-size", "32", "--threads", "1"),
 ]
-OF_THE_CLOCK = ("seconds", "tuning_seconds", "versions")
 
 
 def command(settings: list[str], output: Path, every: int) -> list[str]:
@@ -53,23 +50,6 @@ def killed(process: subprocess.Popen, output: Path, draws: random.Random) -> boo
         time.sleep(draws.uniform(0, 0.2))
     process.kill()
     return process.wait() != 0
-
-
-def differences(one: Path, other: Path) -> list[str]:
-    """What two run folders differ in, besides times."""
-    found = []
-    for name in ("checkpoint/model.safetensors", "checkpoint/buffer.safetensors", "accuracy_matrix.csv"):
-        contents = [(folder / name).read_bytes() if (folder / name).exists() else b"" for folder in (one, other)]
-        if contents[0] != contents[1]:
-            found.append(name)
-    answers = [read_predictions(folder) for folder in (one, other)]
-    if not all(np.array_equal(answers[0][name], answers[1][name]) for name in answers[0]):
-        found.append("predictions")
-    results = [json.loads((folder / RESULT).read_text()) for folder in (one, other)]
-    for name in results[0]:
-        if name not in OF_THE_CLOCK and results[0][name] != results[1].get(name):
-            found.append(f"{RESULT}: {name}")
-    return found
 
 
 def main() -> int:

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import csv
 import io
-import json
 import os
 import random
 import signal
@@ -27,18 +26,16 @@ from cells import Cell
 from engines import InProcess, LocalProcesses
 from PIL import Image
 from ray_engine import RayCluster
+from same_results import differences
 from sweep import RETRIES, exit_code, grid, sweep
 
 from crumb_avalanche.cli.folder_lock import LOCK, in_use
-from crumb_avalanche.cli.predictions import read_predictions
 from crumb_avalanche.cli.run_folder import RESULT, write_text
 from crumb_avalanche.cli.settings import RunSettings
 from crumb_avalanche.cli.tables import markdown, table
 
 HEADER = ["second", "killed", "process", "runs finished"]
 STRATEGIES = ("crumb", "image_replay", "slda", "ncm", "finetune")
-# What a result says of the machine and the moment.
-NOT_COMPARED = ("seconds", "tuning_seconds", "versions")
 DRIVER, WORKER, NODE = "driver", "worker", "node"
 
 
@@ -95,29 +92,13 @@ def short_cells(output: Path, count: int) -> list[Cell]:
     return grid(base, output, runs, {name: dict(strategy=name) for name in STRATEGIES})[:count]
 
 
-def difference(one: Path, other: Path) -> str:
-    """What differs between the results of two run folders, or nothing."""
-    results = [json.loads((folder / RESULT).read_text()) for folder in (one, other)]
-    for name in results[0].keys() | results[1].keys():
-        if name not in NOT_COMPARED and results[0].get(name) != results[1].get(name):
-            return f"{RESULT}: {name} is {results[0].get(name)!r} and {results[1].get(name)!r}"
-    if (one / "accuracy_matrix.csv").read_bytes() != (other / "accuracy_matrix.csv").read_bytes():
-        return "accuracy_matrix.csv"
-    answers = [read_predictions(folder) for folder in (one, other)]
-    for name, values in answers[0].items():
-        if not np.array_equal(values, answers[1][name]):
-            return f"predictions: {name}"
-    return ""
-
-
 def compare(undisturbed: list[Cell], disturbed: list[Cell]) -> list[str]:
-    """A line for every cell that is unfinished or differs."""
+    """A line for every cell that is unfinished, and for all that differs in one."""
     lines = []
     for cell, other in zip(undisturbed, disturbed, strict=True):
         unfinished = [str(one.folder) for one in (cell, other) if not (one.folder / RESULT).exists()]
-        found = f"unfinished: {' '.join(unfinished)}" if unfinished else difference(cell.folder, other.folder)
-        if found:
-            lines.append(f"{other.folder}: {found}")
+        found = [f"unfinished: {' '.join(unfinished)}"] if unfinished else differences(cell.folder, other.folder)
+        lines += [f"{other.folder}: {line}" for line in found]
     return lines
 
 

@@ -46,16 +46,18 @@ def test_killed_three_times_it_ends_with_the_same_results(killed):
 def test_a_difference_is_found(killed, monkeypatch):
     output, _ = killed
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    from sweep_faults import compare, difference, short_cells
+    from same_results import differences
+    from sweep_faults import compare, short_cells
 
     cells = [short_cells(output / name, 5) for name in ("undisturbed", "disturbed")]
     assert compare(*cells) == []
     one, other = (some[0].folder for some in cells)
     result = json.loads((other / "result.json").read_text())
     (other / "result.json").write_text(json.dumps({**result, "seconds": 1e6}))
-    assert difference(one, other) == ""
+    assert differences(one, other) == []
     (other / "result.json").write_text(json.dumps({**result, "mem_size": 41}))
-    assert difference(one, other) == "result.json: mem_size is 40 and 41"
+    assert differences(one, other) == ["result.json: mem_size is 40 and 41"]
+    assert compare(*cells) == [f"{other}: result.json: mem_size is 40 and 41"]
     (other / "result.json").unlink()
     assert compare(*cells) == [f"{other}: unfinished: {other}"]
 
