@@ -27,7 +27,6 @@ from crumb_avalanche.cli.settings import RunSettings
 from crumb_avalanche.cli.tables import markdown, table
 
 PROTOCOLS = ("class_instance", "class_iid")
-HEADER = ["method", "class-instance", "class-iid", "runs", "bytes kept", "seconds", "learning rate"]
 
 
 @dataclass
@@ -88,9 +87,20 @@ def collect(output: Path, names: list[str], protocols: list[str], runs: list[int
     return rows
 
 
-def cells(row: Row) -> list[str]:
+def header(rows: list[Row]) -> list[str]:
+    """Names of the columns: a protocol that nothing was run in has none."""
+    names = [protocol.replace("_", "-") for protocol in protocols_of(rows)]
+    return ["method", *names, "runs", "bytes kept", "seconds", "learning rate"]
+
+
+def protocols_of(rows: list[Row]) -> list[str]:
+    """Those that something was run in."""
+    return [name for name in PROTOCOLS if any(row.accuracies.get(name) for row in rows)]
+
+
+def cells(row: Row, protocols: list[str]) -> list[str]:
     """A row as text."""
-    accuracies = [mean_and_spread(row.accuracies.get(protocol, [])) for protocol in PROTOCOLS]
+    accuracies = [mean_and_spread(row.accuracies.get(protocol, [])) for protocol in protocols]
     rates = " ".join(f"{rate:g}" for rate in row.rates)
     return [row.name, *accuracies, row.runs, f"{row.memory:,}", f"{row.seconds:.0f}", rates]
 
@@ -105,7 +115,8 @@ def mean_and_spread(values: list[float]) -> str:
 
 def write_tables(output: Path, rows: list[Row]) -> None:
     """The table as Markdown, and every run as a line of CSV."""
-    lines = [HEADER, ["---"] * len(HEADER), *[cells(row) for row in rows]]
+    names, protocols = header(rows), protocols_of(rows)
+    lines = [names, ["---"] * len(names), *[cells(row, protocols) for row in rows]]
     write_text(output / "competitors.md", markdown(lines))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -129,13 +140,16 @@ def picture(output: Path, rows: list[Row], title: str) -> Path:
 
     rows = sorted(rows, key=mean)
     figure, axes = plt.subplots(figsize=(7, 1.2 + 0.3 * len(rows)), layout="constrained")
-    for protocol, marker, shift in (("class_instance", "o", 0.12), ("class_iid", "s", -0.12)):
+    looks = {"class_instance": ("o", "C0", 0.12), "class_iid": ("s", "C1", -0.12)}
+    for protocol in protocols_of(rows):
+        marker, colour, shift = looks[protocol]
         shown = [(place, row.accuracies[protocol]) for place, row in enumerate(rows) if row.accuracies.get(protocol)]
         axes.errorbar(
             [statistics.fmean(values) for _, values in shown],
             [place + shift for place, _ in shown],
             xerr=[statistics.stdev(values) if len(values) > 1 else 0 for _, values in shown],
             fmt=marker,
+            color=colour,
             capsize=2,
             label=protocol.replace("_", "-"),
         )
@@ -210,7 +224,7 @@ def main() -> int:
     found = collect(output, names, options.protocols, runs)
     if found:
         write_tables(output, found)
-        print(table(HEADER, [cells(row) for row in found]))
+        print(table(header(found), [cells(row, protocols_of(found)) for row in found]))
         title = f"{base.benchmark}, family {options.family}"
         print(f"\nalso in {output}: competitors.md, competitors.csv, {picture(output, found, title).name}")
     return exit_code(failed)
