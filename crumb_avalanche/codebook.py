@@ -14,6 +14,25 @@ def code_dtype(codebook_size: int) -> torch.dtype:
     return torch.uint8 if codebook_size <= 256 else torch.int16
 
 
+class RowsByNumber(torch.autograd.Function):
+    """``functional.embedding``, whose gradient takes a third of the time on a CPU; the same bits."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, numbers: Tensor) -> Tensor:
+        """``(..., d)`` rows of an ``(n, d)`` table for ``(...)`` integers."""
+        ctx.save_for_backward(numbers)
+        ctx.count = len(rows)
+        return functional.embedding(numbers, rows)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        """``(n, d)``: for each row the sum of the gradients of the places that it went to."""
+        length = gradient.shape[-1]
+        numbers = ctx.saved_tensors[0].reshape(-1, 1).long().expand(-1, length)
+        sums = gradient.new_zeros(ctx.count, length)
+        return sums.scatter_add_(0, numbers, gradient.reshape(-1, length)), None
+
+
 class Codebook(nn.Module):
     """A trainable table of memory blocks, and the map between feature maps and row numbers.
 
@@ -112,7 +131,9 @@ class Codebook(nn.Module):
         """
         batch, groups, height, width = codes.shape
         numbers = codes.permute(0, 2, 3, 1).to(torch.int32)
-        slices = functional.embedding(numbers, self.blocks)
+        # On a GPU the order of the sums would be left to chance.
+        on_cpu = numbers.device.type == "cpu"
+        slices = RowsByNumber.apply(self.blocks, numbers) if on_cpu else functional.embedding(numbers, self.blocks)
         return slices.reshape(batch, height, width, groups * self.codebook_dim).permute(0, 3, 1, 2)
 
     def quantize(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.codebook import Codebook, RowsByNumber
 from crumb_avalanche.search import FaissSearch, TiledSearch, faiss
 
 SEARCHES = [TiledSearch, pytest.param(FaissSearch, marks=pytest.mark.skipif(faiss is None, reason="needs faiss"))]
@@ -217,6 +217,23 @@ def test_gradient_reaches_exactly_the_rows_used():
     (quantized * torch.arange(1.0, 9).view(1, 4, 1, 2)).sum().backward()
     assert codebook.blocks.grad.tolist() == [[1 + 2 + 5, 3 + 4 + 7], [0, 0], [0, 0], [6, 8]]
     assert feature_map.grad is None
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("rows", "length"), [(256, 8), (256, 16), (3, 4), (512, 1)])
+def test_the_gradient_has_the_bits_of_an_embedding(rows, length, threads):
+    generator = torch.Generator().manual_seed(rows)
+    numbers = torch.randint(0, rows, (7, 13, 13, 16), dtype=torch.int32, generator=generator)
+    gradient = torch.randn(*numbers.shape, length, generator=generator)
+    tables = [torch.ones(rows, length, requires_grad=True) for _ in range(2)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        RowsByNumber.apply(tables[0], numbers).backward(gradient)
+        torch.nn.functional.embedding(numbers, tables[1]).backward(gradient)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(tables[0].grad, tables[1].grad)
 
 
 def test_the_input_is_not_changed():
