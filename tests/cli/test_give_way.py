@@ -1,0 +1,39 @@
+"""The command line tells libgomp how long threads spin, before torch brings it along; a user's own word stands."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import os, sys
+from crumb_avalanche.cli import give_way_to_others
+give_way_to_others()
+print("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "printed"),
+    [
+        ({}, "False 2000 None"),
+        ({"GOMP_SPINCOUNT": "7"}, "False 7 None"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "False None ACTIVE"),
+    ],
+)
+def test_threads_sleep_soon_unless_the_user_says_otherwise(environment, printed):
+    others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", CODE], env=others | environment, capture_output=True, text=True)
+    assert done.stdout.strip() == printed, done.stderr
+
+
+def test_the_command_does_so_first(monkeypatch, capsys):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    from crumb_avalanche import cli
+
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert os.environ["GOMP_SPINCOUNT"] == "2000"
+    capsys.readouterr()
