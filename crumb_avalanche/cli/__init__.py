@@ -82,9 +82,9 @@ def underscored(arguments: list[str]) -> list[str]:
 def give_way_to_others() -> None:
     """Let threads of torch that wait for each other sleep sooner than libgomp's rule says, before torch is imported.
 
-    By that rule they spin for milliseconds. Where other programs keep the cores busy, the thread that is waited for does
-    not get its turn, and two threads are several times slower than one. Nothing is changed where the environment says
-    something of it already.
+    By that rule they spin for milliseconds. Where other programs keep the cores busy, the thread that is waited for
+    does not get its turn, and two threads are several times slower than one. Nothing is changed where the environment
+    says something of it already.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "2000"
