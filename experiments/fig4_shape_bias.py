@@ -170,7 +170,8 @@ def picture(bars: Sequence[Bar], title: str) -> Figure:
                 style = dict(color=COLOURS[number], hatch=hatch, ec="white", label=f"{name} perturbation")
                 axes.bar(x, one.mean, 0.25, yerr=one.error, capsize=2, **style)
                 if one.test.significant:
-                    axes.annotate("*", (x, max(one.mean, 0)), (0, 6), textcoords="offset points", ha="center")
+                    top = max(one.mean + (one.error or 0), 0)
+                    axes.annotate("*", (x, top), (0, 2), textcoords="offset points", ha="center")
         axes.axhline(0, color="0.3", lw=0.8)
         axes.set_xticks(range(len(conditions)), conditions)
         axes.set_ylabel("relative accuracy advantage")
