@@ -10,7 +10,8 @@ relative accuracy advantage: the control's relative drop minus CRUMB's, below 0 
 is below 0 for space and above 0 for features and style. Streaming: CRUMB (256x8, from --pretrained if given) against
 replay of as many images from stock weights, class-instance for Figure 4 and class-i.i.d. with --figure S3 or for image
 sets. Pretraining: two files of `crumb pretrain` (the control's with --codebook-weight 0) on a folder of test images.
-Written to --output: `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`, and a folder of each run.
+Written to --output: `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`, `fig4_runs.csv` with seed, settings and accuracy of
+each streamed run, and a folder of each run.
 """
 
 import csv
@@ -27,6 +28,7 @@ from common_options import PROTOCOLS, CommonOptions, common_options, parser_for,
 from finished_runs import finished_runs
 from matplotlib.figure import Figure
 from paper_statistics import holm
+from run_list import Listed, write_run_list
 from saved_picture import COLOURS, STYLE, save_picture
 from shape_bias import PAPER_SIGN, Advantage, RunDrops, StyleImages, advantage_of, drops_of_network
 from side_by_side import kept_runs, p_text
@@ -199,6 +201,7 @@ def main() -> int:
         runs = [pretrained(chosen.pretrained, chosen.control_pretrained, chosen.test_root, style_root)]
         bars += bars_of("pretraining", runs)
     failed: dict[Path, str] = {}
+    listed = []
     for benchmark in () if chosen.pretraining_only else options.roots:
         protocol = options.protocols(benchmark, PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:])[0]
         size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES["core50"])
@@ -209,6 +212,9 @@ def main() -> int:
         failed |= options.do(grid(options.settings(benchmark), options.output / benchmark, options.runs, todo))
         condition = f"{benchmark}, {protocol.replace('_', '-')}"
         bars += bars_of(condition, streamed(options, benchmark, protocol, rows, style_root))
+        for row in rows:
+            finished = finished_runs(options.output / benchmark / protocol / row, options.runs)
+            listed.append(Listed(row, benchmark, protocol, finished))
     lines, name = lines_of(bars), f"fig{chosen.figure}"
     print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB\n" + table(HEADER, lines))
     text = io.StringIO()
@@ -217,8 +223,9 @@ def main() -> int:
     marked = [HEADER, ["---"] * len(HEADER), *lines]
     write_text(options.output / f"{name}.md", markdown(marked))
     figure = picture(bars, f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control")
-    written = ", ".join(path.name for path in save_picture(figure, options.output, name))
-    print(f"\nwritten to {options.output}: {name}.csv, {name}.md, {written}")
+    written = [write_run_list(options.output / f"{name}_runs.csv", listed)] if listed else []
+    written += save_picture(figure, options.output, name)
+    print(f"\nwritten to {options.output}: {name}.csv, {name}.md, {', '.join(path.name for path in written)}")
     return exit_code(failed)
 
 

@@ -6,8 +6,8 @@ One CRUMB run in class-instance with 256 blocks of 8 (kept and taken again if it
 from CRUMB pretraining). Panel a: the blocks most used, each on the images where it fires the most, one of an object; as
 in the paper only the first 8 features of a location count, so that a block fires or does not (`--slices 0` looks at all
 features and shows at what fraction of them it fires). Slices that are all zero choose no block and are left out
-everywhere. Panel b: use of all blocks, sorted, after the stream and before it. Written to --output: `fig5.csv`, `.png`
-and `.svg`.
+everywhere. Panel b: use of all blocks, sorted, after the stream and before it. Written to --output: `fig5.csv`, `.png`,
+`.svg`, and `fig5_runs.csv` with seed, settings and accuracy of the run.
 """
 
 import csv
@@ -21,8 +21,10 @@ from ablation_rows import MEM_SIZES
 from block_usage import RebuiltRun, Usage, firing, most_used, rebuilt, strongest, usage_of
 from cells import Cell
 from common_options import PROTOCOLS, common_options, parser_for, run_script
+from finished_runs import finished_runs
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from run_list import Listed, write_run_list
 from saved_picture import COLOURS, STYLE, save_picture
 from scipy import stats
 from sweep import exit_code
@@ -127,7 +129,9 @@ def main() -> int:
     title = f"Figure 5, {options.benchmark}, {chosen.protocol.replace('_', '-')}, run {run}"
     write_usage(options.output / "fig5.csv", before, after)
     figure = picture(found, before, after, blocks, chosen.images, title)
-    written = [options.output / "fig5.csv", *save_picture(figure, options.output, "fig5")]
+    finished = Listed("crumb", options.benchmark, chosen.protocol, finished_runs(cell.folder.parent, [run]))
+    written = [options.output / "fig5.csv", write_run_list(options.output / "fig5_runs.csv", [finished])]
+    written += save_picture(figure, options.output, "fig5")
     print("\nwritten: " + ", ".join(map(str, written)))
     return 0
 

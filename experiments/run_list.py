@@ -1,14 +1,14 @@
-"""Every run behind a table, with what it takes to repeat it: seed, settings, and the hash of its table of frames."""
+"""Every run behind a table or figure, with what it takes to repeat it: seed, settings, hash of its table of frames."""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from finished_runs import FinishedRun
-from side_by_side import Finding
 
 from crumb_avalanche.cli.run_folder import write_text
 from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings
@@ -16,6 +16,15 @@ from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings
 COLUMNS = ("row", "benchmark", "protocol", "run", "final_accuracy", "seconds", "frame_table_sha256", "settings")
 SHOWN_APART = {"benchmark", "protocol", "run", "runs"}
 FILES = {"weights", "pretrained", "strategy_config"}  # by name: where they lie is nobody else's matter
+
+
+class Listed(NamedTuple):
+    """The finished runs of one row of a table, or of one side of a figure."""
+
+    row: str
+    benchmark: str
+    protocol: str
+    runs: Sequence[FinishedRun]
 
 
 def settings_text(run: FinishedRun) -> str:
@@ -32,16 +41,15 @@ def settings_text(run: FinishedRun) -> str:
     return " ".join(parts)
 
 
-def write_run_list(path: Path, findings: Sequence[Finding]) -> Path:
-    """Write the runs of a table as CSV, row by row; runs that several rows share stand with each."""
+def write_run_list(path: Path, rows: Iterable[Listed]) -> Path:
+    """Write the runs as CSV, row by row; runs that several rows share stand with each."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for finding in findings:
-        cell = finding.cell
-        for run in finding.runs:
+    for row, benchmark, protocol, runs in rows:
+        for run in runs:
             seconds, frame_table = (run.result.get(name) for name in ("seconds", "frame_table_sha256"))
-            line = [cell.row, cell.benchmark, cell.protocol, run.number, round(run.final, 4)]
+            line = [row, benchmark, protocol, run.number, round(run.final, 4)]
             line += [None if seconds is None else round(seconds, 1), frame_table]
             writer.writerow([*line, settings_text(run)])
     write_text(path, text.getvalue())

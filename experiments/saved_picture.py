@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from run_list import write_run_list
+from run_list import Listed, write_run_list
 from side_by_side import Finding, print_findings, write_findings
 
 from crumb_avalanche.cli.pictures import STYLE
@@ -22,7 +22,8 @@ def publish(findings: Sequence[Finding], heading: str, output: Path, name: str, 
     print(f"\n{heading}")
     print_findings(findings)
     written = write_findings(output, name, findings, heading)
-    written.append(write_run_list(output / f"{name}_runs.csv", findings))
+    listed = [Listed(item.cell.row, item.cell.benchmark, item.cell.protocol, item.runs) for item in findings]
+    written.append(write_run_list(output / f"{name}_runs.csv", listed))
     written += save_picture(figure or findings_picture(findings, heading), output, name)
     print("\nwritten: " + ", ".join(map(str, written)))
 

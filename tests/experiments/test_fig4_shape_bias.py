@@ -101,6 +101,8 @@ def test_quick(tmp_path):
     with open(tmp_path / "out" / "fig4.csv") as file:
         rows = list(csv.DictReader(file))
     assert [row["perturbation"] for row in rows] == ["spatial", "feature", "style"] and rows[0]["runs"] == "1"
+    with open(tmp_path / "out" / "fig4_runs.csv") as file:
+        assert [(row["row"], row["run"]) for row in csv.DictReader(file)] == [("crumb", "0"), ("control", "0")]
     import yaml
 
     folder = tmp_path / "out" / "toy_shapes" / "class_instance" / "crumb" / "run0"

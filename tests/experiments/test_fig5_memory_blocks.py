@@ -95,3 +95,5 @@ def test_quick(tmp_path):
     with open(tmp_path / "fig5.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 256 and sum(float(row["share_after"]) for row in rows) == pytest.approx(1)
+    with open(tmp_path / "fig5_runs.csv") as file:
+        assert [row["run"] for row in csv.DictReader(file)] == ["0"]

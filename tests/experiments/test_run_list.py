@@ -5,9 +5,9 @@ import json
 from dataclasses import replace
 
 import yaml
+from finished_runs import finished_runs
 from made_runs import made_run
-from run_list import COLUMNS, write_run_list
-from side_by_side import Cell, find
+from run_list import COLUMNS, Listed, write_run_list
 
 from crumb_avalanche.cli.settings import RunSettings, as_dict
 
@@ -30,11 +30,11 @@ def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
         (folder / "result.json").write_text(
             json.dumps(result | {"seconds": 12.3456, "frame_table_sha256": "abc"} if run else result)
         )
-    cells = [
-        Cell("Im. replay", benchmark="eth80", protocol="class_iid", paper_dataset="core50", folder=tmp_path / "rows"),
-        Cell("Not run", benchmark="eth80", protocol="class_iid", paper_dataset="core50", folder=tmp_path / "none"),
+    rows = [
+        Listed("Im. replay", "eth80", "class_iid", finished_runs(tmp_path / "rows", [0, 1, 2])),
+        Listed("Not run", "eth80", "class_iid", finished_runs(tmp_path / "none", [0, 1, 2])),
     ]
-    path = write_run_list(tmp_path / "table_runs.csv", find(cells, [0, 1, 2]))
+    path = write_run_list(tmp_path / "table_runs.csv", rows)
     with open(path) as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS and len(rows) == 2
@@ -47,6 +47,6 @@ def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
 
 def test_a_run_without_its_settings(tmp_path):
     made_run(tmp_path / "rows" / "run0", 160)
-    cell = Cell("Ours", benchmark="eth80", protocol="class_iid", paper_dataset="core50", folder=tmp_path / "rows")
-    text = write_run_list(tmp_path / "runs.csv", find([cell], [0])).read_text()
+    listed = Listed("Ours", "eth80", "class_iid", finished_runs(tmp_path / "rows", [0]))
+    text = write_run_list(tmp_path / "runs.csv", [listed]).read_text()
     assert text.splitlines()[1] == "Ours,eth80,class_iid,0,80.0,,,"
