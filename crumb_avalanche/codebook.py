@@ -111,11 +111,10 @@ class Codebook(nn.Module):
         indices = self.search(slices, unit_rows)
         if indices.numel() and indices.min() < 0:
             raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
-        # A zero slice has score 0 everywhere; searches that work with distances would let rounding decide. A norm of 0
-        # can also be an underflow, so the few slices that have it are looked at again.
-        zeros = (torch.linalg.vector_norm(slices, dim=1) == 0).nonzero().squeeze(1)
-        indices[zeros[~slices[zeros].any(dim=1)]] = 0
-        codes = candidates[indices].to(code_dtype(self.codebook_size))
+        # A zero slice has score 0 everywhere; searches that work with distances would let rounding decide. A sum of
+        # absolute values is 0 for no other slice: unlike a norm, it cannot underflow.
+        indices.masked_fill_(torch.mv(slices.abs(), slices.new_ones(self.codebook_dim)) == 0, 0)
+        codes = candidates.index_select(0, indices).to(code_dtype(self.codebook_size))
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
     def decode(self, codes: Tensor) -> Tensor:

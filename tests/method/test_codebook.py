@@ -142,6 +142,14 @@ def test_a_zero_slice_takes_the_lowest_row_that_is_not_zero():
     assert negative.encode(torch.tensor([-2.0, -1]).view(1, 2, 1, 1)).item() == 2
 
 
+def test_a_slice_whose_norm_underflows_is_not_a_zero_slice():
+    codebook = Codebook(3, 2)
+    codebook.blocks.data = torch.tensor([[1.0, 0], [0, 1], [0.6, 0.8]])
+    feature_map = torch.tensor([0, 1e-30, 1e-30, 0, 0, 0, -1e-30, 1e-30]).view(1, 8, 1, 1)
+    assert torch.linalg.vector_norm(feature_map[0, :2]) == 0
+    assert codebook.encode(feature_map).flatten().tolist() == [1, 0, 0, 1]
+
+
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("height", [1, 200])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
