@@ -21,7 +21,7 @@ import matplotlib
 from common_options import IMAGE_SETS, PROTOCOLS, CommonOptions, common_options, parser_for, run_script
 from matplotlib.figure import Figure
 from paper_methods import cells_of
-from saved_picture import COLOURS, LINES, MARKERS, STYLE, save_picture
+from saved_picture import COLOURS, LINES, MARKERS, STYLE, save_picture, set_title
 from side_by_side import Finding, find, print_findings, write_findings
 from sweep import exit_code
 from table1_accuracy import assembled
@@ -67,7 +67,7 @@ def picture(findings: Sequence[Finding], title: str) -> Figure:
     lines = -(-len(panels) // columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(1.5 + 4.3 * columns, 0.8 + 3.6 * lines), layout="constrained")
-        figure.suptitle(title)
+        set_title(figure, title)
         grid = figure.subplots(lines, columns, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()

@@ -1,6 +1,7 @@
 """Pictures of the scripts: written as PNG and SVG, each whole or not at all; bars of ours beside the paper's."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,12 @@ from crumb_avalanche.cli.pictures import STYLE
 from crumb_avalanche.cli.pictures import save as save_picture
 from crumb_avalanche.cli.report_curves import COLOURS, LINES, MARKERS
 
-__all__ = ["COLOURS", "LINES", "MARKERS", "STYLE", "findings_picture", "publish", "save_picture"]
+__all__ = ["COLOURS", "LINES", "MARKERS", "STYLE", "findings_picture", "publish", "save_picture", "set_title"]
+
+
+def set_title(figure: Figure, title: str) -> None:
+    """Put a title over a figure, in as many lines as its width needs."""
+    figure.suptitle(textwrap.fill(title, int(10 * figure.get_figwidth())))
 
 
 def publish(findings: Sequence[Finding], heading: str, output: Path, name: str, figure: Figure | None = None) -> None:
@@ -38,7 +44,7 @@ def findings_picture(findings: Sequence[Finding], title: str) -> Figure:
     by_cell = {(item.cell.benchmark, item.cell.protocol, item.cell.row): item for item in findings}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3 + 4.2 * len(panels), 1.8 + 0.28 * len(rows)), layout="constrained")
-        figure.suptitle(title)
+        set_title(figure, title)
         places = np.arange(len(rows))
         for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels):
             items = [by_cell.get((*panel, row)) for row in rows]
@@ -63,7 +69,7 @@ def findings_picture(findings: Sequence[Finding], title: str) -> Figure:
             axes.set_xlabel("accuracy over all classes at the end (%)")
             axes.grid(axis="x", color="0.9", lw=0.6)
             axes.set_axisbelow(True)
-        axes.invert_yaxis()
+        axes.set_ylim(len(rows) - 0.4, -0.6)
         shown = {label: handle for one in figure.axes for handle, label in zip(*one.get_legend_handles_labels())}
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=2)
     return figure

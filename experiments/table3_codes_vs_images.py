@@ -19,7 +19,7 @@ from ablation_rows import MEM_SIZES
 from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
 from matplotlib.figure import Figure
 from paper_numbers import PaperNumbers, read_paper_numbers
-from saved_picture import COLOURS, STYLE, publish
+from saved_picture import COLOURS, STYLE, publish, set_title
 from side_by_side import Cell, Finding, find
 from sweep import exit_code, grid
 
@@ -75,7 +75,7 @@ def picture(findings: Sequence[Finding], counts: Sequence[int], title: str) -> F
     by_cell = {(item.cell.protocol, item.cell.row): item for item in findings}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(1 + 4.5 * len(protocols), 4.2), layout="constrained")
-        figure.suptitle(title)
+        set_title(figure, title)
         for axes, protocol in zip(figure.subplots(1, len(protocols), sharey=True, squeeze=False)[0], protocols):
             for name, colour in zip(NAMES.values(), COLOURS):
                 items = [(count, by_cell[protocol, f"n={count} {name}"]) for count in counts]

@@ -120,3 +120,14 @@ def test_a_run_without_predictions_has_no_test(cells, tmp_path):
         (tmp_path / "half" / f"run{run}" / "predictions.npz").unlink()
     findings = find(cells, [0, 1])
     assert findings[1].test is None and findings[1].p_holm is None and findings[1].mean == pytest.approx(57.5)
+
+
+def test_a_long_title_is_broken_into_lines_that_fit():
+    from matplotlib.figure import Figure
+    from saved_picture import set_title
+
+    figure = Figure(figsize=(5, 3))
+    set_title(figure, "all rows start from stock weights, without CRUMB pretraining, but where the row says otherwise")
+    lines = figure.get_suptitle().splitlines()
+    assert len(lines) == 2 and max(map(len, lines)) <= 50
+    assert figure.get_tightbbox().width < figure.get_figwidth()
