@@ -87,10 +87,12 @@ def collect(output: Path, names: list[str], protocols: list[str], runs: list[int
     return rows
 
 
-def header(rows: list[Row]) -> list[str]:
-    """Names of the columns: a protocol that nothing was run in has none."""
-    names = [protocol.replace("_", "-") for protocol in protocols_of(rows)]
-    return ["method", *names, "runs", "bytes kept", "seconds", "learning rate"]
+def lines_of(rows: list[Row]) -> list[list[str]]:
+    """The table as text, names of the columns first; a protocol that nothing was run in has none."""
+    protocols = protocols_of(rows)
+    names = [protocol.replace("_", "-") for protocol in protocols]
+    header = ["method", *names, "runs", "bytes kept", "seconds", "learning rate"]
+    return [header, *(cells(row, protocols) for row in rows)]
 
 
 def protocols_of(rows: list[Row]) -> list[str]:
@@ -115,9 +117,8 @@ def mean_and_spread(values: list[float]) -> str:
 
 def write_tables(output: Path, rows: list[Row]) -> None:
     """The table as Markdown, and every run as a line of CSV."""
-    names, protocols = header(rows), protocols_of(rows)
-    lines = [names, ["---"] * len(names), *[cells(row, protocols) for row in rows]]
-    write_text(output / "competitors.md", markdown(lines))
+    header, *lines = lines_of(rows)
+    write_text(output / "competitors.md", markdown([header, ["---"] * len(header), *lines]))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["method", "protocol", "place", "final_accuracy", "memory_bytes", "mean_train_seconds"])
@@ -224,7 +225,8 @@ def main() -> int:
     found = collect(output, names, options.protocols, runs)
     if found:
         write_tables(output, found)
-        print(table(header(found), [cells(row, protocols_of(found)) for row in found]))
+        header, *lines = lines_of(found)
+        print(table(header, lines))
         title = f"{base.benchmark}, family {options.family}"
         print(f"\nalso in {output}: competitors.md, competitors.csv, {picture(output, found, title).name}")
     return exit_code(failed)
