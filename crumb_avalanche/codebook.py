@@ -7,6 +7,7 @@ from torch.nn import functional
 from crumb_avalanche.search import BlockSearch
 
 LARGEST_CODEBOOK = 2**15  # codes are uint8 or int16
+ZERO_TILE = 8192  # slices looked at together for zeros
 
 
 def code_dtype(codebook_size: int) -> torch.dtype:
@@ -113,7 +114,9 @@ class Codebook(nn.Module):
             raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
         # A zero slice has score 0 everywhere; searches that work with distances would let rounding decide. A sum of
         # absolute values is 0 for no other slice: unlike a norm, it cannot underflow.
-        indices.masked_fill_(torch.mv(slices.abs(), slices.new_ones(self.codebook_dim)) == 0, 0)
+        ones = slices.new_ones(self.codebook_dim)
+        for part, found in zip(slices.split(ZERO_TILE), indices.split(ZERO_TILE)):  # abs() is a copy: a small one
+            found.masked_fill_(torch.mv(part.abs(), ones) == 0, 0)
         codes = candidates.index_select(0, indices).to(code_dtype(self.codebook_size))
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crumb_avalanche.codebook import Codebook, RowsByNumber
+from crumb_avalanche.codebook import ZERO_TILE, Codebook, RowsByNumber
 from crumb_avalanche.search import FaissSearch, TiledSearch, faiss
 
 SEARCHES = [TiledSearch, pytest.param(FaissSearch, marks=pytest.mark.skipif(faiss is None, reason="needs faiss"))]
@@ -148,6 +148,15 @@ def test_a_slice_whose_norm_underflows_is_not_a_zero_slice():
     feature_map = torch.tensor([0, 1e-30, 1e-30, 0, 0, 0, -1e-30, 1e-30]).view(1, 8, 1, 1)
     assert torch.linalg.vector_norm(feature_map[0, :2]) == 0
     assert codebook.encode(feature_map).flatten().tolist() == [1, 0, 0, 1]
+
+
+def test_zero_slices_are_found_wherever_they_are_among_many():
+    codebook = Codebook(2, 2)
+    codebook.blocks.data = torch.tensor([[0.6, 0.8], [1.0, 0]])
+    feature_map = torch.tensor([1.0, 0]).view(1, 2, 1, 1).repeat(1, 1, 3, ZERO_TILE)
+    zeros = torch.tensor([0, ZERO_TILE - 1, ZERO_TILE, 2 * ZERO_TILE + 5, 3 * ZERO_TILE - 1])
+    feature_map.view(1, 2, -1)[:, :, zeros] = 0
+    assert (codebook.encode(feature_map).flatten() == 0).nonzero().squeeze(1).tolist() == zeros.tolist()
 
 
 @pytest.mark.parametrize("search", SEARCHES)
