@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from watched import Answers
 
 from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.ledger import LedgerMetric
@@ -35,17 +36,6 @@ class Watch(SupervisedPlugin):
     def after_training_iteration(self, strategy, **kwargs):
         entries = LedgerMetric().count(strategy)
         self.bytes.append(entries["memory_bytes"] - entries["label_bytes"])
-
-
-class Answers(SupervisedPlugin):
-    """The classes that a strategy answers in evaluation."""
-
-    def __init__(self):
-        super().__init__()
-        self.given = []
-
-    def after_eval_iteration(self, strategy, **kwargs):
-        self.given += strategy.mb_output.argmax(1).tolist()
 
 
 def learn(name, make_model, make_stream, protocol="class_instance", experiences=2, method=None):

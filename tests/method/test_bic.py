@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from watched import Order, learn_stream, plugin_of
 
 from crumb_avalanche.baselines.bic import BIC, BiCPlugin, BiCSettings, SplitExemplars, fit_bias, spread
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
@@ -25,17 +26,14 @@ def build(model, mem_size, method=None, **host):
     return BIC.build(Recipe(model, SETTINGS, BIC.method_settings(method), mem_size, model.n_classes, 0, "cpu", host))
 
 
-def learned(make_model, make_stream, mem_size=14, experiences=2, plugins=(), method=None):
+def learned(make_model, make_stream, mem_size=14, experiences=2, **more):
     torch.manual_seed(0)
-    stream = make_stream(classes=CLASSES)
-    strategy = build(make_model(n_classes=6, codebook=False), mem_size, method, plugins=list(plugins))
-    for experience in stream.train_stream[:experiences]:
-        strategy.train(experience)
-    return strategy, stream
+    model, stream = make_model(n_classes=6, codebook=False), make_stream(classes=CLASSES)
+    return learn_stream(build, model, stream, mem_size, experiences, **more)
 
 
 def the(strategy):
-    return next(plugin for plugin in strategy.plugins if isinstance(plugin, BiCPlugin))
+    return plugin_of(BiCPlugin, strategy)
 
 
 def key(image):
@@ -259,14 +257,6 @@ def test_old_classes_without_exemplars_are_still_distilled(make_model, make_stre
 
 
 def test_unequal_groups_and_the_streams_order(make_model, make_stream):
-    class Order(SupervisedPlugin):
-        def __init__(self):
-            super().__init__()
-            self.frames = []
-
-        def before_forward(self, strategy, **kwargs):
-            self.frames += list(strategy.mb_x)
-
     torch.manual_seed(0)
     order = Order()
     streams = make_stream(4, classes=CLASSES), make_stream(1, classes=CLASSES)

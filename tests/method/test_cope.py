@@ -12,10 +12,10 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.plugins.cope import PPPloss
 from torch import nn
 from torch.nn.functional import normalize
+from watched import Order, learn_stream, plugin_of, without_and_with_cache
 
 from crumb_avalanche.baselines.cope import COPE, CoPEPlugin, CoPESettings, ppp_loss
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.head_input import penultimate
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.split_model import SplitModel
@@ -32,17 +32,13 @@ def build(model, mem_size, method=None, learning_rate=0.02, **host):
     return COPE.build(Recipe(model, settings, COPE.method_settings(method), mem_size, model.n_classes, 0, "cpu", host))
 
 
-def learned(make_model, make_stream, mem_size=7, experiences=2, plugins=(), method=None):
+def learned(make_model, make_stream, mem_size=7, experiences=2, **more):
     torch.manual_seed(0)
-    stream = make_stream()
-    strategy = build(make_model(codebook=False), mem_size, method, plugins=list(plugins))
-    for experience in stream.train_stream[:experiences]:
-        strategy.train(experience)
-    return strategy, stream
+    return learn_stream(build, make_model(codebook=False), make_stream(), mem_size, experiences, **more)
 
 
 def the(strategy):
-    return next(plugin for plugin in strategy.plugins if isinstance(plugin, CoPEPlugin))
+    return plugin_of(CoPEPlugin, strategy)
 
 
 def plugin(n_classes=3, length=2, **settings):
@@ -238,14 +234,6 @@ def test_classes_may_outnumber_the_memories(make_model, make_stream):
 
 
 def test_frames_come_in_the_streams_order(make_model, make_stream):
-    class Order(SupervisedPlugin):
-        def __init__(self):
-            super().__init__()
-            self.frames = []
-
-        def before_forward(self, strategy, **kwargs):
-            self.frames += list(strategy.mb_x)
-
     order = Order()
     _, stream = learned(make_model, make_stream, plugins=[order])
     first, second = ([image for image, *_ in e.dataset] for e in stream.train_stream)
@@ -259,15 +247,7 @@ def test_memories_are_balanced(make_model, make_stream):
 
 
 def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
-    results = []
-    for cached in (False, True):
-        torch.manual_seed(0)
-        stream, model = make_stream(), make_model(codebook=False)
-        plugins = [FeatureCache(tmp_path, model, 400, "toy", progress=False)] if cached else []
-        strategy = build(model, 7, plugins=plugins)
-        for experience in stream.train_stream:
-            strategy.train(experience)
-        results.append(strategy)
+    results = without_and_with_cache(build, tmp_path, make_model, make_stream)
     assert torch.equal(results[0].storage_policy.rows, results[1].storage_policy.rows)
     assert torch.allclose(the(results[0]).prototypes, the(results[1]).prototypes, atol=1e-5)
 

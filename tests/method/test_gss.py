@@ -10,11 +10,11 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
+from watched import learn_stream, without_and_with_cache
 
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.gss import GSS, GreedyDiversity, GSSPlugin, sample_gradients
-from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.storage_rules import Slots
@@ -30,13 +30,9 @@ def build(model, mem_size, method=None, settings=SETTINGS, **host):
     return GSS.build(Recipe(model, settings, GSS.method_settings(method), mem_size, model.n_classes, 0, "cpu", host))
 
 
-def learned(make_model, make_stream, mem_size=7, plugins=(), method=None):
+def learned(make_model, make_stream, mem_size=7, **more):
     torch.manual_seed(0)
-    stream = make_stream()
-    strategy = build(make_model(codebook=False), mem_size, method, plugins=list(plugins))
-    for experience in stream.train_stream:
-        strategy.train(experience)
-    return strategy, stream
+    return learn_stream(build, make_model(codebook=False), make_stream(), mem_size, **more)
 
 
 def offered(gradients, capacity, compared=10, batch=1, seed=0):
@@ -266,16 +262,8 @@ def test_a_full_buffer_holds_frames_with_their_labels(head_only, make_model, mak
 
 
 def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
-    held = []
-    for cached in (False, True):
-        torch.manual_seed(0)
-        stream, model = make_stream(), make_model(codebook=False)
-        plugins = [FeatureCache(tmp_path, model, 400, "toy", progress=False)] if cached else []
-        strategy = build(model, 7, plugins=plugins)
-        for experience in stream.train_stream:
-            strategy.train(experience)
-        held.append(strategy.storage_policy.rows)
-    assert torch.equal(*held)
+    plain, cached = without_and_with_cache(build, tmp_path, make_model, make_stream)
+    assert torch.equal(plain.storage_policy.rows, cached.storage_policy.rows)
 
 
 def test_a_buffer_smaller_than_a_batch_and_than_the_classes(make_model, make_stream):

@@ -9,11 +9,11 @@ import torch
 from avalanche.models import NCMClassifier
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
+from watched import learn_stream, plugin_of, without_and_with_cache
 
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from, herd
 from crumb_avalanche.baselines.icarl import ICARL, ICaRLPlugin, Prioritised, icarl_targets
-from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.head_input import penultimate
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.split_model import SplitModel
@@ -31,17 +31,13 @@ def build(model, mem_size, method=None, **host):
     )
 
 
-def learned(make_model, make_stream, mem_size=7, experiences=2, plugins=(), method=None):
+def learned(make_model, make_stream, mem_size=7, experiences=2, **more):
     torch.manual_seed(0)
-    stream = make_stream()
-    strategy = build(make_model(codebook=False), mem_size, method, plugins=list(plugins))
-    for experience in stream.train_stream[:experiences]:
-        strategy.train(experience)
-    return strategy, stream
+    return learn_stream(build, make_model(codebook=False), make_stream(), mem_size, experiences, **more)
 
 
 def the(strategy):
-    return next(plugin for plugin in strategy.plugins if isinstance(plugin, ICaRLPlugin))
+    return plugin_of(ICaRLPlugin, strategy)
 
 
 def slow_features(model, images):
@@ -242,15 +238,7 @@ def test_a_class_that_comes_again_is_herded_from_old_exemplars_and_new_frames(ma
 
 
 def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
-    results = []
-    for cached in (False, True):
-        torch.manual_seed(0)
-        stream, model = make_stream(), make_model(codebook=False)
-        plugins = [FeatureCache(tmp_path, model, 400, "toy", progress=False)] if cached else []
-        strategy = build(model, 7, plugins=plugins)
-        for experience in stream.train_stream:
-            strategy.train(experience)
-        results.append(strategy)
+    results = without_and_with_cache(build, tmp_path, make_model, make_stream)
     assert torch.equal(results[0].storage_policy.rows, results[1].storage_policy.rows)
     for one, other in zip(results[0].model.parameters(), results[1].model.parameters()):
         assert torch.allclose(one, other, atol=1e-5)

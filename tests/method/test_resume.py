@@ -6,7 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin
+from watched import Answers
 
 from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.checkpoint import CheckpointFolder
@@ -19,17 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 BUDGET = 8 * 3 * 16**2
-
-
-class Answers(SupervisedPlugin):
-    """What is answered in evaluation."""
-
-    def __init__(self):
-        super().__init__()
-        self.given = []
-
-    def after_eval_iteration(self, strategy, **kwargs):
-        self.given += strategy.mb_output.argmax(1).tolist()
 
 
 def build(name, make_model, make_stream, save, every=1):
