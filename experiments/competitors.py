@@ -30,7 +30,7 @@ from crumb_avalanche.cli.settings import RunSettings
 from crumb_avalanche.cli.tables import markdown, table
 
 TABLE, JOINT = "competitors", "joint"
-QUICK = dict(image_size=64, budget_images=60)  # room for the statistics of every method
+QUICK = dict(image_size=64, budget_images=150)  # room for the statistics of every method
 
 
 @dataclass
@@ -67,7 +67,7 @@ def rows_of(strategies: Sequence[str], protocols: Sequence[str], maps: int) -> d
             if protocol != JOINT:
                 rows[f"{protocol}/{name}"]["protocol"] = protocol
             if name == "map_replay":
-                rows[f"{protocol}/{name}"]["mem_size"] = maps
+                rows[f"{protocol}/{name}"] |= dict(mem_size=maps, budget_images=None)
     return rows
 
 

@@ -77,3 +77,13 @@ def test_a_killed_run_is_named(tmp_path):
     assert verdict(cell, 0) == ""
     assert verdict(cell, -9) == "its process was killed by signal 9, perhaps for want of memory"
     assert (tmp_path / "run0" / "error.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_quick_look_runs_every_method(tmp_path):
+    from crumb_avalanche.baselines.registry import STRATEGIES
+
+    done = competitors(tmp_path, "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "competitors.md").read_text().splitlines()[2:]
+    assert [line.split()[1] for line in lines] == list(STRATEGIES)
