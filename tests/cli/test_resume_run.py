@@ -138,3 +138,18 @@ def test_three_kills(tiny, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "killed 3 times; the same to the bit" in done.stdout
     assert len(read_predictions(tmp_path / "runs" / "killed")["row"]) > 0
+
+
+def test_a_run_that_is_finished_before_all_kills_is_too_short(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import kill_runs
+
+    for name in ("run", "Popen"):
+        monkeypatch.setattr(kill_runs.subprocess, name, lambda *args, **kwargs: None)
+    monkeypatch.setattr(kill_runs, "killed", lambda *args: False)
+    monkeypatch.setattr(kill_runs, "differences", lambda *folders: [])
+    monkeypatch.setattr(sys, "argv", ["kill_runs.py", "--kills", "3", "--output", str(tmp_path)])
+    assert kill_runs.main() == 1
+    printed = capsys.readouterr()
+    assert "killed 0 times; the same to the bit" in printed.out
+    assert "finished before all of 3 kills; give a longer run, or fewer --kills" in printed.err
