@@ -8,6 +8,7 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
+from watched import plugin_of
 
 from crumb_avalanche.baselines.aanets import (
     AANETS,
@@ -144,7 +145,7 @@ def test_an_outer_step_by_hand(ready):
     model, stream = ready()
     model.plastic_layers.relu = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5))
     strategy = train(model, stream, mem_size=4, outer_every=50)
-    plugin = next(plugin for plugin in strategy.plugins if isinstance(plugin, AANetsPlugin))
+    plugin = plugin_of(AANetsPlugin, strategy)
     buffer, share = strategy.storage_policy, model.plastic_layers.blended.share
     drawn, sample = [], buffer.sample
     buffer.sample = lambda *arguments: drawn.append(sample(*arguments)) or drawn[-1]
@@ -220,7 +221,7 @@ def test_the_first_loss_of_a_later_experience(ready, monkeypatch, distillation):
     now = copy.deepcopy(model).eval()
     before = copy.deepcopy(now)
     if distillation:  # another old network than the present one, for there to be something to distil
-        old_network = next(plugin for plugin in strategy.plugins if isinstance(plugin, AANetsPlugin)).old_network
+        old_network = plugin_of(AANetsPlugin, strategy).old_network
         moved = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) / 3
         old_network.state["plastic.head.layer.weight"] += moved
         before.plastic_layers.load_state_dict(old_network.state, strict=False)
@@ -343,7 +344,7 @@ def test_fewer_exemplars_than_classes(ready):
 def test_the_old_network_answers_as_it_did(ready):
     model, stream = ready()
     strategy = train(model, stream, half_old_network=False)
-    plugin = next(plugin for plugin in strategy.plugins if isinstance(plugin, AANetsPlugin))
+    plugin = plugin_of(AANetsPlugin, strategy)
     images = torch.stack([item[0] for item in stream.test_stream[1].dataset])
     maps = model.features(images)
     before = model.eval().classify(maps).detach()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from watched import Answers
+from watched import Answers, plugin_of
 
 from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.ledger import LedgerMetric
@@ -113,7 +113,7 @@ def test_survives_pickling(name, make_model, make_stream):
     outputs = []
     for one in (strategy, again):
         one.eval(stream.test_stream[:2])
-        answers = next(plugin for plugin in one.plugins if isinstance(plugin, Answers))
+        answers = plugin_of(Answers, one)
         outputs.append(answers.given[-len(stream.test_stream[1].dataset) :])
     assert outputs[0] == outputs[1]
     # It also goes on learning in the same way.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch.nn.functional import cross_entropy
+from watched import plugin_of
 
 from crumb_avalanche.baselines import experience_replay
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
@@ -324,7 +325,7 @@ def test_the_dark_loss_of_a_step_by_hand(make_model):
     """CE of new images, plus 0.1 times the mean square of one draw's shift, plus 0.5 times the CE of another draw."""
     model = make_model(codebook=False).eval()
     strategy = DER.build(recipe(DER, model, mem_size=2))
-    plugin = next(plugin for plugin in strategy.plugins if isinstance(plugin, experience_replay.DarkReplayPlugin))
+    plugin = plugin_of(experience_replay.DarkReplayPlugin, strategy)
     images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     then = torch.tensor([[1.0, -2.0, UNSEEN_LOGIT, UNSEEN_LOGIT], [0.5, 0.25, 3.0, UNSEEN_LOGIT]])
     buffer = strategy.storage_policy

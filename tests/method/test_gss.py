@@ -10,7 +10,7 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
-from watched import learn_stream, without_and_with_cache
+from watched import learn_stream, plugin_of, without_and_with_cache
 
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
@@ -273,7 +273,7 @@ def test_a_buffer_smaller_than_a_batch_and_than_the_classes(make_model, make_str
 
 def test_bytes_are_images_and_scores(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream)
-    plugin = next(plugin for plugin in strategy.plugins if isinstance(plugin, GSSPlugin))
+    plugin = plugin_of(GSSPlugin, strategy)
     assert plugin.statistics_bytes == 7 * 4
     assert LedgerMetric().count(strategy)["memory_bytes"] == 7 * (768 + 4 + 2)
     assert GSS.memories_in_budget(strategy.model, 8 * 768, 4) == 7
