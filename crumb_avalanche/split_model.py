@@ -4,6 +4,7 @@ Paper: "Feature extraction and classification". F is frozen for good, batch-norm
 """
 
 import contextlib
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,23 @@ PRECISIONS = ("fp32", "bf16")
 # 24 and P in batches of 128. Convolutions treat each image of 8 alike, so a map does not depend on its batch.
 IMAGES_AT_A_TIME = 8
 MAPS_AT_A_TIME = 24
+
+
+def is_quick_in_bf16(device: torch.device) -> bool:
+    """Whether a device has instructions for bf16; all but CPUs are taken to have them."""
+    if device.type != "cpu":
+        return True
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def warn_where_bf16_is_slow(device: torch.device) -> None:
+    """Tell whoever asks for bf16 on a CPU that is slower with it (one with AVX2 alone takes some ten times as long)."""
+    if not is_quick_in_bf16(device):
+        warnings.warn(
+            "this CPU has no instructions for bf16 and takes about ten times as long as with fp32: use --precision "
+            "fp32, set_precision('fp32') in a script, or a CPU with AVX-512 or AMX, or a GPU",
+            stacklevel=3,
+        )
 
 
 class SplitModel(nn.Module):
@@ -120,11 +138,15 @@ class SplitModel(nn.Module):
     def set_precision(self, precision: str) -> "SplitModel":
         """``fp32``, or ``bf16`` autocast for F and P; codes, losses and weights stay float32.
 
+        Warns where bf16 would be the slower one.
+
         Raises:
             ValueError: another precision.
         """
         if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}; use one of {', '.join(PRECISIONS)}")
+        if precision == "bf16":
+            warn_where_bf16_is_slow(self.pixel_mean.device)
         self.precision = precision
         return self
 

@@ -127,6 +127,12 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
             f"--benchmark {' '.join(names)} --dataset-root {' '.join(roots)}: give each benchmark once, and at most "
             "one folder for each, in the same order"
         )
+    if chosen.precision == "bf16" and not chosen.table_only:  # the runs would say so too, but in their logs
+        import torch
+
+        from crumb_avalanche.split_model import warn_where_bf16_is_slow
+
+        warn_where_bf16_is_slow(torch.device(chosen.device))
     base = RunSettings(
         preset=chosen.preset,
         weights=chosen.weights,

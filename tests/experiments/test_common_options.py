@@ -40,6 +40,15 @@ def test_protocols():
     assert options("--quick").protocols("toy_shapes") == ["class_instance"]
 
 
+def test_bf16_where_it_is_slow_is_told_of(monkeypatch, recwarn):
+    monkeypatch.setattr("crumb_avalanche.split_model.is_quick_in_bf16", lambda device: False)
+    options("--precision", "fp32")
+    options("--precision", "bf16", "--table-only")
+    assert not [one for one in recwarn if "bf16" in str(one.message)]
+    with pytest.warns(UserWarning, match="no instructions for bf16 .*: use --precision fp32"):
+        assert options("--precision", "bf16").base.precision == "bf16"
+
+
 def test_wrong_numbers_are_a_line(capsys):
     with pytest.raises(ValueError, match="runs is '1-'; write 0-9"):
         options("--runs", "1-")

@@ -3,7 +3,9 @@
 import copy
 import pickle
 import re
+import warnings
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 
 from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.codebook import Codebook
-from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD, REFERENCE_SCALE, SplitModel
+from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD, REFERENCE_SCALE, SplitModel, is_quick_in_bf16
 from crumb_avalanche.weights import weights_hash
 
 
@@ -247,6 +249,31 @@ def test_precision(model, pixels):
     torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.1)
     with pytest.raises(ValueError, match="precision is 'fp8'; use one of fp32, bf16"):
         model.set_precision("fp8")
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_cpu_that_is_slow_in_bf16_is_told_of(model, monkeypatch, quick):
+    monkeypatch.setattr("crumb_avalanche.split_model.is_quick_in_bf16", lambda device: quick)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.set_precision("fp32")
+        assert not caught
+        model.set_precision("bf16")
+    said = [str(one.message) for one in caught]
+    assert bool(said) is not quick
+    assert all("no instructions for bf16" in one and "--precision fp32" in one for one in said)
+    assert model.precision == "bf16"
+
+
+def test_what_is_quick_in_bf16():
+    """As the system tells of its CPU, where its flags leave no doubt."""
+    assert is_quick_in_bf16(torch.device("cuda"))
+    told = Path("/proc/cpuinfo")
+    flags = set(told.read_text().split()) if told.exists() else set()
+    with_bf16, without = "avx512_bf16" in flags, "avx2" in flags and not flags & {"avx512f", "avx_ne_convert"}
+    if not with_bf16 and not without:
+        pytest.skip("this CPU's flags do not say")
+    assert is_quick_in_bf16(torch.device("cpu")) is with_bf16
 
 
 def test_the_stopwatch_sees_every_part(model, pixels):
