@@ -1,6 +1,7 @@
 """Checkpoints of a run: what is in them, when they are written, and going on from the newest."""
 
 import shutil
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class Progress:
         ledgers: the ledger after each experience.
         trials: of the learning rate, the chosen one first.
         tuning_seconds: what they took.
+        seconds: from the run's beginning to its latest checkpoint; what was lost after an earlier one is not counted.
     """
 
     matrix: list[list[float]] = field(default_factory=list)
@@ -32,6 +34,7 @@ class Progress:
     ledgers: list[dict] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     tuning_seconds: float = 0.0
+    seconds: float = 0.0
 
 
 class GoingOn:
@@ -41,13 +44,14 @@ class GoingOn:
         folder: of the run; checkpoints lie in ``resume/`` in it until the run is finished.
         settings: as given, before anything is tuned; a checkpoint of others is refused.
         frames: hash of the frame table.
+        start: when this process began with the run, by ``time.perf_counter``.
 
     Attributes:
         position: where the run is.
         progress: what it found.
     """
 
-    def __init__(self, folder: Path, settings: RunSettings, frames: str):
+    def __init__(self, folder: Path, settings: RunSettings, frames: str, start: float):
         if settings.overwrite:
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
         compared = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
@@ -62,6 +66,12 @@ class GoingOn:
             self.position = Position(**notes["position"])
             trials = [Trial(**trial) for trial in notes["progress"].pop("trials")]
             self.progress = Progress(**notes["progress"], trials=trials)
+        self._clock = start - self.progress.seconds
+
+    @property
+    def seconds(self) -> float:
+        """What the run has taken so far, in all processes that worked on it."""
+        return time.perf_counter() - self._clock
 
     @property
     def found(self) -> bool:
@@ -91,6 +101,7 @@ class GoingOn:
         """Write a checkpoint."""
         self.position = position
         if self.wanted:
+            self.progress.seconds = self.seconds
             notes = {"position": asdict(position), "progress": asdict(self.progress)}
             self.files.write(notes, *packed({"strategy": self.strategy, "random": random_states()}))
 

@@ -131,7 +131,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
             settings.cache_precision == "fp16",
         )
         plugins.append(cache)
-    going_on = GoingOn(folder, settings, stream.table.content_hash())
+    going_on = GoingOn(folder, settings, stream.table.content_hash(), start)
     progress = going_on.progress
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
@@ -197,7 +197,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "bad_frames_skipped": len(stream.bad_frames),
         "bad_frames": stream.bad_frames,
         "frame_table_sha256": stream.table.content_hash(),
-        "seconds": time.perf_counter() - start,
+        "seconds": going_on.seconds,
         "versions": build.versions(),
     }
     write_json(folder / RESULT, result)

@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from crumb_avalanche.cli.going_on import GoingOn
 from crumb_avalanche.cli.predictions import read_predictions
 from crumb_avalanche.streaming import StreamStrategy
 
@@ -77,6 +79,32 @@ def test_an_experience_that_was_learned_is_not_learned_again(
     assert code == 0, err
     assert "after experience 1/2" not in out and "after experience 2/2" in out
     assert bits(tmp_path / "cut") == bits(undisturbed)
+
+
+def test_seconds_are_those_of_all_processes_that_worked_on_it(crumb, tiny, tmp_path, cut_after, monkeypatch):
+    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
+    clock = SimpleNamespace(perf_counter=lambda: clock.now)
+    save = GoingOn.save
+
+    def save_after_a_minute(self, position):
+        clock.now += 60
+        save(self, position)
+
+    def new_process(now):
+        """A clock has a zero of its own in each."""
+        clock.now = now
+        monkeypatch.setattr("crumb_avalanche.cli.run.time", clock)
+        monkeypatch.setattr("crumb_avalanche.cli.going_on.time", clock)
+        monkeypatch.setattr(GoingOn, "save", save_after_a_minute)
+
+    new_process(1000.0)
+    cut_after(12)  # in the second experience
+    with pytest.raises(PowerCut):
+        crumb(*arguments)
+    monkeypatch.undo()
+    new_process(5.0)
+    assert crumb(*arguments)[0] == 0
+    assert json.loads((tmp_path / "cut" / "result.json").read_text())["seconds"] == 120
 
 
 def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
