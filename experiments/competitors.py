@@ -27,7 +27,7 @@ from sweep import exit_code, grid
 
 from crumb_avalanche.cli.run_folder import write_text
 from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.cli.tables import markdown, table
+from crumb_avalanche.cli.tables import markdown, mean_text, table
 
 TABLE, JOINT = "competitors", "joint"
 QUICK = dict(image_size=64, budget_images=150)  # room for the statistics of every method
@@ -103,17 +103,9 @@ def protocols_of(rows: Sequence[Row]) -> list[str]:
 
 def cells(row: Row, protocols: list[str]) -> list[str]:
     """A row as text."""
-    accuracies = [mean_and_spread(row.accuracies.get(protocol, [])) for protocol in protocols]
+    accuracies = [mean_text(row.accuracies.get(protocol, [])) for protocol in protocols]
     rates = " ".join(f"{rate:g}" for rate in row.rates)
     return [row.name, *accuracies, row.runs, f"{row.memory:,}", f"{row.seconds:.0f}", rates]
-
-
-def mean_and_spread(values: list[float]) -> str:
-    """`mean +- standard deviation`, or nothing where nothing was run."""
-    if not values:
-        return ""
-    spread = f" +- {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread}"
 
 
 def write_tables(output: Path, rows: Sequence[Row]) -> list[Path]:

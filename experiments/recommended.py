@@ -25,7 +25,7 @@ from scipy.stats import ttest_rel
 from sweep import exit_code, grid
 
 from crumb_avalanche.cli.run_folder import write_text, write_yaml
-from crumb_avalanche.cli.tables import markdown, table
+from crumb_avalanche.cli.tables import markdown, mean_text, table
 
 TABLE, RECOMMENDED = "recommended", "recommended"
 SMALL_BUDGET = 600_000
@@ -87,11 +87,6 @@ class Line:
             return statistics.fmean(run.final for run in self.runs)
         return statistics.fmean(run.result["final_accuracy_per_experience"][place] for run in self.runs)
 
-    @property
-    def spread(self) -> float | None:
-        """Standard deviation over runs (n - 1)."""
-        return statistics.stdev(run.final for run in self.runs) if len(self.runs) > 1 else None
-
     def ledger(self, name: str) -> float:
         """Mean of an entry of the ledger."""
         return statistics.fmean(run.ledger[name] for run in self.runs)
@@ -134,12 +129,11 @@ HEADER = ["row", "accuracy", "difference", "p", "oldest", "newest", "runs", "byt
 
 def text_of(line: Line) -> list[str]:
     """A line as text."""
-    spread = "" if line.spread is None else f" +- {line.spread:.1f}"
     own = line.row.name == RECOMMENDED or not line.differences
     joint = line.runs[0].joint
     return [
         line.row.name,
-        f"{line.mean():.1f}{spread}",
+        mean_text([run.final for run in line.runs]),
         "" if own else f"{statistics.fmean(line.differences):+.1f}",
         "" if line.p_worse is None else f"{line.p_worse:.3f}",
         *(("", "") if joint else (f"{line.mean(0):.1f}", f"{line.mean(-1):.1f}")),

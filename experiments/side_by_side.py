@@ -17,7 +17,7 @@ from paper_numbers import PaperValue
 from paper_statistics import Comparison, Filtered, first_task_filter, holm, paired_batches, paired_t_test
 
 from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import markdown, table
+from crumb_avalanche.cli.tables import markdown, mean_text, table
 
 
 @dataclass(frozen=True)
@@ -196,12 +196,11 @@ def line_of(finding: Finding, with_tests: bool) -> list[str]:
     """A finding as a line of text; a star on the paper's number says that it differs from "Ours" there."""
     cell, test, filtered = finding.cell, finding.test, finding.test_filtered
     paper = "" if cell.paper is None else f"{cell.paper.value:g}{'*' if cell.paper.differs else ''}"
-    spread = "" if finding.spread is None else f" +- {finding.spread:.1f}"
     cut = "" if finding.filter.cut in (None, 80.0) else f" (cut {finding.filter.cut:.0f} %)"
     line = [
         cell.row,
         paper,
-        f"{number(finding.mean)}{spread}",
+        mean_text([run.final for run in finding.runs]),
         number(finding.difference, "+.1f"),
         str(len(finding.runs) or ""),
         f"{number(finding.mean_filtered)}{cut}",

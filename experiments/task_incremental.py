@@ -223,12 +223,6 @@ def measured(settings: RunSettings, method: Method, experiences: int | None = No
     return figures
 
 
-def spread(values: list[float], sign: str = "") -> str:
-    """Mean and standard deviation (n - 1)."""
-    deviation = f" +- {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):{sign}.1f}{deviation}"
-
-
 def rows_of(figures: dict[str, list[dict]]) -> list[dict]:
     """One row a method and figure: mean, deviation, paired difference to fine-tuning and its deviation."""
     rows = []
@@ -271,7 +265,7 @@ def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
     """Print the table; write it and the picture."""
     from crumb_avalanche.cli.pictures import save
     from crumb_avalanche.cli.run_folder import write_text
-    from crumb_avalanche.cli.tables import table
+    from crumb_avalanche.cli.tables import mean_text, table
 
     folder = Path(settings.output)
     text = io.StringIO()
@@ -286,7 +280,7 @@ def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
         for figure in FIGURES:
             values = [run[figure] for run in runs]
             gains = [value - plain[figure] for value, plain in zip(values, figures["finetune"])]
-            line += [spread(values), "" if name == "finetune" else spread(gains, "+")]
+            line += [mean_text(values), "" if name == "finetune" else mean_text(gains, "+.1f")]
         lines.append(line)
     header = ["method"]
     for label in ("class-incremental", "task-incremental", "forgetting"):

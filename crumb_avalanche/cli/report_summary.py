@@ -1,14 +1,13 @@
 """The tables of a report as texts: the one place where its numbers are rounded, for page, CSV and LaTeX alike."""
 
 import os
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from crumb_avalanche.cli.report_runs import Group, Run, differences
-from crumb_avalanche.cli.tables import cell
+from crumb_avalanche.cli.tables import cell, mean_text
 
 
 class Cell(NamedTuple):
@@ -43,8 +42,7 @@ class Table:
 
 def percent(values: Sequence[float]) -> Cell:
     """Mean ± standard deviation (n - 1) of accuracies in percent; of one, the value."""
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return Cell(f"{statistics.fmean(values):.2f}{spread}")
+    return Cell(mean_text(values, ".2f", "±"))
 
 
 def count(value: float) -> Cell:

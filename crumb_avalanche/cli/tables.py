@@ -2,6 +2,7 @@
 
 import os
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 
 # entry -> (label, unit); seconds that are parts of the training are listed apart
@@ -39,6 +40,20 @@ def cell(value, width: int = 60) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
     text = os.path.basename(text) if len(text) > width else text
     return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -> str:
+    """Mean and standard deviation (n - 1) of some numbers, such as ``76.2 +- 6.0``; of one itself, of none nothing.
+
+    Args:
+        values: of the runs.
+        form: of the mean; the deviation is written alike, but without a sign.
+        between: what stands between the two.
+    """
+    if not values:
+        return ""
+    spread = f" {between} {statistics.stdev(values):{form.lstrip('+')}}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{form}}{spread}"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

@@ -1,0 +1,13 @@
+"""Results as text."""
+
+import statistics
+
+from crumb_avalanche.cli.tables import mean_text
+
+
+def test_mean_and_deviation():
+    # Deviations from 77: -7, 0, 7; variance 98 / 2.
+    assert mean_text([70, 77, 84]) == "77.0 +- 7.0"
+    assert mean_text([70, 77, 84], "+.2f", "±") == "+77.00 ± 7.00"
+    assert mean_text([-1.25, 2.5], "+.1f") == f"+0.6 +- {statistics.stdev([-1.25, 2.5]):.1f}"
+    assert (mean_text([70.04]), mean_text([])) == ("70.0", "")
