@@ -9,7 +9,7 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "bench_step.py"
 
 
 def test_json_is_one_object_with_the_figures():
-    options = ["--json", "--no-compile", "--threads", "1", "--batches", "1", "--repeats", "1"]
+    options = ["--json", "--no-compile", "--threads", "1", "--batches", "1", "--repeats", "1", "--precision", "fp32"]
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
