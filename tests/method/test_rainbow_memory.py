@@ -10,6 +10,7 @@ import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
+from watched import plugin_of
 
 from crumb_avalanche.baselines import rainbow_memory
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
@@ -48,10 +49,6 @@ def train(model, stream, **arguments):
     for experience in stream.train_stream:
         strategy.train(experience)
     return strategy
-
-
-def plugin_of(strategy):
-    return next(plugin for plugin in strategy.plugins if isinstance(plugin, rainbow_memory.RainbowPlugin))
 
 
 def test_the_choice_spans_the_range_of_uncertainty():
@@ -198,7 +195,7 @@ def test_rates_of_stream_and_memory(make_model, make_stream):
 
 def chosen_by_hand(strategy, stream, number, memory):
     """What a slow loop would choose with the present weights, random fill left out; and all scores."""
-    model, plugin = strategy.model, plugin_of(strategy)
+    model, plugin = strategy.model, plugin_of(rainbow_memory.RainbowPlugin, strategy)
     model.eval()
     data = list(stream.train_stream[number].dataset)
     by_class = {}
@@ -266,7 +263,7 @@ def test_votes_are_of_evaluation_and_the_same_each_time(make_model, make_stream)
     model.plastic_layers.relu = nn.Sequential(norm, nn.Dropout(0.5))
     strategy = build(model, memory_epochs=0)
     strategy.train(stream.train_stream[0])
-    plugin = plugin_of(strategy)
+    plugin = plugin_of(rainbow_memory.RainbowPlugin, strategy)
     strategy.experience = stream.train_stream[1]
     members = [(False, place) for place in range(20)] + [(True, 0), (True, 3)]
     before, state = pickle.dumps(plugin.random.bit_generator.state), norm.running_mean.clone()
