@@ -107,6 +107,24 @@ def test_seconds_are_those_of_all_processes_that_worked_on_it(crumb, tiny, tmp_p
     assert json.loads((tmp_path / "cut" / "result.json").read_text())["seconds"] == 120
 
 
+def test_the_ledger_counts_what_an_earlier_process_put_into_the_feature_cache(
+    crumb, tiny, tmp_path, cut_after, monkeypatch
+):
+    def arguments(name):
+        where = ("--feature-cache", tmp_path / name / "cache", "--output", tmp_path / name / "run")
+        return *tiny, "--mem-size", "8", "--checkpoint-every", "1", *where
+
+    assert crumb(*arguments("undisturbed"))[0] == 0
+    cut_after(12)  # in the second experience
+    with pytest.raises(PowerCut):
+        crumb(*arguments("cut"))
+    monkeypatch.undo()
+    assert crumb(*arguments("cut"))[0] == 0
+    whole, cut = (json.loads((tmp_path / name / "run" / "ledger.json").read_text()) for name in ("undisturbed", "cut"))
+    assert cut["feature_cache_images_filled"] == whole["feature_cache_images_filled"] > 0
+    assert cut["feature_cache_seconds"] > 0
+
+
 def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
     from crumb_avalanche.cli import tuning
 
