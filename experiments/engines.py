@@ -120,7 +120,7 @@ def _in_child(answer, cell: Cell, work: Work) -> None:
     threading.Thread(target=follow_the_parent, daemon=True).start()
     with contextlib.suppress(OSError):  # run_cell tells it
         cell.folder.mkdir(parents=True, exist_ok=True)
-        log = os.open(cell.folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        log = os.open(cell.folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(log, 1)  # for libraries that write there themselves
         os.dup2(log, 2)
     answer.send(run_cell(cell, work))

@@ -103,6 +103,7 @@ def test_a_cell_that_raises_stops_no_other_and_is_told(engine, tmp_path, capsys)
     text = (cells[1].folder / ERROR).read_text()
     assert text.startswith("Traceback") and "raise ValueError" in text
     assert (cells[1].folder / "log.txt").read_text().startswith("something was said")
+    assert not (cells[1].folder / "log.txt").stat().st_mode & 0o111, "a log is no program"
     out, err = capsys.readouterr()
     assert "something was said" not in out
     assert f"failed: {cells[1].folder}: ValueError" in err and "3/3" in err and "run2]" in err

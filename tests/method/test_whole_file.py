@@ -1,7 +1,11 @@
 """A file is there whole or not at all."""
 
-import pytest
+import os
 
+import pytest
+import torch
+
+from crumb_avalanche.weights import save_safetensors
 from crumb_avalanche.whole_file import whole_file
 
 
@@ -32,3 +36,16 @@ def test_two_writers_do_not_meet(tmp_path, monkeypatch):
             other.write_text("other")
         assert path.read_text() == "other"
     assert path.read_text() == "one"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_others_may_read_what_they_may_read_of_plain_files(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        (tmp_path / "plain").write_text("text")
+        save_safetensors(tmp_path / "model.safetensors", {"rows": torch.ones(2)}, {})
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode for name in ("plain", "model.safetensors")]
+    assert modes[0] == modes[1]
