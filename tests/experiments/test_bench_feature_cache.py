@@ -2,14 +2,11 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import numpy as np
 from bench_feature_cache import HEADER, compared, with_total
-from made_runs import EXPERIMENTS, made_run
-
-SCRIPT = str(EXPERIMENTS / "bench_feature_cache.py")
+from called_script import called
+from made_runs import made_run
 
 
 def timed_run(folder, seconds, right=100):
@@ -43,16 +40,14 @@ def test_a_difference_is_told(tmp_path):
 
 
 def test_a_cache_of_the_users_is_refused(tmp_path):
-    command = [sys.executable, SCRIPT, "--quick", "--feature-cache", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = called("bench_feature_cache", "--quick", "--feature-cache", tmp_path)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]  # Avalanche may warn before that
     assert last == "error: --feature-cache cannot be given: the cache is made here, for its time counts"
 
 
 def test_quick(tmp_path):
-    command = [sys.executable, SCRIPT, "--quick", "--strategies", "finetune", "ncm", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = called("bench_feature_cache", "--quick", "--strategies", "finetune", "ncm", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "feature_cache.csv") as file:
         rows = list(csv.DictReader(file))

@@ -1,12 +1,10 @@
 """The formula gives the paper's counts, and the true bytes are those that buffer and codebook take."""
 
 import csv
-import subprocess
-import sys
 
 import pytest
 from buffer_sizes import formula, remind_formula, size_of
-from made_runs import EXPERIMENTS
+from called_script import called
 from paper_numbers import read_paper_numbers
 
 SQUEEZENET = (512, 13, 13)
@@ -44,8 +42,7 @@ def test_counts_and_bytes():
 
 
 def test_quick(tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / "buffer_sizes.py"), "--quick", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = called("buffer_sizes", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "buffer_sizes.csv") as file:
         (row,) = csv.DictReader(file)

@@ -1,13 +1,10 @@
 """Options that all scripts share, and what they make of nothing to show."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from called_script import called
 from common_options import common_options, parser_for, run_script
-from made_runs import EXPERIMENTS
 
 
 def options(*given, several=False):
@@ -66,8 +63,6 @@ SCRIPTS = ("table1_accuracy", "table3_codes_vs_images", "table4_ablations", "fig
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [*SCRIPTS, "fig4_shape_bias"])
 def test_without_any_run_all_cells_are_empty(script, tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / f"{script}.py"), "--table-only", "--output", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, "--benchmark", "eth80"], capture_output=True, text=True, env=environment)
+    done = called(script, "--table-only", "--output", tmp_path, "--benchmark", "eth80")
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("*.png")) and list(tmp_path.glob("*.csv"))

@@ -2,18 +2,16 @@
 
 import csv
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from called_script import called
+from cells import Cell, verdict
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "competitors.py"
+from crumb_avalanche.cli.settings import RunSettings
 
 
 def competitors(output, *more):
-    options = ["--quick", "--output", str(output), "--protocols", "class_iid", *more]
-    return subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
+    return called("competitors", "--quick", "--output", output, "--protocols", "class_iid", *more)
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +64,6 @@ def test_a_method_that_was_not_run_is_no_row(finished):
 
 
 def test_a_killed_run_is_named(tmp_path):
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        from cells import Cell, verdict
-    finally:
-        sys.path.pop(0)
-    from crumb_avalanche.cli.settings import RunSettings
-
     cell = Cell(RunSettings(output=str(tmp_path / "run0")))
     assert verdict(cell, 0) == ""
     assert verdict(cell, -9) == "its process was killed by signal 9, perhaps for want of memory"

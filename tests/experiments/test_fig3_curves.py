@@ -2,13 +2,12 @@
 
 import csv
 import math
-import subprocess
-import sys
 
 import pytest
+from called_script import called
 from common_options import common_options, parser_for
 from fig3_curves import picture, protocols_of, rmse, room_for_all, write_curves
-from made_runs import EXPERIMENTS, made_run
+from made_runs import made_run
 from saved_picture import save_picture
 from side_by_side import find
 from table1_accuracy import assembled
@@ -50,23 +49,13 @@ def test_curves_of_made_runs(tmp_path):
 
 
 def test_a_figure_without_a_panel(tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / "fig3_curves.py"), "--figure", "S1", "--benchmark", "cifar100"]
-    done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True)
+    done = called("fig3_curves", "--figure", "S1", "--benchmark", "cifar100", "--output", tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == "error: figure S1 has no panel of cifar100: it shows video benchmarks"
 
 
 @pytest.mark.slow
 def test_quick_without_a_limit_of_memory(tmp_path):
-    command = [
-        sys.executable,
-        str(EXPERIMENTS / "fig3_curves.py"),
-        "--quick",
-        "--figure",
-        "S2",
-        "--output",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = called("fig3_curves", "--quick", "--figure", "S2", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "figS2.png").stat().st_size > 5000 and (tmp_path / "figS2.csv").exists()

@@ -1,14 +1,12 @@
 """Perturbations keep what they claim to keep; the advantage is the control's relative drop minus CRUMB's."""
 
 import csv
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from called_script import called
 from fig4_shape_bias import bars_of, lines_of, picture
-from made_runs import EXPERIMENTS
 from paper_statistics import wilcoxon_test
 from PIL import Image
 from saved_picture import save_picture
@@ -79,8 +77,7 @@ def test_style_images(tmp_path):
 
 
 def test_missing_files_are_asked_for(tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / "fig4_shape_bias.py"), "--pretraining-only", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = called("fig4_shape_bias", "--pretraining-only", "--output", tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == "error: --pretraining-only needs --pretrained, --control-pretrained and --test-root"
 
@@ -95,8 +92,7 @@ def test_quick(tmp_path):
     from crumb_avalanche.cli.settings import RunSettings
 
     noise(tmp_path / "style" / "fish" / "fish1.png", 0)
-    command = [sys.executable, str(EXPERIMENTS / "fig4_shape_bias.py"), "--quick", "--output", str(tmp_path / "out")]
-    done = subprocess.run([*command, "--style-root", str(tmp_path / "style")], capture_output=True, text=True)
+    done = called("fig4_shape_bias", "--quick", "--output", tmp_path / "out", "--style-root", tmp_path / "style")
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "out" / "fig4.csv") as file:
         rows = list(csv.DictReader(file))
@@ -124,10 +120,10 @@ def test_pretrained_networks(tmp_path):
     for name, weight in (("crumb", 1.0), ("control", 0.0)):
         output = str(tmp_path / f"{name}.safetensors")
         pretrain.main(PretrainSettings(output=output, codebook_weight=weight, **common))
-    command = [sys.executable, str(EXPERIMENTS / "fig4_shape_bias.py"), "--pretraining-only"]
-    command += ["--output", str(tmp_path / "out"), "--pretrained", str(tmp_path / "crumb.safetensors")]
-    command += ["--control-pretrained", str(tmp_path / "control.safetensors"), "--style-root", str(tmp_path / "images")]
-    done = subprocess.run([*command, "--test-root", str(tmp_path / "images")], capture_output=True, text=True)
+    options = ["--pretraining-only", "--output", tmp_path / "out", "--pretrained", tmp_path / "crumb.safetensors"]
+    options += ["--control-pretrained", tmp_path / "control.safetensors", "--style-root", tmp_path / "images"]
+    options += ["--test-root", tmp_path / "images"]
+    done = called("fig4_shape_bias", *options)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "out" / "fig4.csv") as file:
         rows = {row["perturbation"]: row for row in csv.DictReader(file)}
@@ -136,5 +132,5 @@ def test_pretrained_networks(tmp_path):
         assert float(rows["style"]["drop, CRUMB"]) == 0
     (tmp_path / "images" / "worm").mkdir()
     noise(tmp_path / "images" / "worm" / "1.png", 9)
-    done = subprocess.run([*command, "--test-root", str(tmp_path / "images")], capture_output=True, text=True)
+    done = called("fig4_shape_bias", *options)
     assert done.returncode == 1 and "has 3 classes, but" in done.stderr and "was made with 2" in done.stderr

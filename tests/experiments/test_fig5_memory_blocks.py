@@ -1,15 +1,13 @@
 """Use of blocks is counted slice by slice, all-zero slices apart, and heat lies where a block was chosen."""
 
 import csv
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from block_usage import Usage, firing, most_used, rebuilt, strongest, usage_of
+from called_script import called
 from fig5_memory_blocks import summary, write_usage
-from made_runs import EXPERIMENTS
 from torch import nn
 
 from crumb_avalanche.cli.settings import RunSettings
@@ -88,8 +86,7 @@ def test_a_run_without_its_model(tmp_path):
 
 @pytest.mark.slow
 def test_quick(tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / "fig5_memory_blocks.py"), "--quick", "--output", str(tmp_path)]
-    done = subprocess.run([*command, "--slices", "0", "--images", "2"], capture_output=True, text=True)
+    done = called("fig5_memory_blocks", "--quick", "--output", tmp_path, "--slices", "0", "--images", "2")
     assert done.returncode == 0, done.stderr
     assert "blocks never used" in done.stdout and (tmp_path / "fig5.png").stat().st_size > 20_000
     with open(tmp_path / "fig5.csv") as file:

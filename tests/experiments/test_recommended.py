@@ -1,12 +1,11 @@
 """The table of the recommended preset: its rows, its paired figures, and the whole script on rendered shapes."""
 
 import csv
-import subprocess
-import sys
 
 import pytest
+from called_script import called
 from common_options import rows_named
-from made_runs import EXPERIMENTS, made_run
+from made_runs import made_run
 from recommended import ROWS, lines_of, text_of
 from scipy.stats import ttest_rel
 
@@ -39,8 +38,7 @@ def test_rows_are_settings_that_exist():
 
 
 def test_quick(tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / "recommended.py"), "--quick", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = called("recommended", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "recommended.csv") as file:
         found = {row["row"]: row for row in csv.DictReader(file)}

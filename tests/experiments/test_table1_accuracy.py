@@ -1,12 +1,11 @@
 """Table 1 has every method of the paper, on the protocols that a benchmark has."""
 
 import csv
-import subprocess
-import sys
 
 import pytest
+from called_script import called
 from common_options import common_options, parser_for
-from made_runs import EXPERIMENTS, made_run
+from made_runs import made_run
 from paper_methods import METHODS, cells_of, folder_of
 from paper_numbers import read_paper_numbers
 from side_by_side import find
@@ -58,9 +57,8 @@ def test_wrong_options(tmp_path):
 
 @pytest.mark.slow
 def test_quick_table_and_the_curves_of_the_same_runs(tmp_path):
-    for script, name in (("table1_accuracy.py", "table1"), ("fig3_curves.py", "fig3")):
-        command = [sys.executable, str(EXPERIMENTS / script), "--quick", "--output", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True)
+    for script, name in (("table1_accuracy", "table1"), ("fig3_curves", "fig3")):
+        done = called(script, "--quick", "--output", tmp_path)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / f"{name}.svg").stat().st_size > 5000
     with open(tmp_path / "table1.csv") as file:

@@ -1,14 +1,12 @@
 """Table 2 is made of measurements by cost_of_replay.py; what was not measured is empty."""
 
 import csv
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import table2_cost
+from called_script import called
 from cost_of_replay import CRUMB, SINGLE, CostSettings
-from made_runs import EXPERIMENTS
 from paper_numbers import read_paper_numbers
 from saved_picture import save_picture
 from table2_cost import lines_of, measure_once, measured, picture, text_of
@@ -68,10 +66,9 @@ def test_a_measurement_is_not_repeated_and_not_taken_for_another(tmp_path, monke
 
 @pytest.mark.slow
 def test_quick(tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / "table2_cost.py"), "--quick", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = called("table2_cost", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "table2.csv") as file:
         assert [row["runs"] for row in csv.DictReader(file)] == ["1", "1"]
-    again = subprocess.run([*command, "--table-only"], capture_output=True, text=True)
+    again = called("table2_cost", "--quick", "--output", tmp_path, "--table-only")
     assert again.returncode == 0 and "experience 1" not in again.stdout

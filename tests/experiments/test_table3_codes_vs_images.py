@@ -1,12 +1,11 @@
 """Table 3 pairs codes and images at every count, and finds the paper's number of each."""
 
 import csv
-import subprocess
-import sys
 
 import pytest
+from called_script import called
 from common_options import common_options, parser_for
-from made_runs import EXPERIMENTS, made_run
+from made_runs import made_run
 from paper_numbers import read_paper_numbers
 from saved_picture import save_picture
 from side_by_side import find
@@ -44,8 +43,7 @@ def test_settings_and_table(tmp_path):
 
 @pytest.mark.slow
 def test_quick(tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / "table3_codes_vs_images.py"), "--quick", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = called("table3_codes_vs_images", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "table3.csv") as file:
         assert [row["runs"] for row in csv.DictReader(file)] == ["1"] * 4

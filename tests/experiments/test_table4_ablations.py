@@ -2,15 +2,14 @@
 
 import argparse
 import csv
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from ablation_rows import ROWS, STOCK
+from called_script import called
 from common_options import common_options, parser_for, rows_named
-from made_runs import EXPERIMENTS, made_run
+from made_runs import made_run
 from paper_numbers import read_paper_numbers
 from PIL import Image
 from pretrained_starts import Starts, command
@@ -147,9 +146,9 @@ def test_a_quick_table_with_starts(tmp_path):
         folder = tmp_path / "images" / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    command = [sys.executable, str(EXPERIMENTS / "table4_ablations.py"), "--quick", "--output", str(tmp_path / "out")]
-    command += ["--starts", str(tmp_path / "starts"), "--make-starts", "--pretrain-data", str(tmp_path / "images")]
-    done = subprocess.run([*command, "--pretrain-epochs", "1"], capture_output=True, text=True)
+    options = ["--quick", "--output", tmp_path / "out", "--starts", tmp_path / "starts", "--make-starts"]
+    options += ["--pretrain-data", tmp_path / "images", "--pretrain-epochs", "1"]
+    done = called("table4_ablations", *options)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "out" / "table4.csv") as file:
         rows = {row["row"]: row for row in csv.DictReader(file)}
