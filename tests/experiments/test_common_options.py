@@ -60,7 +60,6 @@ def test_wrong_numbers_are_a_line(capsys):
 SCRIPTS = ("table1_accuracy", "table3_codes_vs_images", "table4_ablations", "fig3_curves", "table2_cost")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", [*SCRIPTS, "fig4_shape_bias"])
 def test_without_any_run_all_cells_are_empty(script, tmp_path):
     done = called(script, "--table-only", "--output", tmp_path, "--benchmark", "eth80")

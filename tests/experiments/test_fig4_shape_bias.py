@@ -108,7 +108,6 @@ def test_quick(tmp_path):
     assert accuracy == pytest.approx(json.loads((folder / "result.json").read_text())["final_accuracy"])
 
 
-@pytest.mark.slow
 def test_pretrained_networks(tmp_path):
     from crumb_avalanche.cli import pretrain
     from crumb_avalanche.cli.command_settings import PretrainSettings
