@@ -75,7 +75,7 @@ def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
     """All frames of the pretraining shapes, drawn once: ``(N, 3, 64, 64)`` uint8 and labels."""
     table = ToyShapesFrames(classes=PRETRAINING_CLASSES, size=SIZE)
     rows = tqdm(range(len(table)), unit=" images", desc="drawing shapes", disable=not progress)
-    images = TensorDataset(torch.stack([transform(table.read(row)) for row in rows]), torch.from_numpy(table.labels))
+    images = TensorDataset(torch.stack([transform(table.read(row)) for row in rows]), torch.tensor(table.labels))
     images.targets = table.labels.tolist()
     return images
 
