@@ -67,11 +67,11 @@ class FeatureCache(SupervisedPlugin):
     ``benchmarks_toybox_ilab`` have it.
 
     Attributes:
-        seconds: time spent filling.
-        filled: images computed by this object.
+        seconds: time spent filling, in all processes of a run that went on from a checkpoint.
+        filled: images computed, likewise.
     """
 
-    unsaved = ("model", "workers", "progress", "seconds", "filled", "folder", "maps", "done")
+    unsaved = ("model", "workers", "progress", "folder", "maps", "done")
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from crumb_avalanche.checkpoint import Checkpoint, CheckpointFolder
 from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
-from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.learning_rate import Trial
 from crumb_avalanche.random_states import random_states, set_random_states
 from crumb_avalanche.resume import CheckpointPlugin, Position
@@ -28,8 +27,6 @@ class Progress:
         trials: of the learning rate, the chosen one first.
         tuning_seconds: what they took.
         seconds: from the run's beginning to its latest checkpoint; what was lost after an earlier one is not counted.
-        feature_cache_seconds: of these, spent on filling the feature cache.
-        feature_cache_filled: images that it was filled with.
     """
 
     matrix: list[list[float]] = field(default_factory=list)
@@ -38,8 +35,6 @@ class Progress:
     trials: list[Trial] = field(default_factory=list)
     tuning_seconds: float = 0.0
     seconds: float = 0.0
-    feature_cache_seconds: float = 0.0
-    feature_cache_filled: int = 0
 
 
 class GoingOn:
@@ -50,16 +45,13 @@ class GoingOn:
         settings: as given, before anything is tuned; a checkpoint of others is refused.
         frames: hash of the frame table.
         start: when this process began with the run, by ``time.perf_counter``.
-        cache: of the run, if it has one; what an earlier process spent on it is added to its count.
 
     Attributes:
         position: where the run is.
         progress: what it found.
     """
 
-    def __init__(
-        self, folder: Path, settings: RunSettings, frames: str, start: float, cache: FeatureCache | None = None
-    ):
+    def __init__(self, folder: Path, settings: RunSettings, frames: str, start: float):
         if settings.overwrite:
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
         compared = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
@@ -75,10 +67,6 @@ class GoingOn:
             trials = [Trial(**trial) for trial in notes["progress"].pop("trials")]
             self.progress = Progress(**notes["progress"], trials=trials)
         self._clock = start - self.progress.seconds
-        self.cache = cache
-        if cache is not None:
-            cache.seconds += self.progress.feature_cache_seconds
-            cache.filled += self.progress.feature_cache_filled
 
     @property
     def seconds(self) -> float:
@@ -114,9 +102,6 @@ class GoingOn:
         self.position = position
         if self.wanted:
             self.progress.seconds = self.seconds
-            if self.cache is not None:
-                self.progress.feature_cache_seconds = self.cache.seconds
-                self.progress.feature_cache_filled = self.cache.filled
             notes = {"position": asdict(position), "progress": asdict(self.progress)}
             self.files.write(notes, *packed({"strategy": self.strategy, "random": random_states()}))
 

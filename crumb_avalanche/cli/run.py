@@ -131,7 +131,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
             settings.cache_precision == "fp16",
         )
         plugins.append(cache)
-    going_on = GoingOn(folder, settings, stream.table.content_hash(), start, cache)
+    going_on = GoingOn(folder, settings, stream.table.content_hash(), start)
     progress = going_on.progress
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
