@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from crumb_avalanche.averaging_head import AveragingConv2d
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import WeightsError, check_and_load, read_weights
@@ -15,8 +16,11 @@ from crumb_avalanche.weights import WeightsError, check_and_load, read_weights
 
 def _squeezenet(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
     # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The reference code has a 3x3
-    # convolution there, and keeps the ReLU, so its logits are never negative.
-    head = nn.Conv2d(512, network.num_classes, kernel_size=head_kernel, padding=head_kernel // 2)
+    # convolution there, and keeps the ReLU, so its logits are never negative. With neither, the average may come first.
+    if head_kernel == 1 and not relu_logits:
+        head = AveragingConv2d(512, network.num_classes)
+    else:
+        head = nn.Conv2d(512, network.num_classes, kernel_size=head_kernel, padding=head_kernel // 2)
     if head_kernel == 1:
         head.load_state_dict(network.classifier[1].state_dict())
     plastic_layers = nn.Sequential()

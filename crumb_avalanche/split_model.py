@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from crumb_avalanche.averaging_head import AveragingConv2d
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.coin_dropout import replace_dropout
 from crumb_avalanche.feature_memo import FeatureMemo
@@ -215,7 +216,9 @@ class SplitModel(nn.Module):
             parts = -(-len(feature_map) // MAPS_AT_A_TIME)
             if feature_map.device.type != "cpu" or parts < 2 or (self.training and self._mixes_images()):
                 return self.plastic_layers(feature_map).float()
-            return torch.cat([self.plastic_layers(some) for some in feature_map.tensor_split(parts)]).float()
+            at_a_time = -(-len(feature_map) // parts)
+            # Not tensor_split or slices, whose gradients are each as large as the whole batch.
+            return torch.cat([self.plastic_layers(some) for some in feature_map.split(at_a_time)]).float()
 
     def _mixes_images(self) -> bool:
         """Whether what P says of an image in training depends on its batch."""
@@ -246,7 +249,9 @@ class SplitModel(nn.Module):
         The initialisation is PyTorch's own and draws from torch's global random state.
         """
         old = self.plastic_layers.get_submodule(self.head)
-        if isinstance(old, nn.Conv2d):
+        if isinstance(old, AveragingConv2d):
+            new = AveragingConv2d(old.in_channels, n_classes)
+        elif isinstance(old, nn.Conv2d):
             new = nn.Conv2d(old.in_channels, n_classes, old.kernel_size, padding=old.padding)
         else:
             new = nn.Linear(old.in_features, n_classes)
