@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import numpy as np
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.training.plugins import SupervisedPlugin
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 from tqdm import tqdm
 
 from crumb_avalanche.feature_memo import FeatureMemo
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import weights_hash
+
+FILL_BATCH = 32
 
 
 class FeatureCacheError(ValueError):
@@ -42,6 +45,37 @@ class MapDataset(Dataset):
 
     def __getitem__(self, index):
         return torch.from_numpy(np.array(self.maps[self.rows[index]])), self.targets[index]
+
+
+class StillMissing(Sampler):
+    """Batches of the images whose maps are missing when their turn comes, in an order that no other process has.
+
+    So processes that fill one cache at the same time share the work, where a common order would have them all compute
+    the same maps. Which images make a batch does not depend on the order, and no global random state is touched.
+
+    Args:
+        done: ``(count,)`` uint8, shared with the other processes; 1 where a map is there.
+        rows: ``(N,)`` row number of each item.
+        size: items in a batch.
+
+    Attributes:
+        taken: the items of each batch that was given out, oldest first.
+    """
+
+    def __init__(self, done: np.ndarray, rows: np.ndarray, size: int):
+        self.done = done
+        self.rows = rows
+        self.size = size
+        self.taken: deque[np.ndarray] = deque()
+
+    def __iter__(self):
+        starts = np.arange(0, len(self.rows), self.size)
+        for start in np.random.default_rng().permutation(starts):
+            items = np.arange(start, min(start + self.size, len(self.rows)))
+            items = items[self.done[self.rows[items]] == 0]
+            if len(items):
+                self.taken.append(items)
+                yield items.tolist()
 
 
 class FeatureCache(SupervisedPlugin):
@@ -112,26 +146,29 @@ class FeatureCache(SupervisedPlugin):
         if len(missing):
             self._check_room(len(missing))
             start = time.perf_counter()
-            self._fill(Subset(images, missing.tolist()), rows[missing])
+            self.filled += self._fill(Subset(images, missing.tolist()), rows[missing])
             self.seconds += time.perf_counter() - start
-            self.filled += len(missing)
         return MapDataset(self.maps, rows, labels)
 
-    def _fill(self, images: Dataset, rows: np.ndarray) -> None:
+    def _fill(self, images: Dataset, rows: np.ndarray) -> int:
+        """How many maps were computed here; others may have been by another process meanwhile."""
+        order = StillMissing(self.done, rows, FILL_BATCH)
         # A generator of its own: a loader draws a seed, and filling must not move the learner's random numbers.
-        loader = DataLoader(images, batch_size=32, num_workers=self.workers, generator=torch.Generator())
+        loader = DataLoader(images, batch_sampler=order, num_workers=self.workers, generator=torch.Generator())
         device = self.model.pixel_mean.device
+        computed = 0
         with tqdm(total=len(rows), unit=" images", desc="feature cache", disable=not self.progress) as bar:
-            start = 0
             for image, *_ in loader:
-                batch = rows[start : start + len(image)]
+                batch = rows[order.taken.popleft()]
                 self.maps[batch] = self._stored(self.model.extract(image.to(device)).cpu().numpy())
                 self.maps.flush()
                 # Only after the maps are written: a cut-off run leaves maps that count as missing, never wrong ones.
                 self.done[batch] = 1
-                start += len(image)
-                bar.update(len(image))
+                computed += len(batch)
+                bar.update(len(batch))
+            bar.total = computed  # the others came from elsewhere
         self.done.flush()
+        return computed
 
     def _stored(self, maps: np.ndarray) -> np.ndarray:
         largest = np.finfo(self.maps.dtype).max

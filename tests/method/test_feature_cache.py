@@ -62,6 +62,56 @@ def test_only_what_is_missing_is_computed(tmp_path, model, pixels, images):
     torch.testing.assert_close(torch.stack([one for one, _ in maps]), model.extract(pixels))
 
 
+class Watched(TensorDataset):
+    """Tells of each item that is read."""
+
+    def __init__(self, pixels, tell):
+        super().__init__(pixels)
+        self.tell = tell
+
+    def __getitem__(self, index):
+        self.tell(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_another_process_computed_meanwhile_is_left_out(tmp_path, model, pixels, images, monkeypatch, workers):
+    monkeypatch.setattr("crumb_avalanche.feature_cache.FILL_BATCH", 2)
+    other = cache_of(tmp_path, model)  # of another process: they share the file alone
+    extract, batches = model.extract, []
+
+    def shared(batch):
+        batches.append(len(batch))
+        if len(batches) == 2:
+            monkeypatch.setattr(model, "extract", extract)
+            other.dataset(images, ROWS, [0] * 6)
+        return extract(batch)
+
+    monkeypatch.setattr(model, "extract", shared)
+    ours = cache_of(tmp_path, model, workers=workers)
+    maps = ours.dataset(images, ROWS, [0] * 6)
+    # Of three batches the second is computed by both; what loader processes had read already is computed once more.
+    assert batches == [2, 2] and other.filled == 4
+    assert ours.filled == (4 if workers == 0 else 6)
+    assert torch.equal(torch.stack([one for one, _ in maps]), extract(pixels))
+
+
+def test_each_process_has_an_order_of_its_own_and_no_random_state_moves(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("crumb_avalanche.feature_cache.FILL_BATCH", 1)
+    pixels = torch.zeros(60, 3, 16, 16)
+    orders = []
+    torch.manual_seed(0)
+    expected, state = np.random.get_state()[1].tolist(), torch.get_rng_state()
+    for name in ("one", "another"):
+        read = []
+        cache = FeatureCache(tmp_path / name, model, 60, "toy", progress=False)
+        cache.dataset(Watched(pixels, read.append), np.arange(60), [0] * 60)
+        assert sorted(read) == list(range(60))
+        orders.append(read)
+    assert orders[0] != orders[1]
+    assert np.random.get_state()[1].tolist() == expected and torch.equal(torch.get_rng_state(), state)
+
+
 def test_what_decides_the_maps_decides_the_file(tmp_path, model, make_model):
     cache_of(tmp_path, model)
     first = names(tmp_path)
