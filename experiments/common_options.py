@@ -108,6 +108,9 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
     parser.add_argument(
         "--checkpoint-every", type=int, default=0, help="steps between checkpoints within an experience"
     )
+    parser.add_argument(
+        "--evaluate-every", type=int, default=1, help="experiences between tests; the first and last are tested anyway"
+    )
     add_engine_options(parser)
     return parser
 
@@ -144,6 +147,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
         threads=1,
         checkpoint=chosen.checkpoint or chosen.checkpoint_every > 0,
         checkpoint_every=chosen.checkpoint_every,
+        evaluate_every=chosen.evaluate_every,
         progress=False,
     )
     runs = base.run_numbers()

@@ -90,10 +90,11 @@ def draw(axes, finding: Finding, place: int):
     style = dict(color=COLOURS[place % len(COLOURS)], ls=LINES[place // len(COLOURS) % len(LINES)])
     if finding.runs[0].joint:
         return axes.axhline(finding.mean, **style)
-    after = list(zip(*(run.result["accuracy_after"] for run in finding.runs)))
-    means, errors = [statistics.fmean(values) for values in after], [rmse(values) for values in after]
+    after = enumerate(zip(*(run.result["accuracy_after"] for run in finding.runs)), start=1)
+    tested = {number: values for number, values in after if None not in values}
+    means, errors = [statistics.fmean(values) for values in tested.values()], [rmse(v) for v in tested.values()]
     marker = MARKERS[place % len(MARKERS)]
-    return axes.errorbar(range(1, len(after) + 1), means, yerr=errors, marker=marker, ms=4, capsize=2, **style)
+    return axes.errorbar(list(tested), means, yerr=errors, marker=marker, ms=4, capsize=2, **style)
 
 
 def write_curves(path, findings: Sequence[Finding]) -> None:
@@ -107,7 +108,8 @@ def write_curves(path, findings: Sequence[Finding]) -> None:
             for place, value in enumerate(run.result["accuracy_after"], start=1):
                 experience = last if run.joint else place
                 cell = item.cell
-                writer.writerow([cell.benchmark, cell.protocol, cell.row, run.number, experience, f"{value:.4f}"])
+                accuracy = "" if value is None else f"{value:.4f}"  # not tested after that experience
+                writer.writerow([cell.benchmark, cell.protocol, cell.row, run.number, experience, accuracy])
     write_text(path, text.getvalue())
 
 

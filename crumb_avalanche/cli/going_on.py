@@ -21,8 +21,8 @@ class Progress:
     """What a run has found out so far.
 
     Attributes:
-        matrix: accuracy after each experience on the classes of each, percent.
-        accuracy_after: accuracy over all seen classes after each experience, percent.
+        matrix: accuracy after each experience on the classes of each, percent; empty where it was not tested.
+        accuracy_after: accuracy over all seen classes after each experience, percent; ``None`` where it was not tested.
         ledgers: the ledger after each experience.
         trials: of the learning rate, the chosen one first.
         tuning_seconds: what they took.
@@ -30,7 +30,7 @@ class Progress:
     """
 
     matrix: list[list[float]] = field(default_factory=list)
-    accuracy_after: list[float] = field(default_factory=list)
+    accuracy_after: list[float | None] = field(default_factory=list)
     ledgers: list[dict] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     tuning_seconds: float = 0.0

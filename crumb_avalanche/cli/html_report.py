@@ -174,7 +174,8 @@ def _matrix(group: Group) -> str:
             seen = place < len(cells) and len(values) == len(group.runs)
             row.append(_heat(values) if seen else EMPTY)
             share.append(statistics.fmean(values) / 100 if seen else None)
-        row.append(_heat([run.result["accuracy_after"][after] for run in group.runs]))
+        overall = [run.result["accuracy_after"][after] for run in group.runs]
+        row.append(EMPTY if None in overall else _heat(overall))
         rows.append(row)
         shares.append([*share, None])
     heads = ["after", *[f"exp {place + 1}" if width <= WIDE else str(place + 1) for place in range(width)], "all seen"]

@@ -46,7 +46,7 @@ def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
 def run_picture(
     title: str,
     matrix: list[list[float]],
-    accuracy_after: list[float],
+    accuracy_after: list[float | None],
     classes_seen: list[int] | None,
     ledger: dict[str, float],
     joint: bool = False,
@@ -56,7 +56,7 @@ def run_picture(
     Args:
         title: what was run.
         matrix: row i after experience i, column j on the classes of experience j; in percent, unseen cells absent.
-        accuracy_after: accuracy over all seen classes after each experience, in percent.
+        accuracy_after: accuracy over all seen classes after each experience, in percent; ``None`` if not tested.
         classes_seen: their number, for the chance level, if known.
         ledger: bytes and seconds.
         joint: all classes were learned at once.
@@ -69,8 +69,9 @@ def run_picture(
         _matrix(figure.add_subplot(grid[:, 0]), matrix, joint)
         axes = figure.add_subplot(grid[:, 1])
         numbers = range(1, len(accuracy_after) + 1)
-        axes.plot(numbers, accuracy_after, "-o", color=COLOURS[0], label="all classes seen so far")
-        _number_dots(axes, accuracy_after)
+        dots = [(number, value) for number, value in zip(numbers, accuracy_after) if value is not None]
+        axes.plot(*zip(*dots), "-o", color=COLOURS[0], label="all classes seen so far")
+        _number_dots(axes, dots)
         if classes_seen:
             chance = [100 / count for count in classes_seen]
             axes.plot(numbers, chance, "-" if len(chance) > 1 else "_", color="0.35", lw=0.8, label="chance")
@@ -107,16 +108,15 @@ def comparison_picture(title: str, curves: list[Curve]) -> Figure:
     return figure
 
 
-def _number_dots(axes: Axes, values: list[float]) -> None:
+def _number_dots(axes: Axes, dots: list[tuple[int, float]]) -> None:
     """The value beside each dot, on the side that the line leaves free; none where they would crowd."""
-    for place, value in enumerate(values if len(values) <= 10 else []):
+    values = [value for _, value in dots]
+    for place, (number, value) in enumerate(dots if len(dots) <= 10 else []):
         before, after = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
         valley = before > value and after >= value
         side = "center" if valley or before <= value >= after else "left" if before > after else "right"
         text, offset = f"{value:.1f}", ({"left": 3, "right": -3, "center": 0}[side], -15 if valley else 7)
-        axes.annotate(
-            text, (place + 1, value), offset, textcoords="offset points", ha=side, color=COLOURS[0], fontsize=9
-        )
+        axes.annotate(text, (number, value), offset, textcoords="offset points", ha=side, color=COLOURS[0], fontsize=9)
 
 
 def _matrix(axes: Axes, matrix: list[list[float]], joint: bool) -> None:

@@ -1,5 +1,6 @@
 """Curves and final accuracies of groups of runs, drawn on the axes that are passed in."""
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -21,8 +22,8 @@ class Curve:
 
     Attributes:
         label: its name in the legend.
-        mean: accuracy over all seen classes after each experience.
-        std: its standard deviation (n - 1) over runs, or None for a single run.
+        mean: accuracy over all seen classes after each experience; NaN where not all runs were tested.
+        std: its standard deviation (n - 1) over runs, likewise, or None for a single run.
         finals: final accuracy of each run.
         joint: learned all classes at once, so that there is one accuracy only.
         chance: chance level after each experience, in percent, if known.
@@ -36,12 +37,15 @@ class Curve:
     chance: list[float] | None = None
 
     @classmethod
-    def of(cls, label: str, accuracies: list[list[float]], joint: bool, classes_seen: list[int] | None) -> "Curve":
-        """From the accuracies after each experience of each run, and the number of classes seen by then."""
-        after = list(zip(*accuracies))
-        std = [statistics.stdev(values) for values in after] if len(accuracies) > 1 else None
+    def of(cls, label: str, accuracies: list[list], joint: bool, classes_seen: list[int] | None) -> "Curve":
+        """From accuracies after each experience of each run, ``None`` if not tested, and numbers of classes seen."""
+        after = [None if None in values else values for values in zip(*accuracies)]
+        mean = [math.nan if values is None else statistics.fmean(values) for values in after]
+        std = None
+        if len(accuracies) > 1:
+            std = [math.nan if values is None else statistics.stdev(values) for values in after]
         chance = [100 / count for count in classes_seen] if classes_seen else None
-        return cls(label, [statistics.fmean(values) for values in after], std, list(after[-1]), joint, chance)
+        return cls(label, mean, std, list(after[-1]), joint, chance)
 
 
 def chance_of(curves: list[Curve]) -> list[float]:
@@ -65,7 +69,9 @@ def draw_curves(axes: Axes, curves: list[Curve], chance: list[float], bands: boo
     for number, curve in enumerate(curves):
         colour, line = COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
         spread = None if curve.std is None else np.asarray(curve.std)
-        mean, x = np.asarray(curve.mean), np.arange(1, len(curve.mean) + 1)
+        tested = np.flatnonzero(~np.isnan(curve.mean))  # lines go on where a test was left out
+        mean, x = np.asarray(curve.mean)[tested], tested + 1
+        spread = None if spread is None else spread[tested]
         marker = MARKERS[number % len(MARKERS)]
         if curve.joint and longest > 1:  # a bound, reached without a stream
             mean, x, line, marker = mean.repeat(2), np.array([1, longest]), "--", ""

@@ -159,16 +159,20 @@ def _mapping(value, keys: list[str], kind=object) -> dict:
 
 def _result(text: str) -> dict:
     result = _mapping(json.loads(text), ["final_accuracy", "accuracy_after", "run"])
-    for value in [*result["accuracy_after"], result["final_accuracy"]]:
+    tested = [value for value in result["accuracy_after"] if value is not None]
+    for value in [*tested, result["final_accuracy"]]:
         _percent(value)
     return result
 
 
 def _matrix(text: str, result: dict) -> list[list[float]]:
     rows = [",".join(row[1:]).rstrip(",").split(",") for row in csv.reader(io.StringIO(text)) if row][1:]
-    matrix, count = [[_percent(float(cell)) for cell in row] for row in rows], len(result["accuracy_after"])
+    matrix = [[_percent(float(cell)) for cell in row] if any(row) else [] for row in rows]  # not tested: no cells
+    count = len(result["accuracy_after"])
     if not matrix or len(matrix) != count or max(map(len, matrix)) != len(matrix[-1]):
         raise ValueError(f"it has {len(matrix)} rows, but {RESULT} tells of {count} experiences, which take one each")
+    if [len(row) > 0 for row in matrix] != [value is not None for value in result["accuracy_after"]]:
+        raise ValueError(f"its rows with numbers are not those of the experiences after which {RESULT} has an accuracy")
     return matrix
 
 

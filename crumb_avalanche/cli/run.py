@@ -36,6 +36,7 @@ from crumb_avalanche.cli.tables import ledger_table, matrix_table
 from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.preparation import prepare
+from crumb_avalanche.random_states import random_states_kept
 from crumb_avalanche.resume import Position
 from crumb_avalanche.streaming import StreamStrategy
 from crumb_avalanche.weights import save_safetensors
@@ -220,28 +221,32 @@ def learn(
 ) -> None:
     """Train on each experience from where the run is, and evaluate on all classes seen so far.
 
-    The findings go into ``going_on.progress``, and a checkpoint is written after each experience.
+    The findings go into ``going_on.progress``, and a checkpoint is written after each experience. What is learned does
+    not depend on how often it is tested.
     """
     loader = {"num_workers": settings.workers}
     progress = going_on.progress
     for number in range(going_on.position.experience, len(benchmark.train_stream)):
         experience = benchmark.train_stream[number]
         strategy.train(experience, eval_streams=[], shuffle=joint, **loader)
-        # The joint learner has seen every class after its one experience.
-        seen = benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
-        metrics = strategy.eval(seen, **loader)
-        progress.matrix.append([100 * accuracy_on(metrics, test.current_experience) for test in seen])
-        of_all = next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream/eval"))
-        progress.accuracy_after.append(100 * of_all)
+        count = len(benchmark.train_stream)
+        progress.matrix.append([])
+        progress.accuracy_after.append(None)
+        if number in (0, count - 1) or (number + 1) % settings.evaluate_every == 0:
+            # The joint learner has seen every class after its one experience.
+            seen = benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
+            with random_states_kept():
+                metrics = strategy.eval(seen, **loader)
+            progress.matrix[-1] = [100 * accuracy_on(metrics, test.current_experience) for test in seen]
+            of_all = next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream/eval"))
+            progress.accuracy_after[-1] = 100 * of_all
         progress.ledgers.append(ledger.result())
         if settings.checkpoint:
             save_state(folder / "checkpoint", strategy)
         going_on.save(Position(number + 1))
-        print(
-            f"after experience {number + 1}/{len(benchmark.train_stream)}: {progress.accuracy_after[-1]:6.2f} % of all "
-            f"seen classes ({' '.join(f'{value:.0f}' for value in progress.matrix[-1])})",
-            flush=True,
-        )
+        of_all, of_each = progress.accuracy_after[-1], " ".join(f"{value:.0f}" for value in progress.matrix[-1])
+        found = "not tested" if of_all is None else f"{of_all:6.2f} % of all seen classes ({of_each})"
+        print(f"after experience {number + 1}/{count}: {found}", flush=True)
 
 
 def accuracy_on(metrics: dict, experience: int) -> float:

@@ -70,6 +70,7 @@ class RunSettings:
         checkpoint: keep model and buffer after every experience in the output folder, and what it takes to go on after
             an interruption: the same command does.
         checkpoint_every: write such a checkpoint every so many steps too.
+        evaluate_every: test after every so many experiences; in any case after the first and the last.
         progress: show progress bars.
     """
 
@@ -125,14 +126,17 @@ class RunSettings:
     on_bad_frame: Literal["raise", "skip"] = "raise"
     checkpoint: bool = True
     checkpoint_every: int = 0
+    evaluate_every: int = 1
     progress: bool = True
 
     def resolved(self) -> "RunSettings":
         """The same with every ``None`` filled in that a family, a preset or a default decides.
 
         Raises:
-            ValueError: two settings that exclude each other.
+            ValueError: two settings that exclude each other, or a number of experiences below 1.
         """
+        if self.evaluate_every < 1:
+            raise ValueError(f"evaluate_every is {self.evaluate_every}; it counts experiences: give 1 or more")
         given = [name for name in ("budget_images", "budget_bytes", "mem_size") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; the memory is set by one of them")
@@ -161,7 +165,7 @@ class RunSettings:
 NO_PART_OF_THE_RESULT = frozenset(
     {
         *("output", "overwrite", "progress", "feature_cache", "dataset_root"),
-        *("workers", "checkpoint", "checkpoint_every", "threads"),
+        *("workers", "checkpoint", "checkpoint_every", "evaluate_every", "threads"),
     }
 )
 

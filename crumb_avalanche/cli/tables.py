@@ -68,14 +68,19 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     )
 
 
-def matrix_table(matrix: list[list[float]], accuracy_after: list[float], joint: bool = False) -> str:
+def hundredths(value: float | None) -> str:
+    """A number to two places; nothing for what was not measured."""
+    return "" if value is None else f"{value:.2f}"
+
+
+def matrix_table(matrix: list[list[float]], accuracy_after: list[float | None], joint: bool = False) -> str:
     """The accuracy matrix with the accuracy over all seen classes in the last column, in percent."""
     width = len(matrix[-1])
     header = ["after", *[f"exp {column + 1}" for column in range(width)], "all seen"]
     rows = []
     for number, (row, overall) in enumerate(zip(matrix, accuracy_after)):
         cells = [f"{value:.1f}" for value in row] + [""] * (width - len(row))
-        rows.append(["joint" if joint else f"exp {number + 1}", *cells, f"{overall:.2f}"])
+        rows.append(["joint" if joint else f"exp {number + 1}", *cells, hundredths(overall)])
     return "\naccuracy on the test frames of each experience's classes, percent\n" + table(header, rows)
 
 

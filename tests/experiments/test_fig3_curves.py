@@ -1,6 +1,7 @@
 """The curves are those of the runs, and each figure shows the protocols of the paper's."""
 
 import csv
+import json
 import math
 
 import pytest
@@ -46,6 +47,20 @@ def test_curves_of_made_runs(tmp_path):
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Ours", "Upper bound"}
     for path in save_picture(figure, tmp_path, "fig"):
         assert path.stat().st_size > 5000
+
+
+def test_experiences_that_were_not_tested_are_left_out(tmp_path):
+    folder = tmp_path / "eth80" / "class_iid" / "crumb"
+    for run, after in ((0, [90.0, None, 50.0]), (1, [80.0, 70.0, 60.0])):
+        path = made_run(folder / f"run{run}", 100) / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"accuracy_after": after}))
+    given = common_options(parser_for("Doc.", "runs").parse_args(["--output", str(tmp_path), "--benchmark", "eth80"]))
+    findings = find(assembled(given, ["crumb"], ["class_iid"]), [0, 1])
+    write_curves(tmp_path / "fig.csv", findings)
+    with open(tmp_path / "fig.csv") as file:
+        assert [row["accuracy"] for row in csv.DictReader(file)][:3] == ["90.0000", "", "50.0000"]
+    line, *_ = picture(findings, "A title").axes[0].containers[0]
+    assert line.get_xydata().tolist() == [[1, 85], [3, 55]], "means of both runs, where both were tested"
 
 
 def test_a_figure_without_a_panel(tmp_path):

@@ -1,0 +1,85 @@
+"""Tests can be left out after experiences in between: nothing else changes, and reports show what is there."""
+
+import csv
+import json
+
+import pytest
+from html_pages import csv_of, page_of
+
+from crumb_avalanche.baselines.registry import STRATEGIES
+
+SAME = ("predictions.npz", "checkpoint/model.safetensors")
+
+
+@pytest.fixture
+def runs(crumb, tiny, tmp_path):
+    """A strategy on four experiences of one class: ``often`` is tested after each, ``seldom`` not after the second."""
+
+    def both(strategy):
+        for folder, every in (("often", 1), ("seldom", 3)):
+            more = ("--strategy", strategy, "--classes-per-experience", "1", "--evaluate-every", every)
+            code, out, err = crumb(*tiny, *more, "--mem-size", "6", "--output", tmp_path / folder)
+            assert code == 0, err
+        return tmp_path, out
+
+    return both
+
+
+def rows_of(folder):
+    with open(folder / "accuracy_matrix.csv") as file:
+        return list(csv.reader(file))
+
+
+# Not `chance`, whose answers are drawn one after the other, nor `offline`, which has one experience.
+OTHERS = sorted(set(STRATEGIES) - {"crumb", "icarl", "chance", "offline"})
+
+
+@pytest.mark.parametrize("strategy", ["crumb", "icarl", *[pytest.param(n, marks=pytest.mark.slow) for n in OTHERS]])
+def test_what_is_learned_does_not_depend_on_it(runs, strategy):
+    folder, out = runs(strategy)
+    often, seldom = ([(folder / name / file).read_bytes() for file in SAME] for name in ("often", "seldom"))
+    assert often == seldom
+    results = [json.loads((folder / name / "result.json").read_text()) for name in ("often", "seldom")]
+    every, some = (result["accuracy_after"] for result in results)
+    assert some == [every[0], None, every[2], every[3]] and None not in every
+    assert results[0]["final_accuracy"] == results[1]["final_accuracy"] == some[-1]
+    rows = rows_of(folder / "often")
+    rows[2][1:] = [""] * 4
+    assert rows_of(folder / "seldom") == rows
+    assert "after experience 2/4: not tested" in out and "after experience 3/4: " in out
+    ledger = json.loads((folder / "seldom" / "ledger.json").read_text())
+    assert len(ledger["after_experience"]) == 4
+
+
+def test_reports_leave_the_place_empty(runs, crumb):
+    folder, _ = runs("crumb")
+    code, out, err = crumb("report", folder / "seldom")
+    assert code == 0, err
+    assert (folder / "seldom" / "report.svg").stat().st_size > 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "exp 2" in lines, "the row of the matrix has no numbers"
+    assert [line.split()[3:] for line in lines if line.startswith("exp 2 ")] == [["2", "50.00"]], "chance, no accuracy"
+    code, _, err = crumb("report", folder, "--output", folder / "both")
+    assert code == 0, err
+    after = {row["folder"].split("/")[-1]: row["accuracy_after_2"] for row in csv_of(folder / "both")}
+    assert after["seldom"] == "" and float(after["often"]) >= 0
+    shown = page_of(folder / "both").tables
+    assert shown["curves-table-0"][0]["after_2"]["text"] == "" != shown["curves-table-0"][0]["after_3"]["text"]
+
+
+@pytest.mark.parametrize("every", ["0", "-1"])
+def test_a_number_below_one_is_refused(crumb, tiny, tmp_path, every):
+    code, _, err = crumb(*tiny, "--evaluate-every", every, "--output", tmp_path / "run")
+    assert code == 1
+    assert f"evaluate_every is {every}; it counts experiences: give 1 or more" in err
+
+
+def test_a_matrix_that_does_not_fit_the_result_is_refused(runs, crumb):
+    folder, _ = runs("chance")
+    path = folder / "seldom" / "result.json"
+    result = json.loads(path.read_text())
+    result["accuracy_after"][1] = 50.0
+    path.write_text(json.dumps(result))
+    code, _, err = crumb("report", folder / "seldom")
+    assert code == 1
+    assert "its rows with numbers are not those of the experiences after which result.json has an accuracy" in err
