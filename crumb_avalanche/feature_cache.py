@@ -1,6 +1,7 @@
 """F(x) computed once per image and kept on disk. Exact in float32: F is frozen and the images are not augmented."""
 
 import hashlib
+import math
 import os
 import shutil
 import time
@@ -15,11 +16,12 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 from tqdm import tqdm
 
-from crumb_avalanche.feature_memo import FeatureMemo
+from crumb_avalanche.feature_memo import USUAL_CAPACITY, FeatureMemo
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import weights_hash
 
 FILL_BATCH = 32
+MEMO_BYTES = 2 * 2**30
 
 
 class FeatureCacheError(ValueError):
@@ -93,6 +95,7 @@ class FeatureCache(SupervisedPlugin):
         workers: loader processes while filling.
         progress: show a bar with images/s while filling.
         half: keep the maps as float16.
+        stored_images: how many a buffer holds; their maps are remembered in working memory, up to 2 GiB of them.
 
     Raises:
         FeatureCacheError: the disk has too little room for the maps still missing, or a map does not fit into float16.
@@ -116,6 +119,7 @@ class FeatureCache(SupervisedPlugin):
         workers: int = 0,
         progress: bool = True,
         half: bool = False,
+        stored_images: int = 0,
     ):
         super().__init__()
         compiled = "compiled" if model.is_compiled else "eager"
@@ -124,7 +128,8 @@ class FeatureCache(SupervisedPlugin):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         # Stored images are not the stream's: they have no row here, so their maps are remembered beside it.
-        model.feature_memo = FeatureMemo()
+        room = MEMO_BYTES // (4 * math.prod(model.map_shape))
+        model.feature_memo = FeatureMemo(max(USUAL_CAPACITY, min(stored_images, room)))
         self.model = model
         self.workers = workers
         self.progress = progress

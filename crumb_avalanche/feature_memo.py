@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+USUAL_CAPACITY = 512
+
 
 class FeatureMemo:
     """The feature maps of the ``uint8`` images met last, found again by the images' content.
@@ -22,7 +24,7 @@ class FeatureMemo:
         found, computed: images that were in it, and that had to pass F.
     """
 
-    def __init__(self, capacity: int = 512):
+    def __init__(self, capacity: int = USUAL_CAPACITY):
         self.capacity = capacity
         self.found = 0
         self.computed = 0

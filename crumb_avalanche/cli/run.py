@@ -130,6 +130,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
             settings.workers,
             settings.progress,
             settings.cache_precision == "fp16",
+            mem_size,
         )
         plugins.append(cache)
     going_on = GoingOn(folder, settings, stream.table.content_hash(), start)

@@ -132,6 +132,14 @@ def test_what_decides_the_maps_decides_the_file(tmp_path, model, make_model):
         assert len(names(tmp_path)) == before + 2
 
 
+def test_as_many_stored_images_are_remembered_as_the_buffer_holds(tmp_path, model, monkeypatch):
+    assert model.map_shape == (8, 4, 4)
+    for stored, expected in ((0, 512), (100, 512), (800, 800), (10**6, 1024)):
+        monkeypatch.setattr("crumb_avalanche.feature_cache.MEMO_BYTES", 1024 * 4 * 8 * 4 * 4)
+        cache_of(tmp_path, model, stored_images=stored)
+        assert model.feature_memo.capacity == expected
+
+
 def test_a_map_is_a_copy(tmp_path, model, images):
     maps = cache_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
     maps[0][0].fill_(99)
