@@ -151,17 +151,15 @@ class FeatureCache(SupervisedPlugin):
         if len(missing):
             self._check_room(len(missing))
             start = time.perf_counter()
-            self.filled += self._fill(Subset(images, missing.tolist()), rows[missing])
+            self._fill(Subset(images, missing.tolist()), rows[missing])
             self.seconds += time.perf_counter() - start
         return MapDataset(self.maps, rows, labels)
 
-    def _fill(self, images: Dataset, rows: np.ndarray) -> int:
-        """How many maps were computed here; others may have been by another process meanwhile."""
+    def _fill(self, images: Dataset, rows: np.ndarray) -> None:
         order = StillMissing(self.done, rows, FILL_BATCH)
         # A generator of its own: a loader draws a seed, and filling must not move the learner's random numbers.
         loader = DataLoader(images, batch_sampler=order, num_workers=self.workers, generator=torch.Generator())
         device = self.model.pixel_mean.device
-        computed = 0
         with tqdm(total=len(rows), unit=" images", desc="feature cache", disable=not self.progress) as bar:
             for image, *_ in loader:
                 batch = rows[order.taken.popleft()]
@@ -169,11 +167,10 @@ class FeatureCache(SupervisedPlugin):
                 self.maps.flush()
                 # Only after the maps are written: a cut-off run leaves maps that count as missing, never wrong ones.
                 self.done[batch] = 1
-                computed += len(batch)
+                self.filled += len(batch)
                 bar.update(len(batch))
-            bar.total = computed  # the others came from elsewhere
+            bar.total = bar.n  # the others came from another process
         self.done.flush()
-        return computed
 
     def _stored(self, maps: np.ndarray) -> np.ndarray:
         largest = np.finfo(self.maps.dtype).max

@@ -27,6 +27,7 @@ from sweep import exit_code
 from table1_accuracy import assembled
 
 from crumb_avalanche.cli.run_folder import write_text
+from crumb_avalanche.cli.tables import number
 
 # Those that the paper ran on every benchmark; its figures show some of them.
 METHODS = ("crumb", "remind", "icarl", "gem", "ewc", "mas", "si", "finetune", "offline")
@@ -91,7 +92,7 @@ def draw(axes, finding: Finding, place: int):
     if finding.runs[0].joint:
         return axes.axhline(finding.mean, **style)
     after = enumerate(zip(*(run.result["accuracy_after"] for run in finding.runs)), start=1)
-    tested = {number: values for number, values in after if None not in values}
+    tested = {experience: values for experience, values in after if None not in values}
     means, errors = [statistics.fmean(values) for values in tested.values()], [rmse(v) for v in tested.values()]
     marker = MARKERS[place % len(MARKERS)]
     return axes.errorbar(list(tested), means, yerr=errors, marker=marker, ms=4, capsize=2, **style)
@@ -108,7 +109,7 @@ def write_curves(path, findings: Sequence[Finding]) -> None:
             for place, value in enumerate(run.result["accuracy_after"], start=1):
                 experience = last if run.joint else place
                 cell = item.cell
-                accuracy = "" if value is None else f"{value:.4f}"  # not tested after that experience
+                accuracy = number(value, ".4f")  # nothing where it was not tested
                 writer.writerow([cell.benchmark, cell.protocol, cell.row, run.number, experience, accuracy])
     write_text(path, text.getvalue())
 

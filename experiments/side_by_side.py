@@ -17,7 +17,7 @@ from paper_numbers import PaperValue
 from paper_statistics import Comparison, Filtered, first_task_filter, holm, paired_batches, paired_t_test
 
 from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import markdown, mean_text, table
+from crumb_avalanche.cli.tables import markdown, mean_text, number, table
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,6 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
             for place in same:
                 out[place] = replace(out[place], p_holm=p, p_holm_filtered=p_filtered)
     return out
-
-
-def number(value: float | None, form: str = ".1f") -> str:
-    """A number as text; nothing for None."""
-    return "" if value is None else f"{value:{form}}"
 
 
 def p_text(p: float | None) -> str:

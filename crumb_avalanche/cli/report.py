@@ -25,7 +25,7 @@ from crumb_avalanche.cli.report_runs import (
 from crumb_avalanche.cli.report_summary import runs_table, summary_table
 from crumb_avalanche.cli.run_folder import RESULT, write_text
 from crumb_avalanche.cli.settings import RunSettings, as_dict
-from crumb_avalanche.cli.tables import cell, hundredths, ledger_table, matrix_table, table
+from crumb_avalanche.cli.tables import cell, ledger_table, matrix_table, number, table
 
 MAIN_SETTINGS = [*IDENTITY, "run", "weights", "backbone", "first_epochs", "epochs", "batch_size", "learning_rate"]
 
@@ -87,7 +87,13 @@ def report_run(run: Run, output: Path) -> list[Path]:
     print(matrix_table(run.matrix, accuracy_after, run.joint))
     if run.classes_seen and not run.joint:
         rows = [
-            [f"exp {i + 1}", cell(run.result["classes_order"][old:new]), str(new), hundredths(acc), f"{100 / new:.2f}"]
+            [
+                f"exp {i + 1}",
+                cell(run.result["classes_order"][old:new]),
+                str(new),
+                number(acc, ".2f"),
+                f"{100 / new:.2f}",
+            ]
             for i, ((old, new), acc) in enumerate(zip(pairwise([0, *run.classes_seen]), accuracy_after))
         ]
         print("\naccuracy over all classes seen, percent")

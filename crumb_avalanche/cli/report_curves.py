@@ -68,10 +68,9 @@ def draw_curves(axes: Axes, curves: list[Curve], chance: list[float], bands: boo
     longest = max(len(curve.mean) for curve in curves)
     for number, curve in enumerate(curves):
         colour, line = COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
-        spread = None if curve.std is None else np.asarray(curve.std)
         tested = np.flatnonzero(~np.isnan(curve.mean))  # lines go on where a test was left out
         mean, x = np.asarray(curve.mean)[tested], tested + 1
-        spread = None if spread is None else spread[tested]
+        spread = None if curve.std is None else np.asarray(curve.std)[tested]
         marker = MARKERS[number % len(MARKERS)]
         if curve.joint and longest > 1:  # a bound, reached without a stream
             mean, x, line, marker = mean.repeat(2), np.array([1, longest]), "--", ""

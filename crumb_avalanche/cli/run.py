@@ -227,26 +227,25 @@ def learn(
     """
     loader = {"num_workers": settings.workers}
     progress = going_on.progress
-    for number in range(going_on.position.experience, len(benchmark.train_stream)):
+    count = len(benchmark.train_stream)
+    for number in range(going_on.position.experience, count):
         experience = benchmark.train_stream[number]
         strategy.train(experience, eval_streams=[], shuffle=joint, **loader)
-        count = len(benchmark.train_stream)
-        progress.matrix.append([])
-        progress.accuracy_after.append(None)
+        of_each, of_all, found = [], None, "not tested"
         if number in (0, count - 1) or (number + 1) % settings.evaluate_every == 0:
             # The joint learner has seen every class after its one experience.
             seen = benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
             with random_states_kept():
                 metrics = strategy.eval(seen, **loader)
-            progress.matrix[-1] = [100 * accuracy_on(metrics, test.current_experience) for test in seen]
-            of_all = next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream/eval"))
-            progress.accuracy_after[-1] = 100 * of_all
+            of_each = [100 * accuracy_on(metrics, test.current_experience) for test in seen]
+            of_all = 100 * next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream/eval"))
+            found = f"{of_all:6.2f} % of all seen classes ({' '.join(f'{value:.0f}' for value in of_each)})"
+        progress.matrix.append(of_each)
+        progress.accuracy_after.append(of_all)
         progress.ledgers.append(ledger.result())
         if settings.checkpoint:
             save_state(folder / "checkpoint", strategy)
         going_on.save(Position(number + 1))
-        of_all, of_each = progress.accuracy_after[-1], " ".join(f"{value:.0f}" for value in progress.matrix[-1])
-        found = "not tested" if of_all is None else f"{of_all:6.2f} % of all seen classes ({of_each})"
         print(f"after experience {number + 1}/{count}: {found}", flush=True)
 
 

@@ -68,9 +68,9 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     )
 
 
-def hundredths(value: float | None) -> str:
-    """A number to two places; nothing for what was not measured."""
-    return "" if value is None else f"{value:.2f}"
+def number(value: float | None, form: str = ".1f") -> str:
+    """A number as text; nothing for None."""
+    return "" if value is None else f"{value:{form}}"
 
 
 def matrix_table(matrix: list[list[float]], accuracy_after: list[float | None], joint: bool = False) -> str:
@@ -78,9 +78,9 @@ def matrix_table(matrix: list[list[float]], accuracy_after: list[float | None], 
     width = len(matrix[-1])
     header = ["after", *[f"exp {column + 1}" for column in range(width)], "all seen"]
     rows = []
-    for number, (row, overall) in enumerate(zip(matrix, accuracy_after)):
+    for place, (row, overall) in enumerate(zip(matrix, accuracy_after)):
         cells = [f"{value:.1f}" for value in row] + [""] * (width - len(row))
-        rows.append(["joint" if joint else f"exp {number + 1}", *cells, hundredths(overall)])
+        rows.append(["joint" if joint else f"exp {place + 1}", *cells, number(overall, ".2f")])
     return "\naccuracy on the test frames of each experience's classes, percent\n" + table(header, rows)
 
 
