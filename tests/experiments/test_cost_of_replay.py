@@ -1,27 +1,19 @@
 """The comparison of costs runs, prints and writes its ratios; how large they are is no matter for a test."""
 
 import csv
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from called_script import called
+from cost_of_replay import CostSettings
+from table_memory import ALL_MAPS, CODEBOOK, made_in_new_process
 
-FOLDER = Path(__file__).parents[2] / "experiments"
-SCRIPT = FOLDER / "cost_of_replay.py"
 LEARNERS = ["crumb", "remind, one image at a time", "remind, mini-batches"]
 MEMORIES = ["crumb", "remind, tables from all maps", "remind, tables from a sample"]
 
 
-def run(*options):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, env=environment)
-
-
 def test_quick_prints_the_ratios_and_writes_table_and_picture(tmp_path):
-    done = run("--quick", "--output", str(tmp_path), "--progress", "false")
+    done = called("cost_of_replay", "--quick", "--output", tmp_path, "--progress", "false")
     assert done.returncode == 0, done.stderr
     assert "24 + 96 frames, tables from 80 maps, 1 threads, F from images" in done.stdout
     assert "note: REMIND began with 24 memories, too few for 50 mixtures" in done.stdout
@@ -50,10 +42,7 @@ def test_quick_prints_the_ratios_and_writes_table_and_picture(tmp_path):
     assert per_image(LEARNERS[1]) > per_image(LEARNERS[2])
 
 
-def test_the_peak_of_a_table_is_that_of_the_maps_it_is_made_from(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from table_memory import ALL_MAPS, CODEBOOK, made_in_new_process
-
+def test_the_peak_of_a_table_is_that_of_the_maps_it_is_made_from(tmp_path):
     shape = (1200, 6, 6, 64)
     maps = np.random.default_rng(0).random(shape, np.float32)  # 11 MB
     maps.tofile(tmp_path / "maps")
@@ -74,9 +63,6 @@ def test_the_peak_of_a_table_is_that_of_the_maps_it_is_made_from(tmp_path, monke
         (dict(measured_images=0), "measured_images is at least 1"),
     ],
 )
-def test_wrong_settings_are_told(changes, words, monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from cost_of_replay import CostSettings
-
+def test_wrong_settings_are_told(changes, words):
     with pytest.raises(ValueError, match=words):
         CostSettings(**changes)
