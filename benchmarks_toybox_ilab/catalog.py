@@ -72,8 +72,13 @@ def _streamed_shapes(root: str | None = None, run: int = 0) -> FrameTable:
     return ToyShapesFrames(root, run, classes=STREAM_CLASSES)
 
 
+def _short_clips(root: str | None = None, run: int = 0) -> FrameTable:
+    """The same in clips of a third of the frames, to see whether something works."""
+    return ToyShapesFrames(root, run, classes=STREAM_CLASSES, frames_per_clip=5)
+
+
 def _streamed_dots(root: str | None = None, run: int = 0) -> FrameTable:
-    """The same told by dots alone."""
+    """The ten streamed shapes told by dots alone."""
     return ToyShapesFrames(root, run, classes=STREAM_CLASSES, dots=True)
 
 
@@ -106,6 +111,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         ),
         Benchmark(
             *("toy_shapes", _streamed_shapes, 2, 21, 15, False),
+            *("no files: drawn when read", "made by this package"),
+        ),
+        Benchmark(
+            *("toy_shapes_short", _short_clips, 2, 21, 15, False),
             *("no files: drawn when read", "made by this package"),
         ),
         Benchmark(

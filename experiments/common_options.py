@@ -17,6 +17,7 @@ Row = TypeVar("Row")
 PROTOCOLS = ("class_instance", "class_iid")
 IMAGE_SETS = ("cifar100", "imagenet")  # no video: there is no class-instance order
 # Rendered shapes and a tiny untrained network: a script's whole path in about a minute, and no number worth anything.
+QUICK_BENCHMARK = "toy_shapes_short"  # shapes take longer to draw than to learn
 QUICK = dict(weights="none", backbone="small_cnn", image_size=32, first_epochs=1, preset="paper")
 
 
@@ -124,7 +125,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
     Raises:
         ValueError: more folders than benchmarks, a benchmark twice, or runs that are no numbers.
     """
-    names, roots = (["toy_shapes"], []) if chosen.quick else (chosen.benchmark, chosen.dataset_root)
+    names, roots = ([QUICK_BENCHMARK], []) if chosen.quick else (chosen.benchmark, chosen.dataset_root)
     if len(roots) > len(names) or len(set(names)) < len(names):
         raise ValueError(
             f"--benchmark {' '.join(names)} --dataset-root {' '.join(roots)}: give each benchmark once, and at most "

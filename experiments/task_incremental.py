@@ -53,7 +53,7 @@ METHODS = (
 )
 
 QUICK = dict(
-    benchmark="toy_shapes",
+    benchmark="toy_shapes_short",
     backbone="small_cnn",
     weights="none",
     image_size=32,

@@ -14,7 +14,8 @@ class RunSettings:
 
     Attributes:
         benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, eth80, toy_shapes,
-            toy_dots, or clip_folder (your own class/object/clip/frame tree, or class/object/clip.mp4).
+            toy_shapes_short, toy_dots, or clip_folder (your own class/object/clip/frame tree, or
+            class/object/clip.mp4).
         dataset_root: folder with the benchmark's images.
         reference_stream: frames, orders and labels as the paper's published code makes them, where that differs.
         fps: frames per second to take from the video files of a clip_folder; default 1.

@@ -381,6 +381,7 @@ TINY: dict[str, list[str] | None] = {
     "eth80": None,
     "clip_folder": None,
     "toy_shapes": None,
+    "toy_shapes_short": None,
     "toy_dots": None,
 }
 

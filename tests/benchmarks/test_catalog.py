@@ -34,7 +34,7 @@ PAPER = {
     "cifar100": (5, 128, 100),
     "imagenet": (100, 128, 10_000),
 }
-OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes", "toy_dots"), (2, 21, 15))
+OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes", "toy_shapes_short", "toy_dots"), (2, 21, 15))
 
 
 @pytest.mark.parametrize(("name", "numbers"), [*PAPER.items(), *OTHERS.items()])
@@ -57,6 +57,12 @@ def test_all_tables_are_called_alike(tmp_path, name):
     groups = benchmark.class_groups(table, True)
     assert groups is None or sorted(chain(*groups)) == sorted(table.classes)
     assert (benchmark.class_groups(table, False) is None) == (name != "ilab_core50")
+
+
+def test_short_toy_shapes_have_all_classes_and_a_third_of_the_frames():
+    long, short = (get_benchmark(name).table(None, 0) for name in ("toy_shapes", "toy_shapes_short"))
+    assert short.classes == long.classes and len(short) == len(long) / 3 == 10 * 6 * 4 * 5
+    assert {3 * count for count in short.counts()["key"].values()} == set(long.counts()["key"].values())
 
 
 def test_what_a_benchmark_needs_and_takes(tmp_path):

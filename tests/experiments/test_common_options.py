@@ -26,15 +26,15 @@ def test_settings():
     assert (settings.strategy, settings.runs, settings.threads, settings.checkpoint) == ("ewc", None, 1, False)
     assert options("--checkpoint-every", "50").base.checkpoint
     quick = options("--quick", "--benchmark", "core50", "--dataset-root", "IMAGES", "--preset", "reference")
-    assert quick.roots == {"toy_shapes": None} and quick.runs == [0] and quick.base.preset == "paper"
-    quick.settings("toy_shapes").resolved()
+    assert quick.roots == {"toy_shapes_short": None} and quick.runs == [0] and quick.base.preset == "paper"
+    quick.settings("toy_shapes_short").resolved()
 
 
 def test_protocols():
     given = options("--benchmark", "core50", "cifar100", several=True)
     assert given.protocols("core50") == ["class_instance", "class_iid"] and given.protocols("cifar100") == ["class_iid"]
     assert given.protocols("cifar100", ["class_instance"]) == []
-    assert options("--quick").protocols("toy_shapes") == ["class_instance"]
+    assert options("--quick").protocols("toy_shapes_short") == ["class_instance"]
 
 
 def test_bf16_where_it_is_slow_is_told_of(monkeypatch, recwarn):

@@ -28,8 +28,8 @@ def test_room_for_all():
     given = common_options(parser_for("Doc.", "runs").parse_args(["--quick"]))
     from benchmarks_toybox_ilab.catalog import get_benchmark
 
-    table = get_benchmark("toy_shapes").table(None, 0)
-    assert room_for_all(given) == {"toy_shapes": len(table.rows("train"))}, "all classes of toy_shapes are as large"
+    table = get_benchmark("toy_shapes_short").table(None, 0)
+    assert room_for_all(given) == {"toy_shapes_short": len(table.rows("train"))}, "all classes are as large"
 
 
 def test_curves_of_made_runs(tmp_path):

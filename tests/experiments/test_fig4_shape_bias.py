@@ -101,7 +101,7 @@ def test_quick(tmp_path):
         assert [(row["row"], row["run"]) for row in csv.DictReader(file)] == [("crumb", "0"), ("control", "0")]
     import yaml
 
-    folder = tmp_path / "out" / "toy_shapes" / "class_instance" / "crumb" / "run0"
+    folder = tmp_path / "out" / "toy_shapes_short" / "class_instance" / "crumb" / "run0"
     run = rebuilt(RunSettings(**yaml.safe_load((folder / "config.yaml").read_text())), folder)
     answers = logits_of(run.after, run.batches())[PLAIN].argmax(1)
     accuracy = 100 * (answers == run.table.labels[run.rows]).mean()

@@ -63,4 +63,4 @@ def test_quick_table_and_the_curves_of_the_same_runs(tmp_path):
         assert (tmp_path / f"{name}.svg").stat().st_size > 5000
     with open(tmp_path / "table1.csv") as file:
         assert [row["runs"] for row in csv.DictReader(file)] == ["1"] * 4
-    assert len(list(tmp_path.glob("toy_shapes/*/*/run0/result.json"))) == 4, "the curves needed no run more"
+    assert len(list(tmp_path.glob("toy_shapes_short/*/*/run0/result.json"))) == 4, "the curves needed no run more"
