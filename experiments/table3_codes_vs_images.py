@@ -93,11 +93,11 @@ def picture(findings: Sequence[Finding], counts: Sequence[int], title: str) -> F
                 if paper:
                     label = f"{name}, paper, {items[0][1].cell.paper_dataset}"
                     axes.plot(*zip(*paper), "D--", color=colour, mfc="white", label=label)
-            axes.set(xscale="log", title=protocol.replace("_", "-"), xlabel="memories stored", ylim=(0, 100))
+            axes.set(xscale="log", title=protocol.replace("_", "-"), xlabel="memories stored")
             axes.set_xticks(counts, [f"{count:,}" for count in counts])
             axes.minorticks_off()
             axes.grid(axis="y", color="0.9", lw=0.6)
-        figure.axes[0].set_ylabel("accuracy over all classes at the end (%)")
+        figure.axes[0].set(ylabel="accuracy over all classes at the end (%)", ylim=(0, None))  # for all panels: sharey
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
