@@ -109,7 +109,8 @@ def main() -> int:
     parser.add_argument("--pretrained", help="a file of crumb pretrain (256x8) that CRUMB starts from")
     chosen = parser.parse_args()
     options = common_options(chosen)
-    own_count = options.benchmark in MEM_SIZES and options.benchmark not in ("core50", "eth80", "toy_shapes_short")
+    many_counts = options.benchmark in ("core50", "eth80", "toy_shapes", "toy_shapes_short")
+    own_count = options.benchmark in MEM_SIZES and not many_counts
     counts = chosen.counts or ([MEM_SIZES[options.benchmark]] if own_count else COUNTS[: 2 if options.quick else None])
     protocols = options.protocols(options.benchmark, chosen.protocols)
     todo, cells = assembled(options, protocols, counts, chosen.pretrained)
