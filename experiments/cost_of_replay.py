@@ -38,7 +38,7 @@ CRUMB, SINGLE, BATCHES = CODEBOOK, "remind, one image at a time", "remind, mini-
 LEARNERS = {CRUMB: ("crumb", {}), SINGLE: ("remind", {"samples_at_a_time": True}), BATCHES: ("remind", {})}
 TARGETS = {"time of an image": 0.15, "memory": 0.05}  # the paper's Table 2, CIFAR100
 QUICK = dict(
-    benchmark="toy_shapes", weights="none", backbone="small_cnn", image_size=32, budget_images=200, first_epochs=1
+    benchmark="toy_shapes_short", weights="none", backbone="small_cnn", image_size=32, budget_images=200, first_epochs=1
 )
 
 
