@@ -29,6 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import common_options
 from table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
 from crumb_avalanche.cli.settings import RunSettings
@@ -37,9 +38,7 @@ from crumb_avalanche.whole_file import whole_file
 CRUMB, SINGLE, BATCHES = CODEBOOK, "remind, one image at a time", "remind, mini-batches"
 LEARNERS = {CRUMB: ("crumb", {}), SINGLE: ("remind", {"samples_at_a_time": True}), BATCHES: ("remind", {})}
 TARGETS = {"time of an image": 0.15, "memory": 0.05}  # the paper's Table 2, CIFAR100
-QUICK = dict(
-    benchmark="toy_shapes_short", weights="none", backbone="small_cnn", image_size=32, budget_images=200, first_epochs=1
-)
+QUICK = {**common_options.QUICK, "benchmark": common_options.QUICK_BENCHMARK, "budget_images": 200}
 
 
 @dataclass

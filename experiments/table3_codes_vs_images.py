@@ -3,9 +3,9 @@
     python experiments/table3_codes_vs_images.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
 Blocks are 256x8, as there. On CORe50, and on benchmarks that the paper does not have, n runs from 200 to 6,400; on the
-paper's others it is one count, that of its published scripts (`ablation_rows.MEM_SIZES`); `--counts` chooses freely. An
-n beyond the images of the stream stores them all. In the paper every CRUMB run starts from CRUMB pretraining on
-ImageNet and image replay from stock weights; give such a file with `--pretrained`, or both start from stock weights.
+paper's others it is one count, that of its published scripts (`ablation_rows.PUBLISHED_MEM_SIZES`); `--counts` chooses
+freely. An n beyond the images of the stream stores them all. In the paper every CRUMB run starts from CRUMB pretraining
+on ImageNet and image replay from stock weights; give such a file with `--pretrained`, or both start from stock weights.
 Written to --output: the table as `.csv` and `.md` and its picture, `table3_runs.csv` with seed, settings and accuracy
 of each run, and a folder of each run.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
-from ablation_rows import MEM_SIZES
+from ablation_rows import PUBLISHED_MEM_SIZES
 from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
 from matplotlib.figure import Figure
 from paper_numbers import PaperNumbers, read_paper_numbers
@@ -33,7 +33,7 @@ def paper_row(paper: PaperNumbers, benchmark: str, protocol: str, method: str, c
     own = any(key[0] == TABLE and key[1] == benchmark for key in paper)
     dataset = benchmark if own else "core50"
     value = paper.find(TABLE, dataset, protocol, f"{method}@n_x={count}")
-    if value is None and count == MEM_SIZES.get(benchmark):
+    if value is None and count == PUBLISHED_MEM_SIZES.get(benchmark):
         value = paper.find(TABLE, dataset, protocol, method)
     return value, dataset
 
@@ -109,9 +109,9 @@ def main() -> int:
     parser.add_argument("--pretrained", help="a file of crumb pretrain (256x8) that CRUMB starts from")
     chosen = parser.parse_args()
     options = common_options(chosen)
-    many_counts = options.benchmark in ("core50", "eth80", "toy_shapes", "toy_shapes_short")
-    own_count = options.benchmark in MEM_SIZES and not many_counts
-    counts = chosen.counts or ([MEM_SIZES[options.benchmark]] if own_count else COUNTS[: 2 if options.quick else None])
+    one_count = options.benchmark in PUBLISHED_MEM_SIZES.keys() - {"core50"}
+    usual = [PUBLISHED_MEM_SIZES[options.benchmark]] if one_count else COUNTS[: 2 if options.quick else None]
+    counts = chosen.counts or usual
     protocols = options.protocols(options.benchmark, chosen.protocols)
     todo, cells = assembled(options, protocols, counts, chosen.pretrained)
     failed = options.do(grid(options.settings(options.benchmark), options.output, options.runs, todo))

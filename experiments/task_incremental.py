@@ -25,6 +25,7 @@ import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
+import common_options
 import matplotlib
 
 from crumb_avalanche.cli import underscored
@@ -52,15 +53,10 @@ METHODS = (
     Method("stable_sgd"),
 )
 
-QUICK = dict(
-    benchmark="toy_shapes_short",
-    backbone="small_cnn",
-    weights="none",
-    image_size=32,
-    first_epochs=1,
-    classes_per_experience=5,
-    progress=False,
-)
+QUICK = {
+    **common_options.QUICK,
+    **dict(benchmark=common_options.QUICK_BENCHMARK, classes_per_experience=5, progress=False),
+}
 FIGURES = {
     "class_incremental": "class-incremental accuracy",
     "task_incremental": "task-incremental accuracy",
