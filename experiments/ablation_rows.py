@@ -4,10 +4,15 @@ from dataclasses import dataclass, field
 
 # Maps that "Ours" stores in the ablations of the paper (256x8; published scripts); the bytes of 15, 30 and 100 images.
 PUBLISHED_MEM_SIZES = {
-    **{"core50": 200, "toybox": 200, "ilab": 200, "icub": 400, "ilab_core50": 400},
-    **{"cifar100": 2000, "imagenet": 50_000},
+    "core50": 200,
+    "toybox": 200,
+    "ilab": 200,
+    "icub": 400,
+    "ilab_core50": 400,
+    "cifar100": 2000,
+    "imagenet": 50_000,
 }
-MEM_SIZES = PUBLISHED_MEM_SIZES | {"eth80": 200, "toy_shapes": 60, "toy_shapes_short": 60}  # not in the paper
+MEM_SIZES = PUBLISHED_MEM_SIZES | {"eth80": 200, "toy_shapes": 60, "toy_shapes_short": 60}  # these are not in the paper
 
 STOCK = "stock"  # no CRUMB pretraining: the network's own weights, a fresh codebook
 OURS, WEIGHTS_OF_OURS, BLOCKS_OF_OURS = "ours", "ours_weights", "ours_blocks"

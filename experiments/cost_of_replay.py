@@ -38,7 +38,7 @@ from crumb_avalanche.whole_file import whole_file
 CRUMB, SINGLE, BATCHES = CODEBOOK, "remind, one image at a time", "remind, mini-batches"
 LEARNERS = {CRUMB: ("crumb", {}), SINGLE: ("remind", {"samples_at_a_time": True}), BATCHES: ("remind", {})}
 TARGETS = {"time of an image": 0.15, "memory": 0.05}  # the paper's Table 2, CIFAR100
-QUICK = {**common_options.QUICK, "benchmark": common_options.QUICK_BENCHMARK, "budget_images": 200}
+QUICK = common_options.QUICK | dict(benchmark=common_options.QUICK_BENCHMARK, budget_images=200)
 
 
 @dataclass

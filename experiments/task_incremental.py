@@ -53,10 +53,7 @@ METHODS = (
     Method("stable_sgd"),
 )
 
-QUICK = {
-    **common_options.QUICK,
-    **dict(benchmark=common_options.QUICK_BENCHMARK, classes_per_experience=5, progress=False),
-}
+QUICK = common_options.QUICK | dict(benchmark=common_options.QUICK_BENCHMARK, classes_per_experience=5, progress=False)
 FIGURES = {
     "class_incremental": "class-incremental accuracy",
     "task_incremental": "task-incremental accuracy",
