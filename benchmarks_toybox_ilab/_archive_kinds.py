@@ -36,7 +36,7 @@ class Member:
     Attributes:
         name: As it will be called below the target, with forward slashes.
         size: In bytes, unpacked.
-        key: What its archive finds it by.
+        key: What its archive finds it by; an error, to be raised if it is wanted, for a link that leads nowhere.
     """
 
     name: str
@@ -106,7 +106,7 @@ def _linked(archive: Path, name: str, link: str, folder: str, files: dict[str, M
     """The file of the archive that the link `name` leads to from `folder`, under the link's name."""
     found = files.get(posixpath.normpath(posixpath.join(folder, link.replace("\\", "/"))))
     if found is None:
-        raise _refused(archive, name, f"is a link to {link!r}, which is no file of the archive")
+        return Member(name, 0, _refused(archive, name, f"is a link to {link!r}, which is no file of the archive"))
     return Member(name, found.size, found.key)
 
 

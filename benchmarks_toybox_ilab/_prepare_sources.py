@@ -39,6 +39,7 @@ class DataSet:
         tops: Names of folders; where one of them lies, there the data set is.
         inner: Where that may be below a root, besides the root itself.
         chosen: What to call a file of an archive below the root; None leaves it out.
+        within: Whether one of tops may be the root itself.
     """
 
     module: ModuleType
@@ -46,10 +47,13 @@ class DataSet:
     tops: tuple[str, ...]
     inner: tuple[str, ...]
     chosen: Callable[[str], str | None]
+    within: bool = False
 
     def folder(self, root: Path) -> Path | None:
         """The root or the folder below it that the data set lies in, or None if it is nowhere."""
-        places = (root, *(root / inner for inner in self.inner))
+        places = [root, *(root / inner for inner in self.inner)]
+        if self.within and root.absolute().name in self.tops:
+            places.append(root.absolute().parent)
         return next((place for place in places if any((place / top).is_dir() for top in self.tops)), None)
 
     def names(self, folder: Path) -> list[str]:
@@ -144,6 +148,8 @@ def bring_cifar100(job: Job) -> list[str]:
     lies_in = None if job.in_place else job.data.folder(job.source)
     sources = [lies_in] if lies_in else _archives(job.source or job.root / ARCHIVE)
     if not sources and job.source is not None:
+        if job.in_place and job.data.folder(job.root) is not None:
+            return []
         raise job.nothing_there()
     for source in sources or [None]:
         if source is None or (source.is_file() and is_distribution(source)):
@@ -217,13 +223,16 @@ def _toybox_video(name: str) -> str | None:
     return f"{VIDEOS}/{folder}/{match['path']}" if folder else None
 
 
-def _ending(pattern: str, below: str = "") -> Callable[[str], str | None]:
-    """Takes the files whose names end so, whatever folders the archive wraps around them, to below the root."""
-    ending = re.compile(rf"(?:^|/)({pattern})$", re.IGNORECASE)
+def _ending(folders: str, rest: str, below: str = "") -> Callable[[str], str | None]:
+    """Takes the files whose names end so, whatever folders the archive wraps around them, to below the root.
+
+    The data set's own folders may be written in capitals, and are in small letters there.
+    """
+    ending = re.compile(rf"(?:^|/)({folders})({rest})$", re.IGNORECASE)
 
     def chosen(name: str) -> str | None:
         match = None if _HIDDEN.search(name) else ending.search(name)
-        return match and below + match[1]
+        return match and below + match[1].lower() + match[2]
 
     return chosen
 
@@ -237,18 +246,23 @@ DATA_SETS = {
         core50.CORe50Frames,
         tuple(f"s{session}" for session in range(1, core50.SESSIONS + 1)),
         ("core50_128x128", "core50", "core50/core50_128x128"),
-        _ending(r"s\d+/o\d+/[^/]+\.png", "core50_128x128/"),
+        _ending(r"s\d+/o\d+/", r"[^/]+\.png", "core50_128x128/"),
     ),
     "toybox": DataSet(toybox, toybox.ToyboxFrames, ("images",), ("toybox",), _toybox_video),
     "ilab": DataSet(
-        ilab, ilab.ILabFrames, ("train_img",), (ilab.FOLDER, "ilab"), _ending(r"train_img/(?:[^/]+/)?[^/]+\.jpe?g")
+        ilab,
+        ilab.ILabFrames,
+        ("train_img",),
+        (ilab.FOLDER, "ilab"),
+        _ending("train_img/", r"(?:[^/]+/)?[^/]+\.jpe?g"),
+        within=True,
     ),
     "icub": DataSet(
         icub,
         icub.ICubFrames,
         (*icub.PARTS, *icub.CLASSES),
         ("icub",),
-        _ending(rf"(?:part\d/)?(?:{'|'.join(icub.CLASSES)})/(?:[^/]+/){{4}}[^/]+\.jpg"),
+        _ending(rf"(?:part\d/)?(?:{'|'.join(icub.CLASSES)})/", r"(?:[^/]+/){4}[^/]+\.jpg"),
     ),
     "ilab_core50": DataSet(
         ilab_core50,
@@ -262,7 +276,7 @@ DATA_SETS = {
         cifar100.CIFAR100Frames,
         ("train", "test"),
         ("cifar100",),
-        _ending(r"(?:train|test)/[^/]+/[^/]+\.(?:png|jpe?g)"),
+        _ending(r"(?:train|test)/", r"[^/]+/[^/]+\.(?:png|jpe?g)"),
     ),
     "imagenet": DataSet(imagenet, imagenet.ImageNetFrames, imagenet.FOLDERS, ("imagenet",), _nothing),
 }

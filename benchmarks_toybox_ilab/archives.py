@@ -42,7 +42,7 @@ def unpack(
     archive, target = Path(archive), Path(target)
     with opened(archive) as source:
         with damage_named(archive):
-            members = _wanted(source.members(), archive, only)
+            members = _wanted(_outside(source.members(), archive, target), archive, only)
         missing = [member for member in members if not _is_there(target / member.name, member.size)]
         check_room(target, sum(member.size for member in missing), f"unpacking {archive}")
         done = len(members) - len(missing)
@@ -90,6 +90,17 @@ def _chunks(source: Archive, member: Member, archive: Path) -> Iterator[bytes]:
             raise EOFError(f"{member.name} has {length} of {member.size} bytes")
 
 
+def _outside(members: Iterable[Member], archive: Path, target: Path) -> Iterator[Member]:
+    """Without what lies in the target, where that is a folder inside of the one to copy."""
+    inside = (
+        archive.is_dir()
+        and target.resolve() != archive.resolve()
+        and target.resolve().is_relative_to(archive.resolve())
+    )
+    prefix = f"{target.resolve().relative_to(archive.resolve()).as_posix()}/" if inside else None
+    return (member for member in members if prefix is None or not member.name.startswith(prefix))
+
+
 def _wanted(members: Iterable[Member], archive: Path, only: Callable[[str], bool | str | None] | None) -> list[Member]:
     """The members to unpack under safe names, in archive order; of two of one name the last, as tar itself does."""
     wanted: dict[str, Member] = {}
@@ -98,6 +109,8 @@ def _wanted(members: Iterable[Member], archive: Path, only: Callable[[str], bool
         name = safe_name(member.name, archive)
         choice = True if only is None else only(name)
         if choice:
+            if isinstance(member.key, FrameTableError):
+                raise member.key
             new = safe_name(choice, archive) if isinstance(choice, str) else name
             if origin.setdefault(new, name) != name:
                 raise FrameTableError(f"archive {archive} holds both {origin[new]} and {name}; only one can be {new}.")

@@ -2,10 +2,14 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+from PIL import Image
 
 from benchmarks_toybox_ilab.folders import visible_entries
 from benchmarks_toybox_ilab.frame_table import Frame, FrameTable, FrameTableError, natural_key, whole_number
+from benchmarks_toybox_ilab.image_file import read_image
 from benchmarks_toybox_ilab.video import Job, extract_many, frame_rate, is_video
 
 LAYOUT = (
@@ -23,7 +27,8 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int = 1, fps: flo
     """The table of a folder of clips: folders of images, video files, or some of each.
 
     All names are sorted naturally (frame2 before frame10); the number of a frame is its position in its clip. What is
-    neither image nor video, and hidden files, are passed over.
+    neither image nor video, and hidden files, are passed over. Images are turned upright as their EXIF orientation
+    says.
 
     A video file is a clip called by its name without extension. Its frames are taken out once, to
     `.crumb_frames/<fps>fps` below root, with at most 512 pixels on the short side; that needs PyAV and room on the
@@ -74,7 +79,17 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int = 1, fps: flo
                     Frame(image.relative_to(root).as_posix(), *names, position, split)
                     for position, image in enumerate(images[source])
                 ]
-    return FrameTable(frames, root, name=root.name)
+    return FrameTable(frames, root, UprightImages(root), root.name)
+
+
+@dataclass(frozen=True)
+class UprightImages:
+    """Reads images below a root, turned as a viewer shows them: phones write the orientation beside the pixels."""
+
+    root: Path
+
+    def __call__(self, path: str) -> Image.Image:
+        return read_image(self.root / path, upright=True)
 
 
 def _is_image(path: Path) -> bool:

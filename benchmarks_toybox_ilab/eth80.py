@@ -63,17 +63,21 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
 
 
 def _data_folder(root: Path) -> Path:
-    """The folder of the object folders: the root itself or its only folder `eth80`."""
+    """The folder of the object folders: the root itself, or `eth80` in a root that holds no objects."""
     advice = f"ETH-80 is laid out as {LAYOUT}; give that folder as root."
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}. {advice}")
-    folders = [entry.name for entry in visible_entries(root) if entry.is_dir()]
-    if folders == ["eth80"]:
+    if (root / "eth80").is_dir() and not any(map(_is_object, visible_entries(root))):
         root = root / "eth80"
-        folders = [entry.name for entry in visible_entries(root) if entry.is_dir()]
-    if not folders:
+    if not any(entry.is_dir() for entry in visible_entries(root)):
         raise FrameTableError(f"{root} holds no object folders. {advice}")
     return root
+
+
+def _is_object(folder: Path) -> bool:
+    """Whether it is named as an object's folder and holds a view."""
+    named = folder.is_dir() and _OBJECT.fullmatch(folder.name)
+    return bool(named) and any(_VIEW.fullmatch(file.name) for file in visible_entries(folder))
 
 
 def _views(folder: Path, class_name: str) -> list[tuple[str, str, str, str, int]]:

@@ -25,6 +25,7 @@ from benchmarks_toybox_ilab.frame import (
     whole_number,
 )
 from benchmarks_toybox_ilab.frame_csv import COLUMNS, read_dirmap, read_frames, write_frames
+from benchmarks_toybox_ilab.image_file import read_image
 
 __all__ = ["BadFrameError", "Frame", "FrameTable", "FrameTableError", "natural_key", "whole_number"]
 
@@ -143,13 +144,9 @@ class FrameTable:
             BadFrameError: If the file is missing, cut off or not an image.
         """
         path = self.path[row]
-        source = path if self.reader or self.root is None else str(self.root / path)
+        source = path if self.root is None else str(self.root / path)
         try:
-            if self.reader is not None:
-                return self.reader(path).convert("RGB")
-            with Image.open(source) as image:
-                image.load()
-                return image.convert("RGB")
+            return read_image(source) if self.reader is None else self.reader(path).convert("RGB")
         # Pillow's decoders raise far more than OSError on damaged bytes (SyntaxError, ValueError, struct.error ...).
         except Exception as error:
             raise BadFrameError(

@@ -120,7 +120,9 @@ def _data_folder(root: Path) -> tuple[Path, str]:
     for folder in (root, root / FOLDER):
         if (folder / "train_img").is_dir():
             return folder, "train_img"
-    if root.is_dir() and (root.name == "train_img" or any(_FILE.fullmatch(entry.name) for entry in root.iterdir())):
+    if root.is_dir() and (
+        root.absolute().name == "train_img" or any(_FILE.fullmatch(entry.name) for entry in root.iterdir())
+    ):
         return root, ""
     return dataset_folder(root, ("train_img",), "ilab", LAYOUT), "train_img"
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks_toybox_ilab._prepare_sources import BRING, DATA_SETS, DataSet, Job, Progress
+from benchmarks_toybox_ilab.archives import archives_in
 from benchmarks_toybox_ilab.download import DownloadError
 from benchmarks_toybox_ilab.frame_table import BadFrameError, Frame, FrameTable, FrameTableError, whole_number
 from benchmarks_toybox_ilab.ilab_core50 import CORE50, ILAB
@@ -89,7 +90,7 @@ def prepare(
         ) from error
     say(f"{name} in {table.root}: {_counted(table)}; listed in {file}")
     if _differences(table, data):
-        say(f"Those are not the paper's numbers; `crumb prepare {name} --dataset-root {root} --check` tells more.")
+        say(_not_the_papers(name, root))
     return failures
 
 
@@ -126,16 +127,22 @@ def _lies_ready(job: Job) -> bool:
     if job.in_place or job.name == "cifar100" or not job.source.is_dir() or job.data.folder(job.source) is None:
         return False
     table = job.data.frames(job.source)
+    differences = _differences(table, job.data)
+    if differences and archives_in(job.source):
+        return False  # unpacked in part, perhaps
     job.say(
         f"{table.root} is laid out as {job.name} should be ({_counted(table)}), so nothing was copied. Give "
         f"--dataset-root {job.source} from now on; with that, `crumb prepare {job.name}` writes the list of frames."
     )
+    if differences:
+        job.say(_not_the_papers(job.name, job.source))
     return True
 
 
 def _prepare_both(job: Job) -> list[str]:
     """Prepare iLab and CORe50, each in its folder below the root."""
-    parts = {"ilab": job.root / ILAB, "core50": job.root / CORE50}
+    root = job.data.folder(job.root) or job.root
+    parts = {"ilab": root / ILAB, "core50": root / CORE50}
     if not job.in_place:
         commands = " and ".join(f"`crumb prepare {part} --dataset-root {parts[part]} --source ...`" for part in parts)
         raise FrameTableError(f"ilab_core50 takes no --source; prepare its two parts with {commands} first.")
@@ -156,6 +163,10 @@ def _relative_to(root: Path, table: FrameTable) -> FrameTable:
         for row in table
     )
     return FrameTable(rows, root, name=table.name, padded=table.padded)
+
+
+def _not_the_papers(name: str, root: str | Path) -> str:
+    return f"Those are not the paper's numbers; `crumb prepare {name} --dataset-root {root} --check` tells more."
 
 
 def _counted(table: FrameTable) -> str:

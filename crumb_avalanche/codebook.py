@@ -99,7 +99,8 @@ class Codebook(nn.Module):
             ``(B, G, H, W)`` codes, ``uint8`` up to 256 rows and ``int16`` above; ``(B, H, W, G)`` in memory.
 
         Raises:
-            ValueError: ``C`` is not a multiple of ``codebook_dim``, all rows are zero, or the map is not finite.
+            ValueError: ``C`` is not a multiple of ``codebook_dim``, all rows are zero, or the codebook or the map is
+                not finite.
         """
         batch, channels, height, width = feature_map.shape
         groups = self.groups(channels)
@@ -107,6 +108,11 @@ class Codebook(nn.Module):
         candidates = rows.any(dim=1).nonzero().squeeze(1)
         if len(candidates) == 0:
             raise ValueError("all rows of the codebook are zero; initialise it (codebook_init) or load its weights")
+        if not bool(rows.isfinite().all()):
+            raise ValueError(
+                "the codebook holds NaN or infinite values: the weights it was loaded from are damaged, or a learning "
+                "rate was too high; load or initialise it again"
+            )
         slices = feature_map.permute(0, 2, 3, 1).reshape(-1, self.codebook_dim).float()
         unit_rows = functional.normalize(rows[candidates], dim=1)
         indices = self.search(slices, unit_rows)

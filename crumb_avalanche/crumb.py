@@ -70,6 +70,7 @@ class CRUMBPlugin(SupervisedPlugin):
         self.replay_steps = replay_steps
         self.fused = fused
         self._position = 0
+        self._offered = False  # this experience's images to the rule
         self._mask = None
 
     def before_training_exp(self, strategy, **kwargs):
@@ -84,6 +85,7 @@ class CRUMBPlugin(SupervisedPlugin):
         self._mask = seen[0].mask if seen else None
         strategy.model.quantized_training = self.codebook_weight > 0
         self.storage_policy.begin_experience(strategy.experience.dataset.targets, strategy.train_mb_size)
+        self._offered = False
 
     def before_training_epoch(self, strategy, **kwargs):
         self._position = 0
@@ -139,11 +141,13 @@ class CRUMBPlugin(SupervisedPlugin):
             model = strategy.model
             batch = StreamBatch(strategy.mb_y, model.last_map, model.last_codes, self._pixels(strategy, self._position))
             self.storage_policy.store(batch, model)
+            self._offered = True
         strategy.model.forget_batch()
         self._position += len(strategy.mb_y)
 
     def after_training_exp(self, strategy, **kwargs):
-        if not self.storage_policy.rule.second_pass:
+        # A strategy that was stopped before its last epoch has not offered them yet.
+        if self._offered and not self.storage_policy.rule.second_pass:
             return
         model = strategy.model
         loader = DataLoader(strategy.adapted_dataset, batch_size=strategy.train_mb_size)

@@ -85,19 +85,19 @@ class LedgerMetric(PluginMetric[dict]):
         model = strategy.model
         policy = getattr(strategy, "storage_policy", None) if self.storage_policy is None else self.storage_policy
         codebook = getattr(model, "codebook", None)
-        codebook_bytes = 0 if codebook is None else tensor_bytes(codebook.parameters())
-        frozen = tensor_bytes(p for p in model.parameters() if not p.requires_grad) + tensor_bytes(model.buffers())
-        trained = tensor_bytes(p for p in model.parameters() if p.requires_grad)
+        blocks = [] if codebook is None else list(codebook.parameters())
+        others = [weight for weight in model.parameters() if all(weight is not block for block in blocks)]
+        frozen = tensor_bytes(weight for weight in others if not weight.requires_grad) + tensor_bytes(model.buffers())
         entries = {
             "buffer_items": 0 if policy is None else len(policy),
             "buffer_bytes": 0 if policy is None else policy.buffer_bytes,
             "label_bytes": 0 if policy is None else policy.label_bytes,
-            "codebook_bytes": codebook_bytes,
+            "codebook_bytes": tensor_bytes(blocks),
             "statistics_bytes": statistics_bytes(strategy),
         }
         entries["memory_bytes"] = sum(entries.values()) - entries["buffer_items"]
         entries |= {
-            "plastic_bytes": trained - codebook_bytes,
+            "plastic_bytes": tensor_bytes(weight for weight in others if weight.requires_grad),
             "frozen_bytes": frozen,
             "optimizer_bytes": tensor_bytes(
                 value

@@ -4,7 +4,6 @@ Paper: "Feature extraction and classification". F is frozen for good, batch-norm
 """
 
 import contextlib
-import warnings
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.coin_dropout import replace_dropout
 from crumb_avalanche.feature_memo import FeatureMemo
 from crumb_avalanche.head_input import evaluating, head_input
+from crumb_avalanche.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.stopwatch import Stopwatch
 
 # The plastic layers' learning rate of 1e-3 (paper) suits maps whose positive values spread as torchvision's
@@ -22,28 +22,10 @@ from crumb_avalanche.stopwatch import Stopwatch
 REFERENCE_SCALE = 14.0
 PIXEL_MEAN = (0.485, 0.456, 0.406)
 PIXEL_STD = (0.229, 0.224, 0.225)
-PRECISIONS = ("fp32", "bf16")
 # On a CPU, F and P take at most so many images at a time: these stay in its caches, a third faster than F in batches of
-# 24 and P in batches of 128. Convolutions treat each image of 8 alike, so a map does not depend on its batch.
+# 24 and P in batches of 128. Convolutions treat each image of 2 to 8 alike, so a map does not depend on its batch.
 IMAGES_AT_A_TIME = 8
 MAPS_AT_A_TIME = 24
-
-
-def is_quick_in_bf16(device: torch.device) -> bool:
-    """Whether a device has instructions for bf16; all but CPUs are taken to have them."""
-    if device.type != "cpu":
-        return True
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def warn_where_bf16_is_slow(device: torch.device) -> None:
-    """Tell whoever asks for bf16 on a CPU that is slower with it (one with AVX2 alone takes some ten times as long)."""
-    if not is_quick_in_bf16(device):
-        warnings.warn(
-            "this CPU has no instructions for bf16 and takes about ten times as long as with fp32: use --precision "
-            "fp32, set_precision('fp32') in a script, or a CPU with AVX-512 or AMX, or a GPU",
-            stacklevel=3,
-        )
 
 
 class SplitModel(nn.Module):
@@ -69,7 +51,7 @@ class SplitModel(nn.Module):
     """
 
     # Not in a checkpoint: F comes from its own file, the others from F.
-    unsaved = ("feature_extractor", "feature_memo", "_compiled", "last_map", "last_codes")
+    unsaved = ("feature_extractor", "feature_memo", "_compiled", "_same_alone", "last_map", "last_codes")
 
     def __init__(
         self,
@@ -92,6 +74,7 @@ class SplitModel(nn.Module):
         self.last_codes: Tensor | None = None
         self.stopwatch = Stopwatch()
         self.feature_memo: FeatureMemo | None = None
+        self._same_alone: dict[tuple, bool] = {}
         self._compiled = [None]  # in a list: not to be registered as a second copy of F
         self.register_buffer("feature_scale", torch.ones(()))
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), persistent=False)
@@ -175,7 +158,21 @@ class SplitModel(nn.Module):
         with self.stopwatch.measure("features"):
             if images.device.type != "cpu":
                 return self._extract(images)
-            return torch.cat([self._extract(some) for some in images.split(IMAGES_AT_A_TIME)])
+            return torch.cat([self._extract_part(some) for some in images.split(IMAGES_AT_A_TIME)])
+
+    def _extract_part(self, images: Tensor) -> Tensor:
+        """F of 1 to 8 images; a single one passes it twice where alone it would take a kernel that rounds otherwise."""
+        if len(images) > 1 or self._is_same_alone(images.shape[1:]):
+            return self._extract(images)
+        return self._extract(images.expand(2, -1, -1, -1))[:1]
+
+    def _is_same_alone(self, shape: torch.Size) -> bool:
+        """Whether F gives an image of a shape the same bits alone and in a pair; found out once, with noise."""
+        key = shape, self.precision, torch.get_num_threads()
+        if key not in self._same_alone:
+            noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
+            self._same_alone[key] = torch.equal(self._extract(noise)[:1], self._extract(noise[:1]))
+        return self._same_alone[key]
 
     def _extract(self, images: Tensor) -> Tensor:
         if images.dtype == torch.uint8:
@@ -262,10 +259,11 @@ class SplitModel(nn.Module):
 
     @torch.no_grad()
     def fold_feature_scale(self, maps: Tensor, whole: Tensor | None = None) -> float:
-        """Bring the spread of the maps' positive values to ``REFERENCE_SCALE`` and leave what the network says alone.
+        """Bring the spread of the maps' positive values to ``REFERENCE_SCALE``, and P along with it.
 
         F's output is multiplied by ``k``, and so are the biases of P below the head: a network of convolutions, ReLUs
-        and pools then has every activation multiplied by ``k``, so one learning rate serves all weight files. Plastic
+        and pools then has every activation up to the head's input multiplied by ``k``, so one learning rate serves all
+        weight files. The head, which is made anew before a stream, is left as it is. Plastic
         layers that are not such a network (batch norm, GELU, ...) set their own scale; there ``k`` is 1.
 
         Args:
@@ -275,7 +273,7 @@ class SplitModel(nn.Module):
         Returns:
             ``k``.
         """
-        if not any(True for _ in self.feature_extractor.children()):
+        if not any(True for _ in self.feature_extractor.parameters()):
             return 1.0  # the whole network learns, from images whose spread is known
         positive = maps[maps > 0]
         spread = float(positive.std()) if len(positive) > 1 else 0.0

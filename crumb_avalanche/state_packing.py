@@ -116,6 +116,12 @@ class Packer:
                 inside = {**value._parameters, **value._buffers, **value._modules}
                 hidden = getattr(type(value), "unsaved", ())
                 inside = {part: content for part, content in inside.items() if part not in hidden}
+                # Weights of a part that is not kept, as an optimiser may hold them: they stay the live ones.
+                node["outside"] = {}
+                for part in set(hidden) & set(value._modules):
+                    for path, weight in value._modules[part].named_parameters(part):
+                        node["outside"][path] = self._numbers[id(weight)] = len(self._numbers)
+                        self._alive.append(weight)
                 node["inside"] = {part: self.pack(content, f"{place}.{part}") for part, content in inside.items()}
                 parts = parts if own else {}
             node["attributes"] = {part: self.pack(content, f"{place}.{part}") for part, content in parts.items()}

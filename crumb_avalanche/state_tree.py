@@ -134,6 +134,8 @@ class Restorer:
         if live is None or name_of(type(live)) != node["class"]:
             live = empty(node["class"], place)
         self._keep(node, live)
+        for path, number in node.get("outside", {}).items():
+            self._made[number] = live.get_parameter(path)
         for part, content in node.get("inside", {}).items():  # in the order of packing
             setattr(live, part, self.restore(content, getattr(live, part, None), f"{place}.{part}"))
         for part, content in node["attributes"].items():

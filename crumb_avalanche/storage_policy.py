@@ -141,7 +141,12 @@ class CompactBuffer(ExemplarsBuffer):
         return self.to_maps(self.rows[slots].to(device), model), labels
 
     def resize(self, strategy, new_size: int) -> None:
-        """Change the capacity; surplus memories are given up, the largest classes first."""
+        """Change the capacity; surplus memories are given up, the largest classes first.
+
+        Raises:
+            ValueError: there would not be a memory for each class; or the rule is made for one capacity.
+        """
+        self.rule.check_capacity(new_size)
         if new_size < max(1, len(self.slots.classes)):
             raise ValueError(
                 f"mem_size={new_size} cannot hold a memory of each of the {len(self.slots.classes)} classes stored; "
@@ -149,10 +154,11 @@ class CompactBuffer(ExemplarsBuffer):
             )
         while len(self.slots) > new_size:
             largest = self.slots.largest()
-            self.slots.release(next(c for c in self.slots.classes if self.slots.count(c) == largest))
+            self.rule.give_up(self.slots, next(c for c in self.slots.classes if self.slots.count(c) == largest))
         held = [(label, slot) for label, members in self.slots.by_class.items() for slot in members]
         slots = Slots(new_size)
         slots.random = self.slots.random
+        slots.by_class = {label: [] for label in self.slots.by_class}  # those without a memory too
         old_rows, old_labels = self.rows, self.labels
         self.labels = torch.full((new_size,), -1, dtype=torch.int16)
         if old_rows is not None:

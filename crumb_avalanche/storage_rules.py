@@ -112,6 +112,13 @@ class StorageRule(ABC):
         """Whether the rest of the experience need not be offered."""
         return False
 
+    def check_capacity(self, capacity: int) -> None:  # noqa: B027 (most rules can do with any)
+        """Raise ValueError if the rule cannot do with a new capacity."""
+
+    def give_up(self, slots: Slots, label: int) -> int:
+        """Set a memory of a class free, for a buffer that is made smaller; returns its slot."""
+        return slots.release(label)
+
     def state_dict(self) -> dict:
         """What the rule must know to go on; plain numbers, lists and dicts."""
         return {}
@@ -203,7 +210,8 @@ class ReferenceRule(StorageRule):
 
     Quota ``capacity // classes seen``; within each batch every ``j``-th image of each class, starting with its first,
     ``j = max(1, (batches - 1) * batch size // capacity)``; a class above its quota drops random members; the pass ends
-    as soon as every class is at its quota, so it reads only the first part of later experiences.
+    as soon as every class is at its quota, so it reads only the first part of later experiences. Old classes give up
+    what is above theirs when the pass begins: while the experience is learned, all they had is replayed.
     """
 
     second_pass = True
@@ -211,6 +219,7 @@ class ReferenceRule(StorageRule):
     stride: int = 1
     expected: list[int] = field(default_factory=list)
     done: bool = False
+    trimmed: bool = False
 
     def begin_experience(self, slots, coming, batch_size):
         super().begin_experience(slots, coming, batch_size)
@@ -219,10 +228,13 @@ class ReferenceRule(StorageRule):
         batches = -(-sum(coming.values()) // batch_size)
         self.stride = max(1, (batches - 1) * batch_size // slots.capacity)
         self.expected = sorted(classes)
-        self.done = False
-        return slots.trim(self.quota)
+        self.done = self.trimmed = False
+        return []
 
     def choose(self, slots, labels):
+        if not self.trimmed:
+            slots.trim(self.quota)  # the buffer wipes what is not taken again
+            self.trimmed = True
         chosen: list[tuple[int, int]] = []
         for label in dict.fromkeys(labels):
             candidates = [position for position, other in enumerate(labels) if other == label][:: self.stride]
@@ -242,11 +254,12 @@ class ReferenceRule(StorageRule):
         return self.done
 
     def state_dict(self):
-        return {"quota": self.quota, "stride": self.stride, "expected": self.expected, "done": self.done}
+        state = {"quota": self.quota, "stride": self.stride, "expected": self.expected}
+        return {**state, "done": self.done, "trimmed": self.trimmed}
 
     def load_state_dict(self, state):
         self.quota, self.stride = state["quota"], state["stride"]
-        self.expected, self.done = list(state["expected"]), state["done"]
+        self.expected, self.done, self.trimmed = list(state["expected"]), state["done"], state["trimmed"]
 
 
 def _pairs(counts: dict[int, int]) -> list[list[int]]:

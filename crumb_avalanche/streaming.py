@@ -104,7 +104,7 @@ class TrainingDivergedError(RuntimeError):
 class DivergenceGuard(SupervisedPlugin):
     """Stop at a loss that is not finite, with the weights that last gave a finite one.
 
-    Keeps one copy of the trainable weights, taken before each step.
+    Keeps one copy of the trainable weights, and of the plastic layers' running statistics, taken before each step.
     """
 
     def __init__(self):
@@ -124,7 +124,10 @@ class DivergenceGuard(SupervisedPlugin):
         Raises:
             TrainingDivergedError: the loss is NaN or infinite.
         """
-        weights = [parameter for parameter in strategy.model.parameters() if parameter.requires_grad]
+        model = strategy.model
+        weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        learned = model.plastic_layers if isinstance(model, SplitModel) else model
+        weights += [statistic for statistic in learned.buffers() if statistic.is_floating_point()]
         if bool(torch.isfinite(loss)):
             if len(self._good) != len(weights):
                 self._good = [torch.empty_like(weight) for weight in weights]
@@ -184,6 +187,7 @@ class StreamStrategy(SupervisedTemplate):
     ):
         self.seen_classes = SeenClassesPlugin()
         self.frames_in_order = False
+        self._in_epoch = False
         # Seen classes first, for every loss needs them; the guard and the clamp after all losses are added up.
         last = [DivergenceGuard()] + ([] if clamp_gradients is None else [ClampGradients(clamp_gradients)])
         super().__init__(
@@ -199,6 +203,24 @@ class StreamStrategy(SupervisedTemplate):
             eval_every=eval_every,
             **base_kwargs,
         )
+
+    def stop_training(self) -> None:
+        """Let one more epoch of this experience be the last, the one in which memories are stored.
+
+        For plugins such as Avalanche's ``EarlyStoppingPlugin``. Called between two epochs, that is the coming one;
+        within an epoch, the one after it.
+        """
+        self.train_epochs = min(self.train_epochs, self.clock.train_exp_epochs + 1 + self._in_epoch)
+
+    def _before_training_epoch(self, **kwargs):
+        super()._before_training_epoch(**kwargs)
+        # The host's loop over epochs was begun with the number that there were before.
+        self._stop_training = self.clock.train_exp_epochs >= self.train_epochs
+        self._in_epoch = not self._stop_training
+
+    def _after_training_epoch(self, **kwargs):
+        self._in_epoch = False
+        super()._after_training_epoch(**kwargs)
 
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
         """As Avalanche's, but in the order of the stream unless ``train(..., shuffle=True)`` asks otherwise."""

@@ -74,7 +74,8 @@ def split_at(
         if not item.users:
             graph.erase_node(item)
     plastic_layers = torch.fx.GraphModule(network, graph)
-    heads = [name for name, module in plastic_layers.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    calls = [item.target for item in graph.nodes if item.op == "call_module"]  # in the order of the computation
+    heads = [name for name in calls if isinstance(plastic_layers.get_submodule(name), nn.Linear | nn.Conv2d)]
     if not heads:
         raise ValueError(f"no linear or convolutional layer follows {node!r}; cut earlier, so that something can learn")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from cells import Cell
+from cells import Cell, is_finished
 from engines import Engine
 from sweep import add_engine_options, engine_of, sweep
 
@@ -60,8 +60,16 @@ class CommonOptions:
         return replace(self.base, benchmark=benchmark, dataset_root=self.roots[benchmark], **changes)
 
     def do(self, cells: Sequence[Cell]) -> dict[Path, str]:
-        """Do the runs that are not finished, unless only the table is wanted; returns the failed ones with errors."""
-        return {} if self.table_only else sweep(cells, engine=self.engine, retries=self.retries)
+        """Do the runs that are not finished, unless only the table is wanted; returns the failed ones with errors.
+
+        Raises:
+            FinishedRunError: a folder holds a finished run with other settings, of which the table would be untrue.
+        """
+        if self.table_only:
+            for cell in cells:
+                is_finished(cell)
+            return {}
+        return sweep(cells, engine=self.engine, retries=self.retries)
 
 
 def rows_named(rows: Sequence[Row], names: Sequence[str] | None, always: Row) -> list[Row]:
@@ -104,7 +112,7 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
     parser.add_argument("--output", help=f"folder for everything; default {output}{'' if several else '/NAME'}")
     parser.set_defaults(usual_output=output, several=several)
     parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, one run")
-    parser.add_argument("--table-only", action="store_true", help="no new runs: show what is there")
+    parser.add_argument("--table-only", action="store_true", help="no new runs: show what the same command left")
     parser.add_argument("--checkpoint", action="store_true", help="keep model and buffer; a run cut off goes on within")
     parser.add_argument(
         "--checkpoint-every", type=int, default=0, help="steps between checkpoints within an experience"
@@ -134,7 +142,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
     if chosen.precision == "bf16" and not chosen.table_only:  # the runs would say so too, but in their logs
         import torch
 
-        from crumb_avalanche.split_model import warn_where_bf16_is_slow
+        from crumb_avalanche.precision import warn_where_bf16_is_slow
 
         warn_where_bf16_is_slow(torch.device(chosen.device))
     base = RunSettings(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import matplotlib
 from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
-from finished_runs import finished_runs
+from finished_runs import FinishedRun, finished_runs
 from matplotlib.figure import Figure
 from saved_picture import COLOURS, STYLE, save_picture, set_title
 from sweep import exit_code, grid
@@ -38,17 +38,36 @@ class Row:
     """What the runs of one method gave.
 
     Attributes:
-        accuracies: final accuracy in percent of each finished run, by protocol.
-        memory: bytes kept besides the network at the end, labels and statistics included: the most of all runs.
-        seconds: of training, mean over the runs.
-        rates: learning rates chosen, in order of size.
+        name: of the method.
+        finished: its finished runs, by protocol.
     """
 
     name: str
-    accuracies: dict[str, list[float]]
-    memory: int
-    seconds: float
-    rates: list[float]
+    finished: dict[str, list[FinishedRun]]
+
+    @property
+    def accuracies(self) -> dict[str, list[float]]:
+        """Final accuracy in percent of each run, by protocol."""
+        return {protocol: [run.final for run in runs] for protocol, runs in self.finished.items()}
+
+    @property
+    def memory(self) -> int:
+        """Bytes kept besides the network at the end, labels and statistics included: the most of all runs."""
+        return max(run.ledger["memory_bytes"] for run in self._all)
+
+    @property
+    def seconds(self) -> float:
+        """Of training, mean over the runs."""
+        return statistics.fmean(run.ledger["train_seconds"] for run in self._all)
+
+    @property
+    def rates(self) -> list[float]:
+        """Learning rates chosen, in order of size."""
+        return sorted({run.result["learning_rate"] for run in self._all} - {None})
+
+    @property
+    def _all(self) -> list[FinishedRun]:
+        return [run for runs in self.finished.values() for run in runs]
 
     @property
     def runs(self) -> str:
@@ -79,12 +98,8 @@ def collect(output: Path, names: Sequence[str], protocols: Sequence[str], number
             protocol: finished_runs(output / JOINT / name, numbers) or finished_runs(output / protocol / name, numbers)
             for protocol in protocols
         }
-        if done := [run for found in runs.values() for run in found]:
-            accuracies = {protocol: [run.final for run in found] for protocol, found in runs.items()}
-            memory = max(run.ledger["memory_bytes"] for run in done)
-            seconds = statistics.fmean(run.ledger["train_seconds"] for run in done)
-            rates = {run.result["learning_rate"] for run in done} - {None}
-            rows.append(Row(name, accuracies, memory, seconds, sorted(rates)))
+        if any(runs.values()):
+            rows.append(Row(name, runs))
     return rows
 
 
@@ -114,11 +129,12 @@ def write_tables(output: Path, rows: Sequence[Row]) -> list[Path]:
     write_text(output / f"{TABLE}.md", markdown([header, ["---"] * len(header), *lines]))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "protocol", "place", "final_accuracy", "memory_bytes", "mean_train_seconds"])
+    writer.writerow(["method", "protocol", "run", "final_accuracy", "memory_bytes", "train_seconds"])
     for row in rows:
-        for protocol, values in row.accuracies.items():
-            for place, value in enumerate(values):
-                writer.writerow([row.name, protocol, place, f"{value:.4f}", row.memory, f"{row.seconds:.1f}"])
+        for protocol, runs in row.finished.items():
+            for run in runs:
+                memory, seconds = run.ledger["memory_bytes"], f"{run.ledger['train_seconds']:.1f}"
+                writer.writerow([row.name, protocol, run.number, f"{run.final:.4f}", memory, seconds])
     write_text(output / f"{TABLE}.csv", text.getvalue())
     return [output / f"{TABLE}.csv", output / f"{TABLE}.md"]
 

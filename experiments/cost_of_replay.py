@@ -138,6 +138,7 @@ def write_maps(path: Path, model, dataset) -> tuple[int, ...]:
     with open(path, "wb") as file:
         for start in range(0, len(dataset), 16):
             images = torch.stack([dataset[place][0] for place in range(start, min(start + 16, len(dataset)))])
+            images = images.to(model.pixel_mean.device)
             model.features(images).permute(0, 2, 3, 1).contiguous().cpu().numpy().tofile(file)
     channels, height, width = model.map_shape
     return len(dataset), height, width, channels

@@ -61,7 +61,8 @@ def main() -> int:
     parser.add_argument("settings", nargs="*", help="of crumb run, after --")
     options = parser.parse_args()
     settings, output, draws = options.settings or TINY, Path(options.output), random.Random(options.seed)
-    shutil.rmtree(output, ignore_errors=True)
+    for name in ("undisturbed", "killed"):  # of an earlier call
+        shutil.rmtree(output / name, ignore_errors=True)
     subprocess.run(command(settings, output / "undisturbed", options.every), check=True, stdout=subprocess.DEVNULL)
     kills = 0
     for _ in tqdm(range(options.kills), unit=" kills", disable=None):

@@ -13,6 +13,7 @@ from pathlib import Path
 from ablation_rows import BLOCKS_OF_OURS, OURS, STOCK, WEIGHTS_OF_OURS, Ablation
 
 from crumb_avalanche.cli.command_settings import PretrainSettings
+from crumb_avalanche.cli.settings import as_dict
 
 FRESH = "fresh"
 MIXED = {WEIGHTS_OF_OURS: (OURS, FRESH), BLOCKS_OF_OURS: (FRESH, OURS)}  # (weights, codebook)
@@ -43,9 +44,7 @@ class Starts:
             return f"all rows start from stock weights, without CRUMB pretraining{but}"
         if self.file(OURS) is None:
             return f"pretrained files in {self.folder}, where that of Ours is missing"
-        from crumb_avalanche.pretraining import read_pretrained
-
-        made = read_pretrained(self.file(OURS))[1]
+        made = made_with(self.file(OURS))
         images = f"{made.get('images')} images of {Path(str(made.get('data'))).name}"
         return f"Ours starts from CRUMB pretraining on {images}, {made.get('epochs')} epochs"
 
@@ -83,17 +82,25 @@ class Starts:
         return names
 
     def make(self, rows: Sequence[Ablation]) -> list[str]:
-        """Make the files that are missing, mixed ones too; returns in words those that cannot be made."""
+        """Make the files that are missing, mixed ones too; returns in words those that cannot be made.
+
+        Raises:
+            ValueError: a file is there that was made with other settings.
+        """
         from crumb_avalanche.cli import pretrain
 
         problems = []
         for name, changes in self.wanted(rows).items():
-            if self.file(name):
+            if name in self.given:
                 continue
             try:
                 settings = self.settings(name, changes)
             except ValueError as error:
                 problems.append(str(error))
+                continue
+            if file := self.file(name):
+                if others := differences(decisive(made_with(file)), decisive(as_dict(settings))):
+                    raise ValueError(f"{file} was made with {others}; ask for the same, or give another --starts")
                 continue
             print(f"\npretraining {settings.output}", flush=True)
             settings.output = str(self._path(f"{name}.part"))  # not taken for done where this is cut off
@@ -104,15 +111,15 @@ class Starts:
         return problems
 
     def mix(self, rows: Sequence[Ablation]) -> None:
-        """Make the mixed files whose parts are there and which are missing."""
+        """Make the mixed files whose parts are there; anew, for the parts may not be what they were."""
         from crumb_avalanche.pretraining import FORMAT, read_pretrained
         from crumb_avalanche.weights import save_safetensors
 
         for name in dict.fromkeys(row.start for row in rows if row.start in MIXED):
             weights, codebook = (self.file(part) for part in MIXED[name])
-            if self.file(name) or not weights or not codebook:
+            if not weights or not codebook:
                 continue
-            state, made_with = read_pretrained(weights)
+            state, notes = read_pretrained(weights)
             blocks = read_pretrained(codebook)[0]["codebook.blocks"]
             if blocks.shape != state["codebook.blocks"].shape:
                 raise ValueError(
@@ -120,8 +127,20 @@ class Starts:
                     f"and {tuple(blocks.shape)}; make both with the same settings"
                 )
             state["codebook.blocks"] = blocks
-            notes = json.dumps({**made_with, "codebook_from": codebook.name})
+            notes = json.dumps({**notes, "codebook_from": codebook.name})
             save_safetensors(self._path(name), state, {"format": FORMAT, "made_with": notes})
+
+    def unlike_ours(self, row: Ablation) -> str:
+        """In what its start was made otherwise than that of Ours, the row's own change apart; empty if in nothing."""
+        if row.start in (STOCK, OURS, *MIXED) or not (file := self.file(row.start)) or not (ours := self.file(OURS)):
+            return ""
+        own = {*row.pretraining, *(["weights"] if "backbone" in row.pretraining else [])}
+        own |= {"data", "dataset_root"} if row.start == CIFAR100 else set()
+        its, that = (
+            {key: value for key, value in decisive(made_with(path)).items() if key not in own} for path in (file, ours)
+        )
+        found = differences(its, that)
+        return found and f"pretrained with {found} as Ours"
 
     def commands(self, rows: Sequence[Ablation]) -> list[str]:
         """For each missing file the command that makes it, or why there is none."""
@@ -134,6 +153,30 @@ class Starts:
             except ValueError as error:
                 lines.append(str(error))
         return lines
+
+
+def made_with(file: Path) -> dict:
+    """What a pretrained file says of its making."""
+    from crumb_avalanche.pretraining import read_pretrained
+
+    return read_pretrained(file)[1]
+
+
+def decisive(settings: dict) -> dict:
+    """The settings of `crumb pretrain` among some that decide what it makes."""
+    from crumb_avalanche.cli.pretrain import NO_PART_OF_THE_RESULT
+
+    names = {item.name for item in fields(PretrainSettings)} - NO_PART_OF_THE_RESULT
+    chosen = {name: value for name, value in settings.items() if name in names}
+    if ":" not in chosen.get("data", ":"):
+        chosen["data"] = str(Path(chosen["data"]).resolve())
+    return chosen
+
+
+def differences(its: dict, other: dict) -> str:
+    """``epochs=1, not 20; ...`` for settings that both have."""
+    names = [name for name in its if name in other and its[name] != other[name]]
+    return "; ".join(f"{name}={its[name]}, not {other[name]}" for name in names)
 
 
 def command(settings: PretrainSettings) -> str:

@@ -70,6 +70,7 @@ ROWS = (
 )
 # The tiny network has none of the reference code's choices of SqueezeNet's classifier.
 QUICK = dict(relu_logits=False, head_kernel=1)
+QUICK_BUDGET = dict(budget_images=60.0)
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,21 @@ class Line:
         return statistics.fmean(run.ledger[name] for run in self.runs)
 
 
-def changes_of(rows: Sequence[Row], options: CommonOptions, protocol: str) -> dict[str, dict]:
-    """Settings of each row by its folder; methods' own settings are written to files there."""
+def changes_of(
+    rows: Sequence[Row], options: CommonOptions, protocol: str, budget: int | None = None
+) -> dict[str, dict]:
+    """Settings of each row by its folder; methods' own settings are written to files there.
+
+    Args:
+        budget: in bytes, for the rows that have none of their own; None for the benchmark's.
+    """
     changes = {}
     for row in rows:
         settings = {"preset": "recommended", "protocol": protocol, **row.settings}
         if options.quick:
-            settings |= QUICK if {"budget_bytes", "mem_size"} & set(row.settings) else {**QUICK, "budget_images": 60.0}
+            settings |= QUICK
+        if not {"budget_bytes", "mem_size"} & set(row.settings):
+            settings |= {"budget_bytes": budget} if budget is not None else QUICK_BUDGET if options.quick else {}
         if row.method:
             path = options.output / "settings" / f"{row.folder}.yaml"
             write_yaml(path, row.method)
@@ -184,12 +193,13 @@ def main() -> int:
     chosen = parser.parse_args()
     options = common_options(chosen)
     rows = rows_named(ROWS, chosen.rows, always=ROWS[0])
-    (protocol,) = options.protocols(options.benchmark, [chosen.protocol])
-    changes = changes_of(rows, options, protocol)
-    if chosen.budget_bytes is not None:
-        for settings in changes.values():
-            if not {"budget_bytes", "mem_size"} & set(settings):
-                settings["budget_bytes"] = chosen.budget_bytes
+    if chosen.preset != parser.get_default("preset"):
+        raise ValueError(f"--preset {chosen.preset}: every row of this table has its own preset; leave it out")
+    possible = options.protocols(options.benchmark, [chosen.protocol])
+    if not possible:
+        raise ValueError(f"{options.benchmark} has no videos, so no {chosen.protocol}: give --protocol class_iid")
+    (protocol,) = possible
+    changes = changes_of(rows, options, protocol, chosen.budget_bytes)
     failed = options.do(grid(options.settings(options.benchmark), options.output, options.runs, changes))
     lines = lines_of(rows, options.output / protocol, options.runs)
     if lines:

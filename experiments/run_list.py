@@ -28,16 +28,23 @@ class Listed(NamedTuple):
 
 
 def settings_text(run: FinishedRun) -> str:
-    """The settings of a run that are not the defaults of `crumb run`, as ``name=value`` with spaces between."""
+    """The settings of a run that are not the defaults of `crumb run`, as ``name=value`` with spaces between.
+
+    After the name of a file of weights stands ``@`` and the first 8 hexadecimal digits of its SHA-256.
+    """
     path = run.folder / "config.yaml"
     if not path.exists():
         return ""
+    contents = run.result.get("made_from", {})
     usual = {item.name: item.default for item in fields(RunSettings)}
     parts = []
     for name, value in yaml.safe_load(path.read_text()).items():
         if name in NO_PART_OF_THE_RESULT | SHOWN_APART or value == usual.get(name):
             continue
-        parts.append(f"{name}={Path(value).name if name in FILES and value is not None else value}")
+        if name in FILES and value is not None:
+            text = str(contents.get(name, ""))
+            value = Path(value).name + (f"@{text[7:15]}" if text.startswith("sha256:") else "")
+        parts.append(f"{name}={value}")
     return " ".join(parts)
 
 

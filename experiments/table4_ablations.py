@@ -76,6 +76,7 @@ def assembled(
             runnable = isinstance(changes, dict)
             same = runnable and changes == ours  # "Vanilla pretrain" where Ours has no pretraining either
             name = f"{protocol}/{OURS.folder if same else row.folder}"
+            note = "the same runs as Ours" if same and row is not OURS else row.note if runnable else changes
             if runnable:
                 todo[name] = {"protocol": protocol, **changes}
             cells.append(
@@ -89,7 +90,7 @@ def assembled(
                     reference=options.output / protocol / OURS.folder,
                     paper_reference=paper.find(TABLE, PAPER_DATASET, protocol, OURS.name),
                     category=row.category,
-                    note="the same runs as Ours" if same and row is not OURS else row.note if runnable else changes,
+                    note="; ".join(filter(None, [note, runnable and starts.unlike_ours(row)])),
                 )
             )
     return todo, cells
@@ -144,7 +145,7 @@ def main() -> int:
     options = common_options(chosen)
     rows = rows_named(ROWS, chosen.rows or (QUICK_ROWS if options.quick else None), always=OURS)
     starts = starts_of(chosen, options)
-    if starts.folder is not None:
+    if starts.folder is not None and not options.table_only:
         problems = starts.make(rows) if chosen.make_starts else starts.mix(rows) or []
         missing = [] if chosen.make_starts else [f"to make a start that is missing: {c}" for c in starts.commands(rows)]
         print("\n".join([*problems, *missing]))

@@ -223,7 +223,7 @@ def rows_of(figures: dict[str, list[dict]]) -> list[dict]:
         for figure in FIGURES:
             values = [run[figure] for run in runs]
             gains = [value - plain[figure] for value, plain in zip(values, figures["finetune"])]
-            deviations = [statistics.stdev(numbers) if len(runs) > 1 else 0.0 for numbers in (values, gains)]
+            deviations = [statistics.stdev(numbers) if len(runs) > 1 else None for numbers in (values, gains)]
             numbers = statistics.fmean(values), deviations[0], statistics.fmean(gains), deviations[1]
             names = ("mean", "std", "minus_finetune", "minus_finetune_std")
             rows.append({"method": name, "figure": figure, "runs": len(runs), **dict(zip(names, numbers))})

@@ -110,6 +110,9 @@ class SplitExemplars(StorageRule):
         """Which images of the next batch must not be learned from."""
         return [number in self.held[label] for label, number in zip(labels, self._numbers(labels))]
 
+    def give_up(self, slots, label):
+        return trim(slots, {label: slots.count(label) - 1})[0]
+
     def pass_by(self, labels: Sequence[int]) -> None:
         """Count a batch without storing any of it."""
         for label in labels:

@@ -6,7 +6,7 @@ it, which differ in size, pretraining and image resolution, so its numbers say l
 learning rate tuned on the first experience only (``learning_rate.tune``).
 
 Values are those of the published scripts. What belongs to a method alone (EWC's weight, LwF's temperature ...) is in
-the defaults of its own settings class.
+the defaults of its own settings class, or in ``method`` where these are another source's.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -28,6 +28,7 @@ class PaperSettings:
         first_epochs: epochs on the first experience.
         head_kernel, relu_logits: of SqueezeNet's head.
         clamp_gradients, replay_weight, storing_rule: of CRUMB's own code.
+        method: settings of the method's own that differ from its defaults.
         on: what is different on some benchmarks, by name.
     """
 
@@ -45,13 +46,18 @@ class PaperSettings:
     clamp_gradients: float = 0.0
     replay_weight: float = 1.0
     storing_rule: str = "every_jth"
+    method: dict = field(default_factory=dict, hash=False)
     on: dict[str, dict] = field(default_factory=dict, hash=False)
 
     def for_benchmark(self, benchmark: str) -> dict:
         """Settings of ``crumb run`` on a benchmark."""
         values = {**asdict(self), **self.on.get(benchmark, {})}
-        del values["on"]
+        del values["on"], values["method"]
         return values
+
+    def method_on(self, benchmark: str) -> dict:
+        """The method's own settings on a benchmark."""
+        return self.on.get(benchmark, {}).get("method", self.method)
 
 
 # Small networks learn from small images and start untrained; they end in one linear layer.
@@ -113,10 +119,11 @@ PAPER: dict[str, PaperSettings] = {
     "stable_sgd": PaperSettings(
         backbone="slim_resnet18",
         learning_rate=0.2,
-        momentum=0.8,
-        batch_size=128,
         first_epochs=15,
-        on={"cifar100": dict(learning_rate=0.15, batch_size=64, first_epochs=25)},
+        method=dict(batch_size=128, gamma=0.95),
+        on={
+            "cifar100": dict(learning_rate=0.15, first_epochs=25, method=dict(batch_size=64, gamma=0.99, dropout=0.05))
+        },
         **_SMALL,
     ),
     "gss": PaperSettings(
@@ -155,3 +162,8 @@ def paper_settings(strategy: str, benchmark: str) -> dict:
             f"{', '.join(PAPER)}. Use --family fair"
         )
     return PAPER[strategy].for_benchmark(benchmark)
+
+
+def paper_method_settings(strategy: str, benchmark: str) -> dict:
+    """The settings that only the method has, where the paper's authors gave it others than its defaults."""
+    return PAPER[strategy].method_on(benchmark) if strategy in PAPER else {}

@@ -52,6 +52,9 @@ class Prioritised(StorageRule):
     def choose(self, slots, labels):
         return [(position, slots.take(label)) for position, label in enumerate(labels)]
 
+    def give_up(self, slots, label):
+        return trim(slots, {label: slots.count(label) - 1})[0]
+
 
 def icarl_targets(labels: Tensor, classes: int, old: Sequence[int], old_logits: Tensor | None) -> Tensor:
     """``(B, classes)``: one-hot labels, but for the ``old`` classes what the old network says (paper, algorithm 3)."""

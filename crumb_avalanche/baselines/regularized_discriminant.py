@@ -93,6 +93,9 @@ def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(means), torch.cat(deviations)
 
 
+NO_DENSITY = -1e30  # log-density of a class without an image: below all others, and finite in float32
+
+
 class RegularizedDiscriminant(ClassStatistics):
     """Gaussians of all classes, each with a covariance between the common one and its own.
 
@@ -152,7 +155,7 @@ class RegularizedDiscriminant(ClassStatistics):
         if self._solution is None:  # only after learning
             self._solution = self._solve()
         seen = self.classes.counts > 0
-        scores = torch.zeros(len(features), len(seen), dtype=torch.float64)
+        scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
         scores[:, seen] = self._solution.scores(features.double())
         return scores
 
@@ -218,8 +221,17 @@ class _Solution:
 
 
 def build_rda(recipe: Recipe) -> ClosedFormStrategy:
-    """As many directions a class as the budget buys, and the common covariance if it leaves enough of them."""
+    """As many directions a class as the budget buys, and the common covariance if it leaves enough of them.
+
+    Raises:
+        ValueError: it does not buy one for each class.
+    """
     features, classes = MomentFeatures(recipe.method), recipe.n_classes
+    if recipe.mem_size < classes:
+        raise ValueError(
+            f"the budget buys {recipe.mem_size} principal directions, but the stream has {classes} classes, which take "
+            "one each at least; raise the budget (mem_size)"
+        )
     length = features.length(recipe.model)
     directions = recipe.mem_size // classes
     beside_whole = directions - math.ceil(PackedScatter.bytes_of(length) / (direction_bytes(length) * classes))

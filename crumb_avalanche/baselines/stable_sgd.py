@@ -22,7 +22,7 @@ class StableSGDSettings:
         lowest_rate: the rate falls no lower.
         momentum: of SGD.
         dropout: probability of the dropout layers that the plastic layers have.
-        batch_size: of training; small ones add noise to the steps.
+        batch_size: of training, instead of the one that all strategies share; small ones add noise to the steps.
     """
 
     gamma: float = 0.85

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.frame_table import FrameTable
 from crumb_avalanche.backbones import split_backbone
+from crumb_avalanche.baselines.families import paper_method_settings
 from crumb_avalanche.baselines.registry import Entry, LearningSettings
 from crumb_avalanche.cli.command_settings import PretrainSettings
 from crumb_avalanche.cli.settings import RunSettings, part_for
@@ -126,13 +127,14 @@ def learning_settings(settings: RunSettings, entry: Benchmark) -> LearningSettin
 
 
 def strategy_settings(settings: RunSettings) -> dict[str, Any]:
-    """The settings that only the chosen strategy has, from the file ``strategy_config``.
+    """The settings that only the chosen strategy has: the file ``strategy_config``'s, else those of the family *paper*.
 
     Raises:
         ValueError: the file is missing or no YAML mapping.
     """
+    usual = paper_method_settings(settings.strategy, settings.benchmark) if settings.family == "paper" else {}
     if settings.strategy_config is None:
-        return {}
+        return usual
     path = Path(settings.strategy_config)
     if not path.is_file():
         raise ValueError(f"there is no strategy config {path}; write the method's settings there, such as  alpha: 1.0")
@@ -142,7 +144,7 @@ def strategy_settings(settings: RunSettings) -> dict[str, Any]:
         raise ValueError(f"{path} is no YAML: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds {values!r}; it must hold settings, one  name: value  a line")
-    return values
+    return {**usual, **values}
 
 
 def memory_size(settings: RunSettings, strategy: Entry, model: SplitModel, entry: Benchmark, n_classes: int) -> int:

@@ -8,7 +8,8 @@ class PretrainSettings:
     """Pretrain plastic layers and codebook on labelled images, with direct and codebook-out loss.
 
     Attributes:
-        data: an image folder with one folder per class, or torchvision:NAME such as torchvision:CIFAR100.
+        data: an image folder with one folder per class, or torchvision:NAME of a data set that takes train=True, as
+            torchvision:CIFAR100 does.
         dataset_root: where a torchvision data set lies or is downloaded to.
         output: the .safetensors file to write; beside it, OUTPUT.checkpoints, to go on from after an interruption.
         overwrite: replace an existing file.

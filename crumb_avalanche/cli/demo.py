@@ -13,8 +13,10 @@ from benchmarks_toybox_ilab.toy_shapes import PRETRAINING_CLASSES, ToyShapesFram
 from crumb_avalanche.backbones import SmallCNN
 from crumb_avalanche.cli import build, pretrain, report, run
 from crumb_avalanche.cli.command_settings import DemoSettings, PretrainSettings, ReportSettings
-from crumb_avalanche.cli.run_folder import RESULT
+from crumb_avalanche.cli.folder_lock import locked
+from crumb_avalanche.cli.run_folder import RESULT, FinishedRunError
 from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.pretraining import read_pretrained
 from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.weights import save_safetensors
 
@@ -23,10 +25,28 @@ STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
 
 
 def main(settings: DemoSettings) -> None:
-    """Do everything, then show the table and the picture."""
+    """Do everything, then show the table and the picture.
+
+    Raises:
+        FinishedRunError: the folder holds a demo of another seed.
+        FolderInUseError: another process works on the demo in the folder.
+    """
+    with locked(Path(settings.output)):
+        demonstrate(settings)
+
+
+def demonstrate(settings: DemoSettings) -> None:
+    """Pretrain, stream and report; what the folder holds of the same demo is not done again."""
     folder = Path(settings.output)
     pretrained = folder / "pretrained.safetensors"
-    if settings.overwrite or not pretrained.exists():
+    if pretrained.exists() and not settings.overwrite:
+        seed = read_pretrained(pretrained)[1].get("seed")
+        if seed != settings.seed:
+            raise FinishedRunError(
+                f"{folder} holds a demo with seed={seed}, not {settings.seed}; use another --output, or start over "
+                "with --overwrite true"
+            )
+    else:
         build.set_up_process(settings.threads, settings.seed)
         images = shapes(pixel_transform(SIZE), settings.progress)
         print(f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes")
@@ -65,9 +85,12 @@ def main(settings: DemoSettings) -> None:
     ).resolved()
     for name in STRATEGIES:
         output = folder / name
-        if settings.overwrite or not (output / RESULT).exists():
+        one = replace(stream, strategy=name, output=str(output))
+        if (output / RESULT).exists() and not settings.overwrite:
+            run.finished_result(output, one)
+        else:
             print(f"\n{name}")
-            run.run_once(replace(stream, strategy=name, output=str(output)), verbose=False)
+            run.run_once(one, verbose=False)
     report.main(ReportSettings([str(folder / name) for name in STRATEGIES], str(folder)))
 
 

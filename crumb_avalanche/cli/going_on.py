@@ -43,7 +43,7 @@ class GoingOn:
     Args:
         folder: of the run; checkpoints lie in ``resume/`` in it until the run is finished.
         settings: as given, before anything is tuned; a checkpoint of others is refused.
-        frames: hash of the frame table.
+        files: what it is made from (see ``made_from``), and hashes of whatever else must be the same.
         start: when this process began with the run, by ``time.perf_counter``.
 
     Attributes:
@@ -51,11 +51,11 @@ class GoingOn:
         progress: what it found.
     """
 
-    def __init__(self, folder: Path, settings: RunSettings, frames: str, start: float):
+    def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float):
         if settings.overwrite:
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
         compared = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
-        self.files = CheckpointFolder(folder / FOLDER, {**compared, "frames": frames})
+        self.files = CheckpointFolder(folder / FOLDER, {**compared, **files})
         self.wanted = settings.checkpoint
         self.every = settings.checkpoint_every
         self.position = Position(0)

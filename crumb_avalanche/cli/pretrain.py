@@ -3,6 +3,7 @@
 On several GPUs or processes: ``torchrun --nproc-per-node 4 -m crumb_avalanche.cli pretrain ... --device cuda``.
 """
 
+import inspect
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,7 @@ def open_images(settings: PretrainSettings) -> Dataset:
     """The labelled images of ``--data``, with ``targets``, as ``uint8`` tensors.
 
     Raises:
-        ValueError: no such folder or no such torchvision data set.
+        ValueError: no such folder, no such torchvision data set, or one without ``train=True``.
     """
     from torchvision import datasets
 
@@ -124,8 +125,14 @@ def open_images(settings: PretrainSettings) -> Dataset:
     if settings.data.startswith("torchvision:"):
         name = settings.data.removeprefix("torchvision:")
         factory = getattr(datasets, name, None)
-        if factory is None:
+        if not (isinstance(factory, type) and issubclass(factory, Dataset)):
             raise ValueError(f"torchvision has no data set {name!r}; see torchvision.datasets, for instance CIFAR100")
+        # Each of the others chooses its training images and keeps its labels in a way of its own.
+        if "train" not in inspect.signature(factory).parameters:
+            raise ValueError(
+                f"torchvision's {name} has no train=True, which tells training images here, as CIFAR10, CIFAR100 and "
+                "FashionMNIST have; unpack it as an image folder (one folder per class) and give that"
+            )
         return factory(settings.dataset_root or "data", train=True, download=True, transform=transform)
     if not Path(settings.data).is_dir():
         raise ValueError(

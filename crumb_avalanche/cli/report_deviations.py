@@ -88,9 +88,15 @@ def _of_group(group: Group) -> list[tuple[str, str]]:
         known = name in PAPER or name not in ("experiences", "classes", "dataset_root")
         if name == "pretrained":
             said += _pretraining(settings)
-        elif known and name not in NO_DEVIATION and value != PAPER.get(name):
+        elif known and name not in NO_DEVIATION and value != PAPER.get(name) and not _idle(name, value, group):
             said.append((str(name), _sentence(str(name), value, group)))
     return said
+
+
+def _idle(name: str, value, group: Group) -> bool:
+    """Whether it is a learning rate that was left to tuning by a method that takes no gradient step."""
+    rates = [run.result.get("learning_rate") for run in group.runs]
+    return name == "learning_rate" and value is None and rates == [None] * len(rates)
 
 
 def _pretraining(settings: dict) -> list[tuple[str, str]]:

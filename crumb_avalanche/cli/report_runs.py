@@ -3,12 +3,12 @@
 import csv
 import io
 import json
-import math
 import os
 import re
 import statistics
 from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate, combinations
 from pathlib import Path
 
 import yaml
@@ -22,6 +22,7 @@ from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 NOT_COMPARED = {"run", "runs", *NO_PART_OF_THE_RESULT}
 IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # what every config.yaml must tell
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and what else comes first in labels
+SIGNS_OF_WORK = {"config.yaml", "error.txt", "interrupted"}  # in a folder, of a run begun there
 LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
 
 
@@ -50,8 +51,11 @@ class Run:
         classes, width = len(self.result.get("classes_order") or ()), len(self.matrix[-1])
         if not classes or self.joint:
             return [classes] if classes else None
-        size = self.settings.get("classes_per_experience") or math.ceil(classes / width)
-        return [min(classes, size * (i + 1)) for i in range(width)]
+        if "classes_per_experience" in self.result:
+            return list(accumulate(self.result["classes_per_experience"]))
+        # A run of before these were kept: what follows from its settings, or from experiences of one size.
+        size = self.settings.get("classes_per_experience") or (classes // width if classes % width == 0 else None)
+        return size and [min(classes, size * (i + 1)) for i in range(width)]
 
     @property
     def compared(self) -> dict:
@@ -60,6 +64,11 @@ class Run:
         if out["benchmark"] == "clip_folder":  # the folder is the benchmark
             out["dataset_root"] = self.settings.get("dataset_root")
         return out | {"experiences": len(self.matrix), "classes": sorted(self.result.get("classes_order") or ())}
+
+    @property
+    def identity(self) -> str:
+        """The same for runs of one group: what is compared, files by what is in them where the run tells."""
+        return json.dumps(self.compared | self.result.get("made_from", {}), sort_keys=True, default=str)
 
 
 @dataclass
@@ -104,7 +113,7 @@ def find_runs(folders: list[str]) -> tuple[list[Path], list[Path], list[str]]:
             if RESULT in files:
                 found.append(Path(path))
                 below.clear()
-            elif "config.yaml" in files or "interrupted" in below:
+            elif SIGNS_OF_WORK & {*files, *below}:
                 started.append(Path(path))
         started = [folder for folder in started if not any(run.is_relative_to(folder) for run in found)]
         for known, new in ((finished, found), (unfinished, started)):
@@ -121,10 +130,14 @@ def nothing_finished(given: Path, started: list[Path]) -> str:
     if not started:
         return text + "Nor is there a config.yaml or interrupted/ of a run cut off; give the --output of crumb run."
     stopped = [str(folder / "interrupted") for folder in started if (folder / "interrupted").is_dir()]
+    failed = [str(folder / "error.txt") for folder in started if (folder / "error.txt").is_file()]
     kept = f"What an interrupted run had learned, and why it stopped, is kept in {', '.join(stopped)}. "
+    why = f"Why a run of a sweep ended is in {', '.join(failed)}. "
     gone = "An interrupted run keeps interrupted/; there is none, so it may still be going, or was killed. "
-    text += f"Begun but not finished: {', '.join(map(str, started))}. {kept if stopped else gone}"
-    return text + f"To start again: crumb run --config {started[0] / 'config.yaml'}"
+    text += f"Begun but not finished: {', '.join(map(str, started))}. "
+    text += kept * bool(stopped) + why * bool(failed) or gone
+    configs = [folder / "config.yaml" for folder in started if (folder / "config.yaml").is_file()]
+    return text + (f"To start again: crumb run --config {configs[0]}" if configs else "Give the same command again.")
 
 
 def read_run(folder: Path) -> Run:
@@ -186,7 +199,7 @@ def groups_of(runs: list[Run]) -> list[Group]:
     """Runs that differ in their seed only, together, in the order they were found; labels tell the groups apart."""
     by_settings: dict[str, list[Run]] = {}
     for run in runs:
-        by_settings.setdefault(json.dumps(run.compared, sort_keys=True, default=str), []).append(run)
+        by_settings.setdefault(run.identity, []).append(run)
     groups = [Group(same[0].settings["strategy"], same[0].compared, same) for same in by_settings.values()]
     varying = differences(groups)
     for name in [name for name in dict.fromkeys([*IDENTITY[1:], *varying]) if name in varying and name != "strategy"]:
@@ -210,6 +223,10 @@ def differences(groups: list[Group]) -> list[str]:
 def notes_on(groups: list[Group]) -> list[str]:
     """What makes a comparison weaker than it looks."""
     notes = []
+    for group, other in combinations(groups, 2):
+        if group.settings == other.settings:
+            names = f"{group.label} and {other.label}"
+            notes.append(f"{names}: what is in the files that they name is not the same, or not known")
     for group in groups:
         for number, count in Counter(run.result["run"] for run in group.runs).items():
             same = [run for run in group.runs if run.result["run"] == number]

@@ -19,6 +19,7 @@ from crumb_avalanche.baselines.registry import build_strategy, get_strategy
 from crumb_avalanche.cli import build, tuning
 from crumb_avalanche.cli.folder_lock import locked
 from crumb_avalanche.cli.going_on import GoingOn
+from crumb_avalanche.cli.made_from import made_from
 from crumb_avalanche.cli.predictions import PredictionsPlugin
 from crumb_avalanche.cli.progress import ProgressPlugin
 from crumb_avalanche.cli.run_folder import (
@@ -32,7 +33,7 @@ from crumb_avalanche.cli.run_folder import (
     write_yaml,
 )
 from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
-from crumb_avalanche.cli.tables import ledger_table, matrix_table
+from crumb_avalanche.cli.tables import ledger_table, matrix_table, mean_text
 from crumb_avalanche.feature_cache import FeatureCache
 from crumb_avalanche.ledger import LedgerMetric
 from crumb_avalanche.preparation import prepare
@@ -63,7 +64,7 @@ def main(settings: RunSettings) -> None:
             with locked(folder):
                 result = run_once(replace(settings, run=number, runs=None, output=str(folder)))
         accuracies.append(result["final_accuracy"])
-    spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+    spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
     summary = {
         "benchmark": settings.benchmark,
         "protocol": settings.protocol,
@@ -75,26 +76,34 @@ def main(settings: RunSettings) -> None:
         "final_accuracy_std": spread,
     }
     write_json(Path(settings.output) / "summary.json", summary)
-    print(
-        f"\n{settings.strategy}, {len(numbers)} runs: final accuracy {summary['final_accuracy_mean']:.2f} "
-        f"+- {spread:.2f} % (mean, standard deviation)"
-    )
+    count, kind = ("1 run", "") if spread is None else (f"{len(numbers)} runs", " (mean, standard deviation)")
+    print(f"\n{settings.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
 
 
 def finished_result(folder: Path, settings: RunSettings) -> dict:
-    """The result of a finished run, if it was made with the same settings.
+    """The result of a finished run, if it was made with the same settings and from the same files.
 
     Raises:
-        FinishedRunError: it was made with others.
+        FinishedRunError: it was made with others, or does not say with which.
     """
-    then = yaml.safe_load((folder / "config.yaml").read_text())
+    result = json.loads((folder / RESULT).read_text())
+    if not (folder / "config.yaml").exists():
+        raise FinishedRunError(f"{folder} holds a {RESULT} without its config.yaml; restore it, or take both away")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    then = {"strategy_config": result.get("strategy_settings"), **result.get("made_from", {})}
+    now = made_from(settings)
     for name, value in as_dict(settings).items():
-        if name not in NO_PART_OF_THE_RESULT and then.get(name) != value:
+        by_content = then.get(name) is not None and name in now
+        if name in NO_PART_OF_THE_RESULT and not by_content:
+            continue
+        old, new = (then[name], now[name]) if by_content else (config.get(name), value)
+        if old != new:
             raise FinishedRunError(
-                f"{folder} holds a finished run with {name}={then.get(name)!r}, not {value!r}; use another --output, "
-                "or start over with --overwrite true"
+                f"{folder} holds a finished run with {name}={old!r}, not {new!r}"
+                f"{' (what decides is what is in it, not where it lies)' * by_content}; use another --output, or start "
+                "over with crumb run --overwrite true"
             )
-    return json.loads((folder / RESULT).read_text())
+    return result
 
 
 def run_once(settings: RunSettings, verbose: bool = True) -> dict:
@@ -107,6 +116,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     start = time.perf_counter()
     entry = get_strategy(settings.strategy)
     claim(folder, settings.overwrite)
+    files = made_from(settings)
     build.set_up_process(settings.threads, settings.run)
     stream = build.build_stream(settings, settings.run, entry.joint)
     benchmark = stream.benchmark
@@ -117,7 +127,6 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     if settings.compile:
         model.compile()
     mem_size = build.memory_size(settings, entry, model, stream.entry, benchmark.n_classes)
-    write_yaml(folder / "config.yaml", as_dict(settings))
 
     plugins = []
     cache = None
@@ -133,7 +142,10 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
             mem_size,
         )
         plugins.append(cache)
-    going_on = GoingOn(folder, settings, stream.table.content_hash(), start)
+    going_on = GoingOn(folder, settings, {**files, "frames": stream.table.content_hash()}, start)
+    # All that can be refused has been looked at: from here on it is this run that the folder is of.
+    (folder / RESULT).unlink(missing_ok=True)
+    write_yaml(folder / "config.yaml", as_dict(settings))
     progress = going_on.progress
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
@@ -183,7 +195,8 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "benchmark": settings.benchmark,
         "protocol": settings.protocol,
         "strategy": settings.strategy,
-        "strategy_settings": asdict(entry.method_settings(build.strategy_settings(settings))),
+        "strategy_settings": files["strategy_config"],
+        "made_from": files,
         "family": settings.family,
         "preset": settings.preset,
         "learning_rate": settings.learning_rate,
@@ -194,6 +207,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "accuracy_after": accuracy_after,
         "final_accuracy_per_experience": matrix[-1],
         "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
+        "classes_per_experience": [len(test.classes_in_this_experience) for test in benchmark.test_stream],
         "mem_size": mem_size,
         "feature_scale": float(model.feature_scale),
         "bad_frames_skipped": len(stream.bad_frames),

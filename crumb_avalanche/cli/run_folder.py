@@ -45,12 +45,10 @@ def claim(folder: Path, overwrite: bool) -> None:
     Raises:
         FinishedRunError: it holds a finished run and ``overwrite`` is off.
     """
-    if (folder / RESULT).exists():
-        if not overwrite:
-            raise FinishedRunError(
-                f"{folder} already holds a finished run; choose another --output, or start over with --overwrite true"
-            )
-        (folder / RESULT).unlink()
+    if (folder / RESULT).exists() and not overwrite:
+        raise FinishedRunError(
+            f"{folder} already holds a finished run; choose another --output, or start over with --overwrite true"
+        )
     folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -29,7 +29,7 @@ class RunSettings:
         run: seed of everything: class order, clip order, test objects, initial weights.
         runs: several runs, such as 0-9 or 0,3,5; each gets a folder of its own and a summary is printed.
         output: folder for the results.
-        overwrite: start over where the output folder holds a finished run.
+        overwrite: start over where the output folder holds a finished run, or one that was cut off.
         weights: 'torchvision' (default; downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
         backbone: squeezenet1_0 (default), squeezenet1_1, mobilenet_v2, resnet18 or small_cnn; trained as a whole also
             slim_resnet18, resnet32 and mlp, for small images.
@@ -42,7 +42,7 @@ class RunSettings:
         feature_cache: folder in which F(x) is kept, so that every image passes F once for all runs.
         cache_precision: of the feature cache on disk; fp16 takes half the room and rounds the maps a little.
         classes_per_experience: default the benchmark's.
-        batch_size: images per batch; default the benchmark's.
+        batch_size: images per batch; default the benchmark's. (Stable SGD's is a setting of its own: strategy_config.)
         first_epochs: epochs on the first experience; default 10.
         epochs: epochs on each later experience.
         learning_rate: of SGD; default 1e-3.
@@ -149,7 +149,7 @@ class RunSettings:
         """The runs asked for.
 
         Raises:
-            ValueError: ``runs`` is not of the form 0-9 or 0,3,5.
+            ValueError: ``runs`` is not of the form 0-9 or 0,3,5, or a range goes downwards.
         """
         if self.runs is None:
             return [self.run]
@@ -158,7 +158,10 @@ class RunSettings:
             first, dash, last = part.strip().partition("-")
             if not first.isdigit() or (dash and not last.isdigit()):
                 raise ValueError(f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list")
-            numbers += range(int(first), int(last if dash else first) + 1)
+            more = range(int(first), int(last if dash else first) + 1)
+            if not more:
+                raise ValueError(f"runs is {self.runs!r}, where {part.strip()} is an empty range; write {last}-{first}")
+            numbers += more
         return list(dict.fromkeys(numbers))
 
 

@@ -38,7 +38,7 @@ def printable(text: str) -> str:
 def cell(value, width: int = 60) -> str:
     """A setting in a table: the file name of a long path, the head of any other long text."""
     text = ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
-    text = os.path.basename(text) if len(text) > width else text
+    text = os.path.basename(text.rstrip("/")) if len(text) > width else text
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

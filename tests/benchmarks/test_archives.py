@@ -196,6 +196,23 @@ def test_links_that_leave_a_zip_file_are_refused(tmp_path, link):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_link_that_nobody_asked_for_is_passed_over(tmp_path):
+    tar_with(tmp_path / "x.tar", "latest", tarfile.SYMTYPE, "a")  # a folder
+    zip_with(tmp_path / "x.zip", "latest", stat.S_IFLNK, "a")
+    for name in ("x.tar", "x.zip"):
+        assert unpack(tmp_path / name, tmp_path / "out" / name, only=lambda member: member.endswith(".txt")) == 2
+        with pytest.raises(FrameTableError, match=r"'latest' is a link to 'a', which is no file of the archive"):
+            unpack(tmp_path / name, tmp_path / "all")
+
+
+def test_a_folder_is_copied_without_the_target_inside_of_it(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.txt").write_bytes(b"1")
+    assert unpack(tmp_path, tmp_path / "out") == 1
+    assert unpack(tmp_path, tmp_path / "out") == 0
+    assert below(tmp_path / "out") == {"a/1.txt": b"1"}
+
+
 def test_links_inside_of_an_archive_become_copies(tmp_path):
     tar_with(tmp_path / "soft.tar", "a/link.txt", tarfile.SYMTYPE, "../b.txt")
     tar_with(tmp_path / "hard.tar", "a/link.txt", tarfile.LNKTYPE, "b.txt")

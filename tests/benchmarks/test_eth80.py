@@ -74,6 +74,9 @@ def test_the_parent_folder_will_do(tmp_path):
     (tmp_path / "SOURCE.md").write_text("where it came from")
     parent, own = ETH80Frames(tmp_path), ETH80Frames(tmp_path / "eth80")
     assert parent.content_hash() == own.content_hash() and parent.read(0).size == own.read(0).size
+    for other in ("core50/s1/o1", "cifar100/train/apple"):  # a folder of data sets
+        (tmp_path / other).mkdir(parents=True)
+    assert ETH80Frames(tmp_path).content_hash() == own.content_hash()
 
 
 def test_hidden_files_and_masks_are_passed_over(tmp_path):

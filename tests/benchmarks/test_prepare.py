@@ -252,3 +252,31 @@ def test_a_full_disk_is_told_in_one_line(tmp_path, run, monkeypatch):
         FrameTableError, match=r"No space left on device: .*imagenet.csv.*the same command again; it goes on"
     ):
         run("imagenet", tmp_path)
+
+
+def test_a_source_that_was_unpacked_in_part_is_unpacked_whole(tmp_path, run, said):
+    folder = write_files(tmp_path / "made", CORE50)
+    source = tmp_path / "source"
+    source.mkdir()
+    pack(source / "mine.zip", folder, "core50_128x128/")
+    write_files(source / "core50_128x128", [name for name in CORE50 if name.startswith(("s1", "s3"))])
+    assert run("core50", tmp_path / "root", source) == []
+    assert files(tmp_path / "root/core50_128x128") == sorted(CORE50)
+    (source / "mine.zip").unlink()  # now the folder is all there is
+    said.clear()
+    assert run("core50", tmp_path / "other", source) == []
+    assert "so nothing was copied" in said[0] and said[1].startswith("Those are not the paper's numbers")
+
+
+def test_folders_that_generators_read_are_prepared_too(tmp_path, run, monkeypatch):
+    write_files(tmp_path / "ilab", ILAB)
+    images = tmp_path / "ilab" / "train_img"
+    assert run("ilab", images) == [] and (images / "ilab.csv").exists()
+    monkeypatch.chdir(images)
+    assert len(ILabFrames(".")) == len(ILabFrames(images))
+    both = tmp_path / "both" / "ilab_core50"
+    write_files(both / "iLab-2M-Light", ilab_names(("boat", "van"), (1,), range(1, 9), 15))
+    write_files(both / "core50", CORE50)
+    monkeypatch.setattr(core50, "missing", lambda names: [])
+    assert run("ilab_core50", tmp_path / "both") == []
+    assert read_csv(tmp_path / "both", "ilab_core50").path[0].startswith("ilab_core50/")

@@ -126,6 +126,20 @@ def test_cifar100_from_the_archive_without_a_connection(distribution, tmp_path, 
     assert images_of(tmp_path / "d") == sorted(IMAGES)
 
 
+def test_a_tree_is_taken_as_it_lies_and_copied_below_itself_as_often_as_one_likes(tmp_path, run):
+    tree = write_files(tmp_path / "tree", IMAGES)
+    assert run("cifar100", tree, tree) == []  # nothing to copy
+    for _ in range(2):
+        assert run("cifar100", tree / "out", tree) == []
+        assert images_of(tree / "out") == sorted(IMAGES)
+
+
+def test_folders_in_capitals_are_found_and_written_in_small_letters(tmp_path, run):
+    folder = write_files(tmp_path / "made", [name.replace("t", "T", 1) for name in IMAGES])
+    run("cifar100", tmp_path / "root", pack(tmp_path / "x.zip", folder))
+    assert images_of(tmp_path / "root") == sorted(IMAGES)
+
+
 def test_cifar100_that_cannot_be_fetched(distribution, tmp_path, run, monkeypatch):
     from torchvision.datasets import CIFAR100
 
