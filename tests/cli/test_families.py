@@ -1,14 +1,15 @@
 """``crumb run --family``: fair tunes its learning rate and changes nothing else, paper is the authors' own settings."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 
-from crumb_avalanche.baselines.families import PAPER, paper_settings
+from crumb_avalanche.baselines.families import PAPER, paper_method_settings, paper_settings
 from crumb_avalanche.baselines.registry import STRATEGIES
 from crumb_avalanche.cli import tuning
-from crumb_avalanche.cli.build import build_model, memory_size
+from crumb_avalanche.cli.build import build_model, memory_size, strategy_settings
 from crumb_avalanche.cli.settings import RunSettings
 from crumb_avalanche.learning_rate import RATES, tune
 
@@ -75,10 +76,22 @@ def test_rows_of_the_paper_by_hand():
     toybox = paper_settings("lwf", "toybox")
     assert (toybox["learning_rate"], toybox["image_size"], toybox["weights"]) == (0.02, 32, "none")
     assert paper_settings("stable_sgd", "cifar100")["first_epochs"] == 25
+    assert paper_method_settings("stable_sgd", "cifar100") == dict(batch_size=64, gamma=0.99, dropout=0.05)
+    assert paper_method_settings("stable_sgd", "toybox") == dict(batch_size=128, gamma=0.95)
+    assert paper_method_settings("ewc", "toybox") == paper_method_settings("slda", "toybox") == {}
     assert [paper_settings("gem", name)["first_epochs"] for name in ("core50", "ilab", "imagenet")] == [10, 1, 20]
     assert paper_settings("gss", "toybox")["backbone"] == "slim_resnet18"
     assert paper_settings("crumb", "core50")["clamp_gradients"] == 10
     assert set(PAPER) < set(STRATEGIES)
+
+
+def test_own_settings_of_the_family_give_way_to_those_of_a_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text("gamma: 0.5")
+    settings = RunSettings(strategy="stable_sgd", benchmark="toybox", family="paper").resolved()
+    assert strategy_settings(settings) == dict(batch_size=128, gamma=0.95)
+    assert strategy_settings(replace(settings, family=None)) == {}
+    mine = replace(settings, strategy_config=str(tmp_path / "mine.yaml"))
+    assert strategy_settings(mine) == dict(batch_size=128, gamma=0.5)
 
 
 def test_a_method_that_the_authors_did_not_run(crumb, tiny, tmp_path):

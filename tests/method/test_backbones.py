@@ -180,6 +180,23 @@ def test_split_at_names_the_cut_that_cannot_be():
         split_at(models.resnet18(weights=None), "fc", n_classes=2)
 
 
+class TwoBodies(nn.Module):
+    """Its last layer is used last, but belongs to a part that is used first."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.ModuleDict(dict(a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(4, 5, 3), fc=nn.Linear(6, 9)))
+        self.neck = nn.Linear(5, 6)
+
+    def forward(self, images):
+        return self.body["fc"](self.neck(self.body["b"](self.body["a"](images)).mean((2, 3))))
+
+
+def test_the_head_is_the_layer_that_is_used_last():
+    model = split_at(TwoBodies(), "body.a", n_classes=2, image_size=16).eval()
+    assert model.head == "body.fc" and model(images(16)).shape == (2, 2)
+
+
 def test_split_at_freezes_only_the_front():
     model = split_at(models.resnet18(weights=None), "layer3", n_classes=3, image_size=64).train()
     before = weights_hash(model.feature_extractor)

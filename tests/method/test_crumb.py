@@ -46,6 +46,34 @@ class LoggedBuffer(CodeBuffer):
         return self.drawn[-1]
 
 
+class StopBeforeTheLastEpoch(SupervisedPlugin):
+    def before_training_epoch(self, strategy, **kwargs):
+        if strategy.clock.train_exp_epochs == 1:
+            strategy.stop_training()
+
+
+def test_a_host_that_stops_early_stores_in_a_pass_of_its_own(make_model, make_stream):
+    buffer = MapBuffer(MEM_SIZE)
+    model = make_model()
+    strategy = Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), **SGD),
+        train_mb_size=BATCH,
+        train_epochs=3,
+        plugins=[StopBeforeTheLastEpoch(), CRUMBPlugin(buffer)],
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    experience = make_stream().train_stream[0]
+    strategy.train(experience, shuffle=False)
+    assert strategy.clock.train_exp_epochs == 1 and len(buffer) == 2 * (MEM_SIZE // 2)
+    maps = model.features(torch.stack([image for image, *_ in experience.dataset]))
+    held = sorted(slot for members in buffer.slots.by_class.values() for slot in members)
+    nearest = torch.cdist(buffer.rows[held].flatten(1), maps.flatten(1)).min(1)
+    assert nearest.values.max() < 1e-4 and len(set(nearest.indices.tolist())) == len(held)
+    targets = torch.tensor(list(experience.dataset.targets))
+    assert torch.equal(targets[nearest.indices], buffer.labels[held].long())
+
+
 def train(model, stream, buffer, plugins=(), shuffle=False, **arguments):
     """The small stream through ``CRUMBStrategy``; returns the strategy."""
     settings = dict(train_mb_size=BATCH, first_epochs=EPOCHS, evaluator=EvaluationPlugin(loggers=[])) | arguments

@@ -47,6 +47,15 @@ def offered(gradients, capacity, compared=10, batch=1, seed=0):
     return rule, slots, held
 
 
+def test_another_capacity_is_refused(make_model, make_stream):
+    buffer = learned(make_model, make_stream)[0].storage_policy
+    before = buffer.rows.clone()
+    for size in (4, 8):
+        with pytest.raises(ValueError, match=f"keeps a score for each of 7 memories, not {size}; make a new buffer"):
+            buffer.resize(None, size)
+    assert torch.equal(buffer.rows, before) and buffer.max_size == 7
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("seed", range(8))
 def test_opposites_stay(seed, batch):

@@ -52,6 +52,14 @@ def test_bytes_by_hand(trained):
         assert {name: after[name] for name in BY_HAND} == BY_HAND
 
 
+def test_a_frozen_codebook_is_counted_once_and_as_a_codebook(make_model):
+    model = make_model()
+    model.codebook.requires_grad_(False)
+    entries = LedgerMetric(CodeBuffer(10)).count(Naive(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    names = ("plastic_bytes", "frozen_bytes", "codebook_bytes")
+    assert {name: entries[name] for name in names} == {name: BY_HAND[name] for name in names}
+
+
 def test_the_bytes_are_those_of_the_tensors(trained):
     strategy, _, entries = trained
     model, policy = strategy.model, strategy.storage_policy

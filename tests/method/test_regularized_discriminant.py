@@ -72,6 +72,15 @@ def test_scores_are_the_log_densities_of_the_definition(whole, own):
     assert (scores.argmax(1) == truth).double().mean() > 0.8
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_class_without_an_image_is_no_answer(whole):
+    features, labels = toy()
+    ours = RegularizedDiscriminant(CLASSES + 1, D, directions=2, whole=whole)
+    feed(ours, features[labels != 1], labels[labels != 1])
+    scores = ours.scores(features).float()
+    assert scores.isfinite().all() and set(scores.argmax(1).tolist()) == {0, 2, 3}
+
+
 def test_a_class_of_another_spread_is_told_by_it():
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(2).repeat_interleave(500)
@@ -197,6 +206,12 @@ def test_what_a_budget_buys(images, whole, directions):
     row = 8 * 2048 * 2
     assert budget - row < strategy.statistics_bytes <= budget or whole
     assert strategy.statistics_bytes <= budget
+
+
+def test_a_budget_without_a_direction_for_each_class():
+    model = split_backbone("squeezenet1_0", n_classes=8, weights=None)
+    with pytest.raises(ValueError, match="the budget buys 7 principal directions, but the stream has 8 classes"):
+        build_strategy("rda", model, LearningSettings(), 7, 0)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])

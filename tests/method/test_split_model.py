@@ -108,6 +108,27 @@ def test_a_map_has_the_same_bits_in_any_batch():
     assert torch.equal(together[5:21], model.extract(pixels[5:21]))
 
 
+@pytest.mark.parametrize(("name", "size"), [("small_cnn", 64), ("squeezenet1_0", 64), ("squeezenet1_1", 96)])
+def test_a_single_image_has_the_bits_that_it_has_in_a_batch(name, size):
+    model = split_backbone(name, weights=None, n_classes=4, image_size=size)
+    pixels = torch.randint(0, 256, (9, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    together = model.extract(pixels)  # eight and one
+    for place in range(9):
+        assert torch.equal(together[place], model.extract(pixels[[place]])[0])
+
+
+def test_a_front_without_parts_of_its_own_is_scaled_as_any(pixels):
+    convolution = nn.Conv2d(3, 8, 3, stride=2)
+    plastic = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    factors = []
+    for front in (convolution, nn.Sequential(convolution)):
+        model = SplitModel(front, copy.deepcopy(plastic), "2", image_size=16)
+        factors.append(model.fold_feature_scale(model.features(pixels)))
+    assert factors[0] == factors[1] != 1.0
+    whole = SplitModel(nn.Identity(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "0")
+    assert whole.fold_feature_scale(whole.features(pixels)) == 1.0
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_the_plastic_layers_take_a_large_batch_in_parts(model, training):
     model.train(training)

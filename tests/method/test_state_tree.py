@@ -128,6 +128,20 @@ def test_a_module_is_filled_in_place_and_its_optimiser_knows_the_weights():
         assert torch.equal(mine, other)
 
 
+def test_the_frozen_front_is_not_kept_though_an_optimiser_holds_it(make_model):
+    def made():
+        model = make_model()
+        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)}
+
+    first, second = made(), made()
+    text, tensors = packed(first)
+    convolution = first["model"].feature_extractor[0].weight
+    assert convolution.shape not in {value.shape for value in tensors.values()}
+    restored(text, tensors, second)
+    (group,) = second["optimizer"].param_groups
+    assert [*map(id, group["params"])] == [*map(id, second["model"].parameters())]
+
+
 def test_methods_and_foreign_objects_are_left():
     live = {"a": len, "b": nn.CrossEntropyLoss}
     assert there_and_back({"a": print, "b": nn.Module}, live) == live

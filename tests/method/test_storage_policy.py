@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from crumb_avalanche.baselines.bic import SplitExemplars
+from crumb_avalanche.baselines.icarl import Prioritised
 from crumb_avalanche.packing import unpack
 from crumb_avalanche.storage_policy import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
 from crumb_avalanche.storage_rules import RULES, ClassBalancedReservoir, ReferenceRule
@@ -244,6 +246,18 @@ def test_resize(model, new_size):
     label_of |= feed(buffer, model, [[1, 2, 0] * 10], 7, first=100)
     assert len(buffer) == new_size
     assert [label_of[number_in(buffer, row)] for row in buffer.rows] == buffer.labels.tolist()
+
+
+@pytest.mark.parametrize("rule", [Prioritised, SplitExemplars])
+def test_lists_in_order_of_priority_are_cut_from_their_ends(model, rule):
+    buffer = MapBuffer(6, rule())
+    buffer.begin_experience([4] * 6, 6)
+    buffer.store(batch_of([1, 2, 3, 4, 5, 6], [4] * 6), model)
+    order = [number_in(buffer, buffer.rows[slot]) for slot in buffer.slots.by_class[4]]
+    buffer.slots.by_class[7] = []  # a class that no slot was left for
+    buffer.resize(None, 3)
+    assert [number_in(buffer, buffer.rows[slot]) for slot in buffer.slots.by_class[4]] == order[:3]
+    assert list(buffer.slots.by_class) == [4, 7]
 
 
 def test_resize_keeps_the_random_state(model):

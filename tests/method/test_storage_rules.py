@@ -201,10 +201,12 @@ def test_the_reference_rule_by_hand():
     held = run(rule, slots, [[0, 0, 1, 1] * 6], 4)
     assert sorted(number for number, _ in held.values()) == [0, 2, 4, 6, 8, 10, 12, 14]
     assert rule.finished
-    # The next experience frees half of each old class at once.
-    assert len(rule.begin_experience(slots, {2: 9, 3: 9}, 4)) == 4
-    assert (slots.count(0), slots.count(1), len(slots.free)) == (2, 2, 4)
+    # While the next experience is learned the old classes have all their memories; its pass begins with freeing half.
+    assert rule.begin_experience(slots, {2: 9, 3: 9}, 4) == []
+    assert (slots.count(0), slots.count(1), len(slots.free)) == (4, 4, 0)
     assert not rule.finished
+    rule.choose(slots, [2, 2, 2, 2])  # items 0 and 2 enter
+    assert (slots.count(0), slots.count(1), slots.count(2), len(slots.free)) == (2, 2, 2, 2)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -172,6 +172,53 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(build, make_stre
         assert not all(torch.equal(now, then) for now, then in zip(kept, fault.weights[iteration]))
 
 
+def test_running_statistics_go_back_too(make_model):
+    model = make_model()
+    model.plastic_layers.add_module("norm", nn.BatchNorm1d(4))
+    model.train()
+    clock = SimpleNamespace(train_exp_counter=0, train_exp_iterations=1)
+    strategy, guard = SimpleNamespace(model=model, clock=clock), DivergenceGuard()
+    model.plastic_layers(torch.rand(6, *model.map_shape))
+    guard.check(strategy, torch.tensor(1.0))
+    good = model.plastic_layers.norm.running_mean.clone()
+    model.plastic_layers(torch.full((6, *model.map_shape), float("inf")))
+    assert not model.plastic_layers.norm.running_mean.isfinite().all()
+    with pytest.raises(TrainingDivergedError):
+        guard.check(strategy, torch.tensor(float("inf")))
+    assert torch.equal(model.plastic_layers.norm.running_mean, good)
+
+
+class StopAt(SupervisedPlugin):
+    """Asks for the end of the training when so many epochs of an experience are over; counts epochs."""
+
+    def __init__(self, epochs, within=False):
+        super().__init__()
+        self.epochs, self.within, self.counts = epochs, within, []
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.counts.append(0)
+
+    def before_training_epoch(self, strategy, **kwargs):
+        if self.counts[-1] == self.epochs and not self.within:
+            strategy.stop_training()
+
+    def after_training_iteration(self, strategy, **kwargs):
+        if self.counts[-1] == self.epochs and self.within:
+            strategy.stop_training()
+
+    def after_training_epoch(self, strategy, **kwargs):
+        self.counts[-1] += 1
+
+
+@pytest.mark.parametrize(("within", "epochs"), [(False, 3), (True, 4)])
+def test_who_stops_early_gets_one_last_epoch(build, make_stream, within, epochs):
+    stop = StopAt(2, within)
+    strategy = build(plugins=[stop], first_epochs=6, train_epochs=6)
+    for experience in make_stream().train_stream:
+        strategy.train(experience)
+    assert stop.counts == [epochs, epochs]
+
+
 def test_a_learning_rate_too_high_ends_in_finite_weights(build, make_stream):
     strategy = build(lr=1e30)
     strategy.model.quantized_training = False
