@@ -2,11 +2,17 @@
 
 import warnings
 
+import pytest
 import torch
 
 from benchmarks_toybox_ilab.frames import pixel_transform
 from benchmarks_toybox_ilab.toy_shapes import ToyShapesFrames
 from crumb_avalanche.cli import demo
+from crumb_avalanche.cli.command_settings import DemoSettings
+from crumb_avalanche.cli.folder_lock import FolderInUseError, locked
+from crumb_avalanche.cli.run_folder import FinishedRunError
+from crumb_avalanche.pretraining import FORMAT
+from crumb_avalanche.weights import save_safetensors
 
 
 def test_shapes_are_the_frames_of_their_table(monkeypatch):
@@ -20,3 +26,12 @@ def test_shapes_are_the_frames_of_their_table(monkeypatch):
         image, label = images[row]
         assert image.dtype == torch.uint8 and image.shape == (3, demo.SIZE, demo.SIZE)
         assert torch.equal(image, pixel_transform(demo.SIZE)(table.read(row))) and label == table.labels[row]
+
+
+def test_a_folder_of_another_seed_or_in_use_is_refused(tmp_path):
+    file = tmp_path / "pretrained.safetensors"
+    save_safetensors(file, {"x": torch.zeros(1)}, {"format": FORMAT, "made_with": '{"seed": 0}'})
+    with pytest.raises(FinishedRunError, match="holds a demo with seed=0, not 3; use another --output, or start over"):
+        demo.main(DemoSettings(output=str(tmp_path), seed=3))
+    with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by process"):
+        demo.main(DemoSettings(output=str(tmp_path)))

@@ -95,3 +95,12 @@ def test_two_processes_under_torchrun_and_kill_9(crumb, options, tmp_path):
         assert epoch["loss"] == pytest.approx(epoch_too["loss"], rel=ROUNDING)
     for name in weights:
         assert (weights[name] - weights_too[name]).abs().max() < ROUNDING
+
+
+def test_data_sets_that_are_told_apart_otherwise(crumb, tmp_path):
+    for name in ("SVHN", "Flowers102"):
+        code, _, err = crumb("pretrain", "--data", f"torchvision:{name}", "--output", tmp_path / "x.safetensors")
+        assert code == 1 and f"torchvision's {name} has no train=True" in err and "unpack it as an image folder" in err
+    for name in ("utils", "Nothing"):
+        code, _, err = crumb("pretrain", "--data", f"torchvision:{name}", "--output", tmp_path / "x.safetensors")
+        assert code == 1 and f"torchvision has no data set {name!r}" in err

@@ -122,6 +122,13 @@ def test_number_of_classes_seen_follows_from_the_matrix_where_it_is_not_set(tmp_
     assert read_run(fake_run(tmp_path / "a", classes_per_experience=None)).classes_seen == [2, 4]
     assert read_run(fake_run(tmp_path / "b", classes_per_experience=3)).classes_seen == [3, 4]
     assert read_run(fake_run(tmp_path / "c", strategy="offline")).classes_seen == [4]
+    folder = fake_run(tmp_path / "d", classes_per_experience=None)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"classes_order": [*CLASSES, "cow"]}))
+    assert read_run(folder).classes_seen is None, "nothing is guessed"
+    told = {"classes_order": [*CLASSES, "cow"], "classes_per_experience": [2, 3]}
+    (folder / "result.json").write_text(json.dumps(result | told))
+    assert read_run(folder).classes_seen == [2, 5]
 
 
 # several runs

@@ -168,6 +168,13 @@ def test_a_tuned_learning_rate_and_an_unknown_setting(tmp_path):
     assert found["odd"] == "The setting odd is 3; preset paper does not know it."
 
 
+def test_a_method_without_gradients_has_no_rate_to_tell_of(tmp_path):
+    folder = fake_run(tmp_path / "a", learning_rate=None, family="fair", strategy="slda")
+    text = (folder / "result.json").read_text()
+    (folder / "result.json").write_text(text.replace("{", '{"learning_rate": null, ', 1))
+    assert "learning_rate" not in {item.setting for item in deviations_of(groups_in(folder))}
+
+
 def test_words_are_there_for_settings_that_exist():
     names = set(as_dict(RunSettings()))
     assert set(NOUNS) | {name for name, _ in SENTENCES} <= names == set(meanings())

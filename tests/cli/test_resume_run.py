@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from crumb_avalanche.cli.going_on import GoingOn
 from crumb_avalanche.cli.predictions import read_predictions
@@ -157,6 +158,7 @@ def test_other_settings_are_refused_and_overwrite_starts_over(crumb, tiny, tmp_p
     code, _, err = crumb(*arguments, "--learning-rate", "0.002")
     assert code == 1
     assert "holds checkpoints made with learning_rate=0.001, not 0.002; go on with the same settings" in err
+    assert yaml.safe_load((tmp_path / "cut" / "config.yaml").read_text())["learning_rate"] == 0.001
     code, out, _ = crumb(*arguments, "--learning-rate", "0.002", "--overwrite", "true")
     assert code == 0 and "after experience 1/2" in out
 
@@ -195,7 +197,10 @@ def test_a_run_that_is_finished_before_all_kills_is_too_short(monkeypatch, capsy
     monkeypatch.setattr(kill_runs, "killed", lambda *args: False)
     monkeypatch.setattr(kill_runs, "differences", lambda *folders: [])
     monkeypatch.setattr(sys, "argv", ["kill_runs.py", "--kills", "3", "--output", str(tmp_path)])
+    for name in ("mine", "killed"):
+        (tmp_path / name).mkdir()
     assert kill_runs.main() == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"], "what it did not make it leaves alone"
     printed = capsys.readouterr()
     assert "killed 0 times; the same to the bit" in printed.out
     assert "finished before all of 3 kills; give a longer run, or fewer --kills" in printed.err

@@ -120,6 +120,16 @@ def test_several_runs_with_a_summary_and_finished_ones_kept(crumb, tiny, tmp_pat
     assert code == 1 and "holds a finished run with replay_weight=1.0, not 2.0" in err
 
 
+def test_one_run_has_no_deviation_and_no_run_is_an_error(crumb, tiny, tmp_path):
+    code, out, err = crumb(*tiny, "--strategy", "finetune", "--runs", "3", "--output", tmp_path)
+    assert code == 0, err
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["final_accuracy_std"] is None
+    assert f"\nfinetune, 1 run: final accuracy {summary['final_accuracy_mean']:.2f} %\n" in out
+    code, _, err = crumb(*tiny, "--runs", "0,5-3", "--output", tmp_path)
+    assert code == 1 and "runs is '0,5-3', where 5-3 is an empty range; write 3-5" in err
+
+
 def test_a_finished_run_is_not_written_over(crumb, tiny, tmp_path):
     run(crumb, tiny, tmp_path)
     before = (tmp_path / "result.json").read_text()

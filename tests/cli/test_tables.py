@@ -2,7 +2,7 @@
 
 import statistics
 
-from crumb_avalanche.cli.tables import mean_text
+from crumb_avalanche.cli.tables import cell, mean_text
 
 
 def test_mean_and_deviation():
@@ -11,3 +11,8 @@ def test_mean_and_deviation():
     assert mean_text([70, 77, 84], "+.2f", "±") == "+77.00 ± 7.00"
     assert mean_text([-1.25, 2.5], "+.1f") == f"+0.6 +- {statistics.stdev([-1.25, 2.5]):.1f}"
     assert (mean_text([70.04]), mean_text([])) == ("70.0", "")
+
+
+def test_a_long_path_is_shown_by_its_last_name():
+    assert cell("/home/user/robot/clips_a/", 12) == cell("/home/user/robot/clips_a", 12) == "clips_a"
+    assert cell(["cup", "duck"]) == "cup, duck" and cell(None) == "none" and cell("x" * 20, 8) == "xxxxx..."

@@ -6,6 +6,8 @@ import json
 import pytest
 from called_script import called
 from cells import Cell, verdict
+from competitors import collect, write_tables
+from made_runs import made_run
 
 from crumb_avalanche.cli.settings import RunSettings
 
@@ -35,6 +37,7 @@ def test_the_table_is_what_the_runs_say(finished):
     with open(output / "competitors.csv") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == ["slda", "chance"]
+    assert (rows[0]["run"], rows[0]["memory_bytes"]) == ("0", str(memory))
     assert float(rows[0]["final_accuracy"]) == pytest.approx(accuracy, abs=1e-3)
     assert (output / "competitors.png").stat().st_size > 5000
 
@@ -61,6 +64,22 @@ def test_a_method_that_was_not_run_is_no_row(finished):
     output, _ = finished
     done = competitors(output, "--table-only", "--strategies", "slda", "ewc")
     assert done.returncode == 0 and "ewc" not in done.stdout
+    done = competitors(output, "--table-only", "--strategies", "slda", "--precision", "bf16")
+    assert done.returncode == 1 and "holds a finished run with precision='fp32', not 'bf16'" in done.stderr
+
+
+def test_a_run_that_is_missing_leaves_the_others_their_numbers(tmp_path):
+    for number in (0, 2):
+        folder = made_run(tmp_path / "class_iid" / "der" / f"run{number}", 100 + number)
+        (folder / "ledger.json").write_text(json.dumps({"memory_bytes": 1000 + number, "train_seconds": 5.0}))
+        result = json.loads((folder / "result.json").read_text()) | {"learning_rate": 0.1}
+        (folder / "result.json").write_text(json.dumps(result))
+    (row,) = rows = collect(tmp_path, ["der", "ewc"], ["class_iid"], [0, 1, 2])
+    assert (row.runs, row.memory, row.seconds, row.rates) == ("2", 1002, 5.0, [0.1])
+    write_tables(tmp_path, rows)
+    with open(tmp_path / "competitors.csv") as file:
+        lines = [(line["run"], line["final_accuracy"], line["memory_bytes"]) for line in csv.DictReader(file)]
+    assert lines == [("0", "50.0000", "1000"), ("2", "51.0000", "1002")]
 
 
 def test_a_killed_run_is_named(tmp_path):

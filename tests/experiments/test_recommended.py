@@ -4,9 +4,9 @@ import csv
 
 import pytest
 from called_script import called
-from common_options import rows_named
+from common_options import common_options, parser_for, rows_named
 from made_runs import made_run
-from recommended import ROWS, lines_of, text_of
+from recommended import ROWS, changes_of, lines_of, text_of
 from scipy.stats import ttest_rel
 
 from crumb_avalanche.baselines.registry import get_strategy
@@ -35,6 +35,30 @@ def test_rows_are_settings_that_exist():
         get_strategy(row.settings.get("strategy", "rda")).method_settings(row.method)
     with pytest.raises(ValueError, match="there is no row 'nothing'; the rows are recommended, - own directions"):
         rows_named(ROWS, ["nothing"], always=ROWS[0])
+
+
+def test_what_the_table_cannot_do_is_said(tmp_path):
+    done = called("recommended", "--output", tmp_path, "--benchmark", "cifar100")
+    assert done.returncode == 1 and "cifar100 has no videos, so no class_instance: give --protocol" in done.stderr
+    done = called("recommended", "--output", tmp_path, "--preset", "reference")
+    assert done.returncode == 1 and "every row of this table has its own preset; leave it out" in done.stderr
+
+
+def test_budgets(tmp_path):
+    def budgets(*given, bytes_wanted=None):
+        options = common_options(parser_for("Doc.", "runs").parse_args(["--output", str(tmp_path), *given]))
+        rows = changes_of(rows_named(ROWS, ["0.60 MB", "slda", "map_replay"], ROWS[0]), options, "x", bytes_wanted)
+        names = ("budget_images", "budget_bytes", "mem_size")
+        return [{name: row[name] for name in names if name in row} for row in rows.values()]
+
+    own = [{"budget_bytes": 600_000}, {"mem_size": 417}]
+    assert budgets() == [{}, own[0], {}, own[1]]
+    assert (
+        budgets(bytes_wanted=7)
+        == budgets("--quick", bytes_wanted=7)
+        == [{"budget_bytes": 7}, own[0], {"budget_bytes": 7}, own[1]]
+    )
+    assert budgets("--quick") == [{"budget_images": 60.0}, own[0], {"budget_images": 60.0}, own[1]]
 
 
 # All 15 rows take more than a minute; these are of each kind: a part taken away, another budget, another strategy.

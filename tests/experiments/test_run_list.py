@@ -28,7 +28,12 @@ def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
         (folder / "config.yaml").write_text(yaml.safe_dump(as_dict(replace(settings, run=run))))
         result = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(
-            json.dumps(result | {"seconds": 12.3456, "frame_table_sha256": "abc"} if run else result)
+            json.dumps(
+                result
+                | {"seconds": 12.3456, "frame_table_sha256": "abc", "made_from": {"weights": "sha256:0123456789abcdef"}}
+                if run
+                else result
+            )
         )
     rows = [
         Listed("Im. replay", "eth80", "class_iid", finished_runs(tmp_path / "rows", [0, 1, 2])),
@@ -41,8 +46,8 @@ def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
     assert [row["run"] for row in rows] == ["0", "1"] and [row["final_accuracy"] for row in rows] == ["80.0", "85.0"]
     assert (rows[0]["seconds"], rows[0]["frame_table_sha256"]) == ("", "")
     assert (rows[1]["seconds"], rows[1]["frame_table_sha256"]) == ("12.3", "abc")
-    for row in rows:
-        assert set(row["settings"].split()) == {"strategy=image_replay", "weights=squeezenet.npz", "mem_size=200"}
+    for row, weights in zip(rows, ("squeezenet.npz", "squeezenet.npz@01234567")):
+        assert set(row["settings"].split()) == {"strategy=image_replay", f"weights={weights}", "mem_size=200"}
 
 
 def test_a_run_without_its_settings(tmp_path):

@@ -2,10 +2,13 @@
 
 import argparse
 import csv
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from ablation_rows import ROWS, STOCK
 from called_script import called
 from common_options import common_options, parser_for, rows_named
@@ -17,7 +20,9 @@ from side_by_side import find
 from table4_ablations import OURS, assembled, settings_of, starts_of
 
 from crumb_avalanche.cli.command_settings import PretrainSettings
-from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.cli.settings import RunSettings, as_dict
+from crumb_avalanche.pretraining import FORMAT, read_pretrained
+from crumb_avalanche.weights import save_safetensors
 
 BY_NAME = {row.name: row for row in ROWS}
 
@@ -113,6 +118,41 @@ def test_commands_that_make_starts(tmp_path):
     assert "--data torchvision:CIFAR100" in cifar
     assert "--cut-layer 3" in some.commands([BY_NAME["Early feature replay"]])[0]
     assert command(PretrainSettings("X", progress=False)) == "crumb pretrain --data X --progress false"
+
+
+def written_start(folder, name, **changes):
+    """A file that says it was made so."""
+    settings = as_dict(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))
+    state = {"codebook.blocks": torch.full((256, 8), float(len(name))), "plastic_layers.x": torch.ones(1)}
+    made_with = settings | {"data": str(Path("IMAGES").resolve()), "history": [], "classes": 2}
+    save_safetensors(folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": json.dumps(made_with)})
+
+
+def test_starts_that_were_made_otherwise(tmp_path):
+    written_start(tmp_path, "ours", epochs=1)
+    written_start(tmp_path, "no_direct_loss", epochs=30, direct_weight=0.0)
+    some = starts(tmp_path)
+    row = BY_NAME["Ours - direct loss"]
+    assert some.unlike_ours(row) == "pretrained with epochs=30, not 1 as Ours"
+    _, cells = assembled([OURS, row], options(tmp_path), ["class_iid"], some, 200)
+    assert [cell.note for cell in cells] == ["", "pretrained with epochs=30, not 1 as Ours"]
+    with pytest.raises(
+        ValueError, match=r"ours\.safetensors was made with epochs=1, not 10; ask for the same, or give"
+    ):
+        some.make([OURS])
+    written_start(tmp_path, "no_direct_loss", epochs=1, direct_weight=0.0)
+    assert some.unlike_ours(row) == ""
+
+
+def test_mixed_starts_follow_their_parts(tmp_path):
+    row = BY_NAME["Pretrain weights"]
+    for value in ("fresh", "fresher"):
+        written_start(tmp_path, "ours")
+        written_start(tmp_path, value)
+        (tmp_path / f"{value}.safetensors").replace(tmp_path / "fresh.safetensors")
+        starts(tmp_path).mix([row])
+        blocks = read_pretrained(tmp_path / "ours_weights.safetensors")[0]["codebook.blocks"]
+        assert (blocks == len(value)).all()
 
 
 def test_the_table_of_made_runs(tmp_path):

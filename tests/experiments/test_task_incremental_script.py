@@ -70,6 +70,11 @@ def test_differences_are_within_a_run(script):
     assert row["std"] == pytest.approx(22 / 2**0.5) and row["minus_finetune_std"] == pytest.approx(2**0.5)
 
 
+def test_one_run_has_no_deviation(script):
+    (row, *_) = script.rows_of({"finetune": [dict.fromkeys(script.FIGURES, 10.0)]})
+    assert row["std"] is None and row["minus_finetune_std"] is None and row["mean"] == 10.0
+
+
 def test_unknown_methods_are_told(script):
     assert [method.strategy for method in script.chosen_methods("si, lwf")] == ["finetune", "si", "lwf"]
     with pytest.raises(ValueError, match="no method ewk here; known are finetune, ewc, si, mas, lwf, stable_sgd"):
