@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-# Maps that "Ours" stores in the ablations of the paper (256x8; published scripts); the bytes of 15, 30 and 100 images.
+# Maps that "Ours" stores in the ablations of the paper (published scripts). With 256x8 they take the bytes of 14, 29, 144
+# and, on ImageNet, 3,593 raw images.
 PUBLISHED_MEM_SIZES = {
     "core50": 200,
     "toybox": 200,
