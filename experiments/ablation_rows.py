@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-# Maps that "Ours" stores in the ablations of the paper (published scripts). With 256x8 they take the bytes of 14, 29 and
-# 144 raw images, and on ImageNet of 3,593.
+# Maps that "Ours" stores in the ablations of the paper (published scripts). At 256x8 they take the bytes of 14, 29, 144
+# and, on ImageNet, 3,593 images.
 PUBLISHED_MEM_SIZES = {
     "core50": 200,
     "toybox": 200,
