@@ -55,6 +55,16 @@ def unpack(
     return len(missing)
 
 
+def holds(archive: Path, only: Callable[[str], bool | str | None]) -> bool:
+    """Whether `unpack` would find anything in an archive.
+
+    Raises:
+        FrameTableError: If it is no archive, or damaged.
+    """
+    with opened(archive) as source, damage_named(archive):
+        return any(only(safe_name(member.name, archive)) for member in source.members())
+
+
 def archives_in(folder: Path) -> list[Path]:
     """The archives that lie in a folder itself, by name, in natural order."""
     return [entry for entry in visible_entries(folder) if entry.name.lower().endswith(ENDINGS) and entry.is_file()]

@@ -9,6 +9,8 @@ from PIL import Image, ImageOps
 def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
     """Read an image file; of 16-bit grey ones the upper 8 bits, where Pillow alone would make nearly all of it white.
 
+    16-bit files without a value above 255 are taken as they are.
+
     Args:
         path: of the file.
         upright: turn it as its EXIF orientation says, which cameras write instead of turning the pixels.
@@ -33,4 +35,4 @@ def _eight_bits(image: Image.Image) -> Image.Image:
             f"its pixels are of mode {image.mode}, from {pixels.min()} to {pixels.max()}; images have 8 or 16 bits a "
             "channel: save it as such"
         )
-    return Image.fromarray((pixels.astype(np.uint16) >> 8).astype(np.uint8))
+    return Image.fromarray((pixels.astype(np.uint16) >> (8 * (pixels.max() > 0xFF))).astype(np.uint8))

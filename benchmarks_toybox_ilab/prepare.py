@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks_toybox_ilab._prepare_sources import BRING, DATA_SETS, DataSet, Job, Progress
-from benchmarks_toybox_ilab.archives import archives_in
+from benchmarks_toybox_ilab.archives import archives_in, holds
 from benchmarks_toybox_ilab.download import DownloadError
 from benchmarks_toybox_ilab.frame_table import BadFrameError, Frame, FrameTable, FrameTableError, whole_number
 from benchmarks_toybox_ilab.ilab_core50 import CORE50, ILAB
@@ -128,7 +128,7 @@ def _lies_ready(job: Job) -> bool:
         return False
     table = job.data.frames(job.source)
     differences = _differences(table, job.data)
-    if differences and archives_in(job.source):
+    if differences and any(holds(archive, job.data.chosen) for archive in archives_in(job.source)):
         return False  # unpacked in part, perhaps
     job.say(
         f"{table.root} is laid out as {job.name} should be ({_counted(table)}), so nothing was copied. Give "

@@ -259,7 +259,7 @@ class ReferenceRule(StorageRule):
 
     def load_state_dict(self, state):
         self.quota, self.stride = state["quota"], state["stride"]
-        self.expected, self.done, self.trimmed = list(state["expected"]), state["done"], state["trimmed"]
+        self.expected, self.done, self.trimmed = list(state["expected"]), state["done"], state.get("trimmed", True)
 
 
 def _pairs(counts: dict[int, int]) -> list[list[int]]:

@@ -207,8 +207,8 @@ class StreamStrategy(SupervisedTemplate):
     def stop_training(self) -> None:
         """Let one more epoch of this experience be the last, the one in which memories are stored.
 
-        For plugins such as Avalanche's ``EarlyStoppingPlugin``. Called between two epochs, that is the coming one;
-        within an epoch, the one after it.
+        For plugins such as Avalanche's ``EarlyStoppingPlugin``. Called before an epoch, that is the coming one; within
+        an epoch or right after it, the next.
         """
         self.train_epochs = min(self.train_epochs, self.clock.train_exp_epochs + 1 + self._in_epoch)
 
@@ -219,8 +219,8 @@ class StreamStrategy(SupervisedTemplate):
         self._in_epoch = not self._stop_training
 
     def _after_training_epoch(self, **kwargs):
-        self._in_epoch = False
         super()._after_training_epoch(**kwargs)
+        self._in_epoch = False  # not before: the clock, too, counts the epoch among the last
 
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
         """As Avalanche's, but in the order of the stream unless ``train(..., shuffle=True)`` asks otherwise."""

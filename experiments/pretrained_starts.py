@@ -99,7 +99,10 @@ class Starts:
                 problems.append(str(error))
                 continue
             if file := self.file(name):
-                if others := differences(decisive(made_with(file)), decisive(as_dict(settings))):
+                its, wanted = decisive(made_with(file)), decisive(as_dict(settings))
+                if its.pop("data", wanted["data"]) != wanted["data"]:
+                    print(f"{file} was made from images in another folder than {wanted['data']}; taken as it is")
+                if others := differences(its, wanted):
                     raise ValueError(f"{file} was made with {others}; ask for the same, or give another --starts")
                 continue
             print(f"\npretraining {settings.output}", flush=True)
@@ -163,13 +166,14 @@ def made_with(file: Path) -> dict:
 
 
 def decisive(settings: dict) -> dict:
-    """The settings of `crumb pretrain` among some that decide what it makes."""
+    """The settings of `crumb pretrain` among some that decide what it makes; of files and folders their place."""
     from crumb_avalanche.cli.pretrain import NO_PART_OF_THE_RESULT
 
-    names = {item.name for item in fields(PretrainSettings)} - NO_PART_OF_THE_RESULT
+    names = {item.name for item in fields(PretrainSettings)} - NO_PART_OF_THE_RESULT - {"device"}
     chosen = {name: value for name, value in settings.items() if name in names}
-    if ":" not in chosen.get("data", ":"):
-        chosen["data"] = str(Path(chosen["data"]).resolve())
+    for name in ("data", "weights"):
+        if Path(chosen.get(name, "")).exists():
+            chosen[name] = str(Path(chosen[name]).resolve())
     return chosen
 
 

@@ -80,6 +80,8 @@ def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
     )
     if entry.needs_root:
         images = files_key(Path(table.root) / path for path in table.path)
+        if table.reader is not None:  # who reads them otherwise sees other pixels
+            images += f" {type(table.reader).__name__}"
     else:
         images = f"{table.frames_hash()} {table.reader!r}"
     return Stream(entry, benchmark.frame_table, benchmark, bad, f"{images} {transform!r}")

@@ -21,6 +21,7 @@ from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.weights import save_safetensors
 
 SIZE = 64
+BENCHMARK = "toy_shapes"
 STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
 
 
@@ -71,7 +72,7 @@ def demonstrate(settings: DemoSettings) -> None:
         )
     print("\n3. streaming ten other shapes, two classes at a time; after the first two, every clip is seen once")
     stream = RunSettings(
-        benchmark="toy_shapes",
+        benchmark=BENCHMARK,
         backbone="small_cnn",
         image_size=SIZE,
         pretrained=str(pretrained),

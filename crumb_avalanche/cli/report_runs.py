@@ -65,10 +65,19 @@ class Run:
             out["dataset_root"] = self.settings.get("dataset_root")
         return out | {"experiences": len(self.matrix), "classes": sorted(self.result.get("classes_order") or ())}
 
-    @property
-    def identity(self) -> str:
-        """The same for runs of one group: what is compared, files by what is in them where the run tells."""
-        return json.dumps(self.compared | self.result.get("made_from", {}), sort_keys=True, default=str)
+    def identity(self, by_content: bool) -> str:
+        """The same for runs of one group: what is compared, and of files what is in them.
+
+        Args:
+            by_content: off for runs of which some do not tell what was in the files; then their names are compared.
+        """
+        out = self.compared
+        told = self.result.get("made_from", {}) if by_content else {}
+        if "strategy_settings" in self.result:
+            told = {**told, "strategy_config": self.result["strategy_settings"]}
+        if "dataset_root" in out and "dataset_root" in told:  # of images only names and sizes are told
+            told = {**told, "dataset_root": [out["dataset_root"], told["dataset_root"]]}
+        return json.dumps(out | told, sort_keys=True, default=str)
 
 
 @dataclass
@@ -198,8 +207,9 @@ def _percent(value: float) -> float:
 def groups_of(runs: list[Run]) -> list[Group]:
     """Runs that differ in their seed only, together, in the order they were found; labels tell the groups apart."""
     by_settings: dict[str, list[Run]] = {}
+    by_content = all("made_from" in run.result for run in runs)
     for run in runs:
-        by_settings.setdefault(run.identity, []).append(run)
+        by_settings.setdefault(run.identity(by_content), []).append(run)
     groups = [Group(same[0].settings["strategy"], same[0].compared, same) for same in by_settings.values()]
     varying = differences(groups)
     for name in [name for name in dict.fromkeys([*IDENTITY[1:], *varying]) if name in varying and name != "strategy"]:
@@ -226,7 +236,7 @@ def notes_on(groups: list[Group]) -> list[str]:
     for group, other in combinations(groups, 2):
         if group.settings == other.settings:
             names = f"{group.label} and {other.label}"
-            notes.append(f"{names}: what is in the files that they name is not the same, or not known")
+            notes.append(f"{names}: what is in the files that they name is not the same")
     for group in groups:
         for number, count in Counter(run.result["run"] for run in group.runs).items():
             same = [run for run in group.runs if run.result["run"] == number]

@@ -27,6 +27,8 @@ def test_sixteen_bit_greys_keep_their_upper_eight(tmp_path):
     image = read_image(tmp_path / "deep.png")
     assert image.mode == "RGB"
     assert np.asarray(image)[..., 1].tolist() == [[0, 0, 1, 2], [4, 19, 156, 255]]
+    Image.fromarray(values[:1] // 4).save(tmp_path / "shallow.png")  # 8 bits in a file of 16
+    assert np.asarray(read_image(tmp_path / "shallow.png"))[..., 0].tolist() == [[0, 63, 64, 150]]
     Image.fromarray(values.astype(np.int32)).save(tmp_path / "deep.tif")  # mode I
     assert np.array_equal(np.asarray(read_image(tmp_path / "deep.tif")), np.asarray(image))
 

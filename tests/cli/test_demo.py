@@ -35,3 +35,20 @@ def test_a_folder_of_another_seed_or_in_use_is_refused(tmp_path):
         demo.main(DemoSettings(output=str(tmp_path), seed=3))
     with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by process"):
         demo.main(DemoSettings(output=str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_the_whole_demo_on_short_clips(monkeypatch, crumb, tmp_path):
+    monkeypatch.setattr(demo, "PRETRAINING_CLASSES", demo.PRETRAINING_CLASSES[:2])
+    monkeypatch.setattr(demo, "BENCHMARK", "toy_shapes_short")
+    monkeypatch.setattr(demo, "STRATEGIES", ("crumb", "rda"))
+    arguments = ("demo", "--threads", "1", "--progress", "false", "--output", tmp_path)
+    code, out, err = crumb(*arguments)
+    assert code == 0, err
+    assert (tmp_path / "report.png").stat().st_size > 10_000 and "rda" in out
+    results = {name: tmp_path / name / "result.json" for name in ("crumb", "rda")}
+    times = {name: path.stat().st_mtime_ns for name, path in results.items()}
+    (tmp_path / "rda" / "result.json").unlink()  # as if it had been cut off there
+    code, out, err = crumb(*arguments)
+    assert code == 0 and "\nrda" in out and "training a small network" not in out, err
+    assert results["crumb"].stat().st_mtime_ns == times["crumb"] and results["rda"].exists()

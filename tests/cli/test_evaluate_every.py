@@ -51,6 +51,18 @@ def test_what_is_learned_does_not_depend_on_it(runs, strategy):
     assert len(ledger["after_experience"]) == 4
 
 
+def test_dropout_does_not_notice(crumb, tiny, tmp_path):
+    more = ("--strategy", "finetune", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
+    weights = []
+    for every in ("1", "3"):
+        output = tmp_path / every
+        common = (*tiny, *more, "--classes-per-experience", "1", "--learning-rate", "0.01", "--output", output)
+        code, _, err = crumb(*common, "--evaluate-every", every)
+        assert code == 0, err
+        weights.append((output / "checkpoint/model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
 def test_reports_leave_the_place_empty(runs, crumb):
     folder, _ = runs("crumb")
     code, out, err = crumb("report", folder / "seldom")

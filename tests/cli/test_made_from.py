@@ -43,9 +43,11 @@ def test_other_contents_are_not(several, tmp_path):
     assert code == 1 and "holds a finished run with strategy_config=" in err and "'own': 0.5" in err
     assert "(what decides is what is in it, not where it lies); use another --output" in err
     (tmp_path / "own.yaml").write_text("own: 0.0\n")
-    next((tmp_path / "clips").rglob("*.png")).unlink()
-    code, _, err = several()
-    assert code == 1 and "holds a finished run with dataset_root='sha256:" in err
+    image = next((tmp_path / "clips").rglob("*.png"))
+    for change in (lambda: image.write_bytes(image.read_bytes() + b"more"), image.unlink):
+        change()
+        code, _, err = several()
+        assert code == 1 and "holds a finished run with dataset_root='sha256:" in err
     code, _, err = several({"--dataset-root": tmp_path / "nowhere"})
     assert code == 1 and f"there is no folder {tmp_path / 'nowhere'}" in err
     assert (tmp_path / "out/run0/result.json").read_text() == before
@@ -59,7 +61,7 @@ def test_a_result_without_its_settings_is_not_taken(several, tmp_path):
 
 def test_other_weights_under_the_same_name(crumb, tiny, tmp_path):
     from crumb_avalanche.backbones import SmallCNN
-    from crumb_avalanche.weights import save_safetensors
+    from crumb_avalanche.weights import read_weights, save_safetensors
 
     file = tmp_path / "weights.safetensors"
     save_safetensors(file, SmallCNN(10).state_dict(), {})
@@ -67,6 +69,9 @@ def test_other_weights_under_the_same_name(crumb, tiny, tmp_path):
     code, _, err = crumb(*options)
     assert code == 0, err
     assert "already finished" in crumb(*options)[1]
+    for number in range(8):  # what is noted in the file, in an order that nobody knows, is no part of the weights
+        save_safetensors(file, read_weights(file), {"a": str(number), "b": "2", "c": "3"})
+        assert "already finished" in crumb(*options)[1]
     save_safetensors(file, SmallCNN(10).state_dict(), {})
     code, _, err = crumb(*options)
     assert code == 1 and "holds a finished run with weights='sha256:" in err
@@ -84,7 +89,21 @@ def test_a_report_tells_such_runs_apart(tmp_path):
     groups = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
     assert [[run.result["run"] for run in group.runs] for group in groups] == [[0, 2], [1]]
     assert [group.label for group in groups] == ["crumb", "crumb (2)"]
-    assert "crumb and crumb (2): what is in the files that they name is not the same, or not known" in notes_on(groups)
+    assert "crumb and crumb (2): what is in the files that they name is not the same" in notes_on(groups)
+
+
+def test_runs_of_before_contents_were_told_are_grouped_by_names(tmp_path):
+    fake_run(tmp_path / "old", run=0)
+    told(fake_run(tmp_path / "new", run=1), strategy_config={"x": 1})
+    (group,) = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
+    assert len(group.runs) == 2
+
+
+def test_clips_elsewhere_are_others_though_names_and_sizes_are_the_same(tmp_path):
+    for number, root in enumerate(("raw", "blurred")):
+        folder = fake_run(tmp_path / root, run=number, benchmark="clip_folder", dataset_root=root)
+        told(folder, dataset_root="sha256:1")
+    assert len(groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])) == 2
 
 
 def test_a_refused_overwrite_keeps_what_is_there(crumb, tiny, tmp_path):

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from safetensors.torch import load_file
 
 from crumb_avalanche.pretraining import read_pretrained
 
@@ -80,12 +81,13 @@ def test_two_processes_under_torchrun_and_kill_9(crumb, options, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     first = subprocess.Popen(command, start_new_session=True, env=environment, stderr=subprocess.DEVNULL)
     folder = tmp_path / "together.safetensors.checkpoints"
-    deadline = time.monotonic() + 300
-    while not list(folder.glob("epoch*2.safetensors")) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 120
+    while not (folder / "00000001.safetensors").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert first.poll() is None, "it ended before it could be killed"
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    assert not together.exists() and list(folder.glob("epoch*.safetensors"))
+    assert not together.exists() and list(folder.glob("0*.safetensors"))
     # torchrun has its workers in sessions of their own; they end when they miss each other or it.
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -95,6 +97,16 @@ def test_two_processes_under_torchrun_and_kill_9(crumb, options, tmp_path):
         assert epoch["loss"] == pytest.approx(epoch_too["loss"], rel=ROUNDING)
     for name in weights:
         assert (weights[name] - weights_too[name]).abs().max() < ROUNDING
+
+
+def test_a_run_starts_from_the_file_but_for_the_head(crumb, options, tiny, tmp_path):
+    file = tmp_path / "made.safetensors"
+    assert crumb(*options, "--epochs", "1", "--output", file)[0] == 0
+    code, _, err = crumb(*tiny, "--pretrained", file, "--learning-rate", "0", "--output", tmp_path / "run")
+    assert code == 0, err
+    then, now = load_file(file), load_file(tmp_path / "run" / "checkpoint" / "model.safetensors")
+    changed = {name for name in then if not then[name].equal(now[name])}
+    assert then.keys() == now.keys() and changed == {"plastic_layers.head.weight", "plastic_layers.head.bias"}
 
 
 def test_data_sets_that_are_told_apart_otherwise(crumb, tmp_path):

@@ -68,6 +68,19 @@ def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_
     assert not (tmp_path / "cut" / "interrupted").exists()
 
 
+def test_dropout_goes_on_with_the_same_draws(crumb, tiny, tmp_path, cut_after, monkeypatch):
+    more = ("--strategy", "finetune", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
+    arguments = (*tiny, *more, "--checkpoint-every", "2", "--output")
+    assert crumb(*arguments, tmp_path / "undisturbed")[0] == 0
+    cut_after(7)
+    with pytest.raises(PowerCut):
+        crumb(*arguments, tmp_path / "cut")
+    monkeypatch.undo()
+    assert crumb(*arguments, tmp_path / "cut")[0] == 0
+    weights = [(tmp_path / name / "checkpoint/model.safetensors").read_bytes() for name in ("cut", "undisturbed")]
+    assert weights[0] == weights[1]
+
+
 def test_an_experience_that_was_learned_is_not_learned_again(
     crumb, tiny, tmp_path, cut_after, monkeypatch, undisturbed
 ):

@@ -11,7 +11,13 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from crumb_avalanche.backbones import split_backbone
+from crumb_avalanche.baselines.registry import LearningSettings, build_strategy
 from crumb_avalanche.cli.predictions import read_predictions
+from crumb_avalanche.codebook import Codebook
+from crumb_avalanche.crumb import CRUMBPlugin
+from crumb_avalanche.storage_rules import EveryJth, ReferenceRule
+from crumb_avalanche.streaming import ClampGradients
 
 STRATEGIES = ("crumb", "image_replay", "map_replay", "finetune", "offline")
 
@@ -42,6 +48,9 @@ def test_every_strategy_leaves_the_run_folder(crumb, tiny, tmp_path, strategy):
     assert len(rows) == 1 + experiences and rows[-1][1:] == [
         f"{value:.4f}" for value in result["final_accuracy_per_experience"]
     ]
+    if strategy != "offline":  # after the first experience, its classes alone
+        assert [sum(cell != "" for cell in row[1:]) for row in rows[1:]] == [1, 2]
+        assert result["accuracy_after"][0] == pytest.approx(float(rows[1][1]), abs=1e-4)
     metrics = (tmp_path / "metrics.csv").read_text()
     assert metrics.startswith("metric,step,value") and "Top1_Acc_Stream" in metrics and "Ledger/memory_bytes" in metrics
     assert (tmp_path / "checkpoint" / "model.safetensors").exists()
@@ -96,6 +105,58 @@ def test_the_feature_cache_changes_no_result(crumb, tiny, tmp_path, strategy):
 )
 def test_the_levers_are_single_settings(crumb, tiny, tmp_path, more):
     run(crumb, tiny, tmp_path, *more)
+
+
+def test_the_levers_reach_the_learner(make_learner):
+    model, strategy = make_learner(
+        replay_weight=5.0,
+        replay_steps=3,
+        fused=True,
+        storing_rule="reference",
+        freeze_codebook=True,
+        clamp_gradients=0.1,
+        direct_weight=0.5,
+        codebook_weight=2.0,
+    )
+    plugins = {type(plugin): plugin for plugin in strategy.plugins}
+    crumb = plugins[CRUMBPlugin]
+    assert (crumb.replay_weight, crumb.replay_steps, crumb.fused) == (5.0, 3, True)
+    assert (crumb.direct_weight, crumb.codebook_weight) == (0.5, 2.0)
+    assert isinstance(strategy.storage_policy.rule, ReferenceRule) and not model.codebook.blocks.requires_grad
+    assert plugins[ClampGradients].limit == 0.1
+    model, strategy = make_learner()
+    plugins = {type(plugin): plugin for plugin in strategy.plugins}
+    assert isinstance(strategy.storage_policy.rule, EveryJth) and model.codebook.blocks.requires_grad
+    assert ClampGradients not in plugins and not plugins[CRUMBPlugin].fused
+
+
+@pytest.fixture
+def make_learner():
+    """CRUMB as the command line builds it, with some settings."""
+
+    def make(**settings):
+        model = split_backbone("small_cnn", n_classes=4, weights=None, codebook=Codebook(16, 16), image_size=32)
+        return model, build_strategy("crumb", model, LearningSettings(**settings), 8, 0)
+
+    return make
+
+
+def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(crumb, tiny, tmp_path):
+    weights, losses = {}, {}
+    for name, flags in (
+        ("plain", ("--learning-rate", "0.02")),
+        ("frozen", ("--freeze-codebook", "true", "--learning-rate", "0.02")),
+        ("none", ("--freeze-codebook", "true", "--learning-rate", "0")),
+        ("quantized", ("--evaluate-quantized", "true", "--learning-rate", "0.02")),
+    ):
+        run(crumb, tiny, tmp_path / name, "--mem-size", "6", *flags)
+        weights[name] = load_file(tmp_path / name / "checkpoint/model.safetensors")
+        metrics = (tmp_path / name / "metrics.csv").read_text().splitlines()
+        losses[name] = [line for line in metrics if line.startswith("Loss_Exp/eval")]
+    frozen, none, plain = (weights[name]["codebook.blocks"] for name in ("frozen", "none", "plain"))
+    assert torch.equal(frozen, none) and not torch.equal(frozen, plain)
+    assert all(torch.equal(value, weights["plain"][key]) for key, value in weights["quantized"].items())
+    assert losses["plain"] and losses["quantized"] != losses["plain"]
 
 
 def test_the_reference_preset_on_a_squeezenet(crumb, tiny, tmp_path):
@@ -193,7 +254,7 @@ def test_the_command_itself(tiny, tmp_path):
 def test_filling_the_cache_does_not_move_the_random_numbers_of_dropout(crumb, tiny, tmp_path):
     more = ("--backbone", "squeezenet1_1", "--image-size", "64", "--threads", "2")
     weights = []
-    for name, cache in (("plain", ()), ("filling", ("c",)), ("filled", ("c",))):
+    for name, cache in (("plain", ("--learning-rate", "0.02")), ("filling", ("c",)), ("filled", ("c",))):
         run(crumb, tiny, tmp_path / name, *more, *(x for c in cache for x in ("--feature-cache", tmp_path / c)))
         weights.append(load_file(tmp_path / name / "checkpoint" / "model.safetensors"))
     for key, value in weights[1].items():

@@ -126,6 +126,7 @@ def test_what_decides_the_maps_decides_the_file(tmp_path, model, make_model):
         lambda: cache_of(tmp_path, make_model(seed=1)),
         lambda: cache_of(tmp_path, model, key="other images"),
         lambda: cache_of(tmp_path, model.set_precision("bf16")),
+        lambda: cache_of(tmp_path, model.compile()),  # nothing is compiled before it is called
     ):
         before = len(names(tmp_path))
         change()

@@ -81,6 +81,36 @@ def test_a_class_without_an_image_is_no_answer(whole):
     assert scores.isfinite().all() and set(scores.argmax(1).tolist()) == {0, 2, 3}
 
 
+@pytest.mark.parametrize("shrinkage", [1e-4, 1.0, 500.0])
+def test_scores_where_directions_leave_a_rest(shrinkage):
+    # The definition again, of what is kept: a class's scatter is B^T B, and the rest of its trace lies all around.
+    features, labels = toy()
+    ours = feed(RegularizedDiscriminant(CLASSES, D, directions=2, own=0.4, shrinkage=shrinkage), features, labels)
+    kept, outside, counts = ours.directions.double(), ours.outside.double(), torch.bincount(labels).double()
+    assert (outside > 0.05 * kept.square().sum((1, 2))).all()
+    common = (torch.einsum("ckd,cke->de", kept, kept) + outside.sum() / D * torch.eye(D)) / len(labels)
+    common += min(1.0, shrinkage * D / len(labels)) * common.diagonal().mean() * torch.eye(D)
+    means = torch.stack([features[labels == label].double().mean(0) for label in range(CLASSES)])
+    centre, whitening = means.mean(0), torch.linalg.inv(torch.linalg.cholesky(common)).T
+    space = torch.linalg.svd((means - centre) @ whitening, full_matrices=False)[2][: CLASSES - 1].T
+    fresh = toy(seed=1)[0].double()
+    expected = []
+    for label in range(CLASSES):
+        own = kept[label] @ whitening @ space
+        rest = outside[label] / (outside[label] + kept[label].square().sum())
+        covariance = (1 - 0.4 + 0.4 * rest) * torch.eye(CLASSES - 1) + 0.4 * own.T @ own / counts[label]
+        placed = [(point - centre) @ whitening @ space for point in (fresh, means[label])]
+        expected.append(MultivariateNormal(placed[1], covariance).log_prob(placed[0]))
+    scores, expected = ours.scores(fresh), torch.stack(expected, 1)
+    torch.testing.assert_close(scores - scores[:, :1], expected - expected[:, :1], rtol=1e-4, atol=1e-4)
+
+
+def test_its_settings_reach_it():
+    model = split_backbone("squeezenet1_0", n_classes=4, weights=None)
+    strategy = build_strategy("rda", model, LearningSettings(), 8, 0, method={"own": 0.0, "shrinkage": 1e-4})
+    assert (strategy.statistics.own, strategy.statistics.shrinkage) == (0.0, 1e-4)
+
+
 def test_a_class_of_another_spread_is_told_by_it():
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(2).repeat_interleave(500)

@@ -117,6 +117,20 @@ def test_a_single_image_has_the_bits_that_it_has_in_a_batch(name, size):
         assert torch.equal(together[place], model.extract(pixels[[place]])[0])
 
 
+def test_a_compiled_front_is_what_extracts(model, pixels, monkeypatch):
+    calls, plain = [], model.extract(pixels)
+    assert not model.is_compiled
+
+    def compiled(module, **options):
+        assert module is model.feature_extractor
+        return lambda images: calls.append(len(images)) or module(images)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    assert model.compile() is model and model.is_compiled
+    assert torch.equal(model.extract(pixels), plain) and calls == [len(pixels)]
+    assert not pickle.loads(pickle.dumps(model)).is_compiled and not copy.deepcopy(model).is_compiled
+
+
 def test_a_front_without_parts_of_its_own_is_scaled_as_any(pixels):
     convolution = nn.Conv2d(3, 8, 3, stride=2)
     plastic = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))

@@ -191,32 +191,35 @@ def test_running_statistics_go_back_too(make_model):
 class StopAt(SupervisedPlugin):
     """Asks for the end of the training when so many epochs of an experience are over; counts epochs."""
 
-    def __init__(self, epochs, within=False):
+    def __init__(self, epochs, place):
         super().__init__()
-        self.epochs, self.within, self.counts = epochs, within, []
+        self.epochs, self.place, self.counts = epochs, place, []
 
     def before_training_exp(self, strategy, **kwargs):
         self.counts.append(0)
 
     def before_training_epoch(self, strategy, **kwargs):
-        if self.counts[-1] == self.epochs and not self.within:
+        if self.counts[-1] == self.epochs and self.place == "before":
             strategy.stop_training()
 
     def after_training_iteration(self, strategy, **kwargs):
-        if self.counts[-1] == self.epochs and self.within:
+        if self.counts[-1] == self.epochs - 1 and self.place == "within":
             strategy.stop_training()
 
     def after_training_epoch(self, strategy, **kwargs):
         self.counts[-1] += 1
+        if self.counts[-1] == self.epochs and self.place == "after":
+            strategy.stop_training()
 
 
-@pytest.mark.parametrize(("within", "epochs"), [(False, 3), (True, 4)])
-def test_who_stops_early_gets_one_last_epoch(build, make_stream, within, epochs):
-    stop = StopAt(2, within)
+@pytest.mark.parametrize("place", ["before", "within", "after"])
+def test_who_stops_early_gets_one_last_epoch(build, make_stream, place):
+    stop = StopAt(2, place)
     strategy = build(plugins=[stop], first_epochs=6, train_epochs=6)
     for experience in make_stream().train_stream:
         strategy.train(experience)
-    assert stop.counts == [epochs, epochs]
+        assert strategy.train_epochs == strategy.clock.train_exp_epochs == 3
+    assert stop.counts == [3, 3]
 
 
 def test_a_learning_rate_too_high_ends_in_finite_weights(build, make_stream):

@@ -1,0 +1,60 @@
+"""What is measured before a stream: which images, at which scale, with which seed."""
+
+import pytest
+import torch
+
+from crumb_avalanche.preparation import prepare, sample_of
+from crumb_avalanche.split_model import REFERENCE_SCALE
+
+
+class Recorded:
+    """Images that remember who was looked at."""
+
+    def __init__(self, count):
+        self.images = torch.randint(
+            0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+        )
+        self.asked = []
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, place):
+        self.asked.append(place)
+        return self.images[place], 0
+
+
+def test_images_are_spread_over_the_data_set(make_model):
+    data = Recorded(26)
+    prepare(make_model(), data, measured_images=6)
+    assert data.asked == [0, 5, 10, 15, 20, 25]
+    few = Recorded(3)
+    prepare(make_model(), few, measured_images=6)
+    assert few.asked == [0, 1, 2], "each once"
+
+
+def test_blocks_are_taken_from_maps_that_have_the_scale_already(make_model):
+    blocks = []
+    for seed in (1, 1, 2):
+        data, model = Recorded(26), make_model()
+        assert prepare(model, data, "sampled", seed, measured_images=6) is model
+        maps = model.features(data.images[[0, 5, 10, 15, 20, 25]])
+        assert float(model.feature_scale) != 1.0
+        assert float(maps[maps > 0].std()) == pytest.approx(REFERENCE_SCALE, rel=1e-4)
+        # Each value is one of the maps'.
+        apart = (model.codebook.blocks.detach().reshape(-1, 1) - maps.reshape(1, -1)).abs().min(1).values
+        assert apart.max() < 1e-4
+        blocks.append(model.codebook.blocks.detach().clone())
+    assert torch.equal(blocks[0], blocks[1]) and not torch.equal(blocks[0], blocks[2])
+
+
+def test_sixteen_locations_of_a_map_are_enough():
+    maps = torch.arange(2 * 3 * 8 * 8.0).view(2, 3, 8, 8)
+    found = sample_of([maps[:1], maps[1:]])
+    assert found.shape == (2, 3, 1, 16) and torch.equal(found[:, :, 0], maps.flatten(2)[:, :, ::4])
+    assert sample_of([maps[:, :, :3, :3]]).shape == (2, 3, 1, 9)
+
+
+def test_an_unknown_initialiser_is_named(make_model):
+    with pytest.raises(ValueError, match="codebook_init is 'magic'; known are matched, "):
+        prepare(make_model(), Recorded(4), "magic")
