@@ -1,6 +1,7 @@
 """What the demo draws for its pretraining, and that a new user is not met by warnings there."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_a_folder_of_another_seed_or_in_use_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_demo_on_short_clips(monkeypatch, crumb, tmp_path):
-    monkeypatch.setattr(demo, "PRETRAINING_CLASSES", demo.PRETRAINING_CLASSES[:2])
+    monkeypatch.setattr(demo, "ToyShapesFrames", partial(ToyShapesFrames, frames_per_clip=3))
     monkeypatch.setattr(demo, "BENCHMARK", "toy_shapes_short")
     monkeypatch.setattr(demo, "STRATEGIES", ("crumb", "rda"))
     arguments = ("demo", "--threads", "1", "--progress", "false", "--output", tmp_path)
