@@ -102,13 +102,11 @@ def _chunks(source: Archive, member: Member, archive: Path) -> Iterator[bytes]:
 
 def _outside(members: Iterable[Member], archive: Path, target: Path) -> Iterator[Member]:
     """Without what lies in the target, where that is a folder inside of the one to copy."""
-    inside = (
-        archive.is_dir()
-        and target.resolve() != archive.resolve()
-        and target.resolve().is_relative_to(archive.resolve())
-    )
-    prefix = f"{target.resolve().relative_to(archive.resolve()).as_posix()}/" if inside else None
-    return (member for member in members if prefix is None or not member.name.startswith(prefix))
+    folder, target = archive.resolve(), target.resolve()
+    if folder not in target.parents:
+        return iter(members)
+    prefix = f"{target.relative_to(folder).as_posix()}/"
+    return (member for member in members if not member.name.startswith(prefix))
 
 
 def _wanted(members: Iterable[Member], archive: Path, only: Callable[[str], bool | str | None] | None) -> list[Member]:

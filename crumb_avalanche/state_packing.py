@@ -118,7 +118,7 @@ class Packer:
                 inside = {part: content for part, content in inside.items() if part not in hidden}
                 # Weights of a part that is not kept, as an optimiser may hold them: they stay the live ones.
                 node["outside"] = {}
-                for part in set(hidden) & set(value._modules):
+                for part in (part for part in hidden if part in value._modules):
                     for path, weight in value._modules[part].named_parameters(part):
                         node["outside"][path] = self._numbers[id(weight)] = len(self._numbers)
                         self._alive.append(weight)
