@@ -38,6 +38,7 @@ class LedgerMetric(PluginMetric[dict]):
     network), ``plastic_bytes``, ``frozen_bytes``, ``optimizer_bytes``, ``peak_rss_bytes``, ``images_per_second``
     (new images trained on, epochs counted, by the time of training), ``train_seconds``, ``seconds_features`` (F),
     ``seconds_search``, ``seconds_plastic``, ``seconds_replay``, ``seconds_other``; the parts are disjoint.
+    What only a step needs (gradients, activations, the guard's copy of the trainable weights) is in the peak alone.
 
     Args:
         storage_policy: the buffer; ``None`` takes the strategy's own, if it has one.
