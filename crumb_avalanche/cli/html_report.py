@@ -9,7 +9,7 @@ from typing import NamedTuple
 from crumb_avalanche.cli.html_elements import element, escaped, matrix_element, table_element
 from crumb_avalanche.cli.html_figures import CROWDED, curves_figure, finals_figure, inline_svg
 from crumb_avalanche.cli.report_deviations import deviations_of, meanings
-from crumb_avalanche.cli.report_runs import IDENTITY, Group, differences, notes_on
+from crumb_avalanche.cli.report_runs import IDENTITY, Group, differences, notes_on, streams_of
 from crumb_avalanche.cli.report_summary import EMPTY, Cell, Column, Table, count, curves_table, seconds, setting
 from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 
@@ -40,7 +40,8 @@ def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list
         runs: one line for each run.
         left_out: runs that are not in it, and why, in words.
     """
-    streams = " and ".join(dict.fromkeys(f"{cell(group.stream[0])}, {cell(group.stream[1])}" for group in groups))
+    shown = dict.fromkeys(stream for streams in streams_of(groups) for stream in streams)
+    streams = " and ".join(dict.fromkeys(f"{cell(stream[0])}, {cell(stream[1])}" for stream in shown))
     total = sum(len(group.runs) for group in groups)
     title = f"{streams if len(streams) <= 80 else 'Finished runs'}: {_number(total, 'run')}"
     lead = f"{_number(total, 'finished run')} in {_number(len(groups), 'group')}; the runs of a group differ in their "
@@ -119,8 +120,9 @@ def _summary(groups: list[Group], summary: Table, left_out: list[str]) -> str:
 def _curves(groups: list[Group]) -> str:
     """Two pictures and a table for each stream, for accuracies on different streams do not compare."""
     streams: dict[tuple, list[int]] = {}
-    for number, group in enumerate(groups):
-        streams.setdefault(group.stream, []).append(number)
+    for number, seen_on in enumerate(streams_of(groups)):
+        for stream in seen_on:
+            streams.setdefault(stream, []).append(number)
     content = ""
     for place, (stream, numbers) in enumerate(streams.items()):
         name = f"{cell(stream[0])}, {cell(stream[1])}"

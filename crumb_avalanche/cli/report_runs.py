@@ -22,6 +22,7 @@ from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 NOT_COMPARED = {"run", "runs", *NO_PART_OF_THE_RESULT}
 IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # what every config.yaml must tell
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and what else comes first in labels
+JOINT = "joint"  # protocol of what learned all classes at once: there is no order, so it bounds every protocol
 SIGNS_OF_WORK = {"config.yaml", "error.txt", "interrupted"}  # in a folder, of a run begun there
 LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
 
@@ -63,6 +64,8 @@ class Run:
         out = {name: value for name, value in self.settings.items() if name not in NOT_COMPARED}
         if out["benchmark"] == "clip_folder":  # the folder is the benchmark
             out["dataset_root"] = self.settings.get("dataset_root")
+        if self.joint:
+            out["protocol"] = JOINT
         return out | {"experiences": len(self.matrix), "classes": sorted(self.result.get("classes_order") or ())}
 
     def identity(self, by_content: bool) -> str:
@@ -211,6 +214,9 @@ def groups_of(runs: list[Run]) -> list[Group]:
     for run in runs:
         by_settings.setdefault(run.identity(by_content), []).append(run)
     groups = [Group(same[0].settings["strategy"], same[0].compared, same) for same in by_settings.values()]
+    for group, streams in zip(groups, streams_of(groups)):
+        if len(streams) == 1:  # a bound beside runs of one protocol is told as one of that protocol
+            group.settings["protocol"] = streams[0][1]
     varying = differences(groups)
     for name in [name for name in dict.fromkeys([*IDENTITY[1:], *varying]) if name in varying and name != "strategy"]:
         for label in {group.label for group in groups}:
@@ -222,6 +228,16 @@ def groups_of(runs: list[Run]) -> list[Group]:
     for number, group in enumerate(groups):
         group.label += f" ({number + 1})" * any(other.label == group.label for other in groups[:number])
     return groups
+
+
+def streams_of(groups: list[Group]) -> list[list[tuple]]:
+    """The streams on which each group is to be seen: of a joint one all those of its images, if there are any."""
+    learned = list(dict.fromkeys(group.stream for group in groups if group.stream[1] != JOINT))
+    found = []
+    for group in groups:
+        same = [stream for stream in learned if stream[::2] == group.stream[::2]]
+        found.append(same if same and group.stream[1] == JOINT else [group.stream])
+    return found
 
 
 def differences(groups: list[Group]) -> list[str]:

@@ -120,6 +120,27 @@ def test_streams_are_drawn_apart(folder):
     assert text.count("Accuracy over all classes seen: mean of runs") == 2
 
 
+def test_a_bound_learned_all_at_once_is_seen_beside_every_protocol(tmp_path):
+    bound = fake_run(tmp_path / "bound", strategy="offline", protocol="class_instance")  # what its config.yaml has
+    iid = fake_run(tmp_path / "iid", protocol="class_iid")
+    report(bound, iid, output=tmp_path / "one")
+    one = page_of(tmp_path / "one")
+    assert "toy_shapes, class_instance" not in one.text and one.text.count("Accuracy over all classes seen: mean of runs") == 1
+    assert {line["group"] for line in csv_of(tmp_path / "one")} == {"crumb", "offline"}
+    assert {line["protocol"] for line in csv_of(tmp_path / "one")} == {"class_iid"}
+
+    report(bound, iid, fake_run(tmp_path / "instance", protocol="class_instance"), output=tmp_path / "both")
+    both = page_of(tmp_path / "both")
+    for place in (0, 1):
+        assert "offline" in " ".join(row["group"]["text"] for row in both.tables[f"curves-table-{place}"])
+    assert "curves-table-2" not in both.tables
+    labels = {"crumb, protocol=class_iid", "crumb, protocol=class_instance", "offline, protocol=joint"}
+    assert {line["group"] for line in csv_of(tmp_path / "both")} == labels
+
+    report(bound, output=tmp_path / "alone")
+    assert "toy_shapes, joint" in page_of(tmp_path / "alone").text
+
+
 def test_one_run_has_its_classes_and_settings(tmp_path):
     report(fake_run(tmp_path / "a"))
     shown = page_of(tmp_path / "a")
