@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.training.plugins import SupervisedPlugin
+from torch import nn
+from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 from tqdm import tqdm
 
@@ -84,8 +86,9 @@ class FeatureCache(SupervisedPlugin):
     """A plugin that puts cached feature maps in the place of images, for training and evaluation.
 
     One file holds ``count`` maps of ``4 * C * H * W`` bytes (346,112 for 512x13x13; the file is sparse until filled),
-    named after everything that decides F(x): F's weights and precision, and ``key``. The feature scale is applied on
-    reading. At half precision it takes half of that, and maps are rounded to 11 significant bits.
+    named after everything that decides F(x): F's layers and weights, its precision, the kind of device, the shapes,
+    and ``key``. The feature scale is applied on reading. At half precision it takes half of that, and maps are rounded
+    to 11 significant bits.
 
     Args:
         folder: where the files lie.
@@ -123,7 +126,9 @@ class FeatureCache(SupervisedPlugin):
     ):
         super().__init__()
         compiled = "compiled" if model.is_compiled else "eager"
-        what = f"{weights_hash(model.feature_extractor)} {model.precision} {compiled} {key}{' half' * half}"
+        shape = (count, *model.map_shape)
+        what = f"{weights_hash(model.feature_extractor)} {_structure(model.feature_extractor)} {model.precision} "
+        what += f"{compiled} {model.pixel_mean.device.type} {shape} {key}{' half' * half}"
         name = hashlib.sha256(what.encode()).hexdigest()[:24]
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -136,8 +141,10 @@ class FeatureCache(SupervisedPlugin):
         self.seconds = 0.0
         self.filled = 0
         self.folder = folder
-        self.maps = _memory_map(folder / f"{name}.maps", np.float16 if half else np.float32, (count, *model.map_shape))
-        self.done = _memory_map(folder / f"{name}.done", np.uint8, (count,))
+        self.maps, whole = _memory_map(folder / f"{name}.maps", np.float16 if half else np.float32, shape)
+        self.done, _ = _memory_map(folder / f"{name}.done", np.uint8, (count,))
+        if not whole:  # new, taken away to make room, or cut off while it was copied
+            self.done[:] = 0
 
     def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
         """The maps of a data set of images, computing those that are missing.
@@ -226,9 +233,16 @@ def files_key(paths: Iterable[str | os.PathLike]) -> str:
     return digest.hexdigest()
 
 
-def _memory_map(path: Path, dtype, shape: tuple[int, ...]) -> np.memmap:
-    """An array on disk, made of zeros where the file is new; two processes may open it at once."""
+def _structure(network: nn.Module) -> str:
+    """Layers, and what a traced part computes between them: those without weights are in no hash of weights."""
+    code = [part.code for part in network.modules() if isinstance(part, GraphModule)]
+    return "\n".join([repr(network), *code])
+
+
+def _memory_map(path: Path, dtype, shape: tuple[int, ...]) -> tuple[np.memmap, bool]:
+    """An array on disk, filled up with zeros, and whether all of it was there; two processes may open it at once."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     with open(path, "ab") as file:
+        whole = file.tell() == size
         file.truncate(size)
-    return np.memmap(path, dtype, "r+", shape=shape)
+    return np.memmap(path, dtype, "r+", shape=shape), whole

@@ -10,9 +10,13 @@ import torch
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch.utils.data import TensorDataset
+from torchvision import models
 
+from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.feature_cache import FeatureCache, FeatureCacheError
 from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.traced_split import split_at
+from crumb_avalanche.weights import weights_hash
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 ROWS = np.array([4, 0, 9, 2, 7, 5])  # of a table of ten images
@@ -131,6 +135,37 @@ def test_what_decides_the_maps_decides_the_file(tmp_path, model, make_model):
         before = len(names(tmp_path))
         change()
         assert len(names(tmp_path)) == before + 2
+
+
+@pytest.mark.parametrize("cut", [10, 11, "layer1.1.add", "layer1.1.relu_1"])  # layers without weights follow
+def test_another_cut_is_another_file(tmp_path, cut):
+    def made(cut):
+        torch.manual_seed(0)
+        if isinstance(cut, int):
+            return split_backbone("small_cnn", weights=None, n_classes=2, image_size=32, cut_layer=cut)
+        return split_at(models.resnet18(weights=None), cut, n_classes=2, image_size=32)
+
+    other = {10: 11, 11: 12, "layer1.1.add": "layer1.1.relu_1", "layer1.1.relu_1": "layer1.1.add"}[cut]
+    assert weights_hash(made(cut).feature_extractor) == weights_hash(made(other).feature_extractor)
+    cache_of(tmp_path, made(cut))
+    cache_of(tmp_path, made(cut))
+    assert len(names(tmp_path)) == 2
+    cache_of(tmp_path, made(other))
+    assert len(names(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("left", [None, 0, 5000])
+def test_maps_that_were_taken_away_or_cut_off_are_computed_again(tmp_path, model, pixels, images, left):
+    cache_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
+    (maps,) = tmp_path.glob("*.maps")
+    if left is None:
+        maps.unlink()
+    else:
+        maps.write_bytes(maps.read_bytes()[:left])
+    again = cache_of(tmp_path, model)
+    found = again.dataset(images, ROWS, [0] * 6)
+    assert again.filled == 6
+    torch.testing.assert_close(torch.stack([one for one, _ in found]), model.extract(pixels))
 
 
 def test_as_many_stored_images_are_remembered_as_the_buffer_holds(tmp_path, model, monkeypatch):
