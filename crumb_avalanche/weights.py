@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -88,13 +89,22 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
 
 
 def save_safetensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors and text metadata to ``path``: to a temporary file first, so no half-written file is ever seen."""
+    """Write tensors and text metadata to ``path``: to a temporary file first, so no half-written file is ever seen.
+
+    Raises:
+        OSError: the disk is full or the like.
+    """
     # contiguous_format: safetensors keeps no strides, and clones share no memory.
     plain = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
     with whole_file(Path(path)) as unfinished:
-        save_file(plain, unfinished, metadata)
+        try:
+            save_file(plain, unfinished, metadata)
+        except SafetensorError as error:  # which tells the system's number in words only
+            if not (number := re.search(r"\(os error (\d+)\)", str(error))):
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:

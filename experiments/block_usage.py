@@ -128,6 +128,7 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
     build.set_up_process(settings.threads, settings.run)
     stream = build.build_stream(settings, settings.run, joint=False)
     before = build.build_model(settings, stream.benchmark.n_classes, entry.codebook).to(settings.device)
+    before.set_precision(settings.precision)
     if not settings.pretrained:
         prepare(before, stream.benchmark.train_stream[0].dataset, settings.codebook_init, settings.run)
     after = copy.deepcopy(before)

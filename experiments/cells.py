@@ -5,7 +5,7 @@ import errno
 import shutil
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,6 +16,7 @@ from crumb_avalanche.cli.settings import RunSettings
 
 ERROR = "error.txt"
 LOG = "log.txt"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def is_finished(cell: Cell) -> bool:
 
     Raises:
         FinishedRunError: the folder holds a finished run with other settings.
+        DamagedRunError: a file of the finished run cannot be read.
     """
     if cell.settings.overwrite or not (cell.folder / RESULT).exists():
         return False
@@ -103,12 +105,20 @@ def run_cell(cell: Cell, work: Work = learn) -> Outcome:
         raise
     except BaseException as error:
         text = traceback.format_exc()
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            text += f"the disk of {cell.folder} is full ({error}): make room and give the same command again\n"
+        full = next((cause for cause in causes(error) if getattr(cause, "errno", None) in FULL), None)
+        if full is not None:
+            text += f"the disk of {cell.folder} is full ({full}): make room and give the same command again\n"
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             text += f"out of memory ({str(error) or 'MemoryError'}): do fewer runs at a time\n"
         record(cell.folder, text)
         return Outcome(State.FAILED, text)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def record(folder: Path, text: str) -> None:

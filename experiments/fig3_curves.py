@@ -50,8 +50,9 @@ def room_for_all(options: CommonOptions) -> dict[str, int]:
 
     sizes = {}
     for benchmark, root in options.roots.items():
-        table = get_benchmark(benchmark).table(root, options.runs[0])
-        sizes[benchmark] = len(table.classes) * max(count["train"] for count in table.counts().values())
+        tables = [get_benchmark(benchmark).table(root, run) for run in options.runs]  # some hold out other objects
+        most = max(count["train"] for table in tables for count in table.counts().values())
+        sizes[benchmark] = len(tables[0].classes) * most
     return sizes
 
 

@@ -69,7 +69,7 @@ class Starts:
         if name == FRESH:
             return replace(made, epochs=0, seed=self.base.seed + 1)
         if name == CIFAR100:
-            return replace(made, data="torchvision:CIFAR100" if "CIFAR" not in made.data.upper() else made.data)
+            return replace(made, data="torchvision:CIFAR100")
         return replace(made, weights=self.mobilenet_weights) if made.backbone == "mobilenet_v2" else made
 
     def wanted(self, rows: Sequence[Ablation]) -> dict[str, dict]:

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 
-from cells import Cell, Outcome, State, Work, run_cell
+from cells import Cell, Outcome, State, Work, record, run_cell
 
 
 class RayCluster(contextlib.AbstractContextManager):
@@ -72,12 +72,13 @@ class RayCluster(contextlib.AbstractContextManager):
         if not self._tasks:
             return []
         done, _ = self._ray.wait(list(self._tasks), timeout=seconds)
-        return [(self._tasks.pop(task), self._outcome(task)) for task in done]
+        return [(cell, self._outcome(task, cell)) for task, cell in ((task, self._tasks.pop(task)) for task in done)]
 
-    def _outcome(self, task) -> Outcome:
+    def _outcome(self, task, cell: Cell) -> Outcome:
         try:
             return self._ray.get(task)
         except self._ray.exceptions.RayTaskError as error:  # for instance a module that this node lacks
+            record(cell.folder, f"{error}\n")
             return Outcome(State.FAILED, str(error))
         except self._ray.exceptions.RayError as error:
             reason = (str(error).splitlines() or [""])[0]

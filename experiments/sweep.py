@@ -18,6 +18,7 @@ from ray_engine import RayCluster
 from tqdm import tqdm
 
 from crumb_avalanche.cli.folder_lock import in_use
+from crumb_avalanche.cli.run_folder import DamagedRunError
 from crumb_avalanche.cli.settings import RunSettings
 
 RETRIES = 2
@@ -55,7 +56,7 @@ def sweep(
     twice = [folder for folder, count in Counter(cell.folder.resolve() for cell in cells).items() if count > 1]
     if twice:
         raise ValueError(f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output")
-    waiting = deque(cell for cell in cells if not is_finished(cell))
+    waiting = deque(filter(_to_do, cells))
     failed: dict[Path, str] = {}
     deaths: Counter[Path] = Counter()
     common = os.path.commonpath([cell.folder.resolve().parent for cell in cells]) if cells else ""
@@ -93,6 +94,14 @@ def sweep(
                 bar.update()
             show(engine.running)
     return failed
+
+
+def _to_do(cell: Cell) -> bool:
+    """Whether there is something to do; a damaged result is met again by the work on the cell, and stops no other."""
+    try:
+        return not is_finished(cell)
+    except DamagedRunError:
+        return True
 
 
 def _first_free(waiting: deque[Cell]) -> Cell | None:

@@ -50,6 +50,7 @@ class Line:
         paper: the paper's, (CRUMB, REMIND).
         ours: means over runs, (CRUMB, REMIND).
         runs: measured.
+        part: of what, in words, where the run was shortened; empty where it was whole.
     """
 
     benchmark: str
@@ -58,6 +59,7 @@ class Line:
     paper: tuple[float, float] | None
     ours: tuple[float, float] | None
     runs: int
+    part: str = ""
 
     @property
     def paper_ratio(self) -> float | None:
@@ -71,8 +73,8 @@ class Line:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's ratio, in points; None on another benchmark."""
-        if self.ours is None or self.paper is None or self.benchmark != self.paper_dataset:
+        """Ours minus the paper's ratio, in points; None on another benchmark, or of a part of the stream."""
+        if self.ours is None or self.paper is None or self.benchmark != self.paper_dataset or self.part:
             return None
         return self.ratio - self.paper_ratio
 
@@ -90,6 +92,18 @@ def measured(path: Path) -> dict[str, tuple[float, float]] | None:
     hour = QUANTITIES["runtime_hours"][1]
     seconds = [values["seconds_whole_run", method] / hour for method in (CRUMB, REMIND_TIME)]
     return {"peak_ram_gb": (memory(CRUMB), memory(REMIND_MEMORY)), "runtime_hours": tuple(seconds)}
+
+
+def part_of(file: Path) -> str:
+    """What a measurement was shortened to, in words; the first experience and the tables then weigh more than usual."""
+    notes = file.with_name("made_with.json")
+    own = json.loads(notes.read_text()) if notes.exists() else {}
+    words = {
+        "stream_images": "{} images of each experience",
+        "experiences": "the first {} experiences",
+        "table_images": "REMIND's tables of {} maps",
+    }
+    return ", ".join(text.format(own[name]) for name, text in words.items() if own.get(name))
 
 
 def measure_once(settings: RunSettings, own: CostSettings) -> None:
@@ -116,11 +130,12 @@ def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list
     found = [values for values in map(measured, files) if values is not None]
     own = any(key[:2] == (TABLE, benchmark) for key in paper)
     dataset = benchmark if own else PAPER_DATASET
+    part = "; ".join(dict.fromkeys(filter(None, (part_of(file) for file in files if file.exists()))))
     lines = []
     for name, (words, _) in QUANTITIES.items():
         printed = [paper.find(TABLE, dataset, PROTOCOL, method, name) for method in ("crumb", "remind")]
         ours = tuple(map(statistics.fmean, zip(*(values[name] for values in found)))) or None
-        lines.append(Line(benchmark, dataset, words, tuple(value.value for value in printed), ours, len(found)))
+        lines.append(Line(benchmark, dataset, words, tuple(value.value for value in printed), ours, len(found), part))
     return lines
 
 
@@ -189,13 +204,15 @@ def main() -> int:
                     settings = replace(settings, **QUICK)
                 measure_once(settings, replace(own, output=str(folder)))
         lines += lines_of(benchmark, files, paper)
-    rows = [text_of(line) for line in lines]
-    print("\nTable 2, memory and time\n" + table(HEADER, rows))
+    header, rows = HEADER, [text_of(line) for line in lines]
+    if any(line.part for line in lines):
+        header, rows = [*HEADER, "measured on a part only"], [[*row, line.part] for row, line in zip(rows, lines)]
+    print("\nTable 2, memory and time\n" + table(header, rows))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([HEADER, *rows])
+    writer.writerows([header, *rows])
     write_text(options.output / "table2.csv", text.getvalue())
-    marked = [HEADER, ["---"] * len(HEADER), *rows]
+    marked = [header, ["---"] * len(header), *rows]
     write_text(options.output / "table2.md", markdown(marked))
     written = ", ".join(path.name for path in save_picture(picture(lines), options.output, TABLE))
     print(f"\nwritten to {options.output}: table2.csv, table2.md, {written}")

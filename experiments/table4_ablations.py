@@ -87,7 +87,7 @@ def assembled(
                     folder=options.output / name if runnable else None,
                     paper=paper.find(TABLE, PAPER_DATASET, protocol, row.name),
                     paper_dataset=PAPER_DATASET,
-                    reference=options.output / protocol / OURS.folder,
+                    reference=options.output / protocol / OURS.folder if isinstance(ours, dict) else None,
                     paper_reference=paper.find(TABLE, PAPER_DATASET, protocol, OURS.name),
                     category=row.category,
                     note="; ".join(filter(None, [note, runnable and starts.unlike_ours(row)])),

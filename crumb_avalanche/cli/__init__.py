@@ -1,5 +1,6 @@
 """The command ``crumb`` and its parts: the one place that knows the method and the streams."""
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -102,9 +103,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         command.main(settings_type(**values))
     except (ValueError, OSError, ImportError, TypeError, RuntimeError) as error:
-        if type(error).__module__ == "builtins" and not isinstance(error, ValueError | ImportError | FileExistsError):
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        told = isinstance(error, ValueError | ImportError | FileExistsError | PermissionError) or full
+        if type(error).__module__ == "builtins" and not told:
             raise  # a defect, not bad input: show where
-        print(f"crumb {chosen.command}: {error}", file=sys.stderr)
+        cure = "; make room on that disk and give the same command again" * full
+        print(f"crumb {chosen.command}: {error}{cure}", file=sys.stderr)
         return 1
     return 0
 

@@ -27,6 +27,7 @@ class Progress:
         trials: of the learning rate, the chosen one first.
         tuning_seconds: what they took.
         seconds: from the run's beginning to its latest checkpoint; what was lost after an earlier one is not counted.
+        metrics: steps and values of all that Avalanche's evaluator collected, by name.
     """
 
     matrix: list[list[float]] = field(default_factory=list)
@@ -35,6 +36,7 @@ class Progress:
     trials: list[Trial] = field(default_factory=list)
     tuning_seconds: float = 0.0
     seconds: float = 0.0
+    metrics: dict[str, list[list]] = field(default_factory=dict)
 
 
 class GoingOn:
@@ -92,6 +94,10 @@ class GoingOn:
         def restore() -> None:
             state = restored(found.tree, found.tensors, {"strategy": strategy})
             set_random_states(state["random"])
+            collected = strategy.evaluator.get_all_metrics()
+            collected.clear()
+            for name, (steps, values) in self.progress.metrics.items():
+                collected[name] = ([*steps], [*values])
 
         restore()
         if self.position.inside:
@@ -102,6 +108,7 @@ class GoingOn:
         self.position = position
         if self.wanted:
             self.progress.seconds = self.seconds
+            self.progress.metrics = dict(self.strategy.evaluator.get_all_metrics())
             notes = {"position": asdict(position), "progress": asdict(self.progress)}
             self.files.write(notes, *packed({"strategy": self.strategy, "random": random_states()}))
 

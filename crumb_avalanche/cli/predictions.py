@@ -1,6 +1,7 @@
 """What a run answered on every test image at its end, for statistics over images."""
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def read_predictions(folder: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = {name: file[name] for name in ("row", "label", "answer")}
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (OSError, KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is damaged ({error}); run it again with --overwrite true") from error
     order = np.argsort(columns["row"], kind="stable")
     return {name: values[order] for name, values in columns.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from crumb_avalanche.cli.report_curves import Curve
-from crumb_avalanche.cli.run_folder import RESULT
+from crumb_avalanche.cli.run_folder import RESULT, DamagedRunError
 from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT
 from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 
@@ -25,10 +25,6 @@ IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and w
 JOINT = "joint"  # protocol of what learned all classes at once: there is no order, so it bounds every protocol
 SIGNS_OF_WORK = {"config.yaml", "error.txt", "interrupted"}  # in a folder, of a run begun there
 LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
-
-
-class DamagedRunError(ValueError):
-    """A file of a finished run cannot be read."""
 
 
 @dataclass

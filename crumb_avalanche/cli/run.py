@@ -3,6 +3,7 @@
 import json
 import shutil
 import statistics
+import sys
 import time
 import traceback
 import warnings
@@ -24,6 +25,7 @@ from crumb_avalanche.cli.predictions import PredictionsPlugin
 from crumb_avalanche.cli.progress import ProgressPlugin
 from crumb_avalanche.cli.run_folder import (
     RESULT,
+    DamagedRunError,
     FinishedRunError,
     claim,
     metrics_csv,
@@ -85,11 +87,12 @@ def finished_result(folder: Path, settings: RunSettings) -> dict:
 
     Raises:
         FinishedRunError: it was made with others, or does not say with which.
+        DamagedRunError: a file of it cannot be read.
     """
-    result = json.loads((folder / RESULT).read_text())
     if not (folder / "config.yaml").exists():
         raise FinishedRunError(f"{folder} holds a {RESULT} without its config.yaml; restore it, or take both away")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    result = read_mapping(folder / RESULT, json.loads)
+    config = read_mapping(folder / "config.yaml", yaml.safe_load)
     then = {"strategy_config": result.get("strategy_settings"), **result.get("made_from", {})}
     now = made_from(settings)
     for name, value in as_dict(settings).items():
@@ -104,6 +107,19 @@ def finished_result(folder: Path, settings: RunSettings) -> dict:
                 "over with crumb run --overwrite true"
             )
     return result
+
+
+def read_mapping(path: Path, parse) -> dict:
+    """Names and values out of a file of a finished run."""
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        found, reason = None, " ".join(str(error).split())
+    else:
+        reason = f"it holds a {type(found).__name__}, not names and values"
+    if not isinstance(found, dict):
+        raise DamagedRunError(f"{path} is damaged ({reason}); restore it, or run it again with --overwrite true")
+    return found
 
 
 def run_once(settings: RunSettings, verbose: bool = True) -> dict:
@@ -181,8 +197,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     except BaseException:
         # Whatever goes wrong, what was learned so far is kept.
         bar.close()
-        save_state(folder / "interrupted", strategy)
-        write_text(folder / "interrupted" / "error.txt", traceback.format_exc())
+        keep_interrupted(folder / "interrupted", strategy)
         raise
     metrics_csv(folder / "metrics.csv", evaluator)
     predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in benchmark.test_stream]))
@@ -270,6 +285,16 @@ def accuracy_on(metrics: dict, experience: int) -> float:
         for key, value in metrics.items()
         if key.startswith("Top1_Acc_Exp/eval") and key.endswith(f"/Exp{experience:03d}")
     )
+
+
+def keep_interrupted(folder: Path, strategy) -> None:
+    """Weights, buffer and the error that is being handled; a disk that takes no more does not hide that error."""
+    reason = traceback.format_exc()
+    try:
+        write_text(folder / "error.txt", reason)
+        save_state(folder, strategy)
+    except OSError as error:
+        print(f"what was learned so far could not be kept in {folder}: {error}", file=sys.stderr)
 
 
 def save_state(folder: Path, strategy) -> None:

@@ -15,6 +15,10 @@ class FinishedRunError(ValueError):
     """The output folder holds a finished run already."""
 
 
+class DamagedRunError(ValueError):
+    """A file of a finished run cannot be read."""
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically."""
     with whole_file(path) as unfinished:

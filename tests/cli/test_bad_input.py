@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from crumb_avalanche.backbones import SmallCNN
@@ -69,6 +70,21 @@ def test_a_bad_frame_late_in_the_stream_loses_nothing(crumb, tiny, clips, tmp_pa
     assert int((labels >= 0).sum()) > 0
     assert (output / "interrupted" / "model.safetensors").exists()
     assert "frame3.png" in (output / "interrupted" / "error.txt").read_text()
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_full_disk(crumb, tiny, tmp_path, monkeypatch, checkpoints):
+    def full_disk(tensors, file, metadata):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("crumb_avalanche.weights.save_file", full_disk)
+    err = fails(crumb, *tiny, "--output", tmp_path, *["--checkpoint-every", "2"] * checkpoints)
+    assert f"what was learned so far could not be kept in {tmp_path / 'interrupted'}" in err
+    said = "Free some room and give" if checkpoints else "make room on that disk and give"
+    last = err.splitlines()[-1]
+    assert f"{said} the same command again" in last and "No space left on device" in last
+    assert "No space left" in (tmp_path / "interrupted" / "error.txt").read_text()
+    assert not (tmp_path / "result.json").exists() and not list(tmp_path.rglob("*.part"))
 
 
 def test_weights_of_another_model(crumb, tiny, tmp_path):

@@ -43,3 +43,19 @@ def test_missing_and_damaged_files(tmp_path):
     (tmp_path / PREDICTIONS).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"is damaged .*run it again with --overwrite true"):
         read_predictions(tmp_path)
+
+
+def test_a_flipped_byte_is_told_or_does_no_harm(tmp_path):
+    evaluated([([1] * 400, [[0.0, 1.0]] * 400)]).write(tmp_path, np.arange(400) ** 2)
+    whole, told = (tmp_path / PREDICTIONS).read_bytes(), 0
+    read = read_predictions(tmp_path)
+    for place in range(0, len(whole), 3):
+        (tmp_path / PREDICTIONS).write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            found = read_predictions(tmp_path)
+        except ValueError as error:
+            assert "is damaged" in str(error)
+            told += 1
+        else:
+            assert all(np.array_equal(found[name], values) for name, values in read.items())
+    assert told > len(whole) / 10

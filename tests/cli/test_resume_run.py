@@ -121,6 +121,19 @@ def test_seconds_are_those_of_all_processes_that_worked_on_it(crumb, tiny, tmp_p
     assert json.loads((tmp_path / "cut" / "result.json").read_text())["seconds"] == 120
 
 
+@pytest.mark.parametrize("steps", [7, 12])  # in the first experience, and in the second
+def test_what_avalanche_measured_before_is_kept(crumb, tiny, tmp_path, undisturbed, cut_after, monkeypatch, steps):
+    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "2")
+    cut_after(steps)
+    with pytest.raises(PowerCut):
+        crumb(*arguments)
+    monkeypatch.undo()
+    assert crumb(*arguments)[0] == 0
+    found, whole = ((folder / "metrics.csv").read_text().splitlines() for folder in (tmp_path / "cut", undisturbed))
+    assert len(found) == len(whole) and any(line.startswith("Ledger") for line in whole)
+    assert [line for line in found if line[:6] != "Ledger"] == [line for line in whole if line[:6] != "Ledger"]
+
+
 def test_the_ledger_counts_what_an_earlier_process_put_into_the_feature_cache(
     crumb, tiny, tmp_path, cut_after, monkeypatch
 ):

@@ -9,6 +9,7 @@ from called_script import called
 from common_options import common_options, parser_for
 from fig3_curves import picture, protocols_of, rmse, room_for_all, write_curves
 from made_runs import made_run
+from PIL import Image
 from saved_picture import save_picture
 from side_by_side import find
 from table1_accuracy import assembled
@@ -30,6 +31,18 @@ def test_room_for_all():
 
     table = get_benchmark("toy_shapes_short").table(None, 0)
     assert room_for_all(given) == {"toy_shapes_short": len(table.rows("train"))}, "all classes are as large"
+
+
+def test_room_for_the_largest_class_of_any_run(tmp_path):
+    for name, frames in (("a", 2), ("b", 4), ("c", 12)):  # of each object; every run holds another one out
+        for kind in ("cup", "pear"):
+            for frame in range(frames):
+                path = tmp_path / kind / name / "clip" / f"{frame:02}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (8, 8)).save(path)
+    given = ["--benchmark", "clip_folder", "--dataset-root", str(tmp_path), "--runs", "0-7"]
+    (room,) = room_for_all(common_options(parser_for("Doc.", "runs").parse_args(given))).values()
+    assert room == 2 * 16, "where the object of two frames is held out"
 
 
 def test_curves_of_made_runs(tmp_path):

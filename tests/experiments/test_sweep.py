@@ -5,6 +5,7 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -174,6 +175,14 @@ def test_a_full_disk_is_known_by_its_number(tmp_path):
     assert "is full ([Errno 122] Quota exceeded)" in run_cell(cells_of(tmp_path)[0], quota).error
 
 
+def test_a_full_disk_behind_another_error_is_known_too(tmp_path):
+    def checkpoint(settings):
+        raise ValueError("the checkpoint cannot be written") from OSError(errno.ENOSPC, "No space left on device")
+
+    cell = cells_of(tmp_path)[0]
+    assert f"the disk of {cell.folder} is full ([Errno 28] No space left on device)" in run_cell(cell, checkpoint).error
+
+
 def test_a_cell_in_other_hands_is_said_to_be(tmp_path):
     with locked(tmp_path):
         assert run_cell(Cell(RunSettings(output=str(tmp_path))), finish).state is State.BUSY
@@ -244,6 +253,18 @@ def test_wrong_calls_are_told(tmp_path):
     with pytest.raises(FinishedRunError, match="holds a finished run with"):
         sweep([cell])
     assert sweep([]) == {}
+
+
+def test_a_damaged_result_stops_no_other_cell_and_is_named(tmp_path):
+    cells = cells_of(tmp_path)
+    finish(cells[0].settings)
+    (cells[0].folder / RESULT).write_text("")
+    failed = sweep(cells, engine=InProcess(), work=finish, progress=False)
+    assert list(failed) == [cells[0].folder]
+    assert re.search(r"run0/result\.json is damaged \(Expecting value.*again with --overwrite true", *failed.values())
+    assert [(cell.folder / RESULT).stat().st_size > 0 for cell in cells] == [False, True, True]
+    (cells[0].folder / RESULT).write_text("[]")
+    assert "it holds a list, not names and values" in run_cell(cells[0], finish).error
 
 
 def test_the_command_line_chooses_the_engine(monkeypatch):

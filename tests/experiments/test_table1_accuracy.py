@@ -46,6 +46,14 @@ def test_table_of_made_runs(tmp_path):
     assert findings[3].effect == 15 and findings[3].filter.cut is None
 
 
+def test_nothing_is_tested_against_runs_of_another_call(tmp_path):
+    made_run(folder_of(tmp_path, "eth80", "class_iid", "crumb") / "run0", 150)  # with settings that nobody looked at
+    made_run(folder_of(tmp_path, "eth80", "class_iid", "cope") / "run0", 160)
+    given = options(tmp_path, "--benchmark", "eth80")
+    (cope,) = find(assembled(given, ["cope"], ["class_iid"]), [0])
+    assert cope.mean == 80 and cope.effect is None and cope.test is None
+
+
 def test_wrong_options(tmp_path):
     with pytest.raises(ValueError, match="give each benchmark once, and at most one folder for each"):
         options(tmp_path, "--benchmark", "eth80", "eth80")

@@ -1,7 +1,7 @@
 """Table 2 is made of measurements by cost_of_replay.py; what was not measured is empty."""
 
 import csv
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import table2_cost
@@ -12,7 +12,7 @@ from saved_picture import save_picture
 from table2_cost import lines_of, measure_once, measured, picture, text_of
 from table_memory import ALL_MAPS
 
-from crumb_avalanche.cli.run_folder import FinishedRunError
+from crumb_avalanche.cli.run_folder import FinishedRunError, write_json
 from crumb_avalanche.cli.settings import RunSettings
 
 
@@ -47,6 +47,16 @@ def test_not_measured_and_another_benchmark(tmp_path):
     assert memory.paper_dataset == "cifar100" and memory.difference is None and memory.ratio == pytest.approx(4)
 
 
+def test_a_part_of_the_stream_is_not_held_against_the_paper(tmp_path):
+    files = [written(tmp_path / "cost_of_replay.csv", 1800)]
+    write_json(tmp_path / "made_with.json", asdict(CostSettings(stream_images=100, experiences=2, table_images=80)))
+    for line in lines_of("cifar100", files, read_paper_numbers()):
+        assert line.part == "100 images of each experience, the first 2 experiences, REMIND's tables of 80 maps"
+        assert line.difference is None and line.ratio is not None
+    write_json(tmp_path / "made_with.json", asdict(CostSettings()))
+    assert [line.part for line in lines_of("cifar100", files, read_paper_numbers())] == ["", ""]
+
+
 def test_a_measurement_is_not_repeated_and_not_taken_for_another(tmp_path, monkeypatch):
     calls = []
 
@@ -69,6 +79,8 @@ def test_quick(tmp_path):
     done = called("table2_cost", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "table2.csv") as file:
-        assert [row["runs"] for row in csv.DictReader(file)] == ["1", "1"]
+        rows = list(csv.DictReader(file))
+    assert [row["runs"] for row in rows] == ["1", "1"]
+    assert "24 images of each experience" in rows[0]["measured on a part only"]
     again = called("table2_cost", "--quick", "--output", tmp_path, "--table-only")
     assert again.returncode == 0 and "experience 1" not in again.stdout

@@ -114,8 +114,10 @@ def test_commands_that_make_starts(tmp_path):
     mixed = some.commands([BY_NAME["Pretrain weights"]])
     assert "ours.safetensors" in mixed[0] and "--epochs 0" in mixed[1] and "--seed 1" in mixed[1]
     assert some.commands([row for row in ROWS if row.start == STOCK]) == []
-    (cifar,) = some.commands([BY_NAME["CIFAR100 pretrain"]])
-    assert "--data torchvision:CIFAR100" in cifar
+    for data in ("IMAGES", "torchvision:CIFAR10", "cifar_like/train"):
+        other = Starts(tmp_path, PretrainSettings(data=data, codebook_dim=8), "torchvision")
+        (cifar,) = other.commands([BY_NAME["CIFAR100 pretrain"]])
+        assert "--data torchvision:CIFAR100 " in cifar
     assert "--cut-layer 3" in some.commands([BY_NAME["Early feature replay"]])[0]
     assert command(PretrainSettings("X", progress=False)) == "crumb pretrain --data X --progress false"
 
@@ -169,6 +171,15 @@ def test_the_table_of_made_runs(tmp_path):
     assert (
         found["No replay"].mean is None and found["Pretrain weights"].cell.note == "needs CRUMB pretraining: --starts"
     )
+
+
+def test_nothing_is_tested_against_runs_of_another_call(tmp_path):
+    made_run(tmp_path / "class_iid" / "ours" / "run0", 150)  # left by a call without the missing folder of starts
+    made_run(tmp_path / "class_iid" / "image_replay" / "run0", 120)
+    rows = [OURS, BY_NAME["Image replay"]]
+    _, cells = assembled(rows, options(tmp_path, "--benchmark", "core50"), ["class_iid"], starts(tmp_path / "no"), 200)
+    ours, images = find(cells, [0])
+    assert ours.mean is None and images.effect is None and images.test is None
 
 
 def test_wrong_options(tmp_path):

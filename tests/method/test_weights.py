@@ -1,5 +1,6 @@
 """Weight files: what goes in comes out, and nothing in them is ever run."""
 
+import errno
 import os
 import pickle
 import re
@@ -7,6 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -156,6 +158,16 @@ def test_a_save_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["w.safetensors"]
     assert read_metadata(path) == {"version": "old"}
     assert read_weights(path)["a"].tolist() == [1, 1]
+
+
+def test_a_full_disk_is_told_as_the_system_does(tmp_path, monkeypatch):
+    def full_disk(tensors, temporary, metadata):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(weights, "save_file", full_disk)
+    with pytest.raises(OSError, match=r"No space left on device.*w\.safetensors") as caught:
+        save_safetensors(tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {})
+    assert caught.value.errno == errno.ENOSPC and os.listdir(tmp_path) == []
 
 
 def test_metadata_of_no_or_half_a_file_is_an_error(tmp_path):
