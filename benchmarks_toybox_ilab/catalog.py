@@ -60,7 +60,8 @@ class Benchmark:
             FrameTableError: If there is no root where one is needed, or an option that this data set has not.
         """
         if self.needs_root and root is None:
-            raise FrameTableError(f"benchmark {self.name} needs --dataset-root; expected there: {self.layout}")
+            own = "" if self.name == "clip_folder" else " (for clips of your own: --benchmark clip_folder)"
+            raise FrameTableError(f"benchmark {self.name} needs --dataset-root; expected there: {self.layout}{own}")
         if fps is not None and "fps" not in self.options:
             raise FrameTableError(f"benchmark {self.name} reads no video files; fps={fps:g} is for clip_folder.")
         given = {"reference": reference, "fps": 1.0 if fps is None else fps}

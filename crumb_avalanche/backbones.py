@@ -203,7 +203,7 @@ def split_backbone(
         image_size: side of the images in pixels.
 
     Raises:
-        ValueError: unknown name.
+        ValueError: unknown name, or a cut beyond the last layer.
         WeightsError: weights that cannot be read or are another model's.
     """
     if name not in BACKBONES:
@@ -219,14 +219,19 @@ def split_backbone(
         check_and_load(network, state, f"torchvision's weights of {name}")
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))
+    cut_layer = default_cut if cut_layer is None else cut_layer
     model = split(
         network,
-        cut_layer=default_cut if cut_layer is None else cut_layer,
+        cut_layer=cut_layer,
         relu_logits=relu_logits,
         head_kernel=head_kernel,
         codebook=codebook,
         image_size=image_size,
     )
+    frozen = len(model.feature_extractor)
+    if frozen != cut_layer:  # a slice does not mind
+        layers = frozen + len(model.plastic_layers.features)
+        raise ValueError(f"cut_layer is {cut_layer}, but {name} has {layers} layers to cut at; give 0 to {layers}")
     model.reset_head(n_classes)
     return model
 

@@ -37,9 +37,14 @@ def parser():
         allow_abbrev=False,
     )
     commands = main_parser.add_subcommands(required=True, dest="command")
+    positional = {"prepare": "NAME ", "report": "FOLDER [FOLDER ...] ", "strategies": "[NAME] "}
     for name, (settings, summary) in COMMANDS.items():
         command = ArgumentParser(
-            prog=f"crumb {name}", description=(settings.__doc__ or "").split("\n")[0], allow_abbrev=False
+            prog=f"crumb {name}",
+            # Of all options it would be a page before every error.
+            usage=f"crumb {name} {positional.get(name, '')}[--OPTION VALUE ...]",
+            description=(settings.__doc__ or "").split("\n")[0],
+            allow_abbrev=False,
         )
         command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
         if settings is ReportSettings:  # folders stand without a flag:  crumb report A B
@@ -102,6 +107,13 @@ def main(arguments: list[str] | None = None) -> int:
     command = import_module(f"crumb_avalanche.cli.{chosen.command}")
     try:
         command.main(settings_type(**values))
+    except KeyboardInterrupt:
+        kept = "what was finished is kept, and the same command goes on from there"
+        if chosen.command == "run":
+            kept = "the same command goes on from the last experience that was learned, or the last --checkpoint-every"
+            kept = kept if values["checkpoint"] else "what was learned so far is in interrupted/ in the output folder"
+        print(f"crumb {chosen.command}: stopped; {kept}", file=sys.stderr)
+        return 130  # as shells have it
     except (ValueError, OSError, ImportError, TypeError, RuntimeError) as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         told = isinstance(error, ValueError | ImportError | FileExistsError | PermissionError) or full

@@ -2,6 +2,7 @@
 
 import os
 import random
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from crumb_avalanche.pretraining import read_pretrained
 from crumb_avalanche.split_model import SplitModel
 from crumb_avalanche.weights import check_and_load
 
+CLIPS = "clip_folder"  # the benchmark whose images are the user's own
+
 
 @dataclass
 class Stream:
@@ -39,6 +42,20 @@ class Stream:
     benchmark: Any
     bad_frames: list[str]
     images_key: str
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not there, before any work is done.
+
+    Raises:
+        ValueError: no device of torch's, or a GPU that this torch does not see.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}; give cpu, cuda, or one of several such as cuda:1") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {name}, but torch sees {torch.cuda.device_count()} GPUs here; give --device cpu")
 
 
 def set_up_process(threads: int, seed: int) -> None:
@@ -72,7 +89,7 @@ def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
         table,
         "offline" if joint else settings.protocol,
         run,
-        settings.classes_per_experience or entry.classes_per_experience,
+        entry.classes_per_experience if settings.classes_per_experience is None else settings.classes_per_experience,
         transform,
         transform,
         entry.class_groups(table, settings.reference_stream),
@@ -85,6 +102,36 @@ def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
     else:
         images = f"{table.frames_hash()} {table.reader!r}"
     return Stream(entry, benchmark.frame_table, benchmark, bad, f"{images} {transform!r}")
+
+
+def frames_of(stream: Stream) -> tuple[dict[str, Any], str]:
+    """How many images are learned and tested, and of the user's own clips what is held out: for a result, and in words.
+
+    Warns where there is one class only.
+    """
+    table = stream.table
+    found: dict[str, Any] = {"images": {split: len(table.rows(split)) for split in ("train", "test")}}
+    text = f"{len(table.classes)} classes"
+    if stream.entry.name == CLIPS:
+        objects = {split: _names(table, split, 2) for split in ("train", "test")}
+        clips = {split: _names(table, split, 3) for split in ("train", "test")}
+        alone = {name: None for name in objects["test"] if name not in objects["train"]}
+        found["held_out"] = list(alone or clips["test"])
+        text += f", {len(objects['train'] | objects['test'])} objects, {len(clips['train'] | clips['test'])} clips"
+    text += f": {found['images']['train']:,} images to learn, {found['images']['test']:,} to test"
+    if held_out := found.get("held_out"):
+        text += f" (held out: {', '.join(held_out[:6])}{f' and {len(held_out) - 6} more' * (len(held_out) > 6)})"
+    if len(table.classes) == 1:
+        warnings.warn(
+            f"there is one class only, {table.classes[0]}, so every answer is right; give folders of more", stacklevel=2
+        )
+    return found, text
+
+
+def _names(table: FrameTable, split: str, parts: int) -> dict[str, None]:
+    """``class/object`` or ``class/object/clip`` of a split, in the order of the table."""
+    columns = (table.class_name, table.object_name, table.session)[:parts]
+    return dict.fromkeys("/".join(column[row] for column in columns) for row in table.rows(split))
 
 
 def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:
@@ -121,7 +168,7 @@ def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebo
 def learning_settings(settings: RunSettings, entry: Benchmark) -> LearningSettings:
     """The part of the settings that strategies read."""
     values = part_for(LearningSettings, settings)
-    values["batch_size"] = settings.batch_size or entry.batch_size
+    values["batch_size"] = entry.batch_size if settings.batch_size is None else settings.batch_size
     if settings.learning_rate is None:  # a method that takes no gradient steps, in a family that tunes the rate
         del values["learning_rate"]
     values["clamp_gradients"] = settings.clamp_gradients or None

@@ -1,6 +1,5 @@
 """Checkpoints of a run: what is in them, when they are written, and going on from the newest."""
 
-import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,15 +53,14 @@ class GoingOn:
     """
 
     def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float):
-        if settings.overwrite:
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
         compared = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
         self.files = CheckpointFolder(folder / FOLDER, {**compared, **files})
         self.wanted = settings.checkpoint
+        self.anew = settings.overwrite
         self.every = settings.checkpoint_every
         self.position = Position(0)
         self.progress = Progress()
-        self._found: Checkpoint | None = self.files.newest() if self.wanted else None
+        self._found: Checkpoint | None = self.files.newest() if self.wanted and not self.anew else None
         if self._found is not None:
             notes = self._found.notes
             self.position = Position(**notes["position"])
@@ -81,7 +79,9 @@ class GoingOn:
         return self._found is not None
 
     def attach(self, strategy: StreamStrategy) -> None:
-        """Watch a strategy just built; where a checkpoint was found, bring it to that state."""
+        """Watch a strategy just built, and bring it to the state of a checkpoint found; or give up the old ones."""
+        if self.anew:
+            self.files.clear()
         if not self.wanted:
             return
         self.strategy = strategy

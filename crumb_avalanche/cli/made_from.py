@@ -8,10 +8,8 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from crumb_avalanche.baselines.registry import get_strategy
-from crumb_avalanche.cli.build import strategy_settings
+from crumb_avalanche.cli.build import CLIPS, strategy_settings
 from crumb_avalanche.cli.settings import RunSettings
-
-CLIPS = "clip_folder"  # the benchmark whose images are the user's own
 
 
 def made_from(settings: RunSettings) -> dict:

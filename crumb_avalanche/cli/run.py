@@ -48,6 +48,9 @@ from crumb_avalanche.weights import save_safetensors
 def main(settings: RunSettings) -> None:
     """Do one run, or several with a summary."""
     settings = settings.resolved()
+    for name in ("output", "feature_cache"):
+        if (value := getattr(settings, name)) and Path(value).is_file():
+            raise ValueError(f"{name} is {value}, which is a file; give a folder")
     numbers = settings.run_numbers()
     if settings.runs is None:
         with locked(Path(settings.output)):
@@ -100,6 +103,11 @@ def finished_result(folder: Path, settings: RunSettings) -> dict:
         if name in NO_PART_OF_THE_RESULT and not by_content:
             continue
         old, new = (then[name], now[name]) if by_content else (config.get(name), value)
+        if old != new and by_content and name == "dataset_root":
+            raise FinishedRunError(
+                f"{folder} holds a finished run of other clips: below {value} some were added, removed or changed "
+                "since; use another --output, or start over with crumb run --overwrite true"
+            )
         if old != new:
             raise FinishedRunError(
                 f"{folder} holds a finished run with {name}={old!r}, not {new!r}"
@@ -132,10 +140,14 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     start = time.perf_counter()
     entry = get_strategy(settings.strategy)
     claim(folder, settings.overwrite)
-    files = made_from(settings)
+    build.check_device(settings.device)
+    given, files = settings, made_from(settings)
     build.set_up_process(settings.threads, settings.run)
     stream = build.build_stream(settings, settings.run, entry.joint)
     benchmark = stream.benchmark
+    images, told = build.frames_of(stream)
+    if verbose:
+        print(told, flush=True)
     model = build.build_model(settings, benchmark.n_classes, entry.codebook).to(settings.device)
     model.set_precision(settings.precision)
     if not settings.pretrained:
@@ -159,9 +171,6 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         )
         plugins.append(cache)
     going_on = GoingOn(folder, settings, {**files, "frames": stream.table.content_hash()}, start)
-    # All that can be refused has been looked at: from here on it is this run that the folder is of.
-    (folder / RESULT).unlink(missing_ok=True)
-    write_yaml(folder / "config.yaml", as_dict(settings))
     progress = going_on.progress
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
@@ -192,6 +201,9 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     ledger.storage_policy = getattr(strategy, "storage_policy", None)
     model.quantized_evaluation = settings.evaluate_quantized
     going_on.attach(strategy)
+    # All that can be refused has been looked at: from here on it is this run that the folder is of.
+    (folder / RESULT).unlink(missing_ok=True)
+    write_yaml(folder / "config.yaml", as_dict(given))
     try:
         learn(strategy, benchmark, entry.joint, settings, folder, ledger, going_on)
     except BaseException:
@@ -223,6 +235,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "final_accuracy_per_experience": matrix[-1],
         "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
         "classes_per_experience": [len(test.classes_in_this_experience) for test in benchmark.test_stream],
+        **images,
         "mem_size": mem_size,
         "feature_scale": float(model.feature_scale),
         "bad_frames_skipped": len(stream.bad_frames),

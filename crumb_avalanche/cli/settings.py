@@ -134,10 +134,15 @@ class RunSettings:
         """The same with every ``None`` filled in that a family, a preset or a default decides.
 
         Raises:
-            ValueError: two settings that exclude each other, or a number of experiences below 1.
+            ValueError: two settings that exclude each other, or a number out of its range.
         """
-        if self.evaluate_every < 1:
-            raise ValueError(f"evaluate_every is {self.evaluate_every}; it counts experiences: give 1 or more")
+        for name, lowest in LOWEST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= lowest:
+                counted = f"it counts {COUNTED[name]}: " if name in COUNTED else ""
+                raise ValueError(f"{name} is {value}; {counted}give {lowest} or more")
+        if self.momentum is not None and self.momentum >= 1:
+            raise ValueError(f"momentum is {self.momentum}; give 0 or more, but less than 1")
         given = [name for name in ("budget_images", "budget_bytes", "mem_size") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; the memory is set by one of them")
@@ -164,6 +169,13 @@ class RunSettings:
             numbers += more
         return list(dict.fromkeys(numbers))
 
+
+# The lowest values of settings that are numbers, and what those count that are easily mistaken.
+_ABOVE_ZERO = "batch_size classes_per_experience codebook_dim codebook_size epochs evaluate_every first_epochs"
+_NOT_NEGATIVE = "budget_bytes budget_images checkpoint_every clamp_gradients codebook_weight cut_layer direct_weight"
+_NOT_NEGATIVE += " learning_rate mem_size momentum replay_steps replay_weight run threads weight_decay workers"
+LOWEST = dict.fromkeys(f"{_ABOVE_ZERO} head_kernel image_size".split(), 1) | dict.fromkeys(_NOT_NEGATIVE.split(), 0)
+COUNTED = {"evaluate_every": "experiences", "checkpoint_every": "steps", "batch_size": "images", "cut_layer": "layers"}
 
 # Where things lie and how they are shown: settings that do not change a result.
 NO_PART_OF_THE_RESULT = frozenset(

@@ -110,6 +110,78 @@ def test_sizes_that_do_not_fit(crumb, tiny, tmp_path):
     assert "runs is '1-'" in fails(crumb, *tiny, "--output", tmp_path, "--runs", "1-")
 
 
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("batch_size -3", "batch_size is -3; it counts images: give 1 or more"),
+        ("batch_size 0", "batch_size is 0; it counts images: give 1 or more"),
+        ("classes_per_experience 0", "classes_per_experience is 0; give 1 or more"),
+        ("first_epochs 0", "first_epochs is 0; give 1 or more"),
+        ("threads -1", "threads is -1; give 0 or more"),
+        ("weight_decay -1", "weight_decay is -1.0; give 0 or more"),
+        ("momentum 2", "momentum is 2.0; give 0 or more, but less than 1"),
+        ("cut_layer -1", "cut_layer is -1; it counts layers: give 0 or more"),
+        ("cut_layer 99", "cut_layer is 99, but small_cnn has 14 layers to cut at; give 0 to 14"),
+        ("image_size 4", "the feature extractor cannot take images of 4 pixels"),
+        ("device foo", "device is 'foo'; give cpu, cuda, or one of several such as cuda:1"),
+        ("device cuda:99", "device is cuda:99, but torch sees"),
+    ],
+)
+def test_values_out_of_their_range(crumb, tiny, tmp_path, given, said):
+    name, value = given.split()
+    assert said in fails(crumb, *tiny, f"--{name}", value, "--output", tmp_path / "run")
+
+
+def test_a_file_in_the_place_of_a_folder(crumb, tiny, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for name in ("output", "feature_cache"):
+        err = fails(crumb, *tiny, "--output", tmp_path / "o", f"--{name}", tmp_path / "notes.txt")
+        assert f"{name} is {tmp_path / 'notes.txt'}, which is a file; give a folder" in err
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_what_was_found_is_told_and_kept(crumb, tiny, clips, tmp_path):
+    code, out, err = crumb(*tiny, "--output", tmp_path / "run")
+    assert code == 0, err
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    images = result["images"]
+    assert images["train"] + images["test"] == len(list(clips.rglob("*.png")))
+    assert len(result["held_out"]) == 4 and f"(held out: {', '.join(result['held_out'])})" in out
+    assert f"4 classes, 12 objects, 24 clips: {images['train']} images to learn, {images['test']} to test" in out
+
+
+def test_one_class_alone_is_warned_of(crumb, tiny, clips, tmp_path):
+    shutil.copytree(clips / "cup", tmp_path / "clips" / "cup")
+    with pytest.warns(
+        UserWarning, match="one class only, cup, so every answer is right; give folders of more"
+    ):
+        crumb(*tiny, "--output", tmp_path / "run", "--dataset-root", tmp_path / "clips")
+
+
+def test_a_value_that_is_refused_late_leaves_the_finished_run(crumb, tiny, tmp_path, monkeypatch):
+    assert crumb(*tiny, "--output", tmp_path)[0] == 0
+    before = {name: (tmp_path / name).read_bytes() for name in ("result.json", "config.yaml")}
+
+    def refuse(*arguments, **keywords):
+        raise ValueError("no such method")
+
+    monkeypatch.setattr("crumb_avalanche.cli.run.build_strategy", refuse)
+    assert "no such method" in fails(crumb, *tiny, "--output", tmp_path, "--overwrite", "true", "--epochs", "3")
+    assert before == {name: (tmp_path / name).read_bytes() for name in before}
+
+
+def test_stopped_by_hand(crumb, tiny, tmp_path, monkeypatch):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("crumb_avalanche.streaming.StreamStrategy.optimizer_step", stop)
+    code, _, err = crumb(*tiny, "--output", tmp_path / "a")
+    assert code == 130 and err.splitlines()[-1].startswith("crumb run: stopped; the same command goes on from the last")
+    code, _, err = crumb(*tiny, "--output", tmp_path / "b", "--checkpoint", "false")
+    assert code == 130 and "is in interrupted/ in the output folder" in err.splitlines()[-1]
+    assert (tmp_path / "b" / "interrupted" / "model.safetensors").exists()
+
+
 def test_a_loss_that_turns_nan_stops_with_the_last_good_state(crumb, tiny, tmp_path):
     err = fails(crumb, *tiny, "--output", tmp_path, "--learning-rate", "1e30", "--strategy", "finetune")
     assert "the loss became" in err and "--clamp-gradients 10" in err

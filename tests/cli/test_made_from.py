@@ -47,7 +47,7 @@ def test_other_contents_are_not(several, tmp_path):
     for change in (lambda: image.write_bytes(image.read_bytes() + b"more"), image.unlink):
         change()
         code, _, err = several()
-        assert code == 1 and "holds a finished run with dataset_root='sha256:" in err
+        assert code == 1 and f"of other clips: below {tmp_path / 'clips'} some were added, removed or changed" in err
     code, _, err = several({"--dataset-root": tmp_path / "nowhere"})
     assert code == 1 and f"there is no folder {tmp_path / 'nowhere'}" in err
     assert (tmp_path / "out/run0/result.json").read_text() == before
