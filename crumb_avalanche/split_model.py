@@ -4,6 +4,8 @@ Paper: "Feature extraction and classification". F is frozen for good, batch-norm
 """
 
 import contextlib
+import copy
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from crumb_avalanche.averaging_head import AveragingConv2d
 from crumb_avalanche.codebook import Codebook
 from crumb_avalanche.coin_dropout import replace_dropout
 from crumb_avalanche.feature_memo import FeatureMemo
-from crumb_avalanche.head_input import evaluating, head_input
+from crumb_avalanche.head_input import head_input
 from crumb_avalanche.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.stopwatch import Stopwatch
 
@@ -80,8 +82,13 @@ class SplitModel(nn.Module):
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(1, 3, 1, 1), persistent=False)
         self.to(memory_format=torch.channels_last)  # half the time of NCHW on CPUs
-        with torch.no_grad():
-            shape = self.feature_extractor(torch.zeros(1, 3, image_size, image_size)).shape
+        try:
+            with torch.no_grad():
+                shape = self.feature_extractor(torch.zeros(1, 3, image_size, image_size)).shape
+        except RuntimeError as error:
+            raise ValueError(
+                f"the feature extractor cannot take images of {image_size} pixels ({error}); give another image_size"
+            ) from error
         if len(shape) != 4:
             raise ValueError(
                 f"the feature extractor gives {tuple(shape)} for one image; a feature map has four axes (B, C, H, W): "
@@ -280,21 +287,21 @@ class SplitModel(nn.Module):
         if not spread > 0:
             raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
         factor = REFERENCE_SCALE / spread
-        biases = [
-            parameter
-            for name, parameter in self.plastic_layers.named_parameters()
-            if name.endswith("bias") and not name.startswith(self.head + ".")
-        ]
-        originals = [bias.clone() for bias in biases]
-        whole = (maps if whole is None else whole)[:4]
-        with evaluating(self):  # the layers themselves, in full precision whatever the setting: two passes are compared
-            before = head_input(self, whole, self.plastic_layers)
-            for bias in biases:
-                bias.mul_(factor)
-            after = head_input(self, whole * factor, self.plastic_layers)
+        # A copy, on the CPU whatever the settings: two passes are compared, and a GPU may round products to TF32.
+        layers = copy.deepcopy(self.plastic_layers).cpu().eval()
+        trial = SimpleNamespace(plastic_layers=layers, head=self.head)
+        whole = (maps if whole is None else whole)[:4].cpu()
+        before = head_input(trial, whole, layers)
+        for bias in self._biases_below_head(layers):
+            bias.mul_(factor)
+        after = head_input(trial, whole * factor, layers)
         if not torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())):
-            for bias, original in zip(biases, originals):
-                bias.copy_(original)
             return 1.0
+        for bias in self._biases_below_head(self.plastic_layers):
+            bias.mul_(factor)
         self.feature_scale.mul_(factor)
         return factor
+
+    def _biases_below_head(self, layers: nn.Module) -> list[Tensor]:
+        named = layers.named_parameters()
+        return [weight for name, weight in named if name.endswith("bias") and not name.startswith(self.head + ".")]

@@ -143,8 +143,10 @@ class CompactBuffer(ExemplarsBuffer):
     def resize(self, strategy, new_size: int) -> None:
         """Change the capacity; surplus memories are given up, the largest classes first.
 
+        A rule follows a smaller capacity at once, a larger one when the next experience begins.
+
         Raises:
-            ValueError: there would not be a memory for each class; or the rule is made for one capacity.
+            ValueError: there would not be a memory for each class; or the rule cannot do with that capacity.
         """
         self.rule.check_capacity(new_size)
         if new_size < max(1, len(self.slots.classes)):
@@ -166,7 +168,10 @@ class CompactBuffer(ExemplarsBuffer):
         for label, slot in held:
             new = slots.take(label)
             self.rows[new], self.labels[new] = old_rows[slot], old_labels[slot]
+        smaller = new_size < self.max_size
         self.slots, self.max_size = slots, new_size
+        if smaller:
+            self._wipe(self.rule.shrink(slots))
 
     def post_adapt(self, agent_state, exp) -> None:
         """Nothing: memories are written batch by batch, by ``store``."""

@@ -115,6 +115,10 @@ class StorageRule(ABC):
     def check_capacity(self, capacity: int) -> None:  # noqa: B027 (most rules can do with any)
         """Raise ValueError if the rule cannot do with a new capacity."""
 
+    def shrink(self, slots: Slots) -> list[int]:
+        """Follow a buffer that was made smaller, maybe within an experience; returns slots set free, to be wiped."""
+        return []
+
     def give_up(self, slots: Slots, label: int) -> int:
         """Set a memory of a class free, for a buffer that is made smaller; returns its slot."""
         return slots.release(label)
@@ -154,7 +158,8 @@ class EveryJth(StorageRule):
             if total is None:
                 raise ValueError(
                     f"class {label} was not announced: call begin_experience with the image counts of the experience, "
-                    "or use ClassBalancedReservoir, which needs to know nothing in advance"
+                    "and take away plugins that mix in images of earlier ones, such as Avalanche's ReplayPlugin; or "
+                    "use ClassBalancedReservoir, which needs to know nothing in advance"
                 )
             number = self.offered[label]
             self.offered[label] += 1
@@ -218,17 +223,28 @@ class ReferenceRule(StorageRule):
     quota: int = 0
     stride: int = 1
     expected: list[int] = field(default_factory=list)
+    images: int = 0  # of the experience, but for its last batch
     done: bool = False
     trimmed: bool = False
 
     def begin_experience(self, slots, coming, batch_size):
         super().begin_experience(slots, coming, batch_size)
-        classes = set(slots.classes) | set(coming)
-        self.quota = slots.capacity // len(classes)
-        batches = -(-sum(coming.values()) // batch_size)
-        self.stride = max(1, (batches - 1) * batch_size // slots.capacity)
-        self.expected = sorted(classes)
-        self.done = self.trimmed = False
+        self.expected = sorted(set(slots.classes) | set(coming))
+        self.images = (-(-sum(coming.values()) // batch_size) - 1) * batch_size
+        self.done = False
+        return self.shrink(slots)
+
+    def check_capacity(self, capacity):
+        if capacity < len(self.expected):
+            raise ValueError(
+                f"mem_size={capacity} cannot hold a memory of each of the {len(self.expected)} classes seen so far; "
+                f"give at least {len(self.expected)}"
+            )
+
+    def shrink(self, slots):
+        self.quota = slots.capacity // max(1, len(self.expected))
+        self.stride = max(1, self.images // slots.capacity)
+        self.trimmed = False
         return []
 
     def choose(self, slots, labels):
@@ -254,11 +270,11 @@ class ReferenceRule(StorageRule):
         return self.done
 
     def state_dict(self):
-        state = {"quota": self.quota, "stride": self.stride, "expected": self.expected}
+        state = {"quota": self.quota, "stride": self.stride, "expected": self.expected, "images": self.images}
         return {**state, "done": self.done, "trimmed": self.trimmed}
 
     def load_state_dict(self, state):
-        self.quota, self.stride = state["quota"], state["stride"]
+        self.quota, self.stride, self.images = state["quota"], state["stride"], state.get("images", 0)
         self.expected, self.done, self.trimmed = list(state["expected"]), state["done"], state.get("trimmed", True)
 
 

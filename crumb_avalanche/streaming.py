@@ -1,6 +1,6 @@
 """What every stream learner here shares: frame order, seen classes, epochs, clamped gradients, a guard against NaN."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from avalanche.training.plugins import SupervisedPlugin
@@ -12,6 +12,20 @@ from crumb_avalanche.split_model import SplitModel
 
 # Logit of a class not yet seen: no probability is left to it, and losses stay finite.
 UNSEEN_LOGIT = -1e4
+
+
+def check_outputs(labels: Iterable[int], outputs: int) -> None:
+    """Make sure that a head has an output for every class.
+
+    Raises:
+        ValueError: it has not.
+    """
+    highest = max(labels, default=-1)
+    if highest >= outputs:
+        raise ValueError(
+            f"class {highest} was seen, but the head has {outputs} outputs (0 to {outputs - 1}); "
+            f"build the model with n_classes={highest + 1} or more"
+        )
 
 
 class SeenClassesPlugin(SupervisedPlugin):
@@ -29,7 +43,10 @@ class SeenClassesPlugin(SupervisedPlugin):
         self._unseen: Tensor | None = None
 
     def before_training_exp(self, strategy, **kwargs):
-        for label in sorted(set(map(int, strategy.experience.dataset.targets))):
+        labels = sorted(set(map(int, strategy.experience.dataset.targets)))
+        if isinstance(strategy.model, SplitModel):  # before a method looks a class up in tables as long as the head
+            check_outputs(labels, strategy.model.n_classes)
+        for label in labels:
             if label not in self.seen:
                 self.seen.append(label)
         self._unseen = None
@@ -41,11 +58,7 @@ class SeenClassesPlugin(SupervisedPlugin):
             ValueError: a class was seen for which the head has no output.
         """
         classes = logits.shape[1]
-        if self.seen and max(self.seen) >= classes:
-            raise ValueError(
-                f"class {max(self.seen)} was seen, but the head has {classes} outputs (0 to {classes - 1}); "
-                f"build the model with n_classes={max(self.seen) + 1} or more"
-            )
+        check_outputs(self.seen, classes)
         if self._unseen is None or len(self._unseen) != classes:
             self._unseen = torch.ones(classes, dtype=torch.bool)
             self._unseen[self.seen] = False

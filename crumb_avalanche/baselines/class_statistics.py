@@ -109,6 +109,8 @@ class StreamingLDA(ClassStatistics):
         covariance: ``(D, D)`` float32, 1,048,576 bytes at 512.
     """
 
+    unsaved = ("_solution",)  # it follows from what is kept
+
     def __init__(self, n_classes: int, length: int, shrinkage: float = 1e-4):
         self.classes = ClassMeans(n_classes, length)
         self.covariance = torch.zeros(length, length)

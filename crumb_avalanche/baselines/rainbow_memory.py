@@ -210,6 +210,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
     def _choose_memories(self, strategy) -> None:
         """Diversity-aware update: as many of each class, spanning easy to hard; what room is left is filled at random.
 
+        So after the first experience too, where the authors draw as many of each class at random.
         A candidate is ``(True, slot)`` of a memory or ``(False, position)`` of a frame.
         """
         candidates = self._candidates(strategy)

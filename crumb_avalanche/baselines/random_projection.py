@@ -16,8 +16,9 @@ from crumb_avalanche.baselines.entry import Entry
 class RandomProjection(ClassStatistics):
     """Ridge regression on a random ReLU projection of the features (RanPAC, section 4).
 
-    ``H = relu(X W)`` with a Gaussian ``W`` that never changes. It is drawn anew from its seed wherever it is needed, so
-    only its seed has to be kept; the Gram matrix ``H^T H`` and the class sums ``H^T Y`` count.
+    ``H = relu(X W)`` with a Gaussian ``W`` that never changes. Only its seed has to be kept: ``W`` itself, drawn from
+    it when first needed, is working memory and in no checkpoint. The Gram matrix ``H^T H`` and the class sums ``H^T Y``
+    count.
 
     Args:
         n_classes, length: see ``ClassMeans``.
@@ -29,6 +30,8 @@ class RandomProjection(ClassStatistics):
         gram: ``(M, M)`` float32, 1,638,400 bytes at 640.
         sums: ``(M, n_classes)`` float32.
     """
+
+    unsaved = ("_weights", "_solution")  # they follow from what is kept
 
     def __init__(self, n_classes: int, length: int, projection: int = 640, ridge: float = 1e-3, seed: int = 0):
         self.gram = torch.zeros(projection, projection)

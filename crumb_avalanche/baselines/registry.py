@@ -77,5 +77,7 @@ def build_strategy(
     """
     entry = get_strategy(name)
     model = model.to(device)
+    if hasattr(model, "quantized_training"):  # a method without memory blocks learns beside those of a model given
+        model.quantized_training = entry.codebook
     chosen = entry.method_settings(method)
     return entry.build(Recipe(model, settings, chosen, mem_size, model.n_classes, seed, device, host))

@@ -79,6 +79,16 @@ def test_rows_of_the_paper_by_hand():
     assert paper_method_settings("stable_sgd", "cifar100") == dict(batch_size=64, gamma=0.99, dropout=0.05)
     assert paper_method_settings("stable_sgd", "toybox") == dict(batch_size=128, gamma=0.95)
     assert paper_method_settings("ewc", "toybox") == paper_method_settings("slda", "toybox") == {}
+    assert paper_method_settings("bic", "core50") == paper_method_settings("bic", "ilab") == dict(temperature=5.0)
+    assert paper_method_settings("gem", "core50") == paper_method_settings("gem", "imagenet") == dict(margin=1.0)
+    for name in ("si", "mas"):
+        assert paper_method_settings(name, "imagenet") == dict(weight=100.0)
+        assert paper_method_settings(name, "core50") == paper_method_settings(name, "toybox") == {}
+        assert [paper_settings(name, "imagenet")[key] for key in ("batch_size", "first_epochs")] == [128, 20]
+    assert paper_method_settings("remind", "toybox") == dict(samples_at_a_time=True, replays=50)
+    for name in PAPER:  # every setting is one that the method has, of its type
+        for benchmark in ("core50", *PAPER[name].on):
+            STRATEGIES[name].method_settings(paper_method_settings(name, benchmark))
     assert [paper_settings("gem", name)["first_epochs"] for name in ("core50", "ilab", "imagenet")] == [10, 1, 20]
     assert paper_settings("gss", "toybox")["backbone"] == "slim_resnet18"
     assert paper_settings("crumb", "core50")["clamp_gradients"] == 10

@@ -1,6 +1,7 @@
 """What every strategy of the registry has to keep, whatever it does inside."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -133,6 +134,35 @@ def test_survives_pickling(name, make_model, make_stream):
         one.train(stream.train_stream[2])
     first, second = state(strategy), state(again)
     assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_class_beyond_the_head_is_told_before_anything_is_learned(name, make_model, make_stream):
+    experience = make_stream(classes=CLASSES[:4]).train_stream[1]
+    highest = max(experience.classes_in_this_experience)
+    model = make_model(n_classes=highest, codebook=STRATEGIES[name].codebook)
+    strategy = build_strategy(name, model, SETTINGS, 8, 0, evaluator=EvaluationPlugin(loggers=[]))
+    words = (
+        f"class {highest} was seen, but the head has {highest} outputs (0 to {highest - 1}); build the model with "
+        f"n_classes={highest + 1} or more"
+    )
+    with pytest.raises(ValueError, match=re.escape(words)):
+        strategy.train(experience)
+    assert strategy.seen_classes.seen == [] and strategy.clock.train_iterations == 0
+
+
+@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if not entry.codebook])
+def test_methods_without_memory_blocks_learn_beside_those_of_a_model_given(name, make_model, make_stream):
+    """The plastic layers end the same whether the model has a codebook or not."""
+    ends = []
+    for codebook in (False, True):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        model = make_model(n_classes=4, codebook=codebook)
+        strategy = build_strategy(name, model, SETTINGS, 8, 0, evaluator=EvaluationPlugin(loggers=[]))
+        strategy.train(make_stream().train_stream[0])
+        ends.append(model.plastic_layers.state_dict())
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -23,6 +23,7 @@ from crumb_avalanche.baselines.class_statistics import (
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.random_projection import RANPAC, RandomProjection, RanpacSettings
 from crumb_avalanche.ledger import statistics_bytes
+from crumb_avalanche.state_tree import packed, restored
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 D, CLASSES = 6, 4
@@ -323,3 +324,17 @@ def test_what_is_told_is_all_that_has_to_be_kept(make):
     for one in (statistics, fresh):  # and all that is needed to go on
         one.update(features[:9] + 1, labels[:9])
     assert torch.equal(fresh.scores(features), statistics.scores(features))
+
+
+@pytest.mark.parametrize(
+    "make", [ClassMeans, StreamingLDA, lambda classes, length: RandomProjection(classes, length, 20)]
+)
+def test_a_checkpoint_holds_what_is_told_and_nothing_else(make):
+    features, labels = toy()
+    statistics = feed(make(CLASSES, D), features, labels)
+    expected = statistics.scores(features)
+    tree, tensors = packed({"statistics": statistics})
+    assert sum(tensor.nbytes for tensor in tensors.values()) == sum(tensor.nbytes for tensor in statistics.tensors())
+    fresh = make(CLASSES, D)
+    restored(tree, tensors, {"statistics": fresh})
+    assert torch.equal(fresh.scores(features), expected)

@@ -138,6 +138,21 @@ def test_more_experiences_than_memories_are_told():
         rule.begin_experience(slots, {0: 1}, 1)
 
 
+def test_shares_follow_a_buffer_that_is_made_smaller_within_an_experience():
+    rule, slots = ExperienceShares(), Slots(10, seed=1)
+    for _ in range(2):
+        rule.begin_experience(slots, {0: 9}, 3)
+        rule.choose(slots, [0] * 9)
+    smaller = Slots(5, seed=1)
+    smaller.by_class = {0: [smaller.free.pop() for _ in range(3)], 1: [smaller.free.pop() for _ in range(2)]}
+    assert len(rule.shrink(smaller)) == 1 and rule.share == 2
+    rule.choose(smaller, [0] * 30)
+    assert [smaller.count(group) for group in (0, 1)] == [2, 2]
+    rule.check_capacity(2)
+    with pytest.raises(ValueError, match="mem_size=1 cannot hold a memory of each of 2 experiences; raise mem_size"):
+        rule.check_capacity(1)
+
+
 def test_the_rule_goes_on_after_saving():
     rule, slots = ExperienceShares(), Slots(6, seed=2)
     rule.begin_experience(slots, {0: 9}, 3)

@@ -264,6 +264,28 @@ def test_batch_norm_sets_its_own_scale(pixels):
     assert model.training
 
 
+def test_folding_compares_passes_that_no_gpu_rounds(model, pixels):
+    class OfAGPU(nn.Conv2d):
+        """A convolution that rounds its factors as a GPU's do, until it is brought to the CPU."""
+
+        rounds = True
+
+        def forward(self, maps):
+            return super().forward(maps.bfloat16().float() if self.rounds else maps)
+
+        def _apply(self, function, recurse=True):
+            self.rounds = False
+            return super()._apply(function, recurse)
+
+    maps, layer = model.features(pixels), OfAGPU(8, 8, 3, padding=1)
+    layer.load_state_dict(model.plastic_layers.conv.state_dict())
+    bias = layer.bias.detach().clone()
+    model.plastic_layers.conv = layer
+    factor = model.fold_feature_scale(maps)
+    assert factor == pytest.approx(REFERENCE_SCALE / spread(maps))
+    assert layer.rounds and torch.equal(layer.bias, bias * factor)  # the layers themselves stay where they are
+
+
 def test_folding_constant_maps_is_an_error(model):
     with pytest.raises(ValueError, match="the feature maps are constant"):
         model.fold_feature_scale(torch.zeros(2, 8, 4, 4))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from crumb_avalanche.baselines.bic import SplitExemplars
+from crumb_avalanche.baselines.gem import ExperienceShares
 from crumb_avalanche.baselines.icarl import Prioritised
 from crumb_avalanche.packing import unpack
 from crumb_avalanche.storage_policy import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
@@ -246,6 +247,36 @@ def test_resize(model, new_size):
     label_of |= feed(buffer, model, [[1, 2, 0] * 10], 7, first=100)
     assert len(buffer) == new_size
     assert [label_of[number_in(buffer, row)] for row in buffer.rows] == buffer.labels.tolist()
+
+
+@pytest.mark.parametrize("new_size", [4, 7, 20])
+@pytest.mark.parametrize("batches", [0, 1, 3])  # of the second experience, before the size changes
+@pytest.mark.parametrize("rule", [*RULES.values(), ExperienceShares])
+def test_resize_within_an_experience(model, rule, batches, new_size):
+    buffer = MapBuffer(10, rule(), seed=2)
+    label_of = feed(buffer, model, [[0, 1] * 10], 4)
+    labels = [2, 3] * 10
+    label_of |= dict(zip(range(101, 121), labels))
+    buffer.begin_experience(labels, 4)
+    for number in range(5):
+        if number == batches:
+            buffer.resize(None, new_size)
+            assert len(buffer) <= new_size
+        first = 4 * number
+        buffer.store(batch_of(range(101 + first, 105 + first), labels[first : first + 4]), model)
+        assert [label_of.get(number_in(buffer, row), -1) for row in buffer.rows] == buffer.labels.tolist()
+    assert len(buffer.slots.classes) == (2 if rule is ExperienceShares else 4)
+    if new_size < 10:
+        held = [buffer.slots.count(label) for label in buffer.slots.classes]
+        assert max(held) - min(held) <= 1 and sum(held) >= new_size - len(held) + 1
+
+
+def test_the_reference_rule_tells_a_size_below_its_classes(model):
+    buffer = MapBuffer(10, ReferenceRule())
+    buffer.begin_experience([0, 1, 2, 3, 4], 5)
+    words = "mem_size=4 cannot hold a memory of each of the 5 classes seen so far; give at least 5"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        buffer.resize(None, 4)
 
 
 @pytest.mark.parametrize("rule", [Prioritised, SplitExemplars])
