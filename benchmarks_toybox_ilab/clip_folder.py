@@ -1,6 +1,7 @@
 """Bring your own: any folder of `class/object/clip/frame.jpg` or `class/object/clip.mp4` is a data set."""
 
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ LAYOUT = (
     "<root>/<class>/<object>/<clip>/<frame>.jpg, e.g. cup/red_cup/kitchen/0001.jpg, "
     "or a video <root>/<class>/<object>/<clip>.mp4"
 )
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+UNREAD_EXTENSIONS = (".heic", ".heif", ".avif", ".dng", ".gif")  # need other decoders, or may be animations
 FRAMES_FOLDER = ".crumb_frames"  # below the root: the frames of its videos
 SHORT_SIDE = 512  # pixels; frames of larger videos are reduced
 
@@ -27,8 +29,8 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int = 1, fps: flo
     """The table of a folder of clips: folders of images, video files, or some of each.
 
     All names are sorted naturally (frame2 before frame10); the number of a frame is its position in its clip. What is
-    neither image nor video, and hidden files, are passed over. Images are turned upright as their EXIF orientation
-    says.
+    neither image nor video, and hidden files, are passed over; photos of a format that is not read (`.heic` ...), with
+    a warning. Images are turned upright as their EXIF orientation says.
 
     A video file is a clip called by its name without extension. Its frames are taken out once, to
     `.crumb_frames/<fps>fps` below root, with at most 512 pixels on the short side; that needs PyAV and room on the
@@ -47,7 +49,7 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int = 1, fps: flo
     Raises:
         FrameTableError: If the folder is missing or empty, an image or video lies at another depth, a folder holds
             nothing, two clips of an object have the same name, there are too few objects and clips to hold any out, a
-            video gives no frames (all others are finished then), or frames cannot be written below root.
+            video cannot be read to its end (all others are finished then), or frames cannot be written below root.
         ImportError: If there are videos to be read and PyAV is not installed.
         ValueError: If run, held_out or fps is out of range.
     """
@@ -64,6 +66,7 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int = 1, fps: flo
     by_object = all(len(objects) > held_out for objects in tree.values())
     if not by_object:
         _check_enough_clips(tree, held_out)
+    _warn_of_unread(root, tree)
     images = {clip: _images(clip) for clip in _clip_paths(tree) if clip.is_dir()}
     images |= _video_images(root, [clip for clip in _clip_paths(tree) if clip not in images], fps)
 
@@ -94,6 +97,10 @@ class UprightImages:
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS
+
+
+def _is_unread(path: Path) -> bool:
+    return path.suffix.lower() in UNREAD_EXTENSIONS and path.name[0] != "." and not path.is_dir()
 
 
 def _kind(path: Path) -> str | None:
@@ -137,6 +144,20 @@ def _clip_paths(tree: _Tree) -> list[Path]:
     return [clip for objects in tree.values() for clips in objects.values() for clip in clips.values()]
 
 
+def _warn_of_unread(root: Path, tree: _Tree) -> None:
+    """Name the photos that are left out for their format, where frames or clips are looked for."""
+    folders = [object_folder for objects in tree.values() for object_folder in objects]
+    folders += [clip for clip in _clip_paths(tree) if clip.is_dir()]
+    unread = [path for folder in folders for path in folder.iterdir() if _is_unread(path)]
+    if unread:
+        first = min(unread, key=lambda path: natural_key(str(path)))
+        warnings.warn(
+            f"{len(unread)} photo(s) below {root} are left out, the first of them {first}: "
+            f"{', '.join(UNREAD_EXTENSIONS)} are not read; convert them to JPEG or PNG.",
+            stacklevel=3,
+        )
+
+
 def _images(clip: Path) -> list[Path]:
     """The images of a folder, in natural order."""
     images, videos = [], []
@@ -172,8 +193,9 @@ def _video_images(root: Path, videos: list[Path], fps: float) -> dict[Path, list
         if failures:
             listed = "".join(f"\n  {message}" for _, message in failures)
             raise FrameTableError(
-                f"{len(failures)} of {len(jobs)} videos below {root} give no frames; remove or replace them. What is "
-                f"finished of the others is kept.{listed}"
+                f"{len(failures)} of {len(jobs)} videos below {root} cannot be read to their end; remove or replace "
+                "them (--on-bad-frame skip leaves out images only). What is finished of the others is kept."
+                f"{listed}"
             )
     images = {}
     for job in jobs:
@@ -204,8 +226,8 @@ def _check_enough_clips(tree: _Tree, held_out: int) -> None:
             if len(clips) <= held_out:
                 raise FrameTableError(
                     f"too little to hold out for testing: class {few_objects} has {len(tree[few_objects])} object(s) "
-                    f"and object {object_folder} has {len(clips)} clip(s). With held_out={held_out}, either every "
-                    f"class needs at least {held_out + 1} objects, or every object at least {held_out + 1} clips."
+                    f"and object {object_folder} has {len(clips)} clip(s). Either every class "
+                    f"needs at least {held_out + 1} objects, or every object at least {held_out + 1} clips."
                 )
 
 

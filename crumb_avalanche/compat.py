@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
-from avalanche.training.plugins import MASPlugin, SynapticIntelligencePlugin
+from avalanche.training.plugins import AGEMPlugin, MASPlugin, SynapticIntelligencePlugin
 from torch import Tensor, nn
 
 
@@ -152,6 +152,52 @@ class MendedSI(SynapticIntelligencePlugin):
         for kept in self.ewc_data[1].values():
             kept.data = kept.data.clamp(min=0)
         _own(self.syn_data["new_theta"])
+
+
+class MendedAGEM(AGEMPlugin):
+    """The host's A-GEM, for a strategy with weights in channels-last memory, as those of every ``SplitModel``.
+
+    Defects:
+
+    * gradients are flattened with ``view``, which ends at such weights;
+    * the reference loss is over all outputs of the model, those of classes not yet seen included, also where the
+      strategy leaves these out (``seen_classes``);
+    * the gradients of frozen weights (all of F) are kept, as zeros.
+    """
+
+    def before_training_iteration(self, strategy, **kwargs):
+        if not self.buffers:
+            return
+        strategy.model.train()
+        strategy.optimizer.zero_grad()
+        images, labels, *_ = self.sample_from_memory()
+        logits = strategy.model(images.to(strategy.device))
+        if hasattr(strategy, "seen_classes"):
+            logits = strategy.seen_classes.mask(logits)
+        strategy._criterion(logits, labels.to(strategy.device)).backward()
+        self.reference_gradients = torch.cat([_flat_gradient(weight) for weight in _learning(strategy.model)])
+        strategy.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def after_backward(self, strategy, **kwargs):
+        if not self.buffers:
+            return
+        weights, reference = _learning(strategy.model), self.reference_gradients
+        gradient = torch.cat([_flat_gradient(weight) for weight in weights])
+        product = gradient @ reference
+        if product < 0:
+            projected = gradient - reference * (product / (reference @ reference))
+            for weight, part in zip(weights, projected.split([weight.numel() for weight in weights])):
+                if weight.grad is not None:
+                    weight.grad.copy_(part.view_as(weight))
+
+
+def _learning(model: nn.Module) -> list[Tensor]:
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def _flat_gradient(weight: Tensor) -> Tensor:
+    return torch.zeros_like(weight).flatten() if weight.grad is None else weight.grad.flatten()
 
 
 def _own(weights: dict) -> None:

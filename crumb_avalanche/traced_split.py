@@ -24,7 +24,8 @@ def split_at(
 ) -> SplitModel:
     """Split any network that ``torch.fx`` can trace.
 
-    ``(B, N, C)`` tokens of a transformer are a map of ``N x 1`` places, ``(B, C, N, 1)``.
+    ``(B, N, C)`` tokens of a transformer are a map of ``N x 1`` places, ``(B, C, N, 1)``. Maps of four axes have their
+    channels in the second.
 
     Args:
         network: a classifier of ``(B, 3, h, w)`` images, such as any of torchvision or timm.
@@ -35,7 +36,7 @@ def split_at(
         image_size: side of the images in pixels.
 
     Raises:
-        ValueError: no such node, or later layers need more than this node's output.
+        ValueError: no such node, one whose map has its channels last, or later layers need more than its output.
     """
     from torchvision.models.feature_extraction import NodePathTracer, create_feature_extractor, get_graph_node_names
 
@@ -50,7 +51,14 @@ def split_at(
     cut = inside[-1]
     feature_extractor = create_feature_extractor(network, {cut: "map"}, tracer_kwargs=leaves)
     with torch.no_grad():
-        tokens = feature_extractor(torch.zeros(1, 3, image_size, image_size))["map"].dim() == 3
+        shape = tuple(feature_extractor(torch.zeros(1, 3, image_size, image_size))["map"].shape)
+    # Images are square, so a map's two equal sides show where its channels are.
+    if len(shape) == 4 and shape[1] == shape[2] != shape[3]:
+        raise ValueError(
+            f"node {node!r} gives {shape} for one image, with the channels last; a feature map is (B, C, H, W): cut "
+            "after the operation that puts the channels second again (node 'permute' of torchvision's Swin)"
+        )
+    tokens = len(shape) == 3
     tracer = NodePathTracer(**leaves)
     graph = tracer.trace(network)
     cut_node = next(item for item, name in tracer.node_to_qualname.items() if name == cut)

@@ -114,7 +114,8 @@ class ReportSettings:
 
     Attributes:
         folders: run folders, or folders of runs.
-        output: where the pictures go; default the run's own folder for one run, the folder given if it holds several.
+        output: folder for page, tables and pictures; those of an earlier report in it are replaced. Default the run's
+            own folder for one run, the folder given if it holds several, the parent of the first of several folders.
     """
 
     folders: list[str]

@@ -67,7 +67,8 @@ class RunSettings:
         device: cpu or cuda.
         threads: CPU threads of torch and faiss; 0 takes one per core.
         workers: loader processes.
-        on_bad_frame: raise stops at a file that cannot be read, skip leaves it out and counts.
+        on_bad_frame: raise stops at an image that cannot be read, skip leaves it out and counts; a damaged video always
+            stops.
         checkpoint: keep model and buffer after every experience in the output folder, and what it takes to go on after
             an interruption: the same command does.
         checkpoint_every: write such a checkpoint every so many steps too.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 # entry -> (label, unit); seconds that are parts of the training are listed apart
 LEDGER_BYTES = {
-    "buffer_bytes": "stored memories",
+    "buffer_bytes": "room for memories",  # all of it, taken or not
     "label_bytes": "their labels",
     "codebook_bytes": "codebook (float32)",
     "statistics_bytes": "class statistics",

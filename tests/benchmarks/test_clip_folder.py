@@ -18,13 +18,14 @@ def held_out(table):
 
 
 def test_frames_are_numbered_by_their_place_in_natural_order(tmp_path):
-    for name in ("f10.png", "f9.JPG", "f1.jpeg", "f2.webp", "f3.bmp"):
+    for name in ("f10.png", "f9.JPG", "f1.jpeg", "f2.webp", "f3.bmp", "f4.tif", "f5.TIFF"):
         write_image(tmp_path / "cup" / "red" / "kitchen" / name)
     write_image(tmp_path / "cup" / "red" / "garden" / "0.png")
     table = ClipFolderFrames(tmp_path)
     assert table.path[:2] == ("cup/red/garden/0.png", "cup/red/kitchen/f1.jpeg")
     kitchen = [(path.rpartition("/")[2], frame) for path, frame in zip(table.path[1:], table.frame[1:])]
-    assert kitchen == [("f1.jpeg", 0), ("f2.webp", 1), ("f3.bmp", 2), ("f9.JPG", 3), ("f10.png", 4)]
+    names = ["f1.jpeg", "f2.webp", "f3.bmp", "f4.tif", "f5.TIFF", "f9.JPG", "f10.png"]
+    assert kitchen == [(name, place) for place, name in enumerate(names)]
     assert all(table.read(row).size == (12, 8) for row in range(len(table)))
 
 
@@ -117,6 +118,25 @@ def test_what_is_not_an_image_is_passed_over(tmp_path):
     assert ClipFolderFrames(tmp_path).content_hash() == before
 
 
+def test_photos_that_are_not_read_are_counted_in_one_warning(tmp_path):
+    write_clip_folder(tmp_path)
+    before = ClipFolderFrames(tmp_path).content_hash()
+    for name in ("clip0/IMG_10.heic", "clip0/IMG_9.HEIC", "clip1/walk.gif", "clip1/._IMG.heic", "loose.dng"):
+        (tmp_path / "class1" / "object0" / name).write_bytes(b"x")
+    (tmp_path / "class1" / "object0" / "wave.gif").mkdir()  # a clip of that name
+    write_image(tmp_path / "class1" / "object0" / "wave.gif" / "1.png")
+    words = (
+        r"^4 photo\(s\) below .* are left out, the first of them .*clip0/IMG_9.HEIC: \.heic, .* \.gif are not read; "
+        "convert them to JPEG or PNG.$"
+    )
+    with pytest.warns(UserWarning, match=words) as told:
+        table = ClipFolderFrames(tmp_path)
+    assert len(told) == 1 and "class1/object0/wave.gif/1.png" in table.path
+    shutil.rmtree(tmp_path / "class1" / "object0" / "wave.gif")
+    with pytest.warns(UserWarning, match=words):
+        assert ClipFolderFrames(tmp_path).content_hash() == before
+
+
 def test_missing_and_empty_roots(tmp_path):
     with pytest.raises(FrameTableError, match=r"no folder .*nowhere"):
         ClipFolderFrames(tmp_path / "nowhere")
@@ -205,7 +225,8 @@ def test_bad_videos_are_listed_and_all_others_kept(tmp_path):
     for name in ("cup/red/bad1.mp4", "mug/x/bad2.AVI"):
         (tmp_path / name).write_bytes(b"no video")
     words = (
-        r"2 of 6 videos below .* give no frames; remove or replace them.*\n .*bad1.mp4 cannot .*\n .*bad2.AVI cannot"
+        r"2 of 6 videos below .* cannot be read to their end; remove or replace them \(--on-bad-frame skip leaves out "
+        r"images only\)\. What is finished of the others is kept\.\n .*bad1.mp4 cannot .*\n .*bad2.AVI cannot"
     )
     with pytest.raises(FrameTableError, match=words):
         ClipFolderFrames(tmp_path)

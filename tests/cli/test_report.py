@@ -102,6 +102,13 @@ def test_pictures_go_into_the_run_folder_or_to_output(tmp_path):
     assert (tmp_path / "new/place/report.svg").read_bytes() == (folder / "report.svg").read_bytes()
 
 
+def test_the_help_says_where_a_report_goes(crumb):
+    code, out, _ = crumb("report", "--help")
+    help_text = " ".join(out.split())
+    assert code == 0 and "those of an earlier report in it are replaced" in help_text
+    assert "the folder given if it holds several, the parent of the first of several folders." in help_text
+
+
 def test_the_joint_learner_and_one_without_memory(tmp_path, capsys):
     nothing = dict.fromkeys(["buffer_items", "buffer_bytes", "label_bytes", "codebook_bytes", "memory_bytes"], 0)
     report(fake_run(tmp_path / "a", strategy="offline", ledger=nothing))

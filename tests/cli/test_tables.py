@@ -2,7 +2,7 @@
 
 import statistics
 
-from crumb_avalanche.cli.tables import cell, mean_text
+from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS, cell, ledger_table, mean_text
 
 
 def test_mean_and_deviation():
@@ -16,3 +16,12 @@ def test_mean_and_deviation():
 def test_a_long_path_is_shown_by_its_last_name():
     assert cell("/home/user/robot/clips_a/", 12) == cell("/home/user/robot/clips_a", 12) == "clips_a"
     assert cell(["cup", "duck"]) == "cup, duck" and cell(None) == "none" and cell("x" * 20, 8) == "xxxxx..."
+
+
+def test_the_ledger_tells_memories_from_the_room_for_them():
+    ledger = dict.fromkeys([*LEDGER_BYTES, *LEDGER_SECONDS, "train_seconds", "images_per_second"], 0.0)
+    lines = [
+        line.split("  ") for line in ledger_table({**ledger, "buffer_items": 15, "buffer_bytes": 2255136}).split("\n")
+    ]
+    cells = {line[0]: line[-1].strip() for line in lines}
+    assert cells["memories stored"] == "15" and cells["room for memories"] == "2,255,136 B"

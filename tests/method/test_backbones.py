@@ -180,6 +180,34 @@ def test_split_at_names_the_cut_that_cannot_be():
         split_at(models.resnet18(weights=None), "fc", n_classes=2)
 
 
+class ChannelsLast(nn.Module):
+    """Its middle works on ``(B, H, W, C)``, as Swin does."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, stride=4)
+        self.mix = nn.Linear(8, 6)
+        self.head = nn.Linear(6, 10)
+
+    def forward(self, x):
+        mixed = self.mix(self.patches(x).permute(0, 2, 3, 1))
+        return self.head(mixed.permute(0, 3, 1, 2).mean((2, 3)))
+
+
+def test_split_at_refuses_a_map_with_its_channels_last():
+    words = (
+        "node 'mix' gives (1, 4, 4, 6) for one image, with the channels last; a feature map is (B, C, H, W): cut after "
+        "the operation that puts the channels second again"
+    )
+    with pytest.raises(ValueError, match=re.escape(words)):
+        split_at(ChannelsLast(), "mix", n_classes=2, image_size=16)
+    for node, shape in [("patches", (8, 4, 4)), ("permute_1", (6, 4, 4))]:
+        model = split_at(ChannelsLast(), node, n_classes=2, image_size=16).eval()
+        assert model.map_shape == shape and model(images(16)).shape == (2, 2)
+    # As many channels as places a side are no sign of another order.
+    assert split_at(ChannelsLast(), "patches", n_classes=2, image_size=32).map_shape == (8, 8, 8)
+
+
 class TwoBodies(nn.Module):
     """Its last layer is used last, but belongs to a part that is used first."""
 

@@ -4,11 +4,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LwFPlugin, MASPlugin, SynapticIntelligencePlugin
+from avalanche.training.plugins import (
+    AGEMPlugin,
+    EvaluationPlugin,
+    EWCPlugin,
+    LwFPlugin,
+    MASPlugin,
+    SupervisedPlugin,
+    SynapticIntelligencePlugin,
+)
 from torch import nn
 
-from crumb_avalanche.compat import MendedMAS, MendedSI, learning_view
+from crumb_avalanche.compat import MendedAGEM, MendedMAS, MendedSI, learning_view
+from crumb_avalanche.crumb import CRUMBStrategy
 from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.storage_policy import CodeBuffer
 from crumb_avalanche.streaming import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
@@ -145,6 +155,22 @@ def test_si_ends_at_a_weight_without_a_gradient():
         plugin.after_training_iteration(strategy)
 
 
+def test_agem_ends_at_weights_in_channels_last_memory(make_model, make_stream):
+    strategy, stream = make_strategy(make_model(codebook=False), AGEMPlugin(10, 6)), make_stream().train_stream
+    strategy.train(stream[0])
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        strategy.train(stream[1])
+
+
+def test_agem_keeps_gradients_of_frozen_weights_and_of_outputs_of_unseen_classes(make_model, make_stream):
+    model, stream = make_model(n_classes=6, codebook=False).to(memory_format=torch.contiguous_format), make_stream()
+    plugin = AGEMPlugin(10, 6)
+    strategy = make_strategy(model, plugin)
+    strategy.train(stream.train_stream[:2])
+    assert len(plugin.reference_gradients) == sum(weight.numel() for weight in model.parameters())
+    assert plugin.reference_gradients[-2:].min() > 0  # the bias of classes 4 and 5, which never come
+
+
 def test_lwf_needs_task_labels(make_model, make_stream):
     experience = make_stream().train_stream[0]
     plain = SimpleNamespace(dataset=SimpleNamespace(targets=experience.dataset.targets))
@@ -255,3 +281,49 @@ def test_mended_si_takes_a_missing_gradient_for_zero():
     plugin.after_training_exp(strategy)
     assert plugin.importances["weight"].item() == 0
     assert [len(kept) for kept in plugin.kept] == [1] * 7
+
+
+class GradientLog(SupervisedPlugin):
+    """Every gradient as it is at this place of the list of plugins."""
+
+    def __init__(self):
+        super().__init__()
+        self.gradients = []
+
+    def after_backward(self, strategy, **kwargs):
+        learning = [weight for weight in strategy.model.parameters() if weight.requires_grad]
+        self.gradients.append(torch.cat([weight.grad.flatten() for weight in learning]))
+
+
+def test_mended_agem_projects_the_steps_of_crumb(make_model, make_stream, monkeypatch):
+    model, stream, agem = make_model(n_classes=6), make_stream().train_stream, MendedAGEM(10, 6)
+    before, after, references = GradientLog(), GradientLog(), []
+    learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    strategy = CRUMBStrategy(
+        model=model,
+        optimizer=torch.optim.SGD(learning.values(), lr=0.05),
+        storage_policy=CodeBuffer(4),
+        train_mb_size=4,
+        first_epochs=1,
+        plugins=[before, agem, after],
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    sample = agem.before_training_iteration
+
+    def logged(*args, **kwargs):
+        sample(*args, **kwargs)
+        references.append(agem.reference_gradients)
+
+    monkeypatch.setattr(agem, "before_training_iteration", logged)
+    strategy.train(stream[:2])
+    steps = list(zip(references, before.gradients, after.gradients, strict=True))
+    assert len(steps) == 10
+    assert all(torch.equal(old, new) for _, old, new in steps[:5])  # no past experience yet
+    for reference, old, new in steps[5:]:
+        length = reference @ reference
+        torch.testing.assert_close(new, old - reference * (old @ reference / length).clamp(max=0))
+        assert new @ reference > -1e-5 * length
+        parts = dict(zip(learning, reference.split([weight.numel() for weight in learning.values()]), strict=True))
+        bias = parts["plastic_layers.head.bias"]
+        assert bias[:4].abs().min() > 0 and not bias[4:].any()  # two classes never come
+    assert any(old @ reference < 0 for reference, old, _ in steps[5:])
