@@ -8,9 +8,10 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +22,10 @@ ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 
 _CHUNK = 1 << 20
 _BLOCK = 512  # of a tar file
+_LONGEST_LINK = 4096  # bytes; no system has longer paths
+_LARGEST_RECORD = 1 << 20  # bytes of a long name or the like before a member of a tar file
+_RECORDS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
+_RECORDS += (tarfile.SOLARIS_XHDTYPE,)
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
 _COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # of tar files; a plain one is known by its header
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -36,19 +41,27 @@ class Member:
     Attributes:
         name: As it will be called below the target, with forward slashes.
         size: In bytes, unpacked.
-        key: What its archive finds it by; an error, to be raised if it is wanted, for a link that leads nowhere.
+        key: What its archive finds it by.
+        link: For a link, gives the file that it leads to, or raises if there is none; size and key are not its own.
     """
 
     name: str
     size: int
     key: object
+    link: Callable[[], "Member"] | None = None
 
 
 def is_archive(path: Path) -> bool:
     """Whether a file is an archive, by its first bytes."""
     with open(path, "rb") as file:
         start = file.read(_BLOCK)
-    return start.startswith(_ZIP_STARTS + _COMPRESSED_STARTS) or tarfile.is_tarfile(path)
+    if start.startswith(_ZIP_STARTS + _COMPRESSED_STARTS):
+        return True
+    try:
+        tarfile.open(path, tarinfo=_Header).close()
+    except tarfile.TarError:
+        return False
+    return True
 
 
 def opened(archive: Path) -> "Archive":
@@ -61,7 +74,9 @@ def opened(archive: Path) -> "Archive":
         return FolderArchive(archive)
     if not archive.is_file():
         raise FrameTableError(f"there is no archive {archive}; give a {', '.join(ENDINGS)} file or a folder.")
-    if not is_archive(archive):
+    with damage_named(archive):
+        known = is_archive(archive)
+    if not known:
         with open(archive, "rb") as file:
             start = file.read(16)
         raise FrameTableError(
@@ -106,7 +121,7 @@ def _linked(archive: Path, name: str, link: str, folder: str, files: dict[str, M
     """The file of the archive that the link `name` leads to from `folder`, under the link's name."""
     found = files.get(posixpath.normpath(posixpath.join(folder, link.replace("\\", "/"))))
     if found is None:
-        return Member(name, 0, _refused(archive, name, f"is a link to {link!r}, which is no file of the archive"))
+        raise _refused(archive, name, f"is a link to {link!r}, which is no file of the archive")
     return Member(name, found.size, found.key)
 
 
@@ -158,11 +173,29 @@ class ZipArchive:
                 files[posixpath.normpath(info.filename)] = member
                 yield member
         for info in links:
-            link = self._file.read(info).decode(errors="surrogateescape")
-            yield _linked(self._path, info.filename, link, posixpath.dirname(info.filename), files)
+            yield Member(info.filename, 0, info, partial(self._linked, info, files))
+
+    def _linked(self, info: zipfile.ZipInfo, files: dict[str, Member]) -> Member:
+        size = max(info.file_size, info.compress_size)
+        if size > _LONGEST_LINK:
+            reason = f"is a link of {size} bytes, which is longer than any path ({_LONGEST_LINK} bytes)"
+            raise _refused(self._path, info.filename, reason)
+        link = self._file.read(info).decode(errors="surrogateescape")
+        return _linked(self._path, info.filename, link, posixpath.dirname(info.filename), files)
 
     def open(self, key: zipfile.ZipInfo) -> BinaryIO:
         return self._file.open(key)
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header; an error for a large record (a long name, for instance), which tarfile would read whole."""
+
+    @classmethod
+    def frombuf(cls, *arguments: object) -> "_Header":
+        header = super().frombuf(*arguments)
+        if header.type in _RECORDS and not 0 <= header.size <= _LARGEST_RECORD:
+            raise ValueError(f"a name or record in it has {header.size} bytes, not 0 to {_LARGEST_RECORD}")
+        return header
 
 
 class TarArchive:
@@ -170,7 +203,7 @@ class TarArchive:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = tarfile.open(path)  # noqa: SIM115
+        self._file = tarfile.open(path, tarinfo=_Header)  # noqa: SIM115
 
     def __enter__(self) -> "TarArchive":
         return self
@@ -195,7 +228,7 @@ class TarArchive:
         self._check_end()
         for info in links:
             folder = posixpath.dirname(info.name) if info.issym() else ""  # a hard link names a member as it is
-            yield _linked(self._path, info.name, info.linkname, folder, files)
+            yield Member(info.name, 0, info, partial(_linked, self._path, info.name, info.linkname, folder, files))
 
     def _check_end(self) -> None:
         """Raise unless the list of members ended in a block of zeros: tarfile takes a damaged header for the end, too.

@@ -117,8 +117,8 @@ def _wanted(members: Iterable[Member], archive: Path, only: Callable[[str], bool
         name = safe_name(member.name, archive)
         choice = True if only is None else only(name)
         if choice:
-            if isinstance(member.key, FrameTableError):
-                raise member.key
+            if member.link is not None:
+                member = member.link()
             new = safe_name(choice, archive) if isinstance(choice, str) else name
             if origin.setdefault(new, name) != name:
                 raise FrameTableError(f"archive {archive} holds both {origin[new]} and {name}; only one can be {new}.")

@@ -44,7 +44,8 @@ def prepare(
     """Bring a data set into the layout that its generator reads, and write its table as `root/<name>.csv`.
 
     What is there already is not done again, so the same call goes on after an interruption. A folder of images that has
-    the layout already is not copied (but CIFAR-100's is, which is small).
+    the layout already is not copied (but CIFAR-100's is, which is small). One root is for one process at a time; the
+    command `crumb prepare` sees to that.
 
     Args:
         name: One of NAMES.

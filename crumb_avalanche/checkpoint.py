@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,17 +65,25 @@ class CheckpointFolder:
     def __init__(self, folder: str | os.PathLike, settings: dict | None = None):
         self.folder = Path(folder)
         self.settings = settings or {}
+        self._damaged: set[int] = set()
 
-    def clear(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def clear(self, but: str | None = None) -> None:
+        """Remove the folder, or all that is in it but the file of a name; the newest checkpoint last."""
+        self._damaged.clear()
+        with suppress(OSError):  # no folder, or something in it that cannot be removed
+            for path in sorted(self.folder.iterdir(), key=lambda path: (not path.is_dir(), path.name)):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != but:
+                    path.unlink(missing_ok=True)
+            self.folder.rmdir()
 
     def numbers(self) -> list[int]:
         """Of the files that are there, the newest first."""
         return sorted((int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")), reverse=True)
 
     def write(self, notes: dict, tree: str, tensors: dict[str, Tensor]) -> Path:
-        """Write the next one, then give up all but the newest two.
+        """Write the next one, then give up all but the newest two, and first those that ``newest`` found damaged.
 
         Args:
             notes: plain values to be read before the tree is.
@@ -93,7 +102,8 @@ class CheckpointFolder:
                 f"the checkpoint {path} cannot be written ({error}); the one before it is untouched. Free some room "
                 "and give the same command again: it goes on from there"
             ) from error
-        for number in numbers[KEPT - 1 :]:
+        good = [number for number in numbers if number not in self._damaged]
+        for number in {*numbers} - {*good[: KEPT - 1]}:
             self.path(number).unlink(missing_ok=True)
         return path
 
@@ -112,6 +122,7 @@ class CheckpointFolder:
             except (WeightsError, SafetensorError, OSError, KeyError, ValueError):
                 whole = False
             if not whole:
+                self._damaged.add(number)
                 warnings.warn(f"the checkpoint {path} is damaged; looking at the one before it", stacklevel=2)
                 continue
             self._check(path, json.loads(metadata["settings"]))

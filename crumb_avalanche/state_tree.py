@@ -4,8 +4,8 @@ Nothing of a file is run or imported on reading: values are put into a learner t
 only objects made are those of classes of this package that the learner would have made itself.
 """
 
-import importlib
 import json
+import sys
 from collections import Counter, OrderedDict, deque
 from typing import Any
 
@@ -15,6 +15,8 @@ from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 from crumb_avalanche.state_packing import OWN, Packer, StateError, name_of
+
+NUMBERS = "biufc"  # numpy's letters of the kinds whose values take no more room than their type says
 
 
 class Restorer:
@@ -45,7 +47,7 @@ class Restorer:
         if kind == "size":
             return torch.Size(node["items"])
         if kind == "scalar":
-            return np.dtype(node["type"]).type(node["value"])
+            return self._scalar(node, place)
         if kind == "tuple":
             there = (
                 live if isinstance(live, tuple) and len(live) == len(node["items"]) else (None,) * len(node["items"])
@@ -56,6 +58,18 @@ class Restorer:
         if make is None:
             raise StateError(f"{place} is of kind {kind!r}, which this version does not know")
         return make(node, live, place)
+
+    def _scalar(self, node: dict, place: str) -> np.generic:
+        kind, value = node["type"], node["value"]
+        try:
+            if np.dtype(kind).kind in NUMBERS and isinstance(value, bool | int | float):
+                return np.dtype(kind).type(value)
+        except (TypeError, ValueError, OverflowError):
+            pass
+        raise StateError(
+            f"{place} is a numpy scalar of type {kind!r} with the value {value!r:.40}, but only numbers that fit their "
+            "type are kept: the checkpoint is not of this program; remove it to start over"
+        )
 
     def _keep(self, node: dict, value: Any) -> Any:
         self._made[node["number"]] = value
@@ -155,7 +169,13 @@ def empty(name: str, place: str) -> Any:
     module, _, kind = name.partition(":")
     if not module.startswith(OWN) or "." in kind:
         raise StateError(f"{place} would have to be made as a {name}, but only classes of {OWN[:-1]} are made")
-    found = getattr(importlib.import_module(module), kind, None)
+    # A learner that was built from the same settings has loaded all modules of its parts.
+    if module not in sys.modules:
+        raise StateError(
+            f"{place} would have to be made as a {name}, but this learner uses no module {module}: the checkpoint is "
+            "of another learner"
+        )
+    found = vars(sys.modules[module]).get(kind)
     if not isinstance(found, type) or found.__module__ != module or issubclass(found, nn.Module):
         raise StateError(f"{place} would have to be made as a {name}, which is no class that can be made empty")
     return found.__new__(found)

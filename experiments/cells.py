@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from crumb_avalanche.cli.folder_lock import FolderInUseError, locked
-from crumb_avalanche.cli.run_folder import RESULT, write_text
+from crumb_avalanche.cli.run_folder import RESULT, tidy_up, write_text
 from crumb_avalanche.cli.settings import RunSettings
 
 ERROR = "error.txt"
@@ -67,7 +66,7 @@ def learn(settings: RunSettings) -> None:
 
 
 def is_finished(cell: Cell) -> bool:
-    """Whether nothing is left to do.
+    """Whether nothing is left to do; what a kill may have left beside a result is removed.
 
     Raises:
         FinishedRunError: the folder holds a finished run with other settings.
@@ -78,6 +77,7 @@ def is_finished(cell: Cell) -> bool:
     from crumb_avalanche.cli.run import finished_result
 
     finished_result(cell.folder, cell.settings.resolved())
+    tidy_up(cell.folder)
     return True
 
 
@@ -97,7 +97,7 @@ def run_cell(cell: Cell, work: Work = learn) -> Outcome:
                 work(cell.settings)
                 print(f"{time.perf_counter() - start:.0f} s")
             (cell.folder / ERROR).unlink(missing_ok=True)
-            shutil.rmtree(cell.folder / "interrupted", ignore_errors=True)
+            tidy_up(cell.folder)
         return Outcome(State.DONE)
     except FolderInUseError as error:
         return Outcome(State.BUSY, str(error))

@@ -21,8 +21,7 @@ from pathlib import Path
 from same_results import differences
 from tqdm import tqdm
 
-from crumb_avalanche.cli.going_on import FOLDER
-from crumb_avalanche.cli.run_folder import RESULT
+from crumb_avalanche.cli.run_folder import RESULT, RESUME
 
 TINY = [
     *("--benchmark", "toy_shapes", "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
@@ -38,7 +37,7 @@ def command(settings: list[str], output: Path, every: int) -> list[str]:
 
 def newest(output: Path) -> int:
     """Number of the newest checkpoint, -1 if there is none."""
-    return max((int(path.stem) for path in (output / FOLDER).glob("[0-9]*.safetensors")), default=-1)
+    return max((int(path.stem) for path in (output / RESUME).glob("[0-9]*.safetensors")), default=-1)
 
 
 def killed(process: subprocess.Popen, output: Path, draws: random.Random) -> bool:

@@ -5,14 +5,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from crumb_avalanche.checkpoint import Checkpoint, CheckpointFolder
+from crumb_avalanche.cli.run_folder import RESUME
 from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
 from crumb_avalanche.learning_rate import Trial
 from crumb_avalanche.random_states import random_states, set_random_states
 from crumb_avalanche.resume import CheckpointPlugin, Position
 from crumb_avalanche.state_tree import packed, restored
 from crumb_avalanche.streaming import StreamStrategy
-
-FOLDER = "resume"
 
 
 @dataclass
@@ -54,7 +53,7 @@ class GoingOn:
 
     def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float):
         compared = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
-        self.files = CheckpointFolder(folder / FOLDER, {**compared, **files})
+        self.files = CheckpointFolder(folder / RESUME, {**compared, **files})
         self.wanted = settings.checkpoint
         self.anew = settings.overwrite
         self.every = settings.checkpoint_every
@@ -111,7 +110,3 @@ class GoingOn:
             self.progress.metrics = dict(self.strategy.evaluator.get_all_metrics())
             notes = {"position": asdict(position), "progress": asdict(self.progress)}
             self.files.write(notes, *packed({"strategy": self.strategy, "random": random_states()}))
-
-    def finish(self) -> None:
-        """The run has its result: no checkpoint is needed any more."""
-        self.files.clear()

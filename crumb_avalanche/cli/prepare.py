@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from tqdm import tqdm
 
 from benchmarks_toybox_ilab.prepare import check, prepare
 from crumb_avalanche.cli.command_settings import PrepareSettings
+from crumb_avalanche.cli.folder_lock import locked
 
 
 class IncompleteError(ValueError):
@@ -24,15 +26,35 @@ def main(settings: PrepareSettings) -> None:
             )
         print("\n".join(report.lines))
         return
-    failures = prepare(
-        settings.name,
-        settings.dataset_root,
-        settings.source,
-        settings.workers or os.cpu_count() or 1,
-        progress_bar if settings.progress else None,
-    )
+    with sole_writer(Path(settings.dataset_root)):
+        failures = prepare(
+            settings.name,
+            settings.dataset_root,
+            settings.source,
+            settings.workers or os.cpu_count() or 1,
+            progress_bar if settings.progress else None,
+        )
     if failures:
         raise IncompleteError(listed(f"all is finished but {len(failures)} that failed", failures))
+
+
+@contextmanager
+def sole_writer(root: Path) -> Iterator[None]:
+    """Keep others from a root: two that write one unfinished file may leave one of the right size that is damaged.
+
+    Raises:
+        FolderInUseError: another process prepares something in it.
+    """
+    new = not root.exists()
+    try:
+        with ExitStack() as held:
+            with suppress(OSError):  # what cannot be locked, as on a read-only disk, is not
+                held.enter_context(locked(root, "--dataset-root"))
+            yield
+    finally:
+        if new:
+            with suppress(OSError):  # something lies in it
+                root.rmdir()
 
 
 def listed(title: str, lines: list[str]) -> str:

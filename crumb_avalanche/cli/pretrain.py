@@ -4,7 +4,10 @@ On several GPUs or processes: ``torchrun --nproc-per-node 4 -m crumb_avalanche.c
 """
 
 import inspect
+import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +18,14 @@ from benchmarks_toybox_ilab.frames import pixel_transform
 from crumb_avalanche.checkpoint import CheckpointFolder
 from crumb_avalanche.cli import build
 from crumb_avalanche.cli.command_settings import PretrainSettings
+from crumb_avalanche.cli.folder_lock import LOCK, FolderInUseError, locked
 from crumb_avalanche.cli.settings import as_dict, part_for
 from crumb_avalanche.cli.tables import table
 from crumb_avalanche.distributed import Alone, processes
 from crumb_avalanche.feature_cache import FeatureCache, MapDataset, files_key
 from crumb_avalanche.preparation import prepare
 from crumb_avalanche.pretraining import PretrainingSettings, pretrain, save_pretrained
-from crumb_avalanche.weights import weights_hash
+from crumb_avalanche.weights import read_metadata, weights_hash
 
 # Settings that do not change the result, so that a pretraining that was cut off may go on with others.
 NO_PART_OF_THE_RESULT = {"output", "overwrite", "dataset_root", "feature_cache", "threads", "workers", "progress"}
@@ -32,17 +36,88 @@ def main(settings: PretrainSettings) -> None:
     output = Path(settings.output)
     if output.suffix != ".safetensors":
         raise ValueError(f"output is {output}; a pretrained file ends in .safetensors")
+    build.check_device(settings.device)
     if output.exists() and not settings.overwrite:
-        raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
+        tidy_up(output)
+        refuse(output)
     settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
     with processes(settings.device) as group:
         if group.size > 1:  # the cores of a machine are shared, and one process tells what happens
             threads = settings.threads or max(1, (os.cpu_count() or 1) // group.neighbours)
             settings = replace(settings, threads=threads, progress=settings.progress and group.leads)
         build.set_up_process(settings.threads, settings.seed)
-        with group.leader_first():  # it may download
-            images = open_images(settings)
-        pretrain_on(images, settings, group)
+        with sole_writer(output, settings.overwrite, group):
+            with group.leader_first():  # it may download
+                images = open_images(settings)
+            pretrain_on(images, settings, group)
+
+
+def checkpoints_of(output: Path) -> Path:
+    """The folder beside an output in which its checkpoints lie until it is finished."""
+    return output.with_name(output.name + ".checkpoints")
+
+
+def refuse(output: Path) -> None:
+    """Say that the file is there already."""
+    raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
+
+
+@contextmanager
+def sole_writer(output: Path, overwrite: bool, group: Alone) -> Iterator[None]:
+    """Keep others from an output and its checkpoints; the leader does, and tells the others where it cannot.
+
+    Raises:
+        FolderInUseError: another pretraining writes it.
+        FileExistsError: another pretraining has written it meanwhile.
+    """
+    folder = checkpoints_of(output)
+    with ExitStack() as held:
+        error = None
+        if group.leads:
+            held.callback(remove_if_empty, folder)  # when the lock in it is gone
+            try:
+                held.enter_context(locked(folder))
+                if output.exists() and not overwrite:
+                    refuse(output)
+            except (FolderInUseError, OSError) as refused:
+                error = refused
+        told = group.told_by_leader(error and str(error))
+        if told is not None:
+            raise error or FolderInUseError(told)
+        yield
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder in which nothing lies."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def tidy_up(output: Path) -> None:
+    """Remove the checkpoints that an output's own pretraining left when it was killed after writing it."""
+    folder = checkpoints_of(output)
+    if not folder.is_dir():
+        return
+    with suppress(FolderInUseError, OSError), locked(folder):
+        checkpoints = CheckpointFolder(folder)
+        if is_last_of(checkpoints, output):
+            checkpoints.clear(but=LOCK)
+    remove_if_empty(folder)
+
+
+def is_last_of(checkpoints: CheckpointFolder, output: Path) -> bool:
+    """Whether the newest checkpoint and a finished file come from the same pretraining."""
+    numbers = checkpoints.numbers()
+    if not numbers:
+        return False
+    try:
+        kept = read_metadata(checkpoints.path(numbers[0]))
+        notes, settings = json.loads(kept["notes"]), json.loads(kept["settings"])
+        made_with = json.loads(read_metadata(output)["made_with"])
+    except (KeyError, ValueError):  # damaged, or no file of ours
+        return False
+    same = all(made_with[name] == value for name, value in settings.items() if name in made_with)
+    return same and made_with.get("history") == notes.get("history")
 
 
 def pretrain_on(images: Dataset, settings: PretrainSettings, group: Alone | None = None) -> None:
@@ -69,7 +144,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: Alone | None
     decides["frozen_weights"] = weights_hash(model.feature_extractor)  # not only the name of their file
     if samples:
         decides["files"] = names
-    checkpoints = CheckpointFolder(output.with_name(output.name + ".checkpoints"), decides)
+    checkpoints = CheckpointFolder(checkpoints_of(output), decides)
     # Where no cache is given the maps stay until the end, so that what was cut off need not compute them again.
     folder = settings.feature_cache or checkpoints.folder / "maps"
     cache = FeatureCache(folder, model, len(images), key, settings.workers, settings.progress)
@@ -87,7 +162,8 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: Alone | None
         save_pretrained(output, model, made_with)
     group.wait()
     if group.leads_machine:
-        checkpoints.clear()
+        checkpoints.clear(but=LOCK)
+    group.wait()  # all have done with the folder before the leader lets go of it
     if not group.leads:
         return
     print(
@@ -139,11 +215,32 @@ def open_images(settings: PretrainSettings) -> Dataset:
             f"data {settings.data} is no folder; give an image folder (one folder per class) or torchvision:NAME"
         )
     try:
-        return datasets.ImageFolder(settings.data, transform)
+        return datasets.ImageFolder(settings.data, transform, loader=load_image, is_valid_file=is_visible_image)
     except FileNotFoundError as error:
         raise ValueError(
             f"data {settings.data} holds no class folders with images ({error}); expected is <class>/<image>"
         ) from error
+
+
+def is_visible_image(path: str) -> bool:
+    """Whether torchvision's image folders take a file, and no system hides it."""
+    from torchvision.datasets.folder import is_image_file
+
+    return is_image_file(path) and not Path(path).name.startswith(".")
+
+
+def load_image(path: str):
+    """A PIL image, as torchvision's image folders read it.
+
+    Raises:
+        ValueError: it cannot be decoded; says which.
+    """
+    from torchvision.datasets.folder import default_loader
+
+    try:
+        return default_loader(path)
+    except OSError as error:
+        raise ValueError(f"cannot decode {path} ({error}); replace it or take it away") from error
 
 
 def choose_rows(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:

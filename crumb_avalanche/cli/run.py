@@ -1,7 +1,6 @@
 """``crumb run``: learn a stream, write the run folder, print the accuracy after every experience."""
 
 import json
-import shutil
 import statistics
 import sys
 import time
@@ -24,11 +23,13 @@ from crumb_avalanche.cli.made_from import made_from
 from crumb_avalanche.cli.predictions import PredictionsPlugin
 from crumb_avalanche.cli.progress import ProgressPlugin
 from crumb_avalanche.cli.run_folder import (
+    INTERRUPTED,
     RESULT,
     DamagedRunError,
     FinishedRunError,
     claim,
     metrics_csv,
+    tidy_up,
     write_json,
     write_matrix,
     write_text,
@@ -63,6 +64,7 @@ def main(settings: RunSettings) -> None:
         folder = Path(settings.output) / f"run{number}"
         if (folder / RESULT).exists() and not settings.overwrite:
             result = finished_result(folder, replace(settings, run=number, runs=None, output=str(folder)))
+            tidy_up(folder)
             print(f"run {number}: already finished, final accuracy {result['final_accuracy']:.2f} %")
         else:
             print(f"run {number}")
@@ -209,7 +211,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     except BaseException:
         # Whatever goes wrong, what was learned so far is kept.
         bar.close()
-        keep_interrupted(folder / "interrupted", strategy)
+        keep_interrupted(folder / INTERRUPTED, strategy)
         raise
     metrics_csv(folder / "metrics.csv", evaluator)
     predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in benchmark.test_stream]))
@@ -245,8 +247,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "versions": build.versions(),
     }
     write_json(folder / RESULT, result)
-    shutil.rmtree(folder / "interrupted", ignore_errors=True)  # of an earlier attempt
-    going_on.finish()
+    tidy_up(folder)  # no checkpoint is needed any more, nor what an earlier attempt left
     if verbose:
         print(matrix_table(matrix, accuracy_after, joint=entry.joint))
         print(ledger_table(ledgers[-1]))

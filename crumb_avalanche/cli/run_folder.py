@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import yaml
@@ -9,6 +10,8 @@ import yaml
 from crumb_avalanche.whole_file import whole_file
 
 RESULT = "result.json"
+RESUME = "resume"  # checkpoints
+INTERRUPTED = "interrupted"
 
 
 class FinishedRunError(ValueError):
@@ -50,10 +53,17 @@ def claim(folder: Path, overwrite: bool) -> None:
         FinishedRunError: it holds a finished run and ``overwrite`` is off.
     """
     if (folder / RESULT).exists() and not overwrite:
+        tidy_up(folder)
         raise FinishedRunError(
             f"{folder} already holds a finished run; choose another --output, or start over with --overwrite true"
         )
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def tidy_up(folder: Path) -> None:
+    """Remove what a finished run keeps no longer, and may have left if it was killed just after its result."""
+    for name in (RESUME, INTERRUPTED):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def metrics_csv(path: Path, evaluator) -> None:

@@ -2,6 +2,7 @@ import io
 import shutil
 import stat
 import tarfile
+import tracemalloc
 import zipfile
 from collections import namedtuple
 from pathlib import Path
@@ -203,6 +204,51 @@ def test_a_link_that_nobody_asked_for_is_passed_over(tmp_path):
         assert unpack(tmp_path / name, tmp_path / "out" / name, only=lambda member: member.endswith(".txt")) == 2
         with pytest.raises(FrameTableError, match=r"'latest' is a link to 'a', which is no file of the archive"):
             unpack(tmp_path / name, tmp_path / "all")
+
+
+def test_a_link_that_is_too_long_is_refused_unread_and_only_where_it_is_wanted(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("b.txt", b"b")
+        info = zipfile.ZipInfo("link.png")
+        info.create_system, info.external_attr, info.compress_type = 3, stat.S_IFLNK << 16, zipfile.ZIP_DEFLATED
+        archive.writestr(info, b"/" * 8_000_000)
+    tracemalloc.start()
+    try:
+        assert unpack(tmp_path / "x.zip", tmp_path / "out", only=lambda name: name == "b.txt") == 1
+        words = r"its member 'link.png' is a link of 8000000 bytes, which is longer than any path \(4096 bytes\)"
+        with pytest.raises(FrameTableError, match=words):
+            unpack(tmp_path / "x.zip", tmp_path / "all")
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "all").exists()
+
+
+def test_links_that_nobody_asked_for_are_not_read(tmp_path, monkeypatch):
+    zip_with(tmp_path / "x.zip", "link", stat.S_IFLNK, "b.txt")
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *given: pytest.fail("a link was read"))
+    assert unpack(tmp_path / "x.zip", tmp_path / "out", only=lambda name: name != "link") == 2
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("before", [{}, {"1.png": b"1"}])
+def test_a_huge_name_in_a_tar_file_is_refused(tmp_path, form, mode, before):
+    with tarfile.open(tmp_path / "x.tar", mode, format=form) as archive:
+        for name in [*before, "a" * (2 << 20)]:
+            archive.addfile(tarfile.TarInfo(name))
+    words = r"x.tar is damaged, .*a name or record in it has 2\d{6} bytes, not 0 to 1048576"
+    with pytest.raises(FrameTableError, match=words):
+        unpack(tmp_path / "x.tar", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_of_tar_files(tmp_path, form):
+    name = "folder/" * 100 + "1.png"
+    with tarfile.open(tmp_path / "x.tar", "w", format=form) as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    assert unpack(tmp_path / "x.tar", tmp_path / "out") == 1 and below(tmp_path / "out") == {name: b""}
 
 
 def test_a_folder_is_copied_without_the_target_inside_of_it(tmp_path):

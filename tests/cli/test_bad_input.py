@@ -152,9 +152,7 @@ def test_what_was_found_is_told_and_kept(crumb, tiny, clips, tmp_path):
 
 def test_one_class_alone_is_warned_of(crumb, tiny, clips, tmp_path):
     shutil.copytree(clips / "cup", tmp_path / "clips" / "cup")
-    with pytest.warns(
-        UserWarning, match="one class only, cup, so every answer is right; give folders of more"
-    ):
+    with pytest.warns(UserWarning, match="one class only, cup, so every answer is right; give folders of more"):
         crumb(*tiny, "--output", tmp_path / "run", "--dataset-root", tmp_path / "clips")
 
 
@@ -168,6 +166,17 @@ def test_a_value_that_is_refused_late_leaves_the_finished_run(crumb, tiny, tmp_p
     monkeypatch.setattr("crumb_avalanche.cli.run.build_strategy", refuse)
     assert "no such method" in fails(crumb, *tiny, "--output", tmp_path, "--overwrite", "true", "--epochs", "3")
     assert before == {name: (tmp_path / name).read_bytes() for name in before}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_a_kill_just_after_the_result_left_is_removed(crumb, tiny, tmp_path, monkeypatch, several):
+    with monkeypatch.context() as patch:
+        patch.setattr("crumb_avalanche.cli.run.tidy_up", lambda folder: None)  # as if it had not come to that
+        assert crumb(*tiny, "--runs", "0", "--output", tmp_path)[0] == 0
+    assert (tmp_path / "run0" / "resume").exists()
+    _, out, err = crumb(*tiny, "--output", *([tmp_path, "--runs", "0"] if several else [tmp_path / "run0"]))
+    assert "already finished" in out if several else "already holds a finished run" in err
+    assert not (tmp_path / "run0" / "resume").exists() and (tmp_path / "run0" / "result.json").exists()
 
 
 def test_stopped_by_hand(crumb, tiny, tmp_path, monkeypatch):

@@ -47,6 +47,44 @@ def test_many_contenders_never_share_a_folder(tmp_path):
     assert set(seen) == {1} and wins
 
 
+def test_who_only_asks_is_not_taken_for_a_holder(tmp_path):
+    (tmp_path / LOCK).write_text("1 elsewhere\n")  # of one that was killed
+    fcntl = folder_lock.fcntl
+    with open(tmp_path / LOCK) as asks:
+        fcntl.flock(asks, fcntl.LOCK_SH)
+        timer = threading.Timer(0.05, lambda: fcntl.flock(asks, fcntl.LOCK_UN))
+        timer.start()
+        with locked(tmp_path):
+            assert in_use(tmp_path)
+        timer.join()
+
+
+def test_a_folder_that_is_taken_away_meanwhile_is_made_again(tmp_path, monkeypatch):
+    folder, real, tries = tmp_path / "folder", open, []
+
+    def taken_away(path, *mode):
+        if not tries:
+            folder.rmdir()
+        tries.append(path)
+        return real(path, *mode)
+
+    monkeypatch.setattr(folder_lock, "open", taken_away, raising=False)
+    with locked(folder):
+        assert len(tries) == 2 and in_use(folder)
+
+
+def test_a_file_in_its_place_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError), locked(tmp_path / "file"):
+        pass
+
+
+def test_the_option_to_change_is_named(tmp_path):
+    words = "wait for its end, or choose another --dataset-root"
+    with locked(tmp_path), pytest.raises(FolderInUseError, match=words), locked(tmp_path, "--dataset-root"):
+        pass
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_a_run_does_not_write_where_another_does(tmp_path, capsys, several):
     output = tmp_path / "out"

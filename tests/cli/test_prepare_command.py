@@ -1,8 +1,11 @@
 """``crumb prepare``: flags, exit codes, and what is said where."""
 
+import os
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from benchmarks_toybox_ilab.frame_table import FrameTable
 from benchmarks_toybox_ilab.prepare import Report
 from crumb_avalanche.cli import prepare as command
 from crumb_avalanche.cli import underscored
+from crumb_avalanche.cli.folder_lock import in_use, locked
 
 
 @pytest.fixture
@@ -30,8 +34,9 @@ def core50(tmp_path):
 
 
 @pytest.fixture
-def called(monkeypatch):
+def called(monkeypatch, tmp_path):
     """What `check` and `prepare` of the library are called with; both find nothing to complain of."""
+    monkeypatch.chdir(tmp_path)
     calls = []
     monkeypatch.setattr(command, "check", lambda *given: calls.append(("check", *given)) or Report(["fine"], True))
     monkeypatch.setattr(command, "prepare", lambda *given: calls.append(("prepare", *given)) or [])
@@ -86,7 +91,36 @@ def test_settings_reach_the_library(crumb, called, monkeypatch):
     assert called == [("prepare", "icub", "D", "S", 7, command.progress_bar), ("prepare", "icub", "D", None, 3, None)]
 
 
-def test_failures_are_one_list_and_an_exit_code(crumb, monkeypatch):
+def test_two_do_not_prepare_in_one_root(crumb, core50, monkeypatch):
+    with locked(core50):
+        code, out, err = crumb("prepare", "core50", "--dataset-root", core50)
+        assert code == 1 and out == "" and not (core50 / "core50.csv").exists()
+        assert f"{core50} is in use by process {os.getpid()} " in err
+        assert "wait for its end, or choose another --dataset-root" in err
+        assert "is not complete below" in crumb("prepare", "core50", "--dataset-root", core50, "--check")[2]
+    held = []
+    monkeypatch.setattr(command, "prepare", lambda name, root, *given: held.append(in_use(Path(root))) or [])
+    assert crumb("prepare", "core50", "--dataset-root", core50)[0] == 0
+    assert held == [True] and not (core50 / "lock").exists()
+
+
+def test_a_root_that_cannot_be_locked_is_prepared_all_the_same(crumb, called, monkeypatch):
+    @contextmanager
+    def refused(root, flag):
+        raise OSError(30, "Read-only file system")
+        yield
+
+    monkeypatch.setattr(command, "locked", refused)
+    assert crumb("prepare", "icub", "--dataset-root", "D")[0] == 0 and len(called) == 1
+
+
+def test_a_root_in_which_nothing_came_to_lie_is_not_made(crumb, tmp_path):
+    code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path / "root")
+    assert code == 1 and "--source DOWNLOADED" in err and not (tmp_path / "root").exists()
+
+
+def test_failures_are_one_list_and_an_exit_code(crumb, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "prepare", lambda *given: ["a.mp4: is cut off", "b.mp4: is no video"])
     code, _, err = crumb("prepare", "toybox", "--dataset-root", "D")
     assert code == 1

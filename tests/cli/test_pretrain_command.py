@@ -41,6 +41,15 @@ def same(one, other) -> bool:
     return weights.keys() == weights_too.keys() and all(weights[name].equal(weights_too[name]) for name in weights)
 
 
+def test_hidden_files_are_passed_over_and_damaged_images_named(crumb, options, images, tmp_path):
+    (images / "cup" / "._0.png").write_bytes(b"what a Mac leaves on a stick")
+    options = [*options, "--epochs", "1", "--output", tmp_path / "x.safetensors"]
+    assert crumb(*options)[0] == 0
+    (images / "cup" / "0.png").write_bytes(b"no picture")
+    code, _, err = crumb(*options, "--overwrite", "true")
+    assert code == 1 and f"cannot decode {images / 'cup' / '0.png'} (" in err and "; replace it or take it away" in err
+
+
 def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
     from crumb_avalanche.checkpoint import CheckpointFolder
 
@@ -57,8 +66,8 @@ def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(CheckpointFolder, "write", cut_off)
-    with pytest.raises(KeyboardInterrupt):
-        crumb(*options, "--epochs", "3", "--output", cut)
+    code, _, err = crumb(*options, "--epochs", "3", "--output", cut)
+    assert code == 130 and "crumb pretrain: stopped; what was finished is kept, and the same command goes on" in err
     monkeypatch.undo()
     folder = tmp_path / "cut.safetensors.checkpoints"
     names = ["00000000.safetensors", "00000001.safetensors", "maps"]
@@ -68,6 +77,104 @@ def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
     code, out, err = crumb(*options, "--epochs", "3", "--output", cut)
     assert code == 0, err
     assert "120 images of 4 classes" in out and same(whole, cut) and not folder.exists()
+
+
+def test_two_do_not_write_one_file(crumb, options, tmp_path, monkeypatch):
+    from crumb_avalanche.checkpoint import CheckpointFolder
+    from crumb_avalanche.cli.folder_lock import in_use, locked
+
+    file, folder = tmp_path / "x.safetensors", tmp_path / "x.safetensors.checkpoints"
+    with locked(folder):
+        code, _, err = crumb(*options, "--epochs", "1", "--output", file)
+    words = f"{folder} is in use by process {os.getpid()} "
+    assert code == 1 and words in err and "wait for its end, or choose another --output" in err
+    assert not file.exists() and not [*folder.iterdir()]
+    held, clear, write = [], CheckpointFolder.clear, CheckpointFolder.write
+
+    def watched(method):
+        def call(self, *arguments, **named):
+            held.append(in_use(self.folder))
+            method(self, *arguments, **named)
+            held.append(in_use(self.folder))
+
+        return call
+
+    monkeypatch.setattr(CheckpointFolder, "write", watched(write))
+    monkeypatch.setattr(CheckpointFolder, "clear", watched(clear))
+    code, _, err = crumb(*options, "--epochs", "1", "--output", file)
+    assert code == 0, err
+    assert held == [True] * 4 and [*tmp_path.glob("x*")] == [file]
+
+
+def test_a_file_that_appeared_while_it_waited_stays(crumb, options, tmp_path, monkeypatch):
+    from crumb_avalanche.cli import pretrain
+
+    file, locked = tmp_path / "x.safetensors", pretrain.locked
+
+    def late(folder):
+        file.write_text("of another")
+        return locked(folder)
+
+    monkeypatch.setattr(pretrain, "locked", late)
+    code, _, err = crumb(*options, "--epochs", "1", "--output", file)
+    assert code == 1 and f"{file} exists already; choose another --output, or replace it with --overwrite true" in err
+    assert file.read_text() == "of another" and [*tmp_path.glob("x*")] == [file]
+
+
+def test_the_others_are_told_when_the_leader_is_refused(tmp_path):
+    from crumb_avalanche.cli.folder_lock import FolderInUseError, in_use, locked
+    from crumb_avalanche.cli.pretrain import checkpoints_of, sole_writer
+    from crumb_avalanche.distributed import Alone
+
+    said = []
+
+    class One(Alone):
+        def told_by_leader(self, value):
+            said.extend([value] if self.leads else [])
+            return said[-1]
+
+    leader, follower, file = One(), One(), tmp_path / "x.safetensors"
+    follower.rank = 1
+    with locked(checkpoints_of(file)):
+        for one in (leader, follower):
+            with pytest.raises(FolderInUseError, match="checkpoints is in use"), sole_writer(file, False, one):
+                pass
+    with sole_writer(file, False, leader), sole_writer(file, False, follower):
+        assert in_use(checkpoints_of(file))
+    file.touch()
+    with pytest.raises(FileExistsError, match="exists already"), sole_writer(file, False, leader):
+        pass
+    with pytest.raises(FolderInUseError, match="exists already"), sole_writer(file, False, follower):
+        pass
+    with sole_writer(file, True, leader), sole_writer(file, True, follower):
+        pass
+    assert [*tmp_path.glob("x*")] == [file]
+
+
+def test_what_a_kill_after_the_last_write_leaves_is_removed(crumb, options, tmp_path, monkeypatch):
+    from crumb_avalanche.checkpoint import CheckpointFolder
+
+    options = [*options, "--output", tmp_path / "x.safetensors"]
+    folder = tmp_path / "x.safetensors.checkpoints"
+
+    def cut_off(self, but=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CheckpointFolder, "clear", cut_off)
+    for seed in ("0", "1"):
+        assert crumb(*options, "--epochs", "1", "--seed", seed, "--overwrite", "true")[0] == 130
+        if seed == "0":
+            folder.rename(tmp_path / "older")
+    monkeypatch.undo()
+    folder.rename(tmp_path / "newer")
+    for left, stays in (("older", True), ("newer", False)):
+        (tmp_path / left).rename(folder)
+        code, _, err = crumb(*options, "--epochs", "1")
+        assert code == 1 and "exists already; choose another --output" in err
+        assert folder.exists() is stays and not (folder / "lock").exists()
+        if stays:
+            assert sorted(path.name for path in folder.iterdir()) == ["00000000.safetensors", "maps"]
+            folder.rename(tmp_path / "aside")
 
 
 @pytest.mark.slow
@@ -97,6 +204,18 @@ def test_two_processes_under_torchrun_and_kill_9(crumb, options, tmp_path):
         assert epoch["loss"] == pytest.approx(epoch_too["loss"], rel=ROUNDING)
     for name in weights:
         assert (weights[name] - weights_too[name]).abs().max() < ROUNDING
+
+
+@pytest.mark.slow
+def test_two_processes_end_where_another_writes_the_file(options, tmp_path):
+    from crumb_avalanche.cli.folder_lock import locked
+
+    file = tmp_path / "x.safetensors"
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command = [*run, "crumb_avalanche.cli", *options, "--output", str(file)]
+    with locked(tmp_path / "x.safetensors.checkpoints"):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0 and f"is in use by process {os.getpid()} " in done.stderr and not file.exists()
 
 
 def test_a_run_starts_from_the_file_but_for_the_head(crumb, options, tiny, tmp_path):

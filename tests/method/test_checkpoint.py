@@ -34,6 +34,35 @@ def test_the_newest_two_are_kept(files):
     assert files.newest().notes == {"place": 4}
 
 
+def test_all_is_removed_but_a_name(files):
+    files.clear()  # nothing there yet
+    files.write({}, "{}", TENSORS)
+    (files.folder / "maps").mkdir()
+    (files.folder / "maps" / "lock").touch()
+    (files.folder / "lock").touch()
+    files.clear(but="lock")
+    assert [path.name for path in files.folder.iterdir()] == ["lock"]
+    files.clear()
+    assert not files.folder.exists()
+
+
+def test_the_newest_is_removed_last(files, monkeypatch):
+    for place in range(2):
+        files.write({"place": place}, "{}", TENSORS)
+    (files.folder / "maps").mkdir()
+    unlink = type(files.folder).unlink
+
+    def cut_off(path, missing_ok=False):
+        if path == files.path(1):
+            raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(type(files.folder), "unlink", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        files.clear()
+    assert [path.name for path in files.folder.iterdir()] == ["00000001.safetensors"]
+
+
 @pytest.mark.parametrize("position", [0.001, 0.3, 0.6, 0.999])
 def test_a_flipped_bit_anywhere_is_noticed_and_the_one_before_it_is_taken(files, position):
     files.write({"place": 0}, '{"a": 1}', TENSORS)
@@ -43,6 +72,23 @@ def test_a_flipped_bit_anywhere_is_noticed_and_the_one_before_it_is_taken(files,
     path.write_bytes(content)
     with pytest.warns(UserWarning, match=r"00000001.safetensors is damaged; looking at the one before it"):
         assert files.newest().notes == {"place": 0}
+
+
+def test_a_damaged_one_is_given_up_before_the_good_one(files):
+    for place in range(3):
+        files.write({"place": place}, "{}", TENSORS)
+    files.path(2).write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="is damaged"):
+        files.newest()
+    files.write({"place": 3}, "{}", TENSORS)
+    assert files.numbers() == [3, 1]
+    files.path(3).write_bytes(b"damaged too")
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert files.newest().notes == {"place": 1}
+    files.clear()
+    for place in range(5):
+        files.write({"place": place}, "{}", TENSORS)
+    assert files.numbers() == [4, 3]
 
 
 def test_a_cut_off_file_and_nothing_good_at_all(files):

@@ -1,6 +1,9 @@
 """State to JSON and tensors and back: values, what is shared, what is left, and what is refused."""
 
 import json
+import sys
+import tracemalloc
+import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from types import SimpleNamespace
 
@@ -93,6 +96,20 @@ def test_global_random_states():
     assert torch.equal(torch.rand(3), expected[0]) and np.array_equal(np.random.rand(3), expected[1])
 
 
+@pytest.mark.parametrize("here", [0, 1, 2, 3])
+def test_random_states_of_as_many_gpus_as_there_are(monkeypatch, here):
+    now, taken = random_states(), []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: here)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: taken.append((state, device)))
+    states = {**now, "cuda": ["of 0", "of 1"]}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        set_random_states(states)
+    assert taken == [("of 0", 0), ("of 1", 1)][:here]
+    words = f"random states of 2 GPUs to take over, but {here} GPUs here: those of the others are left out"
+    assert [words in str(one.message) for one in said] == [True] * (here < 2)
+
+
 def test_own_objects_are_filled_or_made():
     slots = Slots(4, seed=1)
     slots.take(7), slots.take(7), slots.take(2)
@@ -160,6 +177,41 @@ def test_no_class_of_anybody_else_is_made(name):
     text = json.dumps({"value": {"kind": "object", "class": name, "attributes": {}, "number": 0}})
     with pytest.raises(StateError, match="value would have to be made as"):
         restored(text, {}, {})
+
+
+def test_no_module_is_imported_for_a_class(monkeypatch):
+    text, _ = packed({"value": Slots(4, seed=1)})
+    monkeypatch.delitem(sys.modules, Slots.__module__)
+    words = f"made as a {Slots.__module__}:Slots, but this learner uses no module {Slots.__module__}: the checkpoint is"
+    with pytest.raises(StateError, match=words):
+        restored(text, {}, {})
+    assert Slots.__module__ not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *[("V", 500_000_000), ("S500000000", 1), ("500000000f4", 1), ("f4,f4", 1), ("O", 1), ("U9", 1)],
+        *[("|i1", 300), ("<f4", [1.0, 2.0]), ("<f4", "nan"), ("<f4", None), ("nonsense", 1), (None, "1")],
+    ],
+)
+def test_a_scalar_that_is_no_number_is_refused_before_it_takes_memory(kind, value):
+    text = json.dumps({"value": {"kind": "scalar", "type": kind, "value": value}})
+    tracemalloc.start()
+    try:
+        with pytest.raises(StateError, match=r"value is a numpy scalar of type .* with the value .*, but only numbers"):
+            restored(text, {}, {})
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "value", [np.bool_(True), np.int8(-3), np.uint64(2**64 - 1), np.float16(0.1), np.float32("inf")]
+)
+def test_scalars_of_all_kinds(value):
+    back = there_and_back(value)
+    assert back == value and type(back) is type(value)
 
 
 def test_another_network_is_refused():

@@ -1,6 +1,10 @@
 """A file is there whole or not at all."""
 
 import os
+import stat
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -49,3 +53,50 @@ def test_others_may_read_what_they_may_read_of_plain_files(tmp_path, umask):
         os.umask(before)
     modes = [(tmp_path / name).stat().st_mode for name in ("plain", "model.safetensors")]
     assert modes[0] == modes[1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_what_a_killed_process_of_our_number_left_is_no_model_for_permissions(tmp_path):
+    (tmp_path / "plain").touch()
+    left = tmp_path / f"file.txt.{os.getpid()}.part"
+    left.write_text("left")
+    left.chmod(0o600)
+    with whole_file(tmp_path / "file.txt") as unfinished:
+        unfinished.write_text("new")
+    assert (tmp_path / "file.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert (tmp_path / "file.txt").read_text() == "new" and not left.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="numbers of processes of POSIX")
+def test_old_parts_of_processes_that_are_gone_are_removed(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    lives = os.getppid()
+    old = [f"[a].txt.{gone.pid}.part", f"[a].txt.{lives}.part", f"a.txt.{gone.pid}.part", "[a].txt.mine.part"]
+    for name in [*old, "[b].txt.part"]:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - 4000,) * 2)
+    (tmp_path / f"[b].txt.{gone.pid}.part").touch()  # perhaps of another machine
+    for name in ("[a].txt", "[b].txt"):
+        with whole_file(tmp_path / name) as unfinished:
+            unfinished.touch()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {*old[1:], "[b].txt.part", f"[b].txt.{gone.pid}.part", "[a].txt", "[b].txt"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are opened on POSIX alone")
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_name_is_kept_on_disk_where_the_file_system_can(tmp_path, monkeypatch, refused):
+    path, kept, fsync = tmp_path / "file.txt", [], os.fsync
+
+    def watched(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            kept.append((os.fstat(handle).st_ino, path.exists()))
+            if refused:
+                raise OSError(22, "Invalid argument")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    with whole_file(path) as unfinished:
+        unfinished.write_text("text")
+    assert kept == [(tmp_path.stat().st_ino, True)] and path.read_text() == "text"
