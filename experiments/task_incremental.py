@@ -1,6 +1,6 @@
 """Is a weak class-incremental number the method's, or a mistake of ours? The same weights, asked both ways.
 
-    python experiments/task_incremental.py --quick true
+    python experiments/task_incremental.py --quick
     python experiments/task_incremental.py --benchmark cifar100 --dataset-root CIFAR100 --protocol class_iid \
         --experiences 4 --runs 0-2 --strengths si=10000,lwf=10
 
@@ -73,7 +73,8 @@ def parser():
 
     command = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
-    command.add_argument("--quick", type=bool, default=False, help="a trial on drawn shapes, half a minute")
+    trial = "a trial on drawn shapes, half a minute"
+    command.add_argument("--quick", type=bool, nargs="?", const=True, default=False, metavar="BOOL", help=trial)
     command.add_argument("--methods", type=str, help="some of them, such as ewc,lwf; fine-tuning is always there")
     command.add_argument("--strengths", type=str, help="other strengths than in METHODS, such as si=10000,lwf=10")
     command.add_argument("--experiences", type=int, help="only so many from the start of the stream; default all")

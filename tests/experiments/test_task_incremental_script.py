@@ -26,7 +26,7 @@ def script():
 
 @pytest.mark.filterwarnings("ignore:the plastic layers have no dropout")
 def test_quick_run_measures_all_methods_and_is_not_repeated(script, tmp_path, capsys, monkeypatch):
-    arguments = ["--quick", "true", "--threads", "1", "--output", str(tmp_path)]
+    arguments = ["--quick", "--threads", "1", "--output", str(tmp_path)]
     script.main(arguments)
     first = capsys.readouterr().out
     names = [method.strategy for method in script.METHODS]
