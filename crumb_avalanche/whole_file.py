@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, whatever happens while they are written."""
 
+import errno
 import os
 import re
 import time
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the system's numbers for it
 _LONG_AGO = 3600  # seconds; of a process that we do not see, perhaps one on another machine
 
 

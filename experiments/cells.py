@@ -1,7 +1,6 @@
 """A cell of a sweep: one run in a folder of its own, and how the work on it ended."""
 
 import contextlib
-import errno
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,10 +11,10 @@ from pathlib import Path
 from crumb_avalanche.cli.folder_lock import FolderInUseError, locked
 from crumb_avalanche.cli.run_folder import RESULT, tidy_up, write_text
 from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.whole_file import DISK_FULL
 
 ERROR = "error.txt"
 LOG = "log.txt"
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,6 @@ def run_cell(cell: Cell, work: Work = learn) -> Outcome:
                 work(cell.settings)
                 print(f"{time.perf_counter() - start:.0f} s")
             (cell.folder / ERROR).unlink(missing_ok=True)
-            tidy_up(cell.folder)
         return Outcome(State.DONE)
     except FolderInUseError as error:
         return Outcome(State.BUSY, str(error))
@@ -105,7 +103,7 @@ def run_cell(cell: Cell, work: Work = learn) -> Outcome:
         raise
     except BaseException as error:
         text = traceback.format_exc()
-        full = next((cause for cause in causes(error) if getattr(cause, "errno", None) in FULL), None)
+        full = next((cause for cause in causes(error) if getattr(cause, "errno", None) in DISK_FULL), None)
         if full is not None:
             text += f"the disk of {cell.folder} is full ({full}): make room and give the same command again\n"
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):

@@ -1,6 +1,5 @@
 """The command ``crumb`` and its parts: the one place that knows the method and the streams."""
 
-import errno
 import os
 import sys
 from importlib import import_module
@@ -13,6 +12,7 @@ from crumb_avalanche.cli.command_settings import (
     StrategiesSettings,
 )
 from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.whole_file import DISK_FULL
 
 COMMANDS = {
     "demo": (DemoSettings, "rendered shapes, a few minutes, nothing to download"),
@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"crumb {chosen.command}: stopped; {kept}", file=sys.stderr)
         return 130  # as shells have it
     except (ValueError, OSError, ImportError, TypeError, RuntimeError) as error:
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        full = getattr(error, "errno", None) in DISK_FULL
         told = isinstance(error, ValueError | ImportError | FileExistsError | PermissionError) or full
         if type(error).__module__ == "builtins" and not told:
             raise  # a defect, not bad input: show where

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from crumb_avalanche.cli.report_curves import Curve
-from crumb_avalanche.cli.run_folder import RESULT, DamagedRunError
+from crumb_avalanche.cli.run_folder import INTERRUPTED, RESULT, DamagedRunError
 from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT
 from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 
@@ -23,7 +23,7 @@ NOT_COMPARED = {"run", "runs", *NO_PART_OF_THE_RESULT}
 IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # what every config.yaml must tell
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and what else comes first in labels
 JOINT = "joint"  # protocol of what learned all classes at once: there is no order, so it bounds every protocol
-SIGNS_OF_WORK = {"config.yaml", "error.txt", "interrupted"}  # in a folder, of a run begun there
+SIGNS_OF_WORK = {"config.yaml", "error.txt", INTERRUPTED}  # in a folder, of a run begun there
 LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
 
 
@@ -137,7 +137,7 @@ def nothing_finished(given: Path, started: list[Path]) -> str:
     text = f"{given} holds no finished run: there is no {RESULT}, which a run writes last, in it or below it. "
     if not started:
         return text + "Nor is there a config.yaml or interrupted/ of a run cut off; give the --output of crumb run."
-    stopped = [str(folder / "interrupted") for folder in started if (folder / "interrupted").is_dir()]
+    stopped = [str(folder / INTERRUPTED) for folder in started if (folder / INTERRUPTED).is_dir()]
     failed = [str(folder / "error.txt") for folder in started if (folder / "error.txt").is_file()]
     kept = f"What an interrupted run had learned, and why it stopped, is kept in {', '.join(stopped)}. "
     why = f"Why a run of a sweep ended is in {', '.join(failed)}. "

@@ -309,14 +309,18 @@ def test_ridge_against_numpy(size):
     assert (ours.argmax(1) == expected.argmax(1)).mean() > 0.995
 
 
-@pytest.mark.parametrize(
-    "make", [ClassMeans, StreamingLDA, lambda classes, length: RandomProjection(classes, length, 20)]
-)
-def test_what_is_told_is_all_that_has_to_be_kept(make):
+@pytest.fixture(params=[ClassMeans, StreamingLDA, lambda classes, length: RandomProjection(classes, length, 20)])
+def learned_and_fresh(request):
+    """Statistics that have learned the toy classes and were asked once, and others that have learned nothing."""
+    statistics = feed(request.param(CLASSES, D), *toy())
+    statistics.scores(toy()[0])
+    return statistics, request.param(CLASSES, D)
+
+
+def test_what_is_told_is_all_that_has_to_be_kept(learned_and_fresh):
     features, labels = toy()
-    statistics = feed(make(CLASSES, D), features, labels)
+    statistics, fresh = learned_and_fresh
     expected = statistics.scores(features)
-    fresh = make(CLASSES, D)
     for kept, other in zip(statistics.tensors(), fresh.tensors()):
         assert kept.dtype in (torch.float32, torch.int32)
         other.copy_(kept)
@@ -326,15 +330,10 @@ def test_what_is_told_is_all_that_has_to_be_kept(make):
     assert torch.equal(fresh.scores(features), statistics.scores(features))
 
 
-@pytest.mark.parametrize(
-    "make", [ClassMeans, StreamingLDA, lambda classes, length: RandomProjection(classes, length, 20)]
-)
-def test_a_checkpoint_holds_what_is_told_and_nothing_else(make):
-    features, labels = toy()
-    statistics = feed(make(CLASSES, D), features, labels)
-    expected = statistics.scores(features)
+def test_a_checkpoint_holds_what_is_told_and_nothing_else(learned_and_fresh):
+    statistics, fresh = learned_and_fresh
+    expected = statistics.scores(toy()[0])
     tree, tensors = packed({"statistics": statistics})
     assert sum(tensor.nbytes for tensor in tensors.values()) == sum(tensor.nbytes for tensor in statistics.tensors())
-    fresh = make(CLASSES, D)
     restored(tree, tensors, {"statistics": fresh})
-    assert torch.equal(fresh.scores(features), expected)
+    assert torch.equal(fresh.scores(toy()[0]), expected)
