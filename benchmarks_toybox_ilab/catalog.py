@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from benchmarks_toybox_ilab import (
+from benchmarks_toybox_ilab.datasets import (
     cifar100,
     clip_folder,
     core50,
@@ -15,8 +15,8 @@ from benchmarks_toybox_ilab import (
     imagenet,
     toybox,
 )
-from benchmarks_toybox_ilab.frame_table import FrameTable, FrameTableError
-from benchmarks_toybox_ilab.toy_shapes import STREAM_CLASSES, ToyShapesFrames
+from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import STREAM_CLASSES, ToyShapesFrames
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError
 
 PROTOCOLS = ("class_instance", "class_iid", "offline")
 

@@ -40,8 +40,8 @@ def resident(field: str) -> int:
 
 def build_ours(train: int):
     """Names to a benchmark through the frame table."""
-    from benchmarks_toybox_ilab.imagenet import ImageNetFrames
-    from benchmarks_toybox_ilab.protocols import make_benchmark
+    from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames
+    from benchmarks_toybox_ilab.streams.protocols import make_benchmark
 
     return make_benchmark(ImageNetFrames("/imagenet", paths=names(train)), "class_iid", 0, 100)
 
@@ -64,7 +64,7 @@ def cost(kind: str, train: int) -> dict:
     # The imports are no part of the cost.
     import avalanche.benchmarks.scenarios.deprecated.generators  # noqa: F401
 
-    import benchmarks_toybox_ilab.protocols  # noqa: F401
+    import benchmarks_toybox_ilab.streams.protocols  # noqa: F401
 
     before, start = resident("VmRSS"), time.perf_counter()
     benchmark = {"ours": build_ours, "avalanche": build_avalanche}[kind](train)
@@ -85,9 +85,9 @@ def read_ratio(folder: str, images: int, rounds: int, workers: int = 2) -> float
     from torch.utils.data import DataLoader, Subset
     from torchvision.datasets import ImageFolder
 
-    from benchmarks_toybox_ilab.frame_table import Frame, FrameTable
-    from benchmarks_toybox_ilab.frames import imagenet_transform
-    from benchmarks_toybox_ilab.protocols import make_benchmark
+    from benchmarks_toybox_ilab.streams.protocols import make_benchmark
+    from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
+    from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable
 
     torch.set_num_threads(1)
     bare = ImageFolder(folder, imagenet_transform())

@@ -113,7 +113,7 @@ def pretrained(crumb: str, control: str, test_root: str, style_root: Path | None
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
 
-    from benchmarks_toybox_ilab.frames import pixel_transform
+    from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 
     drops = {}
     for name, file in (("crumb", crumb), ("control", control)):

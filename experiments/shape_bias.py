@@ -162,7 +162,7 @@ class StyleImages:
         """uint8 images, in the order of `labels`."""
         from PIL import Image
 
-        from benchmarks_toybox_ilab.frames import pixel_transform
+        from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 
         transform = pixel_transform(image_size)
         for start in range(0, len(self.paths), size):

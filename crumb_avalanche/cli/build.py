@@ -13,7 +13,7 @@ import yaml
 from tqdm import tqdm
 
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
-from benchmarks_toybox_ilab.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.baselines.families import paper_method_settings
 from crumb_avalanche.baselines.registry import Entry, LearningSettings
@@ -73,8 +73,8 @@ def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
     Raises:
         ValueError: unknown benchmark, missing root, or a tree out of the benchmark's grammar.
     """
-    from benchmarks_toybox_ilab.frames import pixel_transform
-    from benchmarks_toybox_ilab.protocols import make_benchmark
+    from benchmarks_toybox_ilab.streams.protocols import make_benchmark
+    from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 
     entry = get_benchmark(settings.benchmark)
     table = entry.table(settings.dataset_root, run, settings.reference_stream, settings.fps)

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
-from benchmarks_toybox_ilab.frames import PixelTransform, pixel_transform
-from benchmarks_toybox_ilab.toy_shapes import PRETRAINING_CLASSES, ToyShapesFrames
+from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import PRETRAINING_CLASSES, ToyShapesFrames
+from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
 from crumb_avalanche.backbones import SmallCNN
 from crumb_avalanche.cli import build, pretrain, report, run
 from crumb_avalanche.cli.command_settings import DemoSettings, PretrainSettings, ReportSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks_toybox_ilab.prepare import check, prepare
+from benchmarks_toybox_ilab.prepare.core import check, prepare
 from crumb_avalanche.cli.command_settings import PrepareSettings
 from crumb_avalanche.cli.folder_lock import locked
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset, Subset
 
-from benchmarks_toybox_ilab.frames import pixel_transform
+from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from crumb_avalanche.checkpoint import CheckpointFolder
 from crumb_avalanche.cli import build
 from crumb_avalanche.cli.command_settings import PretrainSettings

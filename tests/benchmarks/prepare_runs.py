@@ -4,8 +4,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from benchmarks_toybox_ilab.frame_table import FrameTable
-from benchmarks_toybox_ilab.prepare import prepare
+from benchmarks_toybox_ilab.prepare.core import prepare
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 
 class Runner:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from fake_data import image_tree_names, write_files, write_image
 
-from benchmarks_toybox_ilab import cifar100
-from benchmarks_toybox_ilab.cifar100 import CIFAR100Frames, OnlineCIFAR100, missing
-from benchmarks_toybox_ilab.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.datasets import cifar100
+from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames, OnlineCIFAR100, missing
+from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
 
 DATA = Path(os.environ.get("CRUMB_TEST_DATA", Path(__file__).parents[2] / "../shared/data"))
 ARCHIVE = DATA / "cifar100/cifar100_png.zip"

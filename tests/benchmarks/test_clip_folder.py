@@ -4,8 +4,8 @@ import sys
 import pytest
 from fake_data import video_frame_number, write_clip_folder, write_image, write_video
 
-from benchmarks_toybox_ilab.clip_folder import ClipFolder, ClipFolderFrames
-from benchmarks_toybox_ilab.frame_table import FrameTableError
+from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolder, ClipFolderFrames
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
 
 
 def held_out(table):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fake_data import core50_clip, core50_names, odd_core50_names, write_files
 
-from benchmarks_toybox_ilab import core50
-from benchmarks_toybox_ilab.core50 import CORe50, CORe50Frames, missing, parse_path
-from benchmarks_toybox_ilab.frame_table import FrameTableError
+from benchmarks_toybox_ilab.datasets import core50
+from benchmarks_toybox_ilab.datasets.core50 import CORe50, CORe50Frames, missing, parse_path
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
 
 DATA = Path(os.environ.get("CRUMB_TEST_DATA", Path(__file__).parents[2] / "../shared/data")) / "core50_samples"
 USED = [10, 30, 50, 70, 90, 110, 130, 150, 170, 190, 210, 230, 250, 270, 290]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from fake_data import ETH80_NUMBERS, write_eth80, write_image
 
-from benchmarks_toybox_ilab.eth80 import ETH80, ETH80Frames
-from benchmarks_toybox_ilab.frame_table import FrameTableError
+from benchmarks_toybox_ilab.datasets.eth80 import ETH80, ETH80Frames
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
 
 DATA = Path(os.environ.get("CRUMB_TEST_DATA", Path(__file__).parents[2] / "../shared/data"))
 CARS = [f"car{number}" for number in ETH80_NUMBERS["car"]]

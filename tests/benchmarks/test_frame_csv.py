@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks_toybox_ilab.frame_table import Frame, FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError
 
 HEADER = "class,object,session,im_num,im_path\n"
 

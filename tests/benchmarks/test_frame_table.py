@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from benchmarks_toybox_ilab.frame_table import (
+from benchmarks_toybox_ilab.tables.frame_table import (
     BadFrameError,
     Frame,
     FrameTable,

@@ -7,7 +7,7 @@ from fake_data import make_table
 from PIL import Image
 from torchvision import transforms
 
-from benchmarks_toybox_ilab.frames import (
+from benchmarks_toybox_ilab.streams.torch_dataset import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     FrameDataset,

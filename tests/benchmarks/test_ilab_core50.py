@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from fake_data import core50_names, ilab_names, odd_core50_names, odd_ilab_names, write_files
 
-from benchmarks_toybox_ilab import core50
-from benchmarks_toybox_ilab.frame_table import Frame, FrameTableError
-from benchmarks_toybox_ilab.ilab import CLASSES
-from benchmarks_toybox_ilab.ilab_core50 import COUNTS, ILabCORe50, ILabCORe50Frames, class_groups, missing
+from benchmarks_toybox_ilab.datasets import core50
+from benchmarks_toybox_ilab.datasets.ilab import CLASSES
+from benchmarks_toybox_ilab.datasets.ilab_core50 import COUNTS, ILabCORe50, ILabCORe50Frames, class_groups, missing
+from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
 
 USED = range(10, 300, 20)
 
@@ -107,7 +107,7 @@ def test_the_paper_s_counts(full, reference):
 
 
 def test_the_order_of_the_classes(full):
-    from benchmarks_toybox_ilab.protocols import plan_stream
+    from benchmarks_toybox_ilab.streams.protocols import plan_stream
 
     table = ILabCORe50Frames("nowhere", full)
     assert class_groups(table) == [list(CLASSES), list(core50.CLASSES)] == class_groups(table, True)

@@ -1,8 +1,8 @@
 import pytest
 from fake_data import write_image
 
-from benchmarks_toybox_ilab.frame_table import Frame, FrameTableError
-from benchmarks_toybox_ilab.image_tree import image_tree_table
+from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.image_tree import image_tree_table
 
 LAYOUT = "<root>/{train,test}/<class>/<image>.png"
 

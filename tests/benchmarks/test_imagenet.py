@@ -3,9 +3,9 @@ import time
 import pytest
 from fake_data import image_tree_names, write_files
 
-from benchmarks_toybox_ilab import imagenet
-from benchmarks_toybox_ilab.frame_table import Frame, FrameTableError
-from benchmarks_toybox_ilab.imagenet import ImageNetFrames, OnlineImageNet, missing
+from benchmarks_toybox_ilab.datasets import imagenet
+from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames, OnlineImageNet, missing
+from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
 
 CLASSES = [f"n{number:08d}" for number in range(1000)]
 

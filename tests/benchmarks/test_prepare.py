@@ -12,15 +12,16 @@ from fake_data import (
 from local_server import LocalServer
 from prepare_runs import Runner, files, pack, read_csv
 
-from benchmarks_toybox_ilab import _prepare_sources, core50
-from benchmarks_toybox_ilab.core50 import CORe50Frames
-from benchmarks_toybox_ilab.download import DownloadError
-from benchmarks_toybox_ilab.frame_table import FrameTable, FrameTableError
-from benchmarks_toybox_ilab.icub import ICubFrames
-from benchmarks_toybox_ilab.ilab import ILabFrames
-from benchmarks_toybox_ilab.ilab_core50 import ILabCORe50Frames
-from benchmarks_toybox_ilab.imagenet import ImageNetFrames
-from benchmarks_toybox_ilab.prepare import check
+from benchmarks_toybox_ilab.datasets import core50
+from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames
+from benchmarks_toybox_ilab.datasets.icub import ICubFrames
+from benchmarks_toybox_ilab.datasets.ilab import ILabFrames
+from benchmarks_toybox_ilab.datasets.ilab_core50 import ILabCORe50Frames
+from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames
+from benchmarks_toybox_ilab.prepare import sources as _prepare_sources
+from benchmarks_toybox_ilab.prepare.core import check
+from benchmarks_toybox_ilab.prepare.download import DownloadError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError
 
 CORE50 = core50_names((1, 2, 3), (1, 6), (10, 11, 30))
 ILAB = ilab_names(("boat", "van"), (1,), range(1, 9), 15)

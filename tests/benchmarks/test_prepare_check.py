@@ -8,7 +8,7 @@ from fake_data import (
 )
 from prepare_runs import files
 
-from benchmarks_toybox_ilab.prepare import NAMES, Report, check
+from benchmarks_toybox_ilab.prepare.core import NAMES, Report, check
 
 CIFAR100 = image_tree_names({"train": 2, "test": 1}, ("apple", "train"))
 

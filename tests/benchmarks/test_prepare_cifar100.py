@@ -17,10 +17,10 @@ from local_server import LocalServer
 from PIL import Image
 from prepare_runs import Runner, files, pack, read_csv
 
-from benchmarks_toybox_ilab.cifar100 import CIFAR100Frames
-from benchmarks_toybox_ilab.download import DownloadError
-from benchmarks_toybox_ilab.frame_table import FrameTableError
-from benchmarks_toybox_ilab.prepare import check
+from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames
+from benchmarks_toybox_ilab.prepare.core import check
+from benchmarks_toybox_ilab.prepare.download import DownloadError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
 
 DATA = Path(os.environ.get("CRUMB_TEST_DATA", Path(__file__).parents[2] / "../shared/data"))
 CIFAR100 = image_tree_names({"train": 2, "test": 1}, ("apple", "train"))
@@ -164,7 +164,7 @@ def test_cifar100_that_cannot_be_fetched(distribution, tmp_path, run, monkeypatc
 
 
 def test_cifar100_without_or_with_odd_names(tmp_path):
-    from benchmarks_toybox_ilab.cifar100_files import _names
+    from benchmarks_toybox_ilab.prepare.cifar100_files import _names
 
     def named(filenames):
         (tmp_path / "train").write_bytes(pickle.dumps({"filenames": filenames} if filenames else {}))

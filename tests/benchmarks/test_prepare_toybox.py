@@ -8,7 +8,7 @@ from fake_data import (
 )
 from prepare_runs import Runner, files, pack, read_csv
 
-from benchmarks_toybox_ilab.toybox import ToyboxFrames
+from benchmarks_toybox_ilab.datasets.toybox import ToyboxFrames
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks_toybox_ilab import _shape_scene
-from benchmarks_toybox_ilab.toy_shapes import (
+from benchmarks_toybox_ilab.datasets.toy_shapes import scene as _shape_scene
+from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import (
     CLASSES,
     PRETRAINING_CLASSES,
     STREAM_CLASSES,
@@ -26,7 +26,7 @@ GOLDEN_MEANS = [25.2, 125.2, 178.4, 144.0]
 
 OTHER_PROCESS = """
 import hashlib, sys
-from benchmarks_toybox_ilab.toy_shapes import CLASSES, render
+from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import CLASSES, render
 print(hashlib.sha256(b"".join(render(name, 1, 2, 3, size=32).tobytes() for name in reversed(CLASSES))).hexdigest())
 print("avalanche" in sys.modules)
 """

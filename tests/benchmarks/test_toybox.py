@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fake_data import TOYBOX_CLIPS, TOYBOX_FOLDERS, odd_toybox_names, toybox_clip, toybox_names, write_files
 
-from benchmarks_toybox_ilab.frame_table import Frame, FrameTableError
-from benchmarks_toybox_ilab.toybox import COUNTS, Toybox, ToyboxFrames, missing, parse_file_name
+from benchmarks_toybox_ilab.datasets.toybox import COUNTS, Toybox, ToyboxFrames, missing, parse_file_name
+from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
 
 DATA = Path(os.environ.get("CRUMB_TEST_DATA", Path(__file__).parents[2] / "../shared/data"))
 CUP = "images/households/cup_01_pivothead/cup_01_pivothead"

@@ -5,9 +5,10 @@ import pytest
 from fake_data import TOYBOX_CLIPS, TOYBOX_FOLDERS, video_frame_number, write_toybox_videos
 from PIL import Image
 
-from benchmarks_toybox_ilab import toybox, toybox_videos
-from benchmarks_toybox_ilab.frame_table import FrameTableError
-from benchmarks_toybox_ilab.toybox_videos import extract_toybox
+from benchmarks_toybox_ilab.datasets import toybox
+from benchmarks_toybox_ilab.prepare import toybox_videos
+from benchmarks_toybox_ilab.prepare.toybox_videos import extract_toybox
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
 
 FOUR = [("cup", 1, "rxplus"), ("cup", 1, "absent"), ("duck", 30, "present"), ("truck", 12, "hodgepodge")]
 

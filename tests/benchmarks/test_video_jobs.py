@@ -13,9 +13,10 @@ import pytest
 from fake_data import write_video
 from video_clips import files, jobs, shown, whole_and_cut
 
-from benchmarks_toybox_ilab import disk, video
-from benchmarks_toybox_ilab.frame_table import FrameTableError
-from benchmarks_toybox_ilab.video import Job, extract_frames, extract_many
+from benchmarks_toybox_ilab.tables import disk
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.video import extract as video
+from benchmarks_toybox_ilab.video.extract import Job, extract_frames, extract_many
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_a_killed_process_is_gone_on_with(clips, tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from benchmarks_toybox_ilab import video
+from benchmarks_toybox_ilab.video import extract as video
 save = video._save
 def kill(image, path):
     save(image, path)
@@ -180,7 +181,7 @@ def test_a_script_without_a_main_guard_is_told_so(clips, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from benchmarks_toybox_ilab.video import Job, extract_many\n"
+        "from benchmarks_toybox_ilab.video.extract import Job, extract_many\n"
         f"clip, out = Path({str(clips / 'whole.mp4')!r}), Path({str(tmp_path / 'out')!r})\n"
         "extract_many([Job(clip, out, 'a_%d.png'), Job(clip, out, 'b_%d.png')], workers=2)\n"
     )

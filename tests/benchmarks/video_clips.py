@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fake_data import video_frame_number, write_video
 
-from benchmarks_toybox_ilab.video import Job
+from benchmarks_toybox_ilab.video.extract import Job
 
 
 def whole_and_cut(folder):

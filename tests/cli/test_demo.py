@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks_toybox_ilab.frames import pixel_transform
-from benchmarks_toybox_ilab.toy_shapes import ToyShapesFrames
+from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesFrames
+from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from crumb_avalanche.cli import demo
 from crumb_avalanche.cli.command_settings import DemoSettings
 from crumb_avalanche.cli.folder_lock import FolderInUseError, locked

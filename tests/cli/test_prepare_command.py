@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks_toybox_ilab import prepare as library
-from benchmarks_toybox_ilab.frame_table import FrameTable
-from benchmarks_toybox_ilab.prepare import Report
+from benchmarks_toybox_ilab.prepare import core as library
+from benchmarks_toybox_ilab.prepare.core import Report
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
 from crumb_avalanche.cli import underscored
 from crumb_avalanche.cli.folder_lock import in_use, locked

@@ -88,7 +88,7 @@ def test_the_codebook_comes_without_avalanche():
 
 
 def test_the_packages_alone_import_nothing_heavy():
-    modules, _ = modules_after("import crumb_avalanche, benchmarks_toybox_ilab.frame_table")
+    modules, _ = modules_after("import crumb_avalanche, benchmarks_toybox_ilab.tables.frame_table")
     assert not modules & {"torch", "avalanche", "faiss", "matplotlib"}
 
 

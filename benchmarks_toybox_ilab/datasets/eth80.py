@@ -1,0 +1,128 @@
+"""ETH-80: 8 classes x 10 objects x 41 views on a grid around the object; small, real and quickly learned.
+
+Leibe and Schiele, "Analyzing Appearance and Contour Based Methods for Object Categorization", CVPR 2003.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks_toybox_ilab.tables.folders import visible_entries
+from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError, natural_key, whole_number
+
+LAYOUT = "<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg"
+SOURCE = "Leibe & Schiele, CVPR 2003; 256 px copy at https://github.com/Kai-Xuan/ETH-80"
+TEST_OBJECTS = 2  # of each class and run
+
+_OBJECT = re.compile(r"(?P<class_name>.*\D)\d+")
+_VIEW = re.compile(r"(?P<object_name>.+)-(?P<polar>\d{3})-(?P<azimuth>\d{3})\.(?:jpg|jpeg|png)", re.IGNORECASE)
+
+
+def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
+    """The table of ETH-80: 3,280 frames, two objects of each class held out.
+
+    A clip is one ring of views (one polar angle) around one object, by azimuth: turntable clips of 1 to 16 frames, not
+    video. All views are used. The test objects of a class in run r are those at positions 2r and 2r + 1, modulo their
+    number, of its objects in natural order; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14.
+
+    Args:
+        root: The folder of the 80 object folders, or the folder that holds it as `eth80`.
+        run: Chooses the test objects; five runs hold out every object once.
+
+    Raises:
+        FrameTableError: If the folder is missing, empty or laid out otherwise, or a class has fewer than 3 objects.
+        ValueError: If run is not a whole number of at least 0.
+    """
+    run = whole_number("run", run, 0)
+    root = _data_folder(Path(root))
+    views: dict[str, dict[str, list[Frame]]] = {}
+    for folder in visible_entries(root):
+        if folder.is_dir():
+            match = _OBJECT.fullmatch(folder.name)
+            if match is None:
+                raise FrameTableError(
+                    f"{folder} is not named as an object: a class and a number, such as apple1. "
+                    f"Rename it or move it away; ETH-80 is laid out as {LAYOUT}"
+                )
+            views.setdefault(match["class_name"], {})[folder.name] = _views(folder, match["class_name"])
+        elif _VIEW.fullmatch(folder.name):
+            raise FrameTableError(f"{folder} lies outside of its object's folder; ETH-80 is laid out as {LAYOUT}")
+    frames = []
+    for class_name in sorted(views, key=natural_key):
+        objects = sorted(views[class_name], key=natural_key)
+        if len(objects) <= TEST_OBJECTS:
+            raise FrameTableError(
+                f"class {class_name!r} in {root} has only {len(objects)} objects ({', '.join(objects)}), but "
+                f"{TEST_OBJECTS} are held out and at least one must remain for training; complete the data."
+            )
+        held_out = {objects[(TEST_OBJECTS * run + step) % len(objects)] for step in range(TEST_OBJECTS)}
+        for name in objects:
+            split = "test" if name in held_out else "train"
+            frames += [Frame(*view, split) for view in views[class_name][name]]
+    return FrameTable(frames, root, name="eth80")
+
+
+def _data_folder(root: Path) -> Path:
+    """The folder of the object folders: the root itself, or `eth80` in a root that holds no objects."""
+    advice = f"ETH-80 is laid out as {LAYOUT}; give that folder as root."
+    if not root.is_dir():
+        raise FrameTableError(f"there is no folder {root}. {advice}")
+    if (root / "eth80").is_dir() and not any(map(_is_object, visible_entries(root))):
+        root = root / "eth80"
+    if not any(entry.is_dir() for entry in visible_entries(root)):
+        raise FrameTableError(f"{root} holds no object folders. {advice}")
+    return root
+
+
+def _is_object(folder: Path) -> bool:
+    """Whether it is named as an object's folder and holds a view."""
+    named = folder.is_dir() and _OBJECT.fullmatch(folder.name)
+    return bool(named) and any(_VIEW.fullmatch(file.name) for file in visible_entries(folder))
+
+
+def _views(folder: Path, class_name: str) -> list[tuple[str, str, str, str, int]]:
+    """Path, class, object, session and frame of each view in an object's folder, by ring and azimuth."""
+    views = {}
+    for file in visible_entries(folder):
+        if file.is_dir() and file.name == "maps":  # the masks of the original distribution
+            continue
+        match = _VIEW.fullmatch(file.name)
+        if match is None or match["object_name"] != folder.name:
+            raise FrameTableError(
+                f"{file} is not named as a view of {folder.name}: {folder.name}-EEE-AAA.jpg, with the polar angle and "
+                "the azimuth in three digits each. Rename it or move it away."
+            )
+        ring, azimuth = match["polar"], int(match["azimuth"])
+        if (ring, azimuth) in views:
+            raise FrameTableError(f"{file} shows a view that {folder} already has; keep one file for each view.")
+        views[ring, azimuth] = (f"{folder.name}/{file.name}", class_name, folder.name, ring, azimuth)
+    if not views:
+        raise FrameTableError(f"{folder} holds no views; ETH-80 is laid out as {LAYOUT}")
+    return [views[view] for view in sorted(views)]
+
+
+def ETH80(
+    dataset_root: str | Path,
+    protocol: str = "class_instance",
+    run: int = 0,
+    train_transform: Callable | None = None,
+    eval_transform: Callable | None = None,
+    classes_per_experience: int = 2,
+):
+    """ETH-80 as an Avalanche benchmark, in the style of Avalanche's classic ones.
+
+    Args:
+        dataset_root: As `root` of `ETH80Frames`.
+        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
+        run: Chooses the test objects, and is the seed of the order of classes, clips and frames.
+        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
+        eval_transform: Likewise for the test stream.
+        classes_per_experience: Classes of one experience.
+
+    Returns:
+        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+    """
+    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
+
+    frames = ETH80Frames(dataset_root, run)
+    return make_benchmark(frames, protocol, run, classes_per_experience, train_transform, eval_transform)

@@ -1,0 +1,218 @@
+"""iLab-2M-Light: 14 classes of toy vehicles x 28 objects x 8 backgrounds on a turntable, stills from several cameras.
+
+35,280 training images (6 backgrounds of each object) and 11,760 test images (2 backgrounds), 15 of each background, in
+7 experiences of 2 classes. The order inside a background is a sweep over cameras and rotations, not a video.
+
+Borji, Izadi and Itti, "iLab-20M: A Large-Scale Controlled Object Dataset to Investigate Deep Learning", CVPR 2016.
+"""
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
+from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError
+
+LAYOUT = "<root>/train_img/<class>-iNNNN-bNNNN-cNN-rNN-lN-fN.jpg, e.g. train_img/boat-i0001-b0003-c02-r03-l0-f2.jpg"
+SOURCE = "http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz"
+COUNTS = {"classes": 14, "train": 35_280, "test": 11_760}
+
+FOLDER = "iLab-2M-Light"
+# The class number of the paper is the position, from 1; "semi" has one (11), but is not used.
+CATEGORIES = (
+    *("boat", "bus", "car", "equip", "f1car", "heli", "mil", "monster"),
+    *("pickup", "plane", "semi", "tank", "train", "ufo", "van"),
+)
+UNUSED_CLASS = "semi"
+CLASSES = tuple(name for name in CATEGORIES if name != UNUSED_CLASS)
+OBJECTS = 28  # of each class
+SESSIONS = 8  # of each object
+TEST_POSITIONS = (4, 8)  # of the sessions of an object, from 1
+FRAMES = 15  # of each session
+
+_FILE = re.compile(r"([a-z0-9]+)-i(\d+)-b(\d+)-c(\d+)-r(\d+)-l(\d+)(?:-f(\d+))?\.(?i:jpe?g)", re.ASCII)
+_IMAGE = re.compile(r"[^.].*\.jpe?g", re.IGNORECASE | re.DOTALL)
+_LISTED = 8  # objects of a class that are reported one by one
+
+_View = tuple[int, int, int, int]  # camera, rotation, light, focus
+_Objects = dict[int, dict[int, dict[_View, str]]]  # path, by number of the object, of the background, and view
+
+
+def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
+    """The table of iLab-2M-Light: of each class 28 objects, of each object 8 sessions, of each session 15 images.
+
+    A session is one background behind one object; its images are numbered from 0 by camera, rotation, light and focus.
+    Used are sessions of at least 15 images, the first 8 of each object that has as many, and the first 28 of those
+    objects of each class. The fourth and the eighth session of an object are the test split, in every run. Class "semi"
+    is left out. Classes that are not there at all, and classes of fewer objects, are taken as they are.
+
+    The 15 images follow one another. Where they start is drawn by the SHA-256 of "class/object/session" (its first 8
+    bytes as a big-endian number, modulo the number of possible starts), so for each session by itself.
+
+    Args:
+        root: The folder that holds `train_img`, or the folder that holds that as `iLab-2M-Light`, or `train_img`
+            itself. The images lie there, or one folder deeper by class.
+        paths: Files below root with forward slashes, where they are known already; else the folder is listed.
+        reference: Draw the starts with Python's generator, seeded with 0, session by session as they are sorted. The
+            published code draws them from that generator in the order in which pandas groups its index file; whether
+            the draws are the same file by file is not verified.
+
+    Raises:
+        FrameTableError: If the folder is missing or laid out otherwise, an image is not named as iLab's are or is of
+            another class, or a class has no object with 8 sessions of 15 images.
+    """
+    root = Path(root)
+    if paths is None:
+        root, folder = _data_folder(root)
+        paths = files_below(root, folder)
+    generator = random.Random(0) if reference else None
+    frames = []
+    for class_name, objects in _found(paths).items():
+        usable = {number: kept for number in sorted(objects) if (kept := _usable_sessions(objects[number]))}
+        if not usable:
+            raise FrameTableError(
+                f"class {class_name!r} in {root} has {len(objects)} objects, none with {SESSIONS} sessions "
+                f"(backgrounds) of at least {FRAMES} images, but only such objects are used. Complete the class, or "
+                "move its images away."
+            )
+        for number, sessions in list(usable.items())[:OBJECTS]:
+            for position, background in enumerate(sessions, 1):
+                names = class_name, f"i{number:04d}", f"b{background:04d}"
+                views = [path for _, path in sorted(objects[number][background].items())]
+                start = _window_start("/".join(names), len(views) - FRAMES + 1, generator)
+                split = "test" if position in TEST_POSITIONS else "train"
+                frames += [Frame(views[frame], *names, frame, split) for frame in range(start, start + FRAMES)]
+    if not frames:
+        raise FrameTableError(f"{root} holds no images of {FOLDER}, which is laid out as {LAYOUT}")
+    return FrameTable(frames, root, name="ilab")
+
+
+def missing(paths: Iterable[str]) -> list[str]:
+    """What the paper's data set has and these files below root lack, object by object, a line each.
+
+    Of a class 28 objects with eight sessions of 15 images are enough, whatever else there is.
+
+    Raises:
+        FrameTableError: If an image is not named as iLab's are, or is of another class.
+    """
+    found = _found(paths)
+    lines = []
+    for class_name in CLASSES:
+        objects = found.get(class_name, {})
+        short = [number for number in sorted(objects) if not _usable_sessions(objects[number])]
+        count = len(objects) - len(short)
+        if not objects:
+            lines.append(f"class {class_name}: all {OBJECTS} objects are missing")
+        elif count < OBJECTS:
+            lines.append(
+                f"class {class_name}: {count} of {OBJECTS} objects have {SESSIONS} sessions of {FRAMES} images"
+            )
+            lines += [f"{class_name}/i{number:04d}: {_gaps(objects[number])}" for number in short[:_LISTED]]
+            if len(short) > _LISTED:
+                lines.append(f"class {class_name}: {len(short) - _LISTED} more objects are short")
+    return lines
+
+
+def _data_folder(root: Path) -> tuple[Path, str]:
+    """The folder that paths are relative to, and the one below it that holds the images ("" if it is the same)."""
+    for folder in (root, root / FOLDER):
+        if (folder / "train_img").is_dir():
+            return folder, "train_img"
+    if root.is_dir() and (
+        root.absolute().name == "train_img" or any(_FILE.fullmatch(entry.name) for entry in root.iterdir())
+    ):
+        return root, ""
+    return dataset_folder(root, ("train_img",), "ilab", LAYOUT), "train_img"
+
+
+def _found(paths: Iterable[str]) -> dict[str, _Objects]:
+    """The files by class (in natural order), object, background and view, without the class that is not used."""
+    found: dict[str, _Objects] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if _IMAGE.fullmatch(name) is None:
+            continue
+        folders = folder.removeprefix(f"{FOLDER}/").split("/")
+        if folders[0] == "test_img":  # the paper splits train_img, and leaves this
+            continue
+        match = _FILE.fullmatch(name)
+        if match is None or match[1] not in CATEGORIES:
+            raise FrameTableError(
+                f"{path} is not named as an image of {FOLDER}: <class>-iNNNN-bNNNN-cNN-rNN-lN-fN.jpg, with one of the "
+                f"classes {', '.join(CATEGORIES)}. Rename it or move it away."
+            )
+        class_name, *digits = match.groups("0")
+        if folders not in (["train_img"], ["train_img", class_name], [class_name], [""]):
+            raise FrameTableError(
+                f"{path} lies in the wrong folder; images lie in train_img or train_img/{class_name}. Move it there "
+                "or away."
+            )
+        if class_name == UNUSED_CLASS:
+            continue
+        number, background, *view = map(int, digits)
+        views = found.setdefault(class_name, {}).setdefault(number, {}).setdefault(background, {})
+        if views.setdefault(tuple(view), path) is not path:
+            raise FrameTableError(f"{path} and {views[tuple(view)]} are the same view; keep one file for each view.")
+    return dict(sorted(found.items()))
+
+
+def _usable_sessions(sessions: dict[int, dict[_View, str]]) -> list[int]:
+    """The first sessions of an object with enough images, by number; none if there are too few."""
+    enough = sorted(background for background, views in sessions.items() if len(views) >= FRAMES)
+    return enough[:SESSIONS] if len(enough) >= SESSIONS else []
+
+
+def _window_start(clip: str, starts: int, generator: random.Random | None) -> int:
+    if generator is not None:
+        return generator.randint(0, starts - 1)
+    return int.from_bytes(hashlib.sha256(clip.encode()).digest()[:8], "big") % starts
+
+
+def _gaps(sessions: dict[int, dict[_View, str]]) -> str:
+    """What an object lacks, in words."""
+    short = [
+        f"b{number:04d} has {len(sessions[number])}" for number in sorted(sessions) if len(sessions[number]) < FRAMES
+    ]
+    listed = short[:_LISTED] + ([f"{len(short) - _LISTED} more"] if len(short) > _LISTED else [])
+    count = f"{len(sessions) - len(short)} of {SESSIONS} sessions of {FRAMES} images"
+    return f"{count}; short: {', '.join(listed)}" if short else count
+
+
+def ILab(
+    dataset_root: str | Path,
+    protocol: str = "class_instance",
+    run: int = 0,
+    train_transform: Callable | None = None,
+    eval_transform: Callable | None = None,
+    classes_per_experience: int = 2,
+    reference: bool = False,
+):
+    """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each.
+
+    Split: of the 8 sessions (backgrounds) of each of the 392 objects, the fourth and the eighth are for testing, in
+    every run. Images are squeezed to the transform's size (224 x 224 pixels in the paper) when they are read.
+
+    Borji et al., "iLab-20M: A Large-Scale Controlled Object Dataset to Investigate Deep Learning", CVPR 2016,
+    http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz
+
+    Args:
+        dataset_root: As `root` of `ILabFrames`.
+        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
+        run: The seed of the order of classes, clips and images.
+        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
+        eval_transform: Likewise for the test stream.
+        classes_per_experience: Classes of one experience.
+        reference: As the paper's code does it: the 15 images of each session, order and labels are drawn as there; see
+            `ILabFrames` and `orders.ReferenceDraws`.
+
+    Returns:
+        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+    """
+    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
+
+    table = ILabFrames(dataset_root, reference=reference)
+    return make_benchmark(
+        table, protocol, run, classes_per_experience, train_transform, eval_transform, reference=reference
+    )

@@ -1,0 +1,164 @@
+"""iLab and CORe50 one after the other: 24 classes, balanced, iLab's 14 toy vehicles before CORe50's 10 things.
+
+14,400 training images (40 clips of each class) and 5,400 test images (15 clips), 15 images a clip, in 12 experiences of
+2 classes.
+
+See `ilab` and `core50` for the two data sets and who made them.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks_toybox_ilab.datasets import core50, ilab
+from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames
+from benchmarks_toybox_ilab.datasets.ilab import ILabFrames
+from benchmarks_toybox_ilab.tables.folders import dataset_folder
+from benchmarks_toybox_ilab.tables.frame import SPLITS, Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+ILAB, CORE50 = ilab.FOLDER, "core50"  # the folders
+LAYOUT = f"<root>/{ILAB} and <root>/{CORE50}, each as for itself: {ilab.LAYOUT}; {core50.LAYOUT}"
+SOURCE = f"{ILAB}: {ilab.SOURCE}; CORe50: {core50.SOURCE}"
+COUNTS = {"classes": 24, "train": 14_400, "test": 5_400}
+
+# The paper numbers iLab's categories from 1, with the one that is not used, and CORe50's from 16.
+_NUMBER = {name: number for number, name in enumerate(ilab.CATEGORIES + core50.CLASSES, 1)}
+
+
+def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
+    """The table of iLab and CORe50, with the same number of clips of every class.
+
+    In each split every class keeps as many of its (object, session) clips as the class that has the fewest. Clips are
+    ordered by the SHA-256 of "class/object/session", and the first ones kept, so one clip more or less moves no other.
+    Frames, names and splits are those of `ILabFrames` and `CORe50Frames`.
+
+    Args:
+        root: The folder that holds `iLab-2M-Light` and `core50`, or the folder that holds it as `ilab_core50`.
+        paths: Files below root with forward slashes, where they are known already; else the folders are listed. Only
+            those below the two folders count.
+        reference: Draw the clips as pandas samples for the published code: a permutation by numpy's legacy generator,
+            seeded with the number of the class (iLab's 1 to 15, semi's 11 unused, CORe50's 16 to 25), of its clips in
+            natural order; and whatever `reference` changes in the two tables.
+
+    Raises:
+        FrameTableError: If a folder is missing or laid out otherwise, or as `ILabFrames` and `CORe50Frames` do.
+    """
+    root = Path(root)
+    if paths is None:
+        root = dataset_folder(root, (ILAB, CORE50), "ilab_core50", LAYOUT)
+        tables = ILabFrames(root / ILAB, reference=reference), CORe50Frames(root / CORE50, reference=reference)
+    else:
+        of_ilab, of_core50 = _split_paths(paths)
+        tables = ILabFrames(root / ILAB, of_ilab, reference), CORe50Frames(root / CORE50, of_core50, reference)
+    frames = []
+    for table in tables:
+        prefix = table.root.relative_to(root).as_posix()
+        frames += [
+            Frame(f"{prefix}/{row.path}", row.class_name, row.object_name, row.session, row.frame, row.split)
+            for row in table
+        ]
+    padded = any(table.padded for table in tables)
+    both = FrameTable(frames, root, name="ilab_core50", padded=padded)
+    kept = (row for split in SPLITS for clip in _balanced(both, split, reference) for row in clip)
+    return FrameTable((both[row] for clip in both.clips(kept) for row in clip), root, name=both.name, padded=padded)
+
+
+def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]]:
+    """The classes of iLab, which come first in a stream, and those of CORe50; each as the paper numbers them.
+
+    They are the same by `reference`.
+    """
+    return [[name for name in classes if name in table.classes] for classes in (ilab.CLASSES, core50.CLASSES)]
+
+
+def missing(paths: Iterable[str]) -> list[str]:
+    """What the two data sets have and these files below root lack, object by object, a line each.
+
+    Raises:
+        FrameTableError: As `ilab.missing` and `core50.missing` do.
+    """
+    of_ilab, of_core50 = _split_paths(paths)
+    return [f"{ILAB}: {line}" for line in ilab.missing(of_ilab)] + [
+        f"{CORE50}: {line}" for line in core50.missing(of_core50)
+    ]
+
+
+def _split_paths(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The files below each of the two folders, relative to it."""
+    below: dict[str, list[str]] = {ILAB: [], CORE50: []}
+    for path in paths:
+        folder, _, name = path.partition("/")
+        if folder in below:
+            below[folder].append(name)
+    return below[ILAB], below[CORE50]
+
+
+def _balanced(table: FrameTable, split: str, reference: bool) -> list[np.ndarray]:
+    """Rows of the clips of a split that are kept: the same number of clips of each class."""
+    clips = {name: table.clips(table.rows(split, name)) for name in table.classes}
+    least = min(clips, key=lambda name: len(clips[name]))
+    count = len(clips[least])
+    if not count:
+        raise FrameTableError(
+            f"class {least!r} in {table.root} has no {split} clips, so there is nothing to balance the other classes "
+            "to. Complete the class."
+        )
+    kept = []
+    for name, of_class in clips.items():
+        if reference:
+            order = np.random.RandomState(_NUMBER[name]).permutation(len(of_class))
+            kept += [of_class[place] for place in order[:count]]
+        else:
+            kept += sorted(of_class, key=lambda clip: _digest(table[clip[0]]))[:count]
+    return kept
+
+
+def _digest(frame: Frame) -> bytes:
+    return hashlib.sha256(f"{frame.class_name}/{frame.object_name}/{frame.session}".encode()).digest()
+
+
+def ILabCORe50(
+    dataset_root: str | Path,
+    protocol: str = "class_instance",
+    run: int = 0,
+    train_transform: Callable | None = None,
+    eval_transform: Callable | None = None,
+    classes_per_experience: int = 2,
+    reference: bool = False,
+):
+    """iLab and CORe50 as one Avalanche benchmark of 12 experiences, up to 1,200 training images each.
+
+    First the 14 classes of iLab, shuffled among themselves, then the 10 of CORe50, shuffled among themselves. The
+    published code takes the category of iLab that is not used for one of the classes, and loses a real one in most
+    runs, so that 23 are streamed; here all 24 are, in every run, also by `reference`, where the order of classes is
+    therefore not the published one.
+
+    Args:
+        dataset_root: As `root` of `ILabCORe50Frames`.
+        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
+        run: The seed of the order of classes, clips and images.
+        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
+        eval_transform: Likewise for the test stream.
+        classes_per_experience: Classes of one experience.
+        reference: Clips, order and labels are drawn as the paper's code draws them, over the 24 classes; see
+            `ILabCORe50Frames` and `orders.ReferenceDraws`.
+
+    Returns:
+        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+    """
+    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
+
+    table = ILabCORe50Frames(dataset_root, reference=reference)
+    return make_benchmark(
+        table,
+        protocol,
+        run,
+        classes_per_experience,
+        train_transform,
+        eval_transform,
+        class_groups=class_groups(table),
+        reference=reference,
+    )

@@ -1,0 +1,118 @@
+"""Online-ImageNet: 1000 classes, 1,281,167 training and 50,000 test images, in 10 experiences of 100 classes.
+
+The test images are those of the validation set.
+
+Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", International Journal of Computer Vision 115,
+2015.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from benchmarks_toybox_ilab.tables.class_counts import missing_images
+from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.image_tree import image_tree_table
+
+LAYOUT = "<root>/{train,val}/<wnid>/<image>.JPEG, e.g. train/n01440764/n01440764_10026.JPEG"
+SOURCE = "https://image-net.org/challenges/LSVRC/2012/ (ILSVRC2012; needs an account)"
+COUNTS = {"classes": 1000, "train": 1_281_167, "test": 50_000}
+FOLDERS = ("train", "val")
+
+_VAL_IMAGES = 50  # of each class
+_IN_PLACE = re.compile(r"(?:train|val)/n\d{8}/[^/]+", re.ASCII)
+_FLAT = re.compile(r"val/[^/.][^/]*\.jpe?g", re.IGNORECASE)
+_OTHER_CLASS = re.compile(r"(?:train|val)/(?P<class_name>[^/]+)/[^/.][^/]*\.(?:jpe?g|png)", re.IGNORECASE)
+_HOW_TO_SORT = (
+    "lie in val itself, but must lie in one folder for each class, and only the labels in the development kit tell the "
+    'classes. torchvision.datasets.ImageNet(root, split="val") sorts them so when ILSVRC2012_img_val.tar and '
+    "ILSVRC2012_devkit_t12.tar.gz lie in its root"
+)
+
+
+def ImageNetFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
+    """The table of ImageNet: folder `train` is the training split, `val` the test split, in every run.
+
+    Every image is a clip of its own (object: its name; session "0" in training, "1" in the test; frame 0). A class is
+    called by its WordNet number, such as n01440764. Classes that are not there are not asked for.
+
+    Args:
+        root: The folder of `train` and `val`, or the folder that holds it as `imagenet`.
+        paths: Files below root with forward slashes, where they are known already; else the folder is listed.
+        reference: Changes nothing here; order and labels are the generator's.
+
+    Raises:
+        FrameTableError: If the folder is missing or laid out otherwise, the images of `val` are not sorted into
+            classes, or a class has no training images.
+    """
+    root = Path(root)
+    if paths is None:
+        root = dataset_folder(root, FOLDERS, "imagenet", LAYOUT)
+        paths = (path for folder in FOLDERS for path in files_below(root, folder))
+    return image_tree_table(root, FOLDERS, "imagenet", LAYOUT, _checked(paths))
+
+
+def missing(paths: Iterable[str]) -> list[str]:
+    """What the data set has and these files below root lack, class by class, a line each.
+
+    The training images of a class are not counted, because their number varies, but those of all classes together are.
+    """
+    paths = list(paths)
+    flat = sum(_FLAT.fullmatch(path) is not None for path in paths)
+    lines = [f"{flat} images {_HOW_TO_SORT}"] if flat else []
+    lines += missing_images(paths, COUNTS["classes"], {"train": None, "val": _VAL_IMAGES})
+    train = sum(path.startswith("train/") and path.lower().endswith((".jpeg", ".jpg")) for path in paths)
+    if train < COUNTS["train"]:
+        lines.append(f"{train} of {COUNTS['train']} training images")
+    return lines
+
+
+def _checked(paths: Iterable[str]) -> Iterator[str]:
+    """The paths; an error at one that lies in val itself, or in a folder that is no class of ImageNet."""
+    for path in paths:
+        if not _IN_PLACE.fullmatch(path):
+            if _FLAT.fullmatch(path):
+                raise FrameTableError(f"images such as {path} {_HOW_TO_SORT}. The layout is {LAYOUT}")
+            if match := _OTHER_CLASS.fullmatch(path):
+                raise FrameTableError(
+                    f"image {path} lies in folder {match['class_name']}, which is not named as a class of ImageNet: n "
+                    f"and 8 digits. The layout is {LAYOUT}"
+                )
+        yield path
+
+
+def OnlineImageNet(
+    dataset_root: str | Path,
+    protocol: str = "class_iid",
+    run: int = 0,
+    train_transform: Callable | None = None,
+    eval_transform: Callable | None = None,
+    classes_per_experience: int = 100,
+    reference: bool = False,
+):
+    """ImageNet as an Avalanche benchmark of 10 experiences, about 128,000 training images each; stream them once.
+
+    The 50,000 images of the validation set are for testing. Images are squeezed to the transform's size (224 x 224
+    pixels in the paper) when they are read.
+
+    Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015, https://image-net.org
+
+    Args:
+        dataset_root: As `root` of `ImageNetFrames`.
+        protocol: "class_iid" (the paper's), "class_instance" (the same thing here: a clip is one image) or "offline".
+        run: The seed of the order of classes and images.
+        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
+        eval_transform: Likewise for the test stream.
+        classes_per_experience: Classes of one experience.
+        reference: Order and labels as the paper's code draws them; see `orders.ReferenceDraws`.
+
+    Returns:
+        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+    """
+    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
+
+    table = ImageNetFrames(dataset_root, reference=reference)
+    return make_benchmark(
+        table, protocol, run, classes_per_experience, train_transform, eval_transform, reference=reference
+    )

@@ -1,0 +1,311 @@
+"""The outlines of the toy shapes: a source of random numbers goes in, polygons come out.
+
+Every function here draws one category. It takes `u`, where `u(low, high)` is a uniform random number of the object
+being drawn, and returns a list of `Part`. Coordinates are free (x to the right, y down, as in an image): `outline`
+centres the drawing and scales it to the square from -1 to 1. Within a category the numbers of teeth, rungs and points,
+the proportions and the optional pieces vary; what makes the category recognisable does not.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks_toybox_ilab.datasets.toy_shapes.parts import (
+    FILL,
+    Part,
+    arc,
+    box,
+    cut_out,
+    filled,
+    mirrored,
+    painted,
+    ribbon,
+)
+
+Uniform = Callable[[float, float], float]
+
+
+def _arrow(u: Uniform) -> list[Part]:
+    shaft, head, barb = u(0.12, 0.28), u(0.45, 0.7), u(0.55, 0.95)
+    neck, tail = 1 - barb, -1.0 + u(-0.1, 0.1)
+    sweep = u(-0.02, 0.22)  # how far the barbs point backwards
+    notch = u(-0.05, 0.15)
+    upper = [(1, 0), (neck - sweep, -head), (neck, -shaft), (tail, -shaft)]
+    return [filled(upper + [(tail + notch, 0)] + [(x, -y) for x, y in reversed(upper[1:])])]
+
+
+def _bottle(u: Uniform) -> list[Part]:
+    neck, body, length, slope = u(0.1, 0.17), u(0.3, 0.46), u(0.4, 0.7), u(0.12, 0.4)
+    top, shoulder, base = -1.0, -1.0 + length, u(0.85, 1.1)
+    bulge = body * u(0.85, 1.0)
+    bend = [(neck, shoulder), (body * 0.8, shoulder + slope * 0.6), (body, shoulder + slope)]
+    rim = neck * u(1.2, 1.5)
+    label = sorted((shoulder + slope + u(0.1, 0.25), base - u(0.15, 0.35)))
+    return [
+        filled(mirrored([(neck, top), *bend, (bulge, base)])),
+        filled(box(-rim, top - 0.05, rim, top + u(0.08, 0.16))),
+        painted(box(-body * 0.97, label[0], body * 0.97, label[1])),
+    ]
+
+
+def _chair(u: Uniform) -> list[Part]:
+    thick, lean, depth = u(0.12, 0.19), u(0.0, 0.22), u(0.75, 1.05)
+    back, seat, splay = -depth / 2, u(0.0, 0.15), u(0.0, 0.14)
+    legs = u(0.75, 0.95)
+    parts = [
+        filled(ribbon([(back - lean, -1), (back, seat)], thick)),
+        filled(box(back - thick / 2, seat - thick / 2, depth / 2, seat + thick * 0.7)),
+        filled(ribbon([(back, seat), (back - splay, legs)], thick)),
+        filled(ribbon([(depth / 2 - thick / 2, seat), (depth / 2 - thick / 2 + splay, legs)], thick)),
+    ]
+    if u(0, 1) < 0.5:
+        rung = seat + (legs - seat) * u(0.5, 0.7)
+        parts.append(filled(box(back, rung - thick * 0.3, depth / 2 - thick / 2, rung + thick * 0.3)))
+    return parts
+
+
+def _crescent(u: Uniform) -> list[Part]:
+    # The inner arc runs through the same two tips as the outer one, with its own centre.
+    tip, bite = u(50, 80), u(0.15, 0.6)
+    outer = arc(0, 0, 1, 1, tip, 360 - tip, 40)
+    x, y = np.cos(np.radians(tip)), np.sin(np.radians(tip))
+    centre = x + bite * y
+    radius, inner = np.hypot(x - centre, y), np.degrees(np.arctan2(y, x - centre))
+    return [filled(np.concatenate([outer, arc(centre, 0, radius, radius, 360 - inner, inner, 30)]))]
+
+
+def _cross(u: Uniform) -> list[Part]:
+    root, flare, long = u(0.17, 0.34), u(0.9, 1.45), u(1.0, 1.35)
+    tip = root * flare
+    arms = []
+    for turn, reach in enumerate((1.0, long, 1.0, 1.0)):
+        angle = np.radians(90 * turn)
+        spin = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        arms.append(np.array([(root, -root), (reach, -tip), (reach, tip)]) @ spin)
+    return [filled(np.concatenate(arms))]
+
+
+def _fish(u: Uniform) -> list[Part]:
+    height, tail, fork, narrow = u(0.36, 0.6), u(0.3, 0.52), u(0.0, 0.2), u(0.05, 0.1)
+    x = np.linspace(0, 1, 16)
+    side = height * np.sin(np.pi * x ** u(0.75, 0.95)) + narrow * x
+    upper = np.stack([-1 + 1.45 * x, -side], axis=1)
+    end = u(0.92, 1.05)
+    fin = u(0.12, 0.3)
+    return [
+        filled(np.concatenate([upper, (upper * (1, -1))[::-1]])),
+        filled([(0.32, 0), (end, -tail), (end - fork, 0), (end, tail)]),
+        filled([(-0.55, -height * 0.75), (-0.1, -height - fin), (0.2, -height * 0.6)]),
+        painted(arc(-0.68, -height * 0.22, 0.09, 0.09, steps=12)),
+        painted(ribbon(arc(-0.78, 0, 0.4, height * 0.75, -45, 45, 8), 0.06)),
+    ]
+
+
+def _gear(u: Uniform) -> list[Part]:
+    teeth, root, hole = int(u(7, 13)), u(0.68, 0.8), u(0.18, 0.42)
+    width, taper = u(0.42, 0.56), u(0.6, 0.95)
+    pitch, points = 360 / teeth, []
+    for tooth in range(teeth):
+        for radius, share in ((root, -width), (1, -width * taper), (1, width * taper), (root, width)):
+            angle = np.radians(pitch * (tooth + share / 2))
+            points.append((radius * np.cos(angle), radius * np.sin(angle)))
+    return [filled(points), cut_out(arc(0, 0, hole, hole, steps=24))]
+
+
+def _hammer(u: Uniform) -> list[Part]:
+    grip, length, head, face = u(0.1, 0.16), u(1.5, 1.8), u(0.16, 0.25), u(0.42, 0.6)
+    claw, droop = u(0.45, 0.75), u(0.0, 0.35)
+    top, hold = -1.0, -1.0 + length * 0.62
+    return [
+        filled(
+            [(-grip * 0.8, top), (grip * 0.8, top), (grip * u(0.9, 1.3), top + length), (-grip * 1.1, top + length)]
+        ),
+        filled(box(-face, top - head, 0.15, top + head)),
+        filled(box(-face - 0.08, top - head * 1.25, -face + 0.12, top + head * 1.25)),
+        filled([(0.1, top - head), (claw, top - head * 0.4 + droop), (claw + 0.04, top + droop), (0.1, top + head)]),
+        painted(box(-grip * 1.3, hold, grip * 1.3, top + length)),
+    ]
+
+
+def _heart(u: Uniform) -> list[Part]:
+    t = np.linspace(0, 2 * np.pi, 48, endpoint=False)
+    x = np.sin(t) ** 3 * u(0.9, 1.15)
+    y = -(13 * np.cos(t) - u(4.0, 6.0) * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)) / 16
+    points = np.stack([x, y * u(0.9, 1.1)], axis=1)
+    parts = [filled(points)]
+    if u(0, 1) < 0.4:
+        parts.append(painted(points * u(0.4, 0.62) - (0, 0.04)))
+    return parts
+
+
+def _house(u: Uniform) -> list[Part]:
+    half, eaves, roof, floor = u(0.6, 0.85), u(0.05, 0.22), u(0.5, 0.9), u(0.85, 1.2)
+    ridge, door, side = u(-0.2, 0.2), u(0.12, 0.2), u(-0.3, 0.3)
+    parts = [
+        filled(box(-half, 0, half, floor)),
+        filled([(-half - eaves, 0.02), (ridge, -roof), (half + eaves, 0.02)]),
+        painted(box(side - door, floor - u(0.45, 0.6), side + door, floor)),
+    ]
+    if u(0, 1) < 0.7:
+        at = u(0.3, 0.45)
+        parts.append(filled(box(at, -roof * u(0.9, 1.1), at + u(0.14, 0.22), 0)))
+    for x in (-half * 0.62, half * 0.62):
+        if abs(x - side) > door + 0.17:
+            parts.append(painted(box(x - 0.13, 0.2, x + 0.13, 0.46)))
+    return parts
+
+
+def _key(u: Uniform) -> list[Part]:
+    bow, squash, shaft, rim = u(0.34, 0.46), u(0.85, 1.2), u(0.07, 0.11), u(0.45, 0.62)
+    teeth, bits = int(u(2, 4)), []
+    for tooth in range(teeth):
+        left = 0.93 - (tooth + 1) * u(0.2, 0.24)
+        bits.append(filled(box(left, 0, left + 0.13, shaft + u(0.18, 0.34))))
+    return [
+        filled(arc(-0.6, 0, bow, bow * squash, steps=28)),
+        cut_out(arc(-0.6 - u(0.0, 0.06), 0, bow * rim, bow * squash * rim, steps=20)),
+        filled(box(-0.6 + bow * 0.9, -shaft, 1.0, shaft)),
+        *bits,
+    ]
+
+
+def _ladder(u: Uniform) -> list[Part]:
+    rungs, half, rail, taper = int(u(4, 7.99)), u(0.3, 0.42), u(0.1, 0.15), u(0.65, 1.0)
+    thick = u(0.08, 0.12)
+    parts = [filled(ribbon([(s * half * taper, -1), (s * half, 1)], rail)) for s in (-1, 1)]
+    for y in np.linspace(-0.85, 0.85, rungs):
+        width = half * (taper + (1 - taper) * (y + 1) / 2)
+        parts.append(filled(box(-width, y - thick / 2, width, y + thick / 2)))
+    return parts
+
+
+def _leaf(u: Uniform) -> list[Part]:
+    width, peak, bend = u(0.36, 0.58), u(0.7, 1.2), u(-0.25, 0.25)
+    x = np.linspace(0, 1, 20)
+    side = width * np.sin(np.pi * x**peak)
+    if u(0, 1) < 0.5:
+        side[1:-1:2] *= u(0.75, 0.88)  # a serrated edge
+    middle = np.stack([1.5 * x - 0.9, bend * np.sin(np.pi * x)], axis=1)
+    stem = np.array([(-1.25, -bend * 0.5), (-1.05, -bend * 0.2), (-0.85, 0)])
+    parts = [
+        filled(np.concatenate([middle - np.stack([0 * x, side], 1), (middle + np.stack([0 * x, side], 1))[::-1]])),
+        filled(ribbon(stem, 0.09)),
+        painted(ribbon(middle[:-2], 0.07, 0.03)),
+    ]
+    for at in (5, 9, 13):
+        for s in (-1, 1):
+            end = middle[at] + (0.24, s * side[at + 1] * 0.75)
+            parts.append(painted(ribbon([middle[at], end], 0.05)))
+    return parts
+
+
+def _lightning(u: Uniform) -> list[Part]:
+    top, mid, drop, lean = u(0.28, 0.42), u(0.2, 0.36), u(-0.12, 0.08), u(0.1, 0.3)
+    right = [(lean - top * 0.6, -1), (lean + top, -1), (0.12 + drop, -0.22), (mid + 0.28, -0.3)]
+    left = [(-lean - 0.2, 1), (-0.08, 0.14 + drop), (-mid - 0.22, 0.24)]
+    return [filled(right + left)]
+
+
+def _mug(u: Uniform) -> list[Part]:
+    top, taper, height, handle = u(0.5, 0.68), u(0.75, 1.1), u(0.6, 0.82), u(0.3, 0.44)
+    base, thick, low = top * taper, u(0.09, 0.15), u(0.3, 0.5)
+    middle = u(-0.12, 0.12)
+    edge = (top + base) / 2 - 0.06
+    lip = u(0.06, 0.13)
+    return [
+        filled(arc(edge, middle, handle + thick, low + thick, -90, 90, 20)),
+        cut_out(arc(edge, middle, handle, low, -90, 90, 18)),
+        filled([(-top, -height), (top, -height), (base, height), (-base, height)]),
+        filled(arc(0, height, base, lip, 0, 180, 12)),
+        filled(arc(0, -height, top, lip * 1.3, steps=20)),
+        painted(arc(0, -height, top * 0.86, lip, steps=20)),
+    ]
+
+
+def _ring(u: Uniform) -> list[Part]:
+    squash, hole, power = u(0.8, 1.0), u(0.5, 0.75), u(0.65, 1.0)  # the power goes from a rounded square to a circle
+    t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    unit = np.stack([np.cos(t), np.sin(t)], 1)
+    outer = np.sign(unit) * np.abs(unit) ** power * (1, squash)
+    shift = (u(-0.06, 0.06), u(-0.06, 0.06))
+    return [filled(outer), cut_out(outer * hole + shift)]
+
+
+def _spiral(u: Uniform) -> list[Part]:
+    turns, width, growth = u(1.9, 2.9), u(0.15, 0.2), u(0.8, 1.05)
+    side = 1 if u(0, 1) < 0.5 else -1
+    t = np.linspace(0.06, 1, 60)
+    angle = 2 * np.pi * turns * t + u(0, 6.28)
+    path = np.stack([np.cos(angle), side * np.sin(angle)], 1) * (t[:, None] ** growth)
+    return [filled(ribbon(path, width * u(0.7, 1.0), width))]
+
+
+def _star(u: Uniform) -> list[Part]:
+    tips, inner = int(u(5, 8.99)), u(0.36, 0.55)
+    angle = np.pi * np.arange(2 * tips) / tips - np.pi / 2
+    radius = np.where(np.arange(2 * tips) % 2 == 0, 1.0, inner)
+    points = np.stack([np.cos(angle), np.sin(angle)], 1) * radius[:, None]
+    parts = [filled(points)]
+    if u(0, 1) < 0.35:
+        parts.append(painted(points * u(0.4, 0.6)))
+    return parts
+
+
+def _tree(u: Uniform) -> list[Part]:
+    trunk, foot = u(0.09, 0.17), u(0.9, 1.1)
+    parts = [filled([(-trunk, 0.2), (trunk, 0.2), (trunk * 1.3, foot), (-trunk * 1.3, foot)])]
+    if u(0, 1) < 0.5:  # a conifer: tiers of triangles
+        tiers, width = int(u(2, 4.99)), u(0.55, 0.75)
+        step = 1.5 / (tiers + 1)
+        for tier in range(tiers):
+            half = width * (0.5 + 0.5 * (tier + 1) / tiers)
+            y = -1 + tier * step
+            parts.append(filled([(0, y), (half, y + 2 * step), (-half, y + 2 * step)]))
+    else:  # a broad tree: a crown of round tufts
+        crown, tufts = u(0.34, 0.44), int(u(5, 8))
+        parts.append(filled(arc(0, -0.35, 0.45, 0.42, steps=20)))
+        for tuft in range(tufts):
+            a = 2 * np.pi * tuft / tufts
+            radius = crown * u(0.75, 1.0)
+            parts.append(filled(arc(0.42 * np.cos(a), -0.35 + 0.36 * np.sin(a), radius, radius, steps=16)))
+    parts.append(painted([(-trunk, 0.62), (trunk, 0.62), (trunk * 1.3, foot), (-trunk * 1.3, foot)]))
+    return parts
+
+
+def _umbrella(u: Uniform) -> list[Part]:
+    height, pole, scallops, hook = u(0.65, 0.95), u(0.07, 0.11), int(u(3, 6)), u(0.15, 0.24)
+    side = 1 if u(0, 1) < 0.5 else -1
+    end = u(0.75, 0.95)
+    dome = arc(0, 0, 1, height, 180, 360, 28)
+    radius = 1 / scallops
+    hem = [arc(1 - radius * (2 * i + 1), 0, radius, radius * u(0.4, 0.7), 0, -180, 9)[1:-1] for i in range(scallops)]
+    curl = arc(hook, end, hook, hook, 180, 0, 12)
+    parts = [
+        filled(np.concatenate([dome, *hem])),
+        filled(ribbon(np.concatenate([[(0, -0.2), (0, end - 0.2)], curl]) * (side, 1), pole)),
+        filled(box(-pole * 0.6, -height - 0.14, pole * 0.6, -height + 0.1)),
+    ]
+    for i in range(1, scallops):
+        x = 1 - 2 * radius * i
+        parts.append(painted(ribbon([(x * 0.1, -height * 0.95), (x * 0.8, -height * 0.45), (x, 0)], 0.05)))
+    return parts
+
+
+_DRAWN = (
+    _arrow, _bottle, _chair, _crescent, _cross, _fish, _gear, _hammer, _heart, _house,
+    _key, _ladder, _leaf, _lightning, _mug, _ring, _spiral, _star, _tree, _umbrella,
+)  # fmt: skip
+OUTLINES: dict[str, Callable[[Uniform], list[Part]]] = {draw.__name__[1:]: draw for draw in _DRAWN}
+
+
+def outline(class_name: str, u: Uniform) -> list[Part]:
+    """The polygons of one object, centred, the longer side of its bounding box from -1 to 1.
+
+    Args:
+        class_name: A key of `OUTLINES`.
+        u: `u(low, high)` gives the object's next uniform random number; one source, one object.
+    """
+    parts = OUTLINES[class_name](u)
+    everything = np.concatenate([points for role, points in parts if role == FILL])
+    low, high = everything.min(axis=0), everything.max(axis=0)
+    return [Part(role, (points - (low + high) / 2) * (2 / (high - low).max())) for role, points in parts]

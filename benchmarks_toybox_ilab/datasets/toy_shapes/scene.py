@@ -1,0 +1,248 @@
+"""How a frame of the toy shapes is drawn: the object, its clip's motion and light, and the picture.
+
+Everything follows from names and numbers through a hash, so nothing is stored, and any frame can be drawn alone.
+"""
+
+import colorsys
+import hashlib
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from numbers import Integral
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from benchmarks_toybox_ilab.datasets.toy_shapes.outlines import OUTLINES, Uniform, outline
+from benchmarks_toybox_ilab.datasets.toy_shapes.parts import DETAIL, HOLE, Part
+
+CLASSES: tuple[str, ...] = tuple(sorted(OUTLINES))
+
+DRAWING = 1  # goes up whenever the same path would give other pixels; part of the reader's repr, and so of cache keys
+SIZE, FRAMES_PER_CLIP = 64, 15  # what a path without a suffix means
+OVERSAMPLING = 2
+LUMA = (0.299, 0.587, 0.114)
+
+Colour = tuple[int, int, int]
+
+
+def _uniform(*key: object) -> Uniform:
+    """A source of uniform numbers that is the same on every machine: `u(low, high)`, seeded by the key's SHA-256."""
+    digest = hashlib.sha256("/".join(map(str, ("toy_shapes", *key))).encode()).digest()
+    draw = random.Random(int.from_bytes(digest[:8], "big")).random  # this sequence is guaranteed over Python versions
+    return lambda low, high: low + (high - low) * draw()
+
+
+def _colour(hue: float, saturation: float, luma: float) -> Colour:
+    """RGB (0..255) of a hue (turns) and saturation that has exactly this luma (0..1), so that contrast is known."""
+    rgb = colorsys.hsv_to_rgb(hue % 1.0, 1.0, 1.0)
+    own = sum(weight * value for weight, value in zip(LUMA, rgb))
+    if luma < own:
+        rgb = [value * luma / own for value in rgb]
+    else:
+        rgb = [value + (1 - value) * (luma - own) / (1 - own) for value in rgb]
+    return tuple(round(255 * (luma + saturation * (value - luma))) for value in rgb)
+
+
+@dataclass(frozen=True)
+class _Thing:
+    """One object: its outline, its colours, and the polygons of the pattern printed on it."""
+
+    parts: list[Part]
+    pattern: list[np.ndarray]
+    body: Colour
+    print: Colour
+    detail: Colour
+    luma: float
+
+
+@dataclass(frozen=True)
+class _Clip:
+    """One session: what lies behind the object, and how motion and light run with time t from 0 to 1."""
+
+    ground: Colour
+    clutter: list[tuple[np.ndarray, Colour]]  # polygons in units of the image (0..1)
+    curves: dict[str, Callable[[float], float]]
+    cast: np.ndarray  # (3,) gain of each channel
+    shade: float  # direction of the shading, radians
+
+
+def _pattern(u: Uniform) -> list[np.ndarray]:
+    """Stripes, dots, checks or nothing, in the coordinates of the object; only what lies inside the outline is seen."""
+    kind, pitch, angle = int(u(0, 4)), u(0.32, 0.6), u(0, math.pi)
+    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    cells = np.arange(-1.4, 1.4, pitch)
+    square = np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)])
+    if kind == 0:
+        return []
+    if kind == 1:
+        width = pitch * u(0.3, 0.6)
+        return [(square * (width, 3.0) + (x, -1.5)) @ turn for x in cells]
+    if kind == 2:
+        angles = np.linspace(0, 2 * math.pi, 10, endpoint=False)
+        square = np.stack([np.cos(angles), np.sin(angles)], 1) * u(0.22, 0.36) + 0.5
+    grid = [(x, y) for i, x in enumerate(cells) for j, y in enumerate(cells) if kind == 2 or (i + j) % 2]
+    return [(square * pitch + corner) @ turn for corner in grid]
+
+
+@lru_cache(maxsize=256)
+def _thing(class_name: str, object_index: int) -> _Thing:
+    u = _uniform("object", class_name, object_index)
+    # The golden-ratio steps spread hue and luma over the objects of a class, the same way in every class.
+    hue = object_index * 0.618 + u(-0.06, 0.06)
+    luma = 0.3 + 0.4 * ((object_index * 0.618 * 3 + 0.5) % 1.0) + u(-0.04, 0.04)
+    away = 0.11 if luma > 0.5 else -0.11
+    return _Thing(
+        parts=outline(class_name, u),
+        pattern=_pattern(u),
+        body=_colour(hue, u(0.45, 0.9), luma),
+        print=_colour(hue + u(-0.35, 0.35), u(0.4, 0.9), luma + away),
+        detail=_colour(hue + u(0.3, 0.7), u(0.2, 0.7), luma + 2.2 * away),
+        luma=luma,
+    )
+
+
+def _curve(u: Uniform, middle: float, travel: float, wobble: float) -> Callable[[float], float]:
+    """A smooth course over t = 0..1 around `middle`: a straight part (at most `travel` each way) and one slow wave."""
+    slope, height, phase, cycles = u(-travel, travel), u(0, wobble), u(0, 2 * math.pi), u(0.4, 0.9)
+    return lambda t: middle + slope * (2 * t - 1) + height * math.sin(phase + 2 * math.pi * cycles * t)
+
+
+@lru_cache(maxsize=1024)
+def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
+    luma = _thing(class_name, object_index).luma
+    u = _uniform("clip", class_name, object_index, session_index)
+    # The ground is clearly darker or clearly brighter than the object, otherwise some objects could not be seen at all.
+    sides = [(low, high) for low, high in ((0.06, luma - 0.26), (luma + 0.26, 0.94)) if high - low > 0.08]
+    low, high = sides[int(u(0, len(sides)))]
+    ground = u(low, high)
+    clutter = []
+    for _ in range(int(u(9, 16))):
+        corners, stretch, size, spin = int(u(3, 8)), u(0.25, 1.0), u(0.06, 0.32), u(0, 2 * math.pi)
+        angle = np.linspace(0, 2 * math.pi, corners, endpoint=False) + spin
+        points = np.stack([np.cos(angle), np.sin(angle) * stretch], 1) * size
+        tilt = u(0, math.pi)
+        points = points @ np.array([[math.cos(tilt), math.sin(tilt)], [-math.sin(tilt), math.cos(tilt)]])
+        tone = min(max(ground + u(-0.18, 0.18), low), high)
+        clutter.append((points + np.array([u(-0.2, 1.2), u(-0.2, 1.2)]), _colour(u(0, 1), u(0.2, 0.9), tone)))
+    curves = {
+        "turn": _curve(u, u(-0.6, 0.6), 0.6, 0.25),
+        "yaw": _curve(u, u(-0.45, 0.45), 0.35, 0.25),
+        "pitch": _curve(u, u(-0.4, 0.4), 0.25, 0.2),
+        "scale": _curve(u, u(0.29, 0.37), 0.04, 0.03),
+        "x": _curve(u, 0.5, 0.09, 0.05),
+        "y": _curve(u, 0.5, 0.09, 0.05),
+        "pan_x": _curve(u, 0.0, 0.08, 0.03),
+        "pan_y": _curve(u, 0.0, 0.08, 0.03),
+        "light": _curve(u, u(0.65, 1.05), 0.08, 0.05),
+        "slope": _curve(u, u(0.05, 0.3), 0.05, 0.02),
+    }
+    cast = np.array([u(0.86, 1.12), u(0.9, 1.08), u(0.86, 1.12)])
+    return _Clip(_colour(u(0, 1), u(0.1, 0.7), ground), clutter, curves, cast, u(0, 2 * math.pi))
+
+
+def _placed(points: np.ndarray, at: dict[str, float], pixels: int) -> np.ndarray:
+    """Object coordinates (N, 2) to pixels: yaw and pitch in mild perspective, then turn, grow and move in the plane."""
+    x, y = points[:, 0] * math.cos(at["yaw"]), points[:, 1] * math.cos(at["pitch"])
+    depth = points[:, 0] * math.sin(at["yaw"]) + points[:, 1] * math.sin(at["pitch"])
+    grow = at["scale"] / (1 + 0.3 * depth)
+    cos, sin = math.cos(at["turn"]), math.sin(at["turn"])
+    return np.stack([at["x"] + grow * (cos * x - sin * y), at["y"] + grow * (sin * x + cos * y)], axis=1) * pixels
+
+
+def _corners(polygons: Sequence[np.ndarray], place: Callable[[np.ndarray], np.ndarray]) -> Iterator[list[int]]:
+    """The corners x, y, x, y, ... of each polygon (N, 2) in whole pixels; all are placed at once, half the time.
+
+    Rounded here, as Pillow would cut off the fraction, and last bits that differ between machines would show.
+    """
+    numbers = iter(np.rint(place(np.concatenate([np.empty((0, 2)), *polygons]))).astype(int).ravel().tolist())
+    return (list(islice(numbers, points.size)) for points in polygons)
+
+
+def _lit(image: Image.Image, clip: _Clip, at: dict[str, float]) -> Image.Image:
+    """Brightness, colour cast and a shading from one side to the other, in whole numbers to be the same everywhere."""
+    line = np.linspace(-1, 1, image.width)
+    slope = at["slope"] * (math.cos(clip.shade) * line[None, :] + math.sin(clip.shade) * line[:, None])
+    gain = np.rint(np.clip(at["light"] * (1 + slope)[..., None] * clip.cast, 0, 1.99) * 128).astype(np.uint16)
+    return Image.fromarray(np.minimum((np.asarray(image) * gain) >> 7, 255).astype(np.uint8))
+
+
+def render(
+    class_name: str,
+    object_index: int,
+    session_index: int,
+    frame_index: int,
+    size: int = SIZE,
+    frames_per_clip: int = FRAMES_PER_CLIP,
+) -> Image.Image:
+    """Draw one frame; the same arguments give the same picture in every process and on every machine.
+
+    Args:
+        class_name: One of `CLASSES`.
+        object_index: Which object of the class, from 0; there are as many as you ask for.
+        session_index: Which clip of the object, from 0; likewise.
+        frame_index: Position in the clip, 0 to `frames_per_clip` - 1.
+        size: Side of the picture in pixels, 16 or more.
+        frames_per_clip: Into how many frames the clip's motion is cut; more frames mean smaller steps.
+
+    Returns:
+        An RGB image of `size` x `size` pixels.
+
+    Raises:
+        ValueError: If the class is unknown or a number is out of range.
+    """
+    check_classes([class_name])
+    check_at_least(0, object_index=object_index, session_index=session_index, frame_index=frame_index)
+    check_at_least(16, size=size)
+    check_at_least(1, frames_per_clip=frames_per_clip)
+    if frame_index >= frames_per_clip:
+        raise ValueError(
+            f"frame_index is {frame_index}, but a clip of {frames_per_clip} frames ends at {frames_per_clip - 1}; "
+            "ask for an earlier frame or raise frames_per_clip."
+        )
+    thing, clip = _thing(class_name, object_index), _clip(class_name, object_index, session_index)
+    time = frame_index / max(frames_per_clip - 1, 1)
+    at = {name: curve(time) for name, curve in clip.curves.items()}
+    pixels = size * OVERSAMPLING
+    scene = Image.new("RGB", (pixels, pixels), clip.ground)
+    draw = ImageDraw.Draw(scene)
+    pan = np.array([at["pan_x"], at["pan_y"]])
+    shapes, colours = zip(*clip.clutter)
+    for corners, colour in zip(_corners(shapes, lambda points: (points + pan) * pixels), colours):
+        draw.polygon(corners, fill=colour)
+    mask, surface = Image.new("L", scene.size), Image.new("RGB", scene.size, thing.body)
+    cut, draw = ImageDraw.Draw(mask), ImageDraw.Draw(surface)
+    outlines = [points for _, points in thing.parts]
+    placed = _corners([*thing.pattern, *outlines], lambda points: _placed(points, at, pixels))
+    for corners in islice(placed, len(thing.pattern)):
+        draw.polygon(corners, fill=thing.print)
+    for (role, _), corners in zip(thing.parts, placed):
+        if role == DETAIL:
+            draw.polygon(corners, fill=thing.detail)
+        else:
+            cut.polygon(corners, fill=0 if role == HOLE else 255)
+    shadow = tuple(round(0.03 * pixels * part) for part in (-math.cos(clip.shade), -math.sin(clip.shade)))
+    scene.paste((0, 0, 0), shadow, mask.point([0] * 128 + [110] * 128))
+    scene.paste(surface, (0, 0), mask)
+    return _lit(scene.reduce(OVERSAMPLING), clip, at)
+
+
+def check_classes(names: Sequence[str]) -> tuple[str, ...]:
+    """The names as a tuple; ValueError, listing the known names, unless each is known and there once."""
+    if isinstance(names, str):
+        raise ValueError(f"classes is the single string {names!r}; give a sequence of names, e.g. [{names!r}].")
+    unknown = [name for name in names if name not in OUTLINES]
+    if unknown or not names or len(set(names)) < len(names):
+        what = f"does not know {unknown}" if unknown else f"cannot use {list(names)}: one name or more, each only once"
+        raise ValueError(f"toy_shapes {what}; choose from {', '.join(CLASSES)}.")
+    return tuple(names)
+
+
+def check_at_least(least: int, **numbers: int) -> None:
+    """ValueError, with the name of the argument, unless every number is a whole number and large enough."""
+    for name, number in numbers.items():
+        if not isinstance(number, Integral) or number < least:
+            raise ValueError(f"{name} is {number!r}, but must be a whole number, {least} or more.")

@@ -1,0 +1,249 @@
+"""What is in an archive: .zip, .tar and .tar.gz files, and folders, as members that can be listed and read."""
+
+import gzip
+import lzma
+import posixpath
+import re
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from benchmarks_toybox_ilab.tables.folders import files_below
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
+
+_CHUNK = 1 << 20
+_BLOCK = 512  # of a tar file
+_LONGEST_LINK = 4096  # bytes; no system has longer paths
+_LARGEST_RECORD = 1 << 20  # bytes of a long name or the like before a member of a tar file
+_RECORDS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
+_RECORDS += (tarfile.SOLARIS_XHDTYPE,)
+_ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+_COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # of tar files; a plain one is known by its header
+_DRIVE = re.compile(r"[A-Za-z]:")
+# What the readers raise on damaged bytes. RuntimeError: encrypted, or compressed in a way that this Python cannot read.
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
+_DAMAGE += (RuntimeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of an archive.
+
+    Attributes:
+        name: As it will be called below the target, with forward slashes.
+        size: In bytes, unpacked.
+        key: What its archive finds it by.
+        link: For a link, gives the file that it leads to, or raises if there is none; size and key are not its own.
+    """
+
+    name: str
+    size: int
+    key: object
+    link: Callable[[], "Member"] | None = None
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is an archive, by its first bytes."""
+    with open(path, "rb") as file:
+        start = file.read(_BLOCK)
+    if start.startswith(_ZIP_STARTS + _COMPRESSED_STARTS):
+        return True
+    try:
+        tarfile.open(path, tarinfo=_Header).close()
+    except tarfile.TarError:
+        return False
+    return True
+
+
+def opened(archive: Path) -> "Archive":
+    """The archive (or folder) to list and to read, as a context manager.
+
+    Raises:
+        FrameTableError: If there is no such file, or it is no archive, or damaged.
+    """
+    if archive.is_dir():
+        return FolderArchive(archive)
+    if not archive.is_file():
+        raise FrameTableError(f"there is no archive {archive}; give a {', '.join(ENDINGS)} file or a folder.")
+    with damage_named(archive):
+        known = is_archive(archive)
+    if not known:
+        with open(archive, "rb") as file:
+            start = file.read(16)
+        raise FrameTableError(
+            f"{archive} is no archive, although it should be ({', '.join(ENDINGS)}): it begins with {start!r}. "
+            "Perhaps a web page was saved in its place; fetch it again."
+        )
+    with open(archive, "rb") as file, damage_named(archive):
+        return (ZipArchive if file.read(4) in _ZIP_STARTS else TarArchive)(archive)
+
+
+@contextmanager
+def damage_named(archive: Path) -> Iterator[None]:
+    """Turn what the readers raise on damaged bytes into an error that names the archive."""
+    try:
+        yield
+    except FrameTableError:
+        raise
+    except _DAMAGE as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())  # tarfile's span several lines
+        raise FrameTableError(
+            f"archive {archive} is damaged, or not all of it is there ({reason}). Fetch it again; what was unpacked "
+            "from it is whole and stays."
+        ) from error
+
+
+def safe_name(name: str, archive: Path) -> str:
+    """The name with forward slashes; an error if it does not stay below the target."""
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    if name[:1] in ("/", "\\") or ".." in parts or _DRIVE.match(name):
+        raise _refused(archive, name, "lies outside of the folder to unpack to")
+    return "/".join(parts)
+
+
+def _refused(archive: Path, name: str, reason: str) -> FrameTableError:
+    return FrameTableError(
+        f"archive {archive} is refused, and nothing was unpacked: its member {name!r} {reason}. Fetch it from its "
+        "original source, or unpack it yourself and give the folder."
+    )
+
+
+def _linked(archive: Path, name: str, link: str, folder: str, files: dict[str, Member]) -> Member:
+    """The file of the archive that the link `name` leads to from `folder`, under the link's name."""
+    found = files.get(posixpath.normpath(posixpath.join(folder, link.replace("\\", "/"))))
+    if found is None:
+        raise _refused(archive, name, f"is a link to {link!r}, which is no file of the archive")
+    return Member(name, found.size, found.key)
+
+
+class FolderArchive:
+    """A folder in the place of an archive."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> "FolderArchive":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def members(self) -> Iterator[Member]:
+        for name in files_below(self._path):
+            yield Member(name, (self._path / name).stat().st_size, name)
+
+    def open(self, key: str) -> BinaryIO:
+        return open(self._path / key, "rb")
+
+
+class ZipArchive:
+    """A .zip file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = zipfile.ZipFile(path)
+
+    def __enter__(self) -> "ZipArchive":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def members(self) -> Iterator[Member]:
+        files: dict[str, Member] = {}
+        links = []
+        for info in self._file.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the archive was not made on a Unix
+            if kind == stat.S_IFLNK:
+                links.append(info)
+            elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _refused(self._path, info.filename, "is a device, not a file")
+            elif info.filename.endswith(("/", "\\")):
+                safe_name(info.filename, self._path)
+            else:
+                member = Member(info.filename, info.file_size, info)
+                files[posixpath.normpath(info.filename)] = member
+                yield member
+        for info in links:
+            yield Member(info.filename, 0, info, partial(self._linked, info, files))
+
+    def _linked(self, info: zipfile.ZipInfo, files: dict[str, Member]) -> Member:
+        size = max(info.file_size, info.compress_size)
+        if size > _LONGEST_LINK:
+            reason = f"is a link of {size} bytes, which is longer than any path ({_LONGEST_LINK} bytes)"
+            raise _refused(self._path, info.filename, reason)
+        link = self._file.read(info).decode(errors="surrogateescape")
+        return _linked(self._path, info.filename, link, posixpath.dirname(info.filename), files)
+
+    def open(self, key: zipfile.ZipInfo) -> BinaryIO:
+        return self._file.open(key)
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header; an error for a large record (a long name, for instance), which tarfile would read whole."""
+
+    @classmethod
+    def frombuf(cls, *arguments: object) -> "_Header":
+        header = super().frombuf(*arguments)
+        if header.type in _RECORDS and not 0 <= header.size <= _LARGEST_RECORD:
+            raise ValueError(f"a name or record in it has {header.size} bytes, not 0 to {_LARGEST_RECORD}")
+        return header
+
+
+class TarArchive:
+    """A .tar file, compressed or not."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = tarfile.open(path, tarinfo=_Header)  # noqa: SIM115
+
+    def __enter__(self) -> "TarArchive":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def members(self) -> Iterator[Member]:
+        files: dict[str, Member] = {}
+        links = []
+        for info in self._file.getmembers():
+            if info.issym() or info.islnk():
+                links.append(info)
+            elif info.isdir():
+                safe_name(info.name, self._path)
+            elif info.isfile():
+                member = Member(info.name, info.size, info)
+                files[posixpath.normpath(info.name)] = member
+                yield member
+            else:
+                raise _refused(self._path, info.name, "is a device, not a file")
+        self._check_end()
+        for info in links:
+            folder = posixpath.dirname(info.name) if info.issym() else ""  # a hard link names a member as it is
+            yield Member(info.name, 0, info, partial(_linked, self._path, info.name, info.linkname, folder, files))
+
+    def _check_end(self) -> None:
+        """Raise unless the list of members ended in a block of zeros: tarfile takes a damaged header for the end, too.
+
+        Of that block only the length can still be told, so it is the one after it that must be zeros, if there is one.
+        Reading on to the end has gzip compare its checksum.
+        """
+        stream = self._file.fileobj
+        if stream.tell() - self._file.offset != _BLOCK or stream.read(_BLOCK).strip(b"\0"):
+            raise tarfile.ReadError(f"it breaks off after {len(self._file.getmembers())} members")
+        while stream.read(_CHUNK):
+            pass
+
+    def open(self, key: tarfile.TarInfo) -> BinaryIO:
+        return self._file.extractfile(key)
+
+
+Archive = ZipArchive | TarArchive | FolderArchive

@@ -1,0 +1,131 @@
+"""Archives of data sets: unpacked safely, and again from where it stopped."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from benchmarks_toybox_ilab.prepare.archive_kinds import ENDINGS, Archive, Member, damage_named, opened, safe_name
+from benchmarks_toybox_ilab.tables.disk import check_room
+from benchmarks_toybox_ilab.tables.folders import visible_entries
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+
+_CHUNK = 1 << 20
+
+
+def unpack(
+    archive: str | Path,
+    target: str | Path,
+    progress: Callable[[int, int], object] | None = None,
+    only: Callable[[str], bool | str | None] | None = None,
+) -> int:
+    """Unpack a .zip, .tar or .tar.gz file (or copy a folder) below `target`; the kind is told by the content.
+
+    A file that is there already with the same size is left as it is, so the same call goes on after an interruption.
+    Every file is written under a hidden name and renamed when it is whole. A link to a file of the archive becomes a
+    copy of it.
+
+    Args:
+        archive: The archive, or a folder.
+        target: Folder for the files; made where it is missing.
+        progress: Called with (files done, files in all), first with what was there already.
+        only: Called with each name (forward slashes): True takes the file, a text takes it under that name instead,
+            False or None leaves it out.
+
+    Returns:
+        The number of files that were written.
+
+    Raises:
+        FrameTableError: If there is no such archive, a member would come to lie outside of the target or is no file,
+            the disk has too little room for what is missing (nothing is written in these cases), or the archive is
+            damaged (the files before the damage stay).
+    """
+    archive, target = Path(archive), Path(target)
+    with opened(archive) as source:
+        with damage_named(archive):
+            members = _wanted(_outside(source.members(), archive, target), archive, only)
+        missing = [member for member in members if not _is_there(target / member.name, member.size)]
+        check_room(target, sum(member.size for member in missing), f"unpacking {archive}")
+        done = len(members) - len(missing)
+        if progress is not None:
+            progress(done, len(members))
+        for written, member in enumerate(missing, 1):
+            _write(source, member, target / member.name, archive)
+            if progress is not None:
+                progress(done + written, len(members))
+    return len(missing)
+
+
+def holds(archive: Path, only: Callable[[str], bool | str | None]) -> bool:
+    """Whether `unpack` would find anything in an archive.
+
+    Raises:
+        FrameTableError: If it is no archive, or damaged.
+    """
+    with opened(archive) as source, damage_named(archive):
+        return any(only(safe_name(member.name, archive)) for member in source.members())
+
+
+def archives_in(folder: Path) -> list[Path]:
+    """The archives that lie in a folder itself, by name, in natural order."""
+    return [entry for entry in visible_entries(folder) if entry.name.lower().endswith(ENDINGS) and entry.is_file()]
+
+
+def _is_there(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _write(source: Archive, member: Member, path: Path, archive: Path) -> None:
+    """Copy a member to a hidden file beside its place, then rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        with open(unfinished, "wb") as file:
+            for chunk in _chunks(source, member, archive):
+                file.write(chunk)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _chunks(source: Archive, member: Member, archive: Path) -> Iterator[bytes]:
+    length = 0
+    with damage_named(archive), source.open(member.key) as stream:
+        while chunk := stream.read(_CHUNK):
+            length += len(chunk)
+            yield chunk
+        if length != member.size:
+            raise EOFError(f"{member.name} has {length} of {member.size} bytes")
+
+
+def _outside(members: Iterable[Member], archive: Path, target: Path) -> Iterator[Member]:
+    """Without what lies in the target, where that is a folder inside of the one to copy."""
+    folder, target = archive.resolve(), target.resolve()
+    if folder not in target.parents:
+        return iter(members)
+    prefix = f"{target.relative_to(folder).as_posix()}/"
+    return (member for member in members if not member.name.startswith(prefix))
+
+
+def _wanted(members: Iterable[Member], archive: Path, only: Callable[[str], bool | str | None] | None) -> list[Member]:
+    """The members to unpack under safe names, in archive order; of two of one name the last, as tar itself does."""
+    wanted: dict[str, Member] = {}
+    origin: dict[str, str] = {}
+    for member in members:
+        name = safe_name(member.name, archive)
+        choice = True if only is None else only(name)
+        if choice:
+            if member.link is not None:
+                member = member.link()
+            new = safe_name(choice, archive) if isinstance(choice, str) else name
+            if origin.setdefault(new, name) != name:
+                raise FrameTableError(f"archive {archive} holds both {origin[new]} and {name}; only one can be {new}.")
+            wanted.pop(new, None)
+            wanted[new] = Member(new, member.size, member.key)
+    for name in wanted:
+        for end in (place for place, letter in enumerate(name) if letter == "/"):
+            if name[:end] in wanted:
+                raise FrameTableError(f"archive {archive} holds {name[:end]} as a file and as the folder of {name}.")
+    return list(wanted.values())

@@ -1,0 +1,121 @@
+"""CIFAR-100 as it is distributed (Python's pickles in a .tar.gz) turned into a tree of PNG images."""
+
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path
+
+from PIL import Image
+
+from benchmarks_toybox_ilab.prepare.download import DownloadError, md5_of
+from benchmarks_toybox_ilab.tables.disk import check_room
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+
+ARCHIVE = "cifar-100-python.tar.gz"
+
+_PLAIN_NAME = re.compile(r"[\w\-]+(?:\.png)?", re.ASCII)
+_BYTES_OF_ALL = 700_000_000  # archive, pickles, and 60,000 small files that each take a block
+
+
+def is_distribution(file: Path) -> bool:
+    """Whether a file is the .tar.gz that CIFAR-100 is distributed as, by its checksum.
+
+    Raises:
+        FrameTableError: If it has its name, but not its checksum.
+    """
+    from torchvision.datasets import CIFAR100  # imports torch, which takes seconds
+
+    got = md5_of(file)
+    if got != CIFAR100.tgz_md5 and file.name == ARCHIVE:
+        raise FrameTableError(
+            f"{file} has the MD5 checksum {got}, but {CIFAR100.tgz_md5} is expected: it is damaged, or not all of it "
+            f"is there. Fetch it again: {CIFAR100.url}"
+        )
+    return got == CIFAR100.tgz_md5
+
+
+def write_cifar100(
+    root: Path,
+    archive: Path | None = None,
+    workers: int = 2,
+    progress: Callable[[int, int], object] | None = None,
+) -> int:
+    """Write CIFAR-100 as `root/{train,test}/<class>/<original name>.png`, without loss; images that are there stay.
+
+    torchvision downloads, checks and unpacks it in `root/.download`.
+
+    Args:
+        root: Folder for the two folders; made where it is missing.
+        archive: The .tar.gz, where it has been fetched already.
+        workers: Number of threads.
+        progress: Called with (images done, images in all) for each of them.
+
+    Returns:
+        The number of images that were written.
+
+    Raises:
+        DownloadError: If it cannot be fetched.
+        FrameTableError: If the disk has too little room.
+    """
+    from torchvision.datasets import CIFAR100  # imports torch, which takes seconds
+
+    folder = root / ".download"
+    if not (folder / CIFAR100.base_folder).is_dir():
+        check_room(root, _BYTES_OF_ALL, "CIFAR-100")
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder / ARCHIVE
+    if archive is not None and not (own.exists() and md5_of(own) == CIFAR100.tgz_md5):
+        shutil.copyfile(archive, f"{own}.part")
+        os.replace(f"{own}.part", own)
+    try:
+        splits = {name: CIFAR100(folder, train=name == "train", download=True) for name in ("train", "test")}
+    except (OSError, RuntimeError, HTTPException) as error:  # torchvision tells wrong checksums by a RuntimeError
+        raise DownloadError(
+            f"cannot download {CIFAR100.url}: {error}. Give the same command again, or fetch {ARCHIVE} "
+            "elsewhere and give it with --source."
+        ) from error
+    jobs = []
+    for split, data in splits.items():
+        names = _names(folder / CIFAR100.base_folder / split, data.targets)
+        for pixels, label, name in zip(data.data, data.targets, names, strict=True):
+            jobs.append((root / split / data.classes[label] / name, pixels))
+    with ThreadPoolExecutor(workers) as pool:
+        written = 0
+        for done, new in enumerate(pool.map(_write, jobs), 1):
+            written += new
+            if progress is not None:
+                progress(done, len(jobs))
+    return written
+
+
+def _names(pickled: Path, labels: list[int]) -> list[str]:
+    """A file name for each image of a split: the original one, or where there is none the image's number."""
+    with open(pickled, "rb") as file:
+        given = pickle.load(file, encoding="latin1").get("filenames", ())  # torchvision has compared its checksum
+    if len(given) != len(labels) or not all(map(_PLAIN_NAME.fullmatch, given)):
+        return [f"{number:05d}.png" for number in range(len(labels))]
+    taken: set[tuple[int, str]] = set()
+    names = []
+    for number, (label, name) in enumerate(zip(labels, given, strict=True)):
+        stem = name.removesuffix(".png")
+        if (label, stem) in taken:
+            stem = f"{stem}_{number:05d}"
+        taken.add((label, stem))
+        names.append(f"{stem}.png")
+    return names
+
+
+def _write(job: tuple[Path, object]) -> bool:
+    """Write an image whole or not at all; whether there was anything to do."""
+    path, pixels = job
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.part")
+    Image.fromarray(pixels).save(unfinished, "PNG")
+    os.replace(unfinished, path)
+    return True

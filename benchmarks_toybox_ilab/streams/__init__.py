@@ -1,0 +1,1 @@
+"""Protocols, orders and the torch data set of a stream."""

@@ -1,0 +1,235 @@
+"""From a table of frames to an Avalanche benchmark: who comes when.
+
+- class_instance: like watching. Classes come in experiences, inside an experience whole clips in random order, each
+  clip from its first frame to its last.
+- class_iid: the same frames in the same experiences, but shuffled inside each.
+- offline: one training experience with all frames of all classes, shuffled. What could be reached without a stream.
+
+The order lies in the dataset, so train with `shuffle=False`. Importing this module imports Avalanche, which takes
+seconds; the tables do not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from avalanche.benchmarks import CLScenario, DatasetExperience, EagerCLStream, with_classes_timeline, with_task_labels
+from avalanche.benchmarks.utils import (
+    AvalancheDataset,
+    ConstantSequence,
+    DataAttribute,
+    TaskAwareSupervisedClassificationDataset,
+    TransformGroups,
+)
+
+from benchmarks_toybox_ilab.catalog import PROTOCOLS
+from benchmarks_toybox_ilab.streams.orders import PortableDraws, ReferenceDraws, numbered_clips
+from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, imagenet_transform
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError, whole_number
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """Which rows come when, without any image or tensor.
+
+    Attributes:
+        chunks: Labels of the classes of each test experience, in order of appearance.
+        train: Row numbers of each training experience, `(n,)` int64 each, in the order of training.
+        test: Row numbers of each test experience, ascending.
+    """
+
+    chunks: tuple[tuple[int, ...], ...]
+    train: tuple[np.ndarray, ...]
+    test: tuple[np.ndarray, ...]
+
+
+def plan_stream(
+    table: FrameTable,
+    protocol: str = "class_instance",
+    run: int = 0,
+    classes_per_experience: int = 2,
+    class_groups: Sequence[Sequence[str]] | None = None,
+    reference: bool = False,
+) -> StreamPlan:
+    """Draw the order of classes, clips and frames of a run.
+
+    Paper: Sec. 4.1, class-i.i.d. and class-instance protocols. The order of classes of a run is that of all protocols.
+
+    Args:
+        table: The frames.
+        protocol: One of `catalog.PROTOCOLS`.
+        run: The seed.
+        classes_per_experience: Classes of one experience; the last may have fewer.
+        class_groups: Names of all classes in groups that come one after the other, shuffled inside each; None is one
+            group, in the order of `table.classes`.
+        reference: Draw as the paper's published code does, see `orders.ReferenceDraws`.
+
+    Raises:
+        ValueError: If the protocol is unknown, or a number is out of range.
+        FrameTableError: If a class has no test frames, or the groups do not hold every class once.
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"unknown protocol {protocol!r}; known are {', '.join(PROTOCOLS)}.")
+    run = whole_number("run", run, 0)
+    size = whole_number("classes_per_experience", classes_per_experience, 1)
+    for class_name, count in table.counts().items():
+        if not count["test"]:
+            raise FrameTableError(
+                f"class {class_name!r} has no test frames, so nothing could be said about it after training. "
+                "Mark some of its rows as test, or leave the class out."
+            )
+    groups = [table.classes] if class_groups is None else class_groups
+    if sorted(name for group in groups for name in group) != sorted(table.classes):
+        raise FrameTableError(
+            f"class_groups is {[list(group) for group in groups]}, but must hold each class of the table once: "
+            f"{', '.join(table.classes)}"
+        )
+    draws = ReferenceDraws(run) if reference else PortableDraws(run)
+    label_of = {name: label for label, name in enumerate(table.classes)}
+    order = [label_of[group[place]] for group in groups for place in draws.classes(len(group))]
+    chunks = tuple(tuple(order[start : start + size]) for start in range(0, len(order), size))
+    train = []
+    for experience, labels in enumerate((tuple(order),) if protocol == "offline" else chunks):
+        rows = _rows_of(table, "train", labels)
+        if protocol == "class_instance":
+            clips = table.clips(rows)
+            if reference:
+                clips = numbered_clips(table, clips, [name for group in groups for name in group])
+            train.append(np.concatenate([clips[clip] for clip in draws.clips(len(clips), experience)]))
+        else:
+            train.append(rows[draws.frames(len(rows), experience)])
+    return StreamPlan(chunks, tuple(train), tuple(_rows_of(table, "test", labels) for labels in chunks))
+
+
+def _rows_of(table: FrameTable, split: str, labels: tuple[int, ...]) -> np.ndarray:
+    rows = table.rows(split)
+    return rows[np.isin(table.labels[rows], labels)]
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """What some strategies (iCaRL) ask of `experience.benchmark`.
+
+    Attributes:
+        n_classes: Number of classes of the whole stream.
+        n_classes_per_exp: Number of classes of each experience.
+        classes_order: Labels in order of appearance.
+    """
+
+    n_classes: int
+    n_classes_per_exp: list[int]
+    classes_order: list[int]
+
+
+class FrameExperience(DatasetExperience):
+    """An experience whose dataset a strategy may replace (BiC does), and which knows its `benchmark`."""
+
+    def __init__(self, dataset: AvalancheDataset, current_experience: int, benchmark: StreamInfo) -> None:
+        super().__init__(dataset=dataset, current_experience=current_experience)
+        self.benchmark = benchmark
+
+    @property
+    def dataset(self) -> AvalancheDataset:
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, dataset: AvalancheDataset) -> None:
+        self._dataset = dataset
+
+
+class FrameBenchmark(CLScenario):
+    """Avalanche's scenario of a frame table.
+
+    Attributes:
+        train_stream: One experience a chunk of classes; a single one where the protocol is "offline".
+        test_stream: One experience a chunk of classes, so `test_stream[: t + 1]` are the classes seen up to t.
+        n_classes: Number of classes.
+        n_classes_per_exp: Number of classes of each training experience.
+        classes_order: Labels in order of appearance.
+        original_classes_in_exp: The set of labels of each training experience.
+        class_names: The name of each label.
+        frame_table, protocol, run: What it was made from.
+    """
+
+    def __init__(self, streams: list[EagerCLStream], table: FrameTable, protocol: str, run: int, info: StreamInfo):
+        super().__init__(streams)
+        for stream in streams:
+            stream.benchmark = self
+        self.n_classes = info.n_classes
+        self.n_classes_per_exp = info.n_classes_per_exp
+        self.classes_order = info.classes_order
+        self.original_classes_in_exp = [set(exp.classes_in_this_experience) for exp in self.train_stream]
+        self.class_names = table.classes
+        self.frame_table = table
+        self.protocol = protocol
+        self.run = run
+
+
+def make_benchmark(
+    table: FrameTable,
+    protocol: str = "class_instance",
+    run: int = 0,
+    classes_per_experience: int = 2,
+    train_transform: Callable | None = None,
+    eval_transform: Callable | None = None,
+    class_groups: Sequence[Sequence[str]] | None = None,
+    reference: bool = False,
+) -> FrameBenchmark:
+    """An Avalanche benchmark from a table.
+
+    The items of `experience.dataset` are image, label, task label (always 0); its attribute `frame_row` holds the row
+    of each item in the table. Strategies may change their experiences, so make a new benchmark for each of them.
+
+    Args:
+        table: The frames.
+        protocol: "class_instance", "class_iid" or "offline".
+        run: The only seed: draws the order of classes, clips and frames.
+        classes_per_experience: Classes of one experience; the last experience may have fewer.
+        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
+        eval_transform: Likewise, wherever the strategy evaluates.
+        class_groups: Groups of class names that come one after the other; see `plan_stream`.
+        reference: Draw orders as the paper's published code does, and label classes by the order in which their first
+            frames come, so differently in each run. By default a label is the same in every run.
+
+    Raises:
+        ValueError: If the protocol is unknown, or a number is out of range.
+        FrameTableError: If a class has no test frames, or the groups do not hold every class once.
+    """
+    plan = plan_stream(table, protocol, run, classes_per_experience, class_groups, reference)
+    if reference:
+        appearance = list(dict.fromkeys(table.labels[np.concatenate(plan.train)].tolist()))
+        table = table.with_classes([table.classes[label] for label in appearance])
+        plan = replace(plan, chunks=tuple(tuple(sorted(map(appearance.index, labels))) for labels in plan.chunks))
+    transforms = {
+        "train": (imagenet_transform() if train_transform is None else train_transform, None),
+        "eval": (imagenet_transform() if eval_transform is None else eval_transform, None),
+    }
+    order = [label for labels in plan.chunks for label in labels]
+    streams, infos = [], []
+    for name, all_rows in (("train", plan.train), ("test", plan.test)):
+        counts = [len(np.unique(table.labels[rows])) for rows in all_rows]
+        infos.append(StreamInfo(len(order), counts, order))
+        datasets = [_dataset(table, rows, transforms) for rows in all_rows]
+        experiences = [
+            FrameExperience(dataset if name == "train" else dataset.eval(), number, infos[-1])
+            for number, dataset in enumerate(datasets)
+        ]
+        streams.append(EagerCLStream(name, experiences))
+    decorated = with_task_labels(with_classes_timeline(CLScenario(streams)))
+    return FrameBenchmark(list(decorated.streams.values()), table, protocol, int(run), infos[0])
+
+
+def _dataset(table: FrameTable, rows: np.ndarray, transforms: dict) -> AvalancheDataset:
+    frames = FrameDataset(table, rows)
+    # This kind of dataset has the task_set that LwF and task-balanced buffers ask for.
+    return TaskAwareSupervisedClassificationDataset(
+        [frames],
+        transform_groups=TransformGroups(transforms),
+        # The task label comes last, where Avalanche looks for it. Not a list, because a list cannot be joined with the
+        # constant labels of the data sets that strategies make for their memory (iCaRL).
+        data_attributes=[
+            DataAttribute(frames.targets, "targets"),
+            DataAttribute(rows.tolist(), "frame_row", use_in_getitem=False),
+            DataAttribute(ConstantSequence(0, len(rows)), "targets_task_labels", use_in_getitem=True),
+        ],
+    )

@@ -1,0 +1,91 @@
+"""Frames of a table as a PyTorch dataset, and the two ways to turn a frame into a tensor."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+# Per-channel statistics of the ImageNet training set, as published with torchvision's classification weights.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class FrameDataset(Dataset):
+    """Chosen rows of a table, in the given order, as `(image, label)`.
+
+    Args:
+        table: Where the rows come from.
+        rows: Row numbers; a row may come more than once.
+        transform: From PIL image to what the item holds; None leaves the image as it is.
+
+    Attributes:
+        targets: The labels, a list of int.
+    """
+
+    def __init__(
+        self, table: FrameTable, rows: Sequence[int], transform: Callable[[Image.Image], object] | None = None
+    ) -> None:
+        self.table = table
+        self.rows = np.asarray(rows, dtype=np.int64)
+        self.transform = transform
+        self.targets: list[int] = table.labels[self.rows].tolist()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[object, int]:
+        image = self.table.read(int(self.rows[index]))
+        return (image if self.transform is None else self.transform(image)), self.targets[index]
+
+
+@dataclass(frozen=True)
+class PixelTransform:
+    """PIL image -> `(3, size, size)` uint8; squeezed to a square, bilinear with antialiasing as Pillow does it.
+
+    The aspect ratio is not kept, as in the paper. Its repr names everything it does, so it can key a cache.
+    """
+
+    size: int = 224
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        image = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+@dataclass(frozen=True)
+class ImageNetTransform:
+    """PIL image -> `(3, size, size)` float32: `normalize_pixels` of what `PixelTransform` gives, to the bit."""
+
+    size: int = 224
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        return normalize_pixels(PixelTransform(self.size)(image))
+
+
+def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
+    """uint8 pixels to the range that ImageNet networks expect: divide by 255, subtract the mean, divide by the std.
+
+    Args:
+        pixels: `(..., 3, H, W)` uint8.
+
+    Returns:
+        The same shape in float32, on the same device.
+    """
+    mean = torch.tensor(IMAGENET_MEAN, device=pixels.device).view(3, 1, 1)
+    std = torch.tensor(IMAGENET_STD, device=pixels.device).view(3, 1, 1)
+    return pixels.to(torch.float32).div(255).sub(mean).div(std)
+
+
+def pixel_transform(size: int = 224) -> PixelTransform:
+    """Frames as uint8, a quarter of the bytes: for caches and for normalising on the accelerator."""
+    return PixelTransform(size)
+
+
+def imagenet_transform(size: int = 224) -> ImageNetTransform:
+    """Frames as a network pretrained on ImageNet expects them."""
+    return ImageNetTransform(size)

@@ -1,0 +1,1 @@
+"""Frames of a data set as a table."""

@@ -1,0 +1,103 @@
+"""Frames as CSV files: our own columns, and those of the index files that the paper's published code works with."""
+
+import csv
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+
+COLUMNS = ("path", "class", "object", "session", "frame", "split")
+DIRMAP_COLUMNS = ("class", "object", "session", "im_num", "im_path")
+
+
+def write_frames(path: str | Path, frames: Iterable[Sequence]) -> None:
+    """Write rows of `COLUMNS` under their header as UTF-8; whole or not at all."""
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(unfinished, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows(frames)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read_frames(path: str | Path) -> list[Frame]:
+    """Read what `write_frames` wrote, or a file made by hand with the same header.
+
+    Raises:
+        FrameTableError: If the file is missing, or its header or a line is wrong.
+    """
+    with _opened(path) as lines:
+        header = next(lines, [])
+        if tuple(header) != COLUMNS:
+            raise FrameTableError(f"{path} begins with {','.join(header)!r}; it must be {','.join(COLUMNS)!r}")
+        return [_frame(path, lines.line_num, line) for line in lines if line]
+
+
+def read_dirmap(
+    path: str | Path, test_sessions: Collection[int | str], class_names: Mapping[int | str, str] | None = None
+) -> list[Frame]:
+    """Read an index file ("dirmap") of the paper's published code: class, object, session, im_num, im_path.
+
+    Further columns, such as pandas' unnamed index, are passed over.
+
+    Args:
+        path: The CSV file.
+        test_sessions: Sessions that make the test split, such as (3, 7, 10) for CORe50; all others are for training.
+        class_names: Name of each class number; None keeps the numbers as names.
+
+    Raises:
+        FrameTableError: If the file is missing, lacks a column, a line is wrong, or a class has no name.
+    """
+    held_out = set(map(str, test_sessions))
+    names = None if class_names is None else {str(number): name for number, name in class_names.items()}
+    frames = []
+    with _opened(path) as lines:
+        header = next(lines, [])
+        absent = [column for column in DIRMAP_COLUMNS if column not in header]
+        if absent:
+            raise FrameTableError(
+                f"{path} begins with {','.join(header)!r} and has no column {' and no column '.join(absent)}; an index "
+                f"file of the published code has {','.join(DIRMAP_COLUMNS)}"
+            )
+        places = [header.index(column) for column in DIRMAP_COLUMNS]
+        for line in filter(None, lines):
+            if len(line) != len(header):
+                raise FrameTableError(
+                    f"{path}, line {lines.line_num} has {len(line)} values, but the header {len(header)}."
+                )
+            number, item, session, frame, file = (line[place] for place in places)
+            if names is not None and number not in names:
+                raise FrameTableError(
+                    f"{path}, line {lines.line_num}: class {number} has no name; the names given are those of "
+                    f"{', '.join(names)}"
+                )
+            split = "test" if session in held_out else "train"
+            row = [file, number if names is None else names[number], item, session, frame, split]
+            frames.append(_frame(path, lines.line_num, row))
+    return frames
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator:
+    if not Path(path).is_file():
+        raise FrameTableError(f"there is no frame table at {path}; give the CSV file that to_csv wrote.")
+    # utf-8-sig: spreadsheets put a byte order mark in front.
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        yield csv.reader(file)
+
+
+def _frame(path: str | Path, number: int, line: Sequence[str]) -> Frame:
+    if len(line) != len(COLUMNS):
+        raise FrameTableError(
+            f"{path}, line {number} has {len(line)} values, but needs {len(COLUMNS)}: {','.join(COLUMNS)}"
+        )
+    *names, frame, split = line
+    if not frame.isascii() or not frame.isdecimal():
+        raise FrameTableError(f"{path}, line {number}: frame is {frame!r}, but must be a whole number of at least 0.")
+    return Frame(*names, int(frame), split)

@@ -1,0 +1,50 @@
+"""What lies below a folder: entries in natural order, files as relative names, and the folder that a data set is in."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError, natural_key
+
+_CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+
+
+def visible_entries(folder: Path) -> list[Path]:
+    """What lies in a folder, in natural order, without hidden files and what systems leave behind (Thumbs.db)."""
+    entries = (entry for entry in folder.iterdir() if _visible(entry.name))
+    return sorted(entries, key=lambda entry: natural_key(entry.name))
+
+
+def files_below(root: Path, folder: str = "") -> Iterator[str]:
+    """Every visible file below root/folder, at any depth: names relative to root, forward slashes, sorted as text."""
+    with os.scandir(root / folder) as entries:
+        found = sorted((entry for entry in entries if _visible(entry.name)), key=lambda entry: entry.name)
+    for entry in found:
+        name = f"{folder}/{entry.name}" if folder else entry.name
+        if entry.is_dir():
+            yield from files_below(root, name)
+        else:
+            yield name
+
+
+def dataset_folder(root: Path, folders: Iterable[str], name: str, layout: str) -> Path:
+    """The folder that holds `folders`: root, or root/name.
+
+    Raises:
+        FrameTableError: If neither does; says what is expected and what is there.
+    """
+    folders = list(folders)
+    for candidate in (root, root / name):
+        if all((candidate / folder).is_dir() for folder in folders):
+            return candidate
+    advice = f"{name} is laid out as {layout}; give that folder as root, or make it with `crumb prepare {name}`."
+    if not root.is_dir():
+        raise FrameTableError(f"there is no folder {root}. {advice}")
+    found = [entry.name for entry in visible_entries(root)]
+    listed = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "") if found else "nothing"
+    missing = [folder for folder in folders if not (root / folder).is_dir()]
+    raise FrameTableError(f"{root} has no folder {' and no folder '.join(missing)}, but holds {listed}. {advice}")
+
+
+def _visible(name: str) -> bool:
+    return name[0] != "." and name.lower() not in _CLUTTER

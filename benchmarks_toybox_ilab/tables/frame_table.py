@@ -1,0 +1,269 @@
+"""A data set as a table of frames: path, class, object, session, frame, split.
+
+Every data set of this package is a function from a folder to such a table, and every protocol starts from one. So a
+new data set needs no loader, and a user's own table needs no code: write the CSV, read it with `FrameTable.from_csv`.
+"""
+
+import hashlib
+import json
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from benchmarks_toybox_ilab.tables.csv import COLUMNS, read_dirmap, read_frames, write_frames
+from benchmarks_toybox_ilab.tables.frame import (
+    SPLITS,
+    BadFrameError,
+    Frame,
+    FrameTableError,
+    check_row,
+    natural_key,
+    whole_number,
+)
+from benchmarks_toybox_ilab.tables.image import read_image
+
+__all__ = ["BadFrameError", "Frame", "FrameTable", "FrameTableError", "natural_key", "whole_number"]
+
+
+class FrameTable:
+    """A data set as a table of frames; column-wise and immutable.
+
+    Attributes:
+        path, class_name, object_name, session, frame, split: Tuples, one entry a row; frame of int, the others of str.
+        classes: The class names, in natural order unless given; a label is an index into this.
+        labels: `(N,)` int64, read-only.
+        root, reader, name: As given: the folder that the paths are relative to, what turns a path into a PIL image
+            instead of opening a file, and a short name for messages.
+        padded: As given: whether a path may come again in its own clip, as another frame. Some data sets bring short
+            clips to length that way.
+
+    Raises:
+        FrameTableError: If there are no frames, a row breaks a rule of `Frame`, a path comes twice (in a padded table:
+            in two clips), a class has no training frames, or `classes` are not those of the frames.
+    """
+
+    def __init__(
+        self,
+        frames: Iterable[Frame],
+        root: str | Path | None = None,
+        reader: Callable[[str], Image.Image] | None = None,
+        name: str = "",
+        padded: bool = False,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        self.root = None if root is None else Path(root)
+        self.reader = reader
+        self.name = name
+        self.padded = padded
+        columns: tuple[list, ...] = tuple([] for _ in COLUMNS)
+        seen: dict[str, tuple | None] = {}
+        names: dict[str, str] = {}  # one object for all equal names: a million rows have few classes and sessions
+        for number, row in enumerate(frames):
+            check_row(number, row, seen, padded)
+            shared = (names.setdefault(text, text) for text in (row.class_name, row.session, row.split))
+            class_name, session, split = shared
+            values = row.path, class_name, row.object_name, session, operator.index(row.frame), split
+            for column, value in zip(columns, values):
+                column.append(value)
+        if not seen:
+            raise FrameTableError(f"{self._title()} has no frames; a table needs at least one training frame.")
+        del seen
+        self.path, self.class_name, self.object_name, self.session, self.frame, self.split = map(tuple, columns)
+        self.classes = self._check_classes(classes)
+        label_of = {name: label for label, name in enumerate(self.classes)}
+        self.labels = np.fromiter(map(label_of.__getitem__, self.class_name), np.int64, len(self))
+        self.labels.setflags(write=False)
+        self._is_test = np.fromiter((split == "test" for split in self.split), bool, len(self))
+        for class_name, count in self.counts().items():
+            if not count["train"]:
+                raise FrameTableError(
+                    f"class {class_name!r} of {self._title()} has {count['test']} test frames and no training frames; "
+                    "every class needs training frames. Mark some of its rows as train, or leave the class out."
+                )
+
+    def _check_classes(self, classes: Sequence[str] | None) -> tuple[str, ...]:
+        natural = tuple(sorted(set(self.class_name), key=natural_key))
+        if classes is None:
+            return natural
+        if sorted(classes) != sorted(natural):
+            raise FrameTableError(
+                f"classes is {', '.join(classes)}, but must be the classes of {self._title()} in any order, each once: "
+                f"{', '.join(natural)}"
+            )
+        return tuple(classes)
+
+    def _title(self) -> str:
+        return f"frame table {self.name!r}" if self.name else "the frame table"
+
+    def __repr__(self) -> str:
+        splits = f"{self.split.count('train')} train, {self.split.count('test')} test"
+        return f"<FrameTable {self.name!r}: {len(self)} frames of {len(self.classes)} classes, {splits}>"
+
+    def _columns(self) -> tuple[tuple, ...]:
+        return self.path, self.class_name, self.object_name, self.session, self.frame, self.split
+
+    def __len__(self) -> int:
+        return len(self.path)
+
+    def __getitem__(self, row: int) -> Frame:
+        return Frame(*(column[row] for column in self._columns()))
+
+    def __iter__(self) -> Iterator[Frame]:
+        return (self[row] for row in range(len(self)))
+
+    def rows(self, split: str | None = None, class_name: str | None = None) -> np.ndarray:
+        """Numbers of the rows of a split and a class, ascending; `(n,)` int64, None takes all."""
+        chosen = np.ones(len(self), dtype=bool)
+        if split is not None:
+            if split not in SPLITS:
+                raise FrameTableError(f"there is no split {split!r}; take 'train', 'test', or None for both.")
+            chosen &= self._is_test == (split == "test")
+        if class_name is not None:
+            if class_name not in self.classes:
+                raise FrameTableError(f"there is no class {class_name!r}; the classes are {', '.join(self.classes)}.")
+            chosen &= self.labels == self.classes.index(class_name)
+        return np.flatnonzero(chosen)
+
+    def clips(self, rows: Iterable[int]) -> list[np.ndarray]:
+        """The rows grouped by (class, object, session): clips in natural order, frames ascending in each."""
+        groups: dict[tuple[str, str, str], list[int]] = {}
+        for row in map(int, rows):
+            groups.setdefault((self.class_name[row], self.object_name[row], self.session[row]), []).append(row)
+        ordered = sorted(groups, key=lambda clip: tuple(map(natural_key, clip)))
+        return [np.array(sorted(groups[clip], key=lambda row: (self.frame[row], row))) for clip in ordered]
+
+    def read(self, row: int) -> Image.Image:
+        """The frame as an RGB image.
+
+        Raises:
+            BadFrameError: If the file is missing, cut off or not an image.
+        """
+        path = self.path[row]
+        source = path if self.root is None else str(self.root / path)
+        try:
+            return read_image(source) if self.reader is None else self.reader(path).convert("RGB")
+        # Pillow's decoders raise far more than OSError on damaged bytes (SyntaxError, ValueError, struct.error ...).
+        except Exception as error:
+            raise BadFrameError(
+                f"cannot decode frame {source}: {error or type(error).__name__}. "
+                "Restore the file, or go on without it with --on-bad-frame skip."
+            ) from error
+
+    def bad_rows(self, progress: Callable[[int, int], object] | None = None, workers: int = 2) -> list[tuple[int, str]]:
+        """Decode every frame once and list those that fail.
+
+        Args:
+            progress: Called with (frames done, frames in all) after each frame.
+            workers: Number of threads; Pillow decodes outside the interpreter lock.
+
+        Returns:
+            (row, message) of each frame that cannot be decoded, in row order.
+        """
+
+        def failure(row: int) -> str | None:
+            try:
+                self.read(row)
+            except BadFrameError as error:
+                return str(error)
+
+        bad = []
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            for row, message in enumerate(pool.map(failure, range(len(self)))):
+                if message is not None:
+                    bad.append((row, message))
+                if progress is not None:
+                    progress(row + 1, len(self))
+        return bad
+
+    def without(self, rows: Iterable[int]) -> "FrameTable":
+        """The table without these rows; the others keep their order.
+
+        Raises:
+            FrameTableError: If a row does not exist, or a class would be left without training frames.
+        """
+        dropped = set(map(operator.index, rows))
+        unknown = dropped.difference(range(len(self)))
+        if unknown:
+            raise FrameTableError(f"there is no row {min(unknown)}; {self._title()} has rows 0 to {len(self) - 1}.")
+        kept = [frame for row, frame in enumerate(self) if row not in dropped]
+        left = {frame.class_name for frame in kept}
+        classes = [name for name in self.classes if name in left]
+        return FrameTable(kept, self.root, self.reader, self.name, self.padded, classes)
+
+    def with_classes(self, classes: Sequence[str]) -> "FrameTable":
+        """The same rows with other labels: the place of a class in `classes` is its label.
+
+        Raises:
+            FrameTableError: If `classes` are not those of the table, each once.
+        """
+        relabelled = copy(self)
+        relabelled.classes = self._check_classes(classes)
+        relabelled.labels = np.array([relabelled.classes.index(name) for name in self.classes])[self.labels]
+        relabelled.labels.setflags(write=False)
+        return relabelled
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Number of frames by class and split: `counts()["cup"]["test"]`."""
+        test = np.bincount(self.labels[self._is_test], minlength=len(self.classes)).tolist()
+        both = np.bincount(self.labels, minlength=len(self.classes)).tolist()
+        return {
+            name: {"train": count - in_test, "test": in_test}
+            for name, count, in_test in zip(self.classes, both, test, strict=True)
+        }
+
+    def content_hash(self) -> str:
+        """SHA-256 over all columns in row order, but not the root: the same on every machine."""
+        return _sha256(zip(*self._columns(), strict=True))
+
+    def frames_hash(self) -> str:
+        """SHA-256 over the paths in row order: the same for every split of one list of files."""
+        return _sha256((path,) for path in self.path)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the table as UTF-8 CSV with the header path,class,object,session,frame,split; whole or not at all."""
+        write_frames(path, zip(*self._columns(), strict=True))
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        root: str | Path | None,
+        reader: Callable[[str], Image.Image] | None = None,
+        padded: bool = False,
+    ) -> "FrameTable":
+        """Read what `to_csv` wrote, or a table made by hand with the same header.
+
+        Raises:
+            FrameTableError: If the file is missing, its header or a line is wrong, or the table breaks a rule.
+        """
+        return cls(read_frames(path), root, reader, Path(path).stem, padded)
+
+    @classmethod
+    def from_dirmap(
+        cls,
+        path: str | Path,
+        root: str | Path | None,
+        test_sessions: Collection[int | str],
+        class_names: Mapping[int | str, str] | None = None,
+    ) -> "FrameTable":
+        """Read an index file of the paper's published code; see `frame_csv.read_dirmap`.
+
+        Its Toybox index repeats frames of short clips under other numbers, so the table counts as padded.
+
+        Raises:
+            FrameTableError: If the file is missing, a column or a line is wrong, or the table breaks a rule.
+        """
+        frames = read_dirmap(path, test_sessions, class_names)
+        return cls(frames, root, name=Path(path).stem, padded=len({frame.path for frame in frames}) < len(frames))
+
+
+def _sha256(rows: Iterable[Sequence]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+    return digest.hexdigest()

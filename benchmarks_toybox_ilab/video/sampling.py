@@ -1,0 +1,238 @@
+"""What is inside a video file: frames at a rate, turned upright, reduced; and whether the file is whole."""
+
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+
+Size = int | tuple[int, int] | None  # at most so many pixels on the short side, exactly (width, height), or as it is
+
+_ADVICE = (
+    "Copy it again from where it came from, mend it (`ffmpeg -i {name} mended.mp4` keeps what can be decoded), "
+    "or remove it."
+)
+_TIME_TOLERANCE = 0.005  # seconds; containers round time stamps, Matroska to milliseconds
+_LONGEST_GAP = 60  # seconds; a clock that jumps further, or back by a second, has been set anew (joined recordings)
+_MISSING_SECONDS = 0.5  # at the end of a file that is taken as whole
+_STATED_LENGTH = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
+
+
+class VideoError(FrameTableError):
+    """A video file that gives no frames, or not all of them; says which file, why, and what to do."""
+
+
+def load_av() -> Any:
+    """PyAV, which is an optional dependency.
+
+    Raises:
+        ImportError: If it is not installed; says how to install it.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError('frames of videos are read with PyAV: pip install "crumb-avalanche[video]"') from error
+    return av
+
+
+def sampled_frames(video: Path, fps: float, size: Size = None, threads: int = 0) -> Iterator[Image.Image]:
+    """The frames of a video at times 0, 1/fps, 2/fps ... after its first frame, at least one.
+
+    Each is the first frame whose time stamp has come to that time; so one frame may come several times in a row where
+    the video has fewer frames.
+
+    Args:
+        video: The file.
+        fps: Frames to be taken of each second.
+        size: Of the images: None, the most pixels on the short side, or width and height.
+        threads: Threads of the decoder; 0 lets it choose.
+
+    Raises:
+        VideoError: If the file cannot be opened, has no video stream, no frame can be decoded, or it is damaged or cut
+            off; in the last two cases after the good frames.
+        ImportError: If PyAV is not installed.
+    """
+    tolerance = min(_TIME_TOLERANCE, 0.25 / fps)
+    taken = 0
+    try:
+        for time, frame in _timed_frames(video, threads):
+            image = None
+            while time >= taken / fps - tolerance:
+                image = image or _picture(frame, size)
+                yield image
+                taken += 1
+    except (VideoError, ImportError):
+        raise
+    # FFmpeg's errors inherit from half of the built-in ones.
+    except Exception as error:
+        where = f" after {time:.1f} s" if taken else ""
+        raise _video_error(video, f"cannot be decoded{where}: {_reason(error)}") from error
+
+
+def expected_frames(video: Path, fps: float, size: Size) -> tuple[int, int]:
+    """Number of frames that `sampled_frames` will give, by the length the file states, and the pixels of each.
+
+    Raises:
+        VideoError: If the file cannot be opened or has no video stream.
+    """
+    with _opened(video, 1) as (container, stream):
+        if stream.duration and stream.time_base:
+            seconds = float(stream.duration * stream.time_base)
+        else:
+            seconds = (container.duration or 0) / 1e6
+        width, height = _target(stream.codec_context.width, stream.codec_context.height, size)
+        return int(seconds * fps) + 1, width * height
+
+
+class Clock:
+    """Seconds since the first frame, from time stamps that may be missing, jump, or begin anywhere.
+
+    Args:
+        rate: Frames a second, for where there is no time stamp to go by.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._step = 1 / rate
+        self._time: float | None = None
+        self._origin: float | None = None
+
+    def __call__(self, stamp: float | None) -> float:
+        """The time of the next frame, never less than that of the one before."""
+        if self._time is None:
+            self._time, self._origin = 0.0, stamp
+        elif stamp is None:
+            self._time += self._step
+        else:
+            if self._origin is None or not -1 <= stamp - self._origin - self._time <= _LONGEST_GAP:
+                self._origin = stamp - self._time - self._step
+            self._time = max(self._time, stamp - self._origin)
+        return self._time
+
+
+def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
+    """The image as a player shows it.
+
+    Args:
+        image: As decoded.
+        matrix: Display matrix of its stream: nine whole numbers of 32 bits, taken as the nearest quarter turn, mirrored
+            or not; None shows the image as it is.
+    """
+    if matrix is None:
+        return image
+    a, b, _, c, d = struct.unpack("=9i", matrix[:36])[:5]  # x' = ax + cy, y' = bx + dy
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        a, d = c, b
+        image = image.transpose(Image.Transpose.TRANSPOSE)
+    if a < 0:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if d < 0:
+        image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+    return image
+
+
+def _picture(frame: Any, size: Size) -> Image.Image:
+    """A decoded frame as an upright RGB image of the wanted size."""
+    matrix = next((bytes(data) for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
+    # PyAV 12 takes every video as BT.601 unless told otherwise. What it is turned into is RGB in any case.
+    colours = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"} if frame.colorspace == 1 else {}
+    image = upright(frame.to_image(**colours), matrix)
+    # Pillow rounds correctly; FFmpeg's scaler, as PyAV sets it, darkens the image by a grey level.
+    target = _target(*image.size, size)
+    return image if target == image.size else image.resize(target, Image.Resampling.BICUBIC)
+
+
+def _target(width: int, height: int, size: Size) -> tuple[int, int]:
+    if isinstance(size, tuple):
+        return size
+    short = min(width, height)
+    if size is None or short <= size:
+        return width, height
+    return round(width * size / short), round(height * size / short)
+
+
+def _timed_frames(video: Path, threads: int) -> Iterator[tuple[float, Any]]:
+    """Every frame and its time after the first; what is damaged before anything whole is passed over."""
+    with _opened(video, threads) as (container, stream):
+        rate = float(stream.average_rate or stream.guessed_rate or 25)
+        clock, time, first, end, begun = Clock(rate), 0.0, None, 0.0, False
+        for packet in container.demux(stream):
+            if begun and packet.is_corrupt:
+                raise _video_error(video, f"is damaged or cut off after {time:.1f} s")
+            begun = begun or not packet.is_corrupt
+            for frame in packet.decode():
+                if frame.is_corrupt and first is None:  # a recording that begins between two key frames
+                    continue
+                if frame.is_corrupt:
+                    raise _video_error(video, f"is damaged or cut off after {time:.1f} s")
+                stamp = _stamp(frame, container)
+                first = (stamp or 0.0) if first is None else first
+                time = clock(stamp)
+                yield time, frame
+            last = packet.dts if packet.pts is None else packet.pts
+            if last is not None:
+                end = max(end, float((last + (packet.duration or 0)) * packet.time_base))
+        if first is None:
+            raise _video_error(video, "has no frame that can be decoded")
+        # Some containers count from 0, others from the first frame: take what is nearer to being whole.
+        shown, stated = max(end, end - first, time + 1 / rate), _stated_seconds(container, stream, rate)
+        if stated - shown > _MISSING_SECONDS:
+            raise _video_error(video, f"is cut off: it should last {stated:.1f} s, but ends after {shown:.1f} s")
+
+
+def _stamp(frame: Any, container: Any) -> float | None:
+    """When a frame is shown, in seconds."""
+    # AVI only knows when frames are decoded, so what PyAV gives as the time of one that is not shown in order is wrong.
+    stamp = frame.dts if container.format.name == "avi" else frame.pts
+    return None if stamp is None or frame.time_base is None else float(stamp * frame.time_base)
+
+
+def _stated_seconds(container: Any, stream: Any, rate: float) -> float:
+    """How long a whole file is, where its header says so; other containers can be cut anywhere: 0."""
+    formats = container.format.name.split(",")
+    if "avi" in formats:
+        return stream.frames / rate
+    if "mov" in formats or "matroska" in formats:
+        if stream.duration:
+            return float(stream.duration * stream.time_base)
+        if match := _STATED_LENGTH.match(stream.metadata.get("DURATION", "")):
+            hours, minutes, seconds = map(float, match.groups())
+            return 3600 * hours + 60 * minutes + seconds
+        if len(container.streams) == 1 and container.duration:  # else it may be the length of the sound
+            return container.duration / 1e6
+    return 0.0
+
+
+@contextmanager
+def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
+    """The open file and its first video stream."""
+    if not video.is_file():
+        raise VideoError(f"there is no video file {video}; restore it.")
+    if not video.stat().st_size:
+        raise _video_error(video, "is empty (0 bytes)")
+    av = load_av()
+    try:
+        # Absolute: FFmpeg takes what stands before a colon for a protocol.
+        container = av.open(str(video.absolute()), metadata_errors="replace")
+    except Exception as error:
+        raise _video_error(video, f"cannot be opened: {_reason(error)}") from error
+    with container:
+        if not container.streams.video:
+            others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+            raise VideoError(f"video {video} has no video stream, but only {others}; replace or remove it.")
+        stream = container.streams.video[0]
+        stream.thread_type = "AUTO"
+        stream.codec_context.thread_count = threads
+        yield container, stream
+
+
+def _video_error(video: Path, what: str) -> VideoError:
+    return VideoError(f"video {video} {what}. {_ADVICE.format(name=video.name)}")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
