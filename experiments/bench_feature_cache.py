@@ -19,8 +19,8 @@ from common_options import common_options, parser_for, run_script
 from same_results import differences
 from sweep import exit_code, grid
 
-from crumb_avalanche.cli.run_folder import RESULT, write_text
-from crumb_avalanche.cli.tables import markdown, table
+from crumb_avalanche.runs.run_folder import RESULT, write_text
+from crumb_avalanche.runs.tables import markdown, table
 
 STRATEGIES = ("crumb", "image_replay", "finetune", "slda", "ncm", "rda")
 HEADER = ["strategy", "runs", "seconds without", "seconds with", "times as fast", "the same bits"]

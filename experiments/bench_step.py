@@ -27,8 +27,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
-from crumb_avalanche.codebook_init import init_matched_
-from crumb_avalanche.coin_dropout import CoinDropout
+from crumb_avalanche.models.codebook_init import init_matched_
+from crumb_avalanche.models.coin_dropout import CoinDropout
 
 BATCH = 21
 

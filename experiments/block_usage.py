@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.runs.settings import RunSettings
 
 CHUNK = 32  # images encoded at once
 
@@ -115,10 +115,10 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
     import copy
 
     from crumb_avalanche.baselines.registry import get_strategy
-    from crumb_avalanche.cli import build
-    from crumb_avalanche.feature_cache import FeatureCache
-    from crumb_avalanche.preparation import prepare
-    from crumb_avalanche.weights import load_weights
+    from crumb_avalanche.models.calibration import prepare
+    from crumb_avalanche.models.weights import load_weights
+    from crumb_avalanche.runs import build
+    from crumb_avalanche.training.feature_cache import FeatureCache
 
     kept = folder / "checkpoint" / "model.safetensors"
     if not kept.is_file():

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from paper_numbers import PaperNumbers, read_paper_numbers
 from saved_picture import COLOURS, STYLE, save_picture
 
-from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import markdown, table
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.tables import markdown, table
 
 TABLE = "s5"
 PAPER_BENCHMARKS = ("core50", "toybox", "ilab", "icub", "ilab_core50", "cifar100", "imagenet")
@@ -163,8 +163,8 @@ def main() -> int:
     parser.add_argument("--output", default="runs/buffer_sizes")
     parser.add_argument("--quick", action="store_true", help="one benchmark and length of block")
     chosen = parser.parse_args()
-    from crumb_avalanche.backbones import split_backbone
-    from crumb_avalanche.codebook import Codebook
+    from crumb_avalanche.models.backbones import split_backbone
+    from crumb_avalanche.models.codebook import Codebook
 
     names, lengths = (["core50"], [16]) if chosen.quick else (chosen.benchmark, chosen.codebook_dim)
     paper, sizes = read_paper_numbers(), []

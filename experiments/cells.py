@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from crumb_avalanche.cli.folder_lock import FolderInUseError, locked
-from crumb_avalanche.cli.run_folder import RESULT, tidy_up, write_text
-from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.whole_file import DISK_FULL
+from crumb_avalanche.runs.run_folder import RESULT, tidy_up, write_text
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.atomic_file import DISK_FULL
+from crumb_avalanche.system.folder_lock import FolderInUseError, locked
 
 ERROR = "error.txt"
 LOG = "log.txt"
@@ -59,7 +59,7 @@ class Outcome:
 
 def learn(settings: RunSettings) -> None:
     """The work on a cell: what ``crumb run`` does."""
-    from crumb_avalanche.cli.run import run_once
+    from crumb_avalanche.runs.run import run_once
 
     run_once(settings.resolved())
 
@@ -73,7 +73,7 @@ def is_finished(cell: Cell) -> bool:
     """
     if cell.settings.overwrite or not (cell.folder / RESULT).exists():
         return False
-    from crumb_avalanche.cli.run import finished_result
+    from crumb_avalanche.runs.run import finished_result
 
     finished_result(cell.folder, cell.settings.resolved())
     tidy_up(cell.folder)

@@ -11,7 +11,7 @@ from cells import Cell, is_finished
 from engines import Engine
 from sweep import add_engine_options, engine_of, sweep
 
-from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.runs.settings import RunSettings
 
 Row = TypeVar("Row")
 PROTOCOLS = ("class_instance", "class_iid")
@@ -142,7 +142,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
     if chosen.precision == "bf16" and not chosen.table_only:  # the runs would say so too, but in their logs
         import torch
 
-        from crumb_avalanche.precision import warn_where_bf16_is_slow
+        from crumb_avalanche.models.precision import warn_where_bf16_is_slow
 
         warn_where_bf16_is_slow(torch.device(chosen.device))
     base = RunSettings(

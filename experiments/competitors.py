@@ -25,9 +25,9 @@ from matplotlib.figure import Figure
 from saved_picture import COLOURS, STYLE, save_picture, set_title
 from sweep import exit_code, grid
 
-from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.cli.tables import markdown, mean_text, table
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.tables import markdown, mean_text, table
 
 TABLE, JOINT = "competitors", "joint"
 QUICK = dict(image_size=64, budget_images=150)  # room for the statistics of every method

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import common_options
 from table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
-from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.whole_file import whole_file
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.atomic_file import whole_file
 
 CRUMB, SINGLE, BATCHES = CODEBOOK, "remind, one image at a time", "remind, mini-batches"
 LEARNERS = {CRUMB: ("crumb", {}), SINGLE: ("remind", {"samples_at_a_time": True}), BATCHES: ("remind", {})}
@@ -72,8 +72,8 @@ def built(name: str, settings: RunSettings, stream, experiences: list, cache):
     from avalanche.training.plugins import EvaluationPlugin
 
     from crumb_avalanche.baselines.registry import build_strategy, get_strategy
-    from crumb_avalanche.cli import build
-    from crumb_avalanche.preparation import prepare
+    from crumb_avalanche.models.calibration import prepare
+    from crumb_avalanche.runs import build
 
     strategy, method = LEARNERS[name]
     entry, classes = get_strategy(strategy), stream.benchmark.n_classes
@@ -100,8 +100,8 @@ def built(name: str, settings: RunSettings, stream, experiences: list, cache):
 
 def feature_cache(settings: RunSettings, stream):
     """Where F(x) is kept, if anywhere."""
-    from crumb_avalanche.cli import build
-    from crumb_avalanche.feature_cache import FeatureCache
+    from crumb_avalanche.runs import build
+    from crumb_avalanche.training.feature_cache import FeatureCache
 
     if not settings.feature_cache:
         return None
@@ -182,8 +182,8 @@ def picture(path: Path, title: str, image: dict, making: dict, held: dict) -> No
 
 def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: dict, output: Path) -> None:
     """Print the tables and the ratios; write them as CSV and as a picture."""
-    from crumb_avalanche.cli.run_folder import write_text
-    from crumb_avalanche.cli.tables import table
+    from crumb_avalanche.runs.run_folder import write_text
+    from crumb_avalanche.runs.tables import table
 
     memory = {kind: peak[kind] + held[kind] for kind in held}
     lines = ratios(image, whole, memory)
@@ -210,8 +210,8 @@ def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: d
 def main(settings: RunSettings, cost: CostSettings) -> None:
     """Measure everything."""
     from crumb_avalanche.baselines.remind import RemindSettings
-    from crumb_avalanche.cli import build
-    from crumb_avalanche.ledger import LedgerMetric
+    from crumb_avalanche.runs import build
+    from crumb_avalanche.training.ledger import LedgerMetric
 
     settings, output, usual = settings.resolved(), Path(cost.output), RemindSettings()
     output.mkdir(parents=True, exist_ok=True)

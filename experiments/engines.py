@@ -65,7 +65,7 @@ class LocalProcesses(contextlib.AbstractContextManager):
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context = multiprocessing.get_context(method)
         if method == "forkserver":  # the server that cells are forked from has the imports done
-            self._context.set_forkserver_preload(["crumb_avalanche.cli.run"])
+            self._context.set_forkserver_preload(["crumb_avalanche.runs.run"])
         self._children: dict = {}
 
     @property

@@ -26,8 +26,8 @@ from side_by_side import Finding, find, print_findings, write_findings
 from sweep import exit_code
 from table1_accuracy import assembled
 
-from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import number
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.tables import number
 
 # Those that the paper ran on every benchmark; its figures show some of them.
 METHODS = ("crumb", "remind", "icarl", "gem", "ewc", "mas", "si", "finetune", "offline")

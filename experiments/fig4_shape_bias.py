@@ -34,8 +34,8 @@ from shape_bias import PAPER_SIGN, Advantage, RunDrops, StyleImages, advantage_o
 from side_by_side import kept_runs, p_text
 from sweep import exit_code, grid
 
-from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import markdown, table
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.tables import markdown, table
 
 ROWS = {"crumb": "crumb", "control": "image_replay"}
 
@@ -86,10 +86,10 @@ def streamed(options: CommonOptions, benchmark: str, protocol: str, rows: dict[s
 
 def pretrained_network(file: str):
     """The network that `crumb pretrain` wrote, with the head of its own classes, and its image size."""
-    from crumb_avalanche.backbones import split_backbone
-    from crumb_avalanche.codebook import Codebook
-    from crumb_avalanche.pretraining import read_pretrained
-    from crumb_avalanche.weights import check_and_load
+    from crumb_avalanche.models.backbones import split_backbone
+    from crumb_avalanche.models.codebook import Codebook
+    from crumb_avalanche.models.weights import check_and_load
+    from crumb_avalanche.training.pretraining import read_pretrained
 
     state, made = read_pretrained(file)
     names = ("relu_logits", "head_kernel", "image_size")

@@ -29,8 +29,8 @@ from saved_picture import COLOURS, STYLE, save_picture
 from scipy import stats
 from sweep import exit_code
 
-from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import table
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.tables import table
 
 
 def overlay(axes, image, heat: np.ndarray, colour: str) -> None:

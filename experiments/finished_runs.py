@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from crumb_avalanche.cli.run_folder import RESULT
+from crumb_avalanche.runs.run_folder import RESULT
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FinishedRun:
     @cached_property
     def predictions(self) -> dict[str, np.ndarray] | None:
         """`row`, `label` and `answer` of each test image; None for a run of before these were kept."""
-        from crumb_avalanche.cli.predictions import PREDICTIONS, read_predictions
+        from crumb_avalanche.runs.predictions import PREDICTIONS, read_predictions
 
         return read_predictions(self.folder) if (self.folder / PREDICTIONS).exists() else None
 

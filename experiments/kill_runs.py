@@ -21,7 +21,7 @@ from pathlib import Path
 from same_results import differences
 from tqdm import tqdm
 
-from crumb_avalanche.cli.run_folder import RESULT, RESUME
+from crumb_avalanche.runs.run_folder import RESULT, RESUME
 
 TINY = [
     *("--benchmark", "toy_shapes", "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),

@@ -1,8 +1,9 @@
 """The paper's statistics (supplement, S4): batches of 100 test images, paired tests, the first-task filter.
 
-Everything here works on what `crumb_avalanche.cli.predictions.read_predictions` gives of a finished run: `row`, `label`
-and `answer` of each test image, sorted by row.
+Everything here works on what `read_predictions` of `crumb_avalanche.runs.predictions` gives of a finished run: `row`,
+`label` and `answer` of each test image, sorted by row.
 """
+
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

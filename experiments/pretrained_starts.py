@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ablation_rows import BLOCKS_OF_OURS, OURS, STOCK, WEIGHTS_OF_OURS, Ablation
 
-from crumb_avalanche.cli.command_settings import PretrainSettings
-from crumb_avalanche.cli.settings import as_dict
+from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.settings import as_dict
 
 FRESH = "fresh"
 MIXED = {WEIGHTS_OF_OURS: (OURS, FRESH), BLOCKS_OF_OURS: (FRESH, OURS)}  # (weights, codebook)
@@ -87,7 +87,7 @@ class Starts:
         Raises:
             ValueError: a file is there that was made with other settings.
         """
-        from crumb_avalanche.cli import pretrain
+        from crumb_avalanche.runs import pretrain
 
         problems = []
         for name, changes in self.wanted(rows).items():
@@ -115,8 +115,8 @@ class Starts:
 
     def mix(self, rows: Sequence[Ablation]) -> None:
         """Make the mixed files whose parts are there; anew, for the parts may not be what they were."""
-        from crumb_avalanche.pretraining import FORMAT, read_pretrained
-        from crumb_avalanche.weights import save_safetensors
+        from crumb_avalanche.models.weights import save_safetensors
+        from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
         for name in dict.fromkeys(row.start for row in rows if row.start in MIXED):
             weights, codebook = (self.file(part) for part in MIXED[name])
@@ -160,14 +160,14 @@ class Starts:
 
 def made_with(file: Path) -> dict:
     """What a pretrained file says of its making."""
-    from crumb_avalanche.pretraining import read_pretrained
+    from crumb_avalanche.training.pretraining import read_pretrained
 
     return read_pretrained(file)[1]
 
 
 def decisive(settings: dict) -> dict:
     """The settings of `crumb pretrain` among some that decide what it makes; of files and folders their place."""
-    from crumb_avalanche.cli.pretrain import NO_PART_OF_THE_RESULT
+    from crumb_avalanche.runs.pretrain import NO_PART_OF_THE_RESULT
 
     names = {item.name for item in fields(PretrainSettings)} - NO_PART_OF_THE_RESULT - {"device"}
     chosen = {name: value for name, value in settings.items() if name in names}

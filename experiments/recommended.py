@@ -24,8 +24,8 @@ from saved_picture import COLOURS, STYLE, save_picture
 from scipy.stats import ttest_rel
 from sweep import exit_code, grid
 
-from crumb_avalanche.cli.run_folder import write_text, write_yaml
-from crumb_avalanche.cli.tables import markdown, mean_text, table
+from crumb_avalanche.runs.run_folder import write_text, write_yaml
+from crumb_avalanche.runs.tables import markdown, mean_text, table
 
 TABLE, RECOMMENDED = "recommended", "recommended"
 SMALL_BUDGET = 600_000

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import yaml
 from finished_runs import FinishedRun
 
-from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings
 
 COLUMNS = ("row", "benchmark", "protocol", "run", "final_accuracy", "seconds", "frame_table_sha256", "settings")
 SHOWN_APART = {"benchmark", "protocol", "run", "runs"}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from crumb_avalanche.cli.predictions import read_predictions
-from crumb_avalanche.cli.run_folder import RESULT
+from crumb_avalanche.runs.predictions import read_predictions
+from crumb_avalanche.runs.run_folder import RESULT
 
 # What a result says of the machine and the moment.
 OF_THE_CLOCK = ("seconds", "tuning_seconds", "versions")

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from run_list import Listed, write_run_list
 from side_by_side import Finding, print_findings, write_findings
 
-from crumb_avalanche.cli.pictures import STYLE
-from crumb_avalanche.cli.pictures import save as save_picture
-from crumb_avalanche.cli.report_curves import COLOURS, LINES, MARKERS
+from crumb_avalanche.report.curves import COLOURS, LINES, MARKERS
+from crumb_avalanche.report.pictures import STYLE
+from crumb_avalanche.report.pictures import save as save_picture
 
 __all__ = ["COLOURS", "LINES", "MARKERS", "STYLE", "findings_picture", "publish", "save_picture", "set_title"]
 

@@ -16,8 +16,8 @@ from paper_statistics import (
 )
 from torch import Tensor
 
-from crumb_avalanche.perturbations import MAP_PERTURBATIONS
-from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.models.perturbations import MAP_PERTURBATIONS
+from crumb_avalanche.models.split_model import SplitModel
 
 PLAIN, STYLE = "unperturbed", "style"
 # What the paper's figure says of CRUMB after pretraining: more harmed, or less, than its control.

@@ -16,8 +16,8 @@ from finished_runs import FinishedRun, finished_runs
 from paper_numbers import PaperValue
 from paper_statistics import Comparison, Filtered, first_task_filter, holm, paired_batches, paired_t_test
 
-from crumb_avalanche.cli.run_folder import write_text
-from crumb_avalanche.cli.tables import markdown, mean_text, number, table
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.tables import markdown, mean_text, number, table
 
 
 @dataclass(frozen=True)

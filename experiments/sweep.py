@@ -17,9 +17,9 @@ from engines import Engine, InProcess, LocalProcesses
 from ray_engine import RayCluster
 from tqdm import tqdm
 
-from crumb_avalanche.cli.folder_lock import in_use
-from crumb_avalanche.cli.run_folder import DamagedRunError
-from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.runs.run_folder import DamagedRunError
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.folder_lock import in_use
 
 RETRIES = 2
 

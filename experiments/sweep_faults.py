@@ -29,10 +29,10 @@ from ray_engine import RayCluster
 from same_results import differences
 from sweep import RETRIES, exit_code, grid, sweep
 
-from crumb_avalanche.cli.folder_lock import LOCK, in_use
-from crumb_avalanche.cli.run_folder import RESULT, write_text
-from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.cli.tables import markdown, table
+from crumb_avalanche.runs.run_folder import RESULT, write_text
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.tables import markdown, table
+from crumb_avalanche.system.folder_lock import LOCK, in_use
 
 HEADER = ["second", "killed", "process", "runs finished"]
 STRATEGIES = ("crumb", "image_replay", "slda", "ncm", "finetune")

@@ -30,9 +30,9 @@ from paper_numbers import PaperNumbers, read_paper_numbers
 from saved_picture import COLOURS, STYLE, save_picture
 from table_memory import ALL_MAPS
 
-from crumb_avalanche.cli.run_folder import FinishedRunError, write_json, write_text
-from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
-from crumb_avalanche.cli.tables import markdown, table
+from crumb_avalanche.runs.run_folder import FinishedRunError, write_json, write_text
+from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
+from crumb_avalanche.runs.tables import markdown, table
 
 TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
 # What is compared: the paper's quantity, how many of ours make one of its units, and ours by the name of the method.

@@ -28,9 +28,9 @@ from saved_picture import publish
 from side_by_side import Cell, find
 from sweep import exit_code, grid
 
-from crumb_avalanche.cli.command_settings import PretrainSettings
-from crumb_avalanche.cli.run_folder import write_yaml
-from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.run_folder import write_yaml
+from crumb_avalanche.runs.settings import RunSettings
 
 TABLE, PAPER_DATASET, OURS = "table4", "core50", ROWS[0]
 QUICK_ROWS = ("MeRec replay", "Half capacity", "Pretrain weights", "Uniform init.", "16-dim. blocks", "Direct loss")

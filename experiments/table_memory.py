@@ -32,9 +32,9 @@ def make_table(task: dict, shape: tuple[int, ...]) -> None:
         return np.fromfile(task["file"], np.float32, images * each, offset=4 * each * first).reshape(-1, *shape[1:])
 
     if task["kind"] == CODEBOOK:
-        from crumb_avalanche.codebook import Codebook
-        from crumb_avalanche.codebook_init import INITIALISERS
-        from crumb_avalanche.preparation import CHUNK, sample_of
+        from crumb_avalanche.models.calibration import CHUNK, sample_of
+        from crumb_avalanche.models.codebook import Codebook
+        from crumb_avalanche.models.codebook_init import INITIALISERS
 
         places = np.unique(np.linspace(0, count - 1, task["measured_images"]).astype(int))
         some = (
@@ -52,7 +52,7 @@ def make_table(task: dict, shape: tuple[int, ...]) -> None:
         tables.train(read(0, count).reshape(-1, channels))
     else:
         from crumb_avalanche.baselines.remind_memory import LocationSample
-        from crumb_avalanche.product_quantizer import ProductQuantizer
+        from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 
         sample = LocationSample(count, task["fit_vectors"], np.random.default_rng(task["seed"]))
         for start in range(0, count, 16):

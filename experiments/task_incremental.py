@@ -29,7 +29,7 @@ import common_options
 import matplotlib
 
 from crumb_avalanche.cli import underscored
-from crumb_avalanche.cli.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
+from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ def measure(settings: RunSettings, method: Method, experiences: int | None = Non
 
     from crumb_avalanche.baselines.registry import build_strategy
     from crumb_avalanche.baselines.task_incremental import TaskIncrementalPlugin
-    from crumb_avalanche.cli import build
-    from crumb_avalanche.cli.progress import ProgressPlugin
-    from crumb_avalanche.cli.run import accuracy_on
-    from crumb_avalanche.feature_cache import FeatureCache
-    from crumb_avalanche.preparation import prepare
+    from crumb_avalanche.models.calibration import prepare
+    from crumb_avalanche.runs import build
+    from crumb_avalanche.runs.progress import ProgressPlugin
+    from crumb_avalanche.runs.run import accuracy_on
+    from crumb_avalanche.training.feature_cache import FeatureCache
 
     build.set_up_process(settings.threads, settings.run)  # the same first weights for all methods
     stream = build.build_stream(settings, settings.run, joint=False)
@@ -197,7 +197,7 @@ def measured(settings: RunSettings, method: Method, experiences: int | None = No
     Raises:
         FinishedRunError: it was measured with other settings.
     """
-    from crumb_avalanche.cli.run_folder import FinishedRunError, write_json
+    from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
 
     path = Path(settings.output) / f"{method.strategy}_run{settings.run}.json"
     compared = {
@@ -236,7 +236,7 @@ def picture(title: str, figures: dict[str, list[dict]]):
     import numpy as np
     from matplotlib.figure import Figure
 
-    from crumb_avalanche.cli.pictures import COLOURS, STYLE
+    from crumb_avalanche.report.pictures import COLOURS, STYLE
 
     with matplotlib.rc_context(STYLE):
         drawing = Figure(figsize=(13, 1.6 + 0.5 * len(figures)), layout="constrained")
@@ -257,9 +257,9 @@ def picture(title: str, figures: dict[str, list[dict]]):
 
 def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
     """Print the table; write it and the picture."""
-    from crumb_avalanche.cli.pictures import save
-    from crumb_avalanche.cli.run_folder import write_text
-    from crumb_avalanche.cli.tables import mean_text, table
+    from crumb_avalanche.report.pictures import save
+    from crumb_avalanche.runs.run_folder import write_text
+    from crumb_avalanche.runs.tables import mean_text, table
 
     folder = Path(settings.output)
     text = io.StringIO()

@@ -13,8 +13,8 @@ from PIL import Image
 from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche import Codebook, CodeBuffer, split_backbone
 from crumb_avalanche.cli import main
-from crumb_avalanche.codebook_init import MapStatistics, init_matched_
-from crumb_avalanche.split_model import REFERENCE_SCALE
+from crumb_avalanche.models.codebook_init import MapStatistics, init_matched_
+from crumb_avalanche.models.split_model import REFERENCE_SCALE
 
 DATA = Path(os.environ.get("CRUMB_TEST_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))
 ETH80 = DATA / "eth80" / "eth80_128.zip"

@@ -19,10 +19,10 @@ from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd
 from crumb_avalanche.baselines.experience_replay import ChosenFrames, ImageMemoryPlugin, draw, memory_strategy
-from crumb_avalanche.head_input import evaluating
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_policy import ImageBuffer
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 class OldBranches(OldNetwork):

@@ -10,11 +10,11 @@ from torch.nn.functional import cross_entropy
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
-from crumb_avalanche.head_input import evaluating
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer
-from crumb_avalanche.storage_rules import StorageRule
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.memory.selection import StorageRule
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 _SMALLEST_ALPHA = 0.01
 

@@ -3,7 +3,7 @@
 import torch
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 def build_finetune(recipe: Recipe) -> StreamStrategy:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.baselines.entry import Entry, NoSettings, Recipe
-from crumb_avalanche.head_input import evaluating, penultimate
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.models.penultimate import evaluating, penultimate
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 def feature_length(model: SplitModel) -> int:

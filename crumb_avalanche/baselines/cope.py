@@ -14,11 +14,11 @@ from crumb_avalanche.baselines.class_statistics import feature_length
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
-from crumb_avalanche.head_input import HeadInput, penultimate
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer
-from crumb_avalanche.storage_rules import ClassBalancedReservoir
-from crumb_avalanche.streaming import UNSEEN_LOGIT, StreamStrategy
+from crumb_avalanche.memory.selection import ClassBalancedReservoir
+from crumb_avalanche.models.penultimate import HeadInput, penultimate
+from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
+from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
 
 
 @dataclass(frozen=True)

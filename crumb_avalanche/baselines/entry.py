@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_policy import CompactBuffer
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.training.storage_policies import CompactBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 @dataclass(frozen=True)

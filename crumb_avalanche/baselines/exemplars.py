@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from crumb_avalanche.head_input import evaluating
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_rules import Slots
+from crumb_avalanche.memory.selection import Slots
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import tensor_bytes
 
 
 def herd(features: Tensor, count: int) -> list[int]:

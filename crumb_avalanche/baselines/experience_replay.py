@@ -11,11 +11,11 @@ from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
-from crumb_avalanche.crumb import CRUMBPlugin
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer, StreamBatch
-from crumb_avalanche.storage_rules import Slots, StorageRule
-from crumb_avalanche.streaming import UNSEEN_LOGIT, StreamStrategy
+from crumb_avalanche.memory.selection import Slots, StorageRule
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.crumb import CRUMBPlugin
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer, StreamBatch
+from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
 
 
 @dataclass

@@ -12,10 +12,10 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.crumb import CRUMBStrategy
-from crumb_avalanche.storage_policy import ImageBuffer
-from crumb_avalanche.storage_rules import Slots, StorageRule
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.memory.selection import Slots, StorageRule
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 # Added to the diagonal of the Gram matrix, as a part of its largest eigenvalue: gradients that repeat or oppose each
 # other would have weights without bound. Products that it leaves negative are projected away once more.

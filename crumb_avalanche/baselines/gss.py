@@ -11,12 +11,12 @@ from torch.nn.functional import cross_entropy, normalize
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
-from crumb_avalanche.head_input import evaluating
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer
-from crumb_avalanche.storage_rules import Slots, StorageRule
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.memory.selection import Slots, StorageRule
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 # What the authors' code gives the first memories, which have nothing to be similar to, as a cosine.
 _FIRST_COSINE = 0.1

@@ -13,12 +13,12 @@ from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
-from crumb_avalanche.head_input import HeadInput
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_policy import CompactBuffer, ImageBuffer, StreamBatch
-from crumb_avalanche.storage_rules import Slots, StorageRule
-from crumb_avalanche.streaming import UNSEEN_LOGIT, StreamStrategy
+from crumb_avalanche.memory.selection import Slots, StorageRule
+from crumb_avalanche.models.penultimate import HeadInput
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer, StreamBatch
+from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.crumb import CRUMBStrategy
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_policy import CompactBuffer
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.storage_policies import CompactBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from crumb_avalanche.baselines.experience_replay import (
     held_slots,
     memory_strategy,
 )
-from crumb_avalanche.crumb import memory_step
-from crumb_avalanche.head_input import evaluating
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_policy import ImageBuffer
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.crumb import memory_step
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from crumb_avalanche.baselines.regularizers import EWC, LWF, MAS, SI
 from crumb_avalanche.baselines.remind import REMIND
 from crumb_avalanche.baselines.replay import CRUMB, IMAGE_REPLAY, MAP_REPLAY
 from crumb_avalanche.baselines.stable_sgd import STABLE_SGD
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 __all__ = ["STRATEGIES", "Entry", "LearningSettings", "build_strategy", "get_strategy"]
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from crumb_avalanche.baselines.class_statistics import ClassMeans, ClassStatistics, ClosedFormStrategy, closed_form
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.packed_scatter import PackedScatter
-from crumb_avalanche.head_input import evaluating, head_input
-from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.closed_form.packed_scatter import PackedScatter
+from crumb_avalanche.models.penultimate import evaluating, head_input
+from crumb_avalanche.models.split_model import SplitModel
 
 # The common covariance is kept whole where that leaves the first number of directions a class; beside it more than the
 # second are of no use.

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork
-from crumb_avalanche.compat import MendedMAS, MendedSI, learning_view
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.training.avalanche_fixes import MendedMAS, MendedSI, learning_view
+from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 def _not_negative(settings: object, *names: str) -> None:

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crumb_avalanche.packing import pack, unpack
-from crumb_avalanche.product_quantizer import ProductQuantizer, largest_divisor
-from crumb_avalanche.storage_policy import CompactBuffer
-from crumb_avalanche.storage_rules import StorageRule
+from crumb_avalanche.memory.packing import pack, unpack
+from crumb_avalanche.memory.product_quantizer import ProductQuantizer, largest_divisor
+from crumb_avalanche.memory.selection import StorageRule
+from crumb_avalanche.training.storage_policies import CompactBuffer
 
 
 def make_quantizer(channels: int, sub_quantizers: int = 32, centroids: int = 256) -> ProductQuantizer:

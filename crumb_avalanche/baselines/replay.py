@@ -1,10 +1,10 @@
 """CRUMB, and plain replay of images and of feature maps through the same two steps and the same storing rule."""
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.crumb import CRUMBStrategy
-from crumb_avalanche.storage_policy import CodeBuffer, CompactBuffer, ImageBuffer, MapBuffer
-from crumb_avalanche.storage_rules import RULES, StorageRule
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.memory.selection import RULES, StorageRule
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer, ImageBuffer, MapBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 def make_rule(name: str) -> StorageRule:

@@ -7,7 +7,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 @dataclass(frozen=True)

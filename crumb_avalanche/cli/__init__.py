@@ -4,15 +4,15 @@ import os
 import sys
 from importlib import import_module
 
-from crumb_avalanche.cli.command_settings import (
+from crumb_avalanche.runs.command_settings import (
     DemoSettings,
     PrepareSettings,
     PretrainSettings,
     ReportSettings,
     StrategiesSettings,
 )
-from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.whole_file import DISK_FULL
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.atomic_file import DISK_FULL
 
 COMMANDS = {
     "demo": (DemoSettings, "rendered shapes, a few minutes, nothing to download"),

@@ -8,8 +8,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks_toybox_ilab.prepare.core import check, prepare
-from crumb_avalanche.cli.command_settings import PrepareSettings
-from crumb_avalanche.cli.folder_lock import locked
+from crumb_avalanche.runs.command_settings import PrepareSettings
+from crumb_avalanche.system.folder_lock import locked
 
 
 class IncompleteError(ValueError):

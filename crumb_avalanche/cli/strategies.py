@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from crumb_avalanche.baselines.entry import Entry
 from crumb_avalanche.baselines.registry import STRATEGIES, get_strategy
-from crumb_avalanche.cli.command_settings import StrategiesSettings
+from crumb_avalanche.runs.command_settings import StrategiesSettings
 
 
 def main(settings: StrategiesSettings) -> None:

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from crumb_avalanche.backbones import SmallCNN
+from crumb_avalanche.models.backbones import SmallCNN
 
 
 def fails(crumb, *arguments) -> str:
@@ -77,7 +77,7 @@ def test_a_full_disk(crumb, tiny, tmp_path, monkeypatch, checkpoints):
     def full_disk(tensors, file, metadata):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("crumb_avalanche.weights.save_file", full_disk)
+    monkeypatch.setattr("crumb_avalanche.models.weights.save_file", full_disk)
     err = fails(crumb, *tiny, "--output", tmp_path, *["--checkpoint-every", "2"] * checkpoints)
     assert f"what was learned so far could not be kept in {tmp_path / 'interrupted'}" in err
     said = "Free some room and give" if checkpoints else "make room on that disk and give"
@@ -163,7 +163,7 @@ def test_a_value_that_is_refused_late_leaves_the_finished_run(crumb, tiny, tmp_p
     def refuse(*arguments, **keywords):
         raise ValueError("no such method")
 
-    monkeypatch.setattr("crumb_avalanche.cli.run.build_strategy", refuse)
+    monkeypatch.setattr("crumb_avalanche.runs.run.build_strategy", refuse)
     assert "no such method" in fails(crumb, *tiny, "--output", tmp_path, "--overwrite", "true", "--epochs", "3")
     assert before == {name: (tmp_path / name).read_bytes() for name in before}
 
@@ -171,7 +171,7 @@ def test_a_value_that_is_refused_late_leaves_the_finished_run(crumb, tiny, tmp_p
 @pytest.mark.parametrize("several", [False, True])
 def test_what_a_kill_just_after_the_result_left_is_removed(crumb, tiny, tmp_path, monkeypatch, several):
     with monkeypatch.context() as patch:
-        patch.setattr("crumb_avalanche.cli.run.tidy_up", lambda folder: None)  # as if it had not come to that
+        patch.setattr("crumb_avalanche.runs.run.tidy_up", lambda folder: None)  # as if it had not come to that
         assert crumb(*tiny, "--runs", "0", "--output", tmp_path)[0] == 0
     assert (tmp_path / "run0" / "resume").exists()
     _, out, err = crumb(*tiny, "--output", *([tmp_path, "--runs", "0"] if several else [tmp_path / "run0"]))
@@ -183,7 +183,7 @@ def test_stopped_by_hand(crumb, tiny, tmp_path, monkeypatch):
     def stop(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("crumb_avalanche.streaming.StreamStrategy.optimizer_step", stop)
+    monkeypatch.setattr("crumb_avalanche.training.stream_strategy.StreamStrategy.optimizer_step", stop)
     code, _, err = crumb(*tiny, "--output", tmp_path / "a")
     assert code == 130 and err.splitlines()[-1].startswith("crumb run: stopped; the same command goes on from the last")
     code, _, err = crumb(*tiny, "--output", tmp_path / "b", "--checkpoint", "false")

@@ -8,12 +8,12 @@ import torch
 
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesFrames
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
-from crumb_avalanche.cli import demo
-from crumb_avalanche.cli.command_settings import DemoSettings
-from crumb_avalanche.cli.folder_lock import FolderInUseError, locked
-from crumb_avalanche.cli.run_folder import FinishedRunError
-from crumb_avalanche.pretraining import FORMAT
-from crumb_avalanche.weights import save_safetensors
+from crumb_avalanche.models.weights import save_safetensors
+from crumb_avalanche.runs import demo
+from crumb_avalanche.runs.command_settings import DemoSettings
+from crumb_avalanche.runs.run_folder import FinishedRunError
+from crumb_avalanche.system.folder_lock import FolderInUseError, locked
+from crumb_avalanche.training.pretraining import FORMAT
 
 
 def test_shapes_are_the_frames_of_their_table(monkeypatch):

@@ -8,10 +8,10 @@ import yaml
 
 from crumb_avalanche.baselines.families import PAPER, paper_method_settings, paper_settings
 from crumb_avalanche.baselines.registry import STRATEGIES
-from crumb_avalanche.cli import tuning
-from crumb_avalanche.cli.build import build_model, memory_size, strategy_settings
-from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.learning_rate import RATES, tune
+from crumb_avalanche.runs import tuning
+from crumb_avalanche.runs.build import build_model, memory_size, strategy_settings
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.training.lr_search import RATES, tune
 
 
 def run(crumb, tiny, output, *more):

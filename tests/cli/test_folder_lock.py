@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from crumb_avalanche.cli import folder_lock, main
-from crumb_avalanche.cli.folder_lock import LOCK, FolderInUseError, in_use, locked
+from crumb_avalanche.cli import main
+from crumb_avalanche.system import folder_lock
+from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, in_use, locked
 
 
 def test_a_folder_is_one_workers_at_a_time(tmp_path):

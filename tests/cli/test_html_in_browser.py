@@ -7,7 +7,7 @@ from chromium import CHROMIUM, Browser
 from html_pages import csv_of, mixed
 from test_report import report
 
-from crumb_avalanche.cli.html_report import Section, page
+from crumb_avalanche.report.html_report import Section, page
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from html_pages import ATTACK, Page, csv_of, mixed, page_of
 from test_report import fake_run, report, sweep
 
-from crumb_avalanche.cli.html_elements import element, escaped
-from crumb_avalanche.cli.html_report import Section, page
-from crumb_avalanche.cli.settings import RunSettings, as_dict
+from crumb_avalanche.report.html_elements import element, escaped
+from crumb_avalanche.report.html_report import Section, page
+from crumb_avalanche.runs.settings import RunSettings, as_dict
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from test_report import fake_run
 
-from crumb_avalanche.cli.report import find_runs, groups_of, read_run
-from crumb_avalanche.cli.report_runs import notes_on
+from crumb_avalanche.report.report import find_runs, groups_of, read_run
+from crumb_avalanche.report.runs import notes_on
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_a_result_without_its_settings_is_not_taken(several, tmp_path):
 
 
 def test_other_weights_under_the_same_name(crumb, tiny, tmp_path):
-    from crumb_avalanche.backbones import SmallCNN
-    from crumb_avalanche.weights import read_weights, save_safetensors
+    from crumb_avalanche.models.backbones import SmallCNN
+    from crumb_avalanche.models.weights import read_weights, save_safetensors
 
     file = tmp_path / "weights.safetensors"
     save_safetensors(file, SmallCNN(10).state_dict(), {})

@@ -7,8 +7,8 @@ from fake_data import TINY, write_tiny, write_video
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from crumb_avalanche.baselines.registry import get_strategy
-from crumb_avalanche.cli.build import build_model, memory_size
-from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.runs.build import build_model, memory_size
+from crumb_avalanche.runs.settings import RunSettings
 
 PAPER = [name for name, benchmark in BENCHMARKS.items() if "reference" in benchmark.options]
 MEMORIES = {"core50": 417, "toybox": 417, "ilab": 417, "icub": 834, "ilab_core50": 834, "cifar100": 2782}

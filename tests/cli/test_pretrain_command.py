@@ -9,7 +9,7 @@ import time
 import pytest
 from safetensors.torch import load_file
 
-from crumb_avalanche.pretraining import read_pretrained
+from crumb_avalanche.training.pretraining import read_pretrained
 
 # The loss of a share is summed in another order.
 ROUNDING = 1e-4
@@ -51,7 +51,7 @@ def test_hidden_files_are_passed_over_and_damaged_images_named(crumb, options, i
 
 
 def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
-    from crumb_avalanche.checkpoint import CheckpointFolder
+    from crumb_avalanche.training.checkpoint import CheckpointFolder
 
     whole, cut = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
     code, _, err = crumb(*options, "--epochs", "3", "--output", whole)
@@ -80,8 +80,8 @@ def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
 
 
 def test_two_do_not_write_one_file(crumb, options, tmp_path, monkeypatch):
-    from crumb_avalanche.checkpoint import CheckpointFolder
-    from crumb_avalanche.cli.folder_lock import in_use, locked
+    from crumb_avalanche.system.folder_lock import in_use, locked
+    from crumb_avalanche.training.checkpoint import CheckpointFolder
 
     file, folder = tmp_path / "x.safetensors", tmp_path / "x.safetensors.checkpoints"
     with locked(folder):
@@ -107,7 +107,7 @@ def test_two_do_not_write_one_file(crumb, options, tmp_path, monkeypatch):
 
 
 def test_a_file_that_appeared_while_it_waited_stays(crumb, options, tmp_path, monkeypatch):
-    from crumb_avalanche.cli import pretrain
+    from crumb_avalanche.runs import pretrain
 
     file, locked = tmp_path / "x.safetensors", pretrain.locked
 
@@ -122,9 +122,9 @@ def test_a_file_that_appeared_while_it_waited_stays(crumb, options, tmp_path, mo
 
 
 def test_the_others_are_told_when_the_leader_is_refused(tmp_path):
-    from crumb_avalanche.cli.folder_lock import FolderInUseError, in_use, locked
-    from crumb_avalanche.cli.pretrain import checkpoints_of, sole_writer
-    from crumb_avalanche.distributed import Alone
+    from crumb_avalanche.runs.pretrain import checkpoints_of, sole_writer
+    from crumb_avalanche.system.folder_lock import FolderInUseError, in_use, locked
+    from crumb_avalanche.system.process_group import Alone
 
     said = []
 
@@ -152,7 +152,7 @@ def test_the_others_are_told_when_the_leader_is_refused(tmp_path):
 
 
 def test_what_a_kill_after_the_last_write_leaves_is_removed(crumb, options, tmp_path, monkeypatch):
-    from crumb_avalanche.checkpoint import CheckpointFolder
+    from crumb_avalanche.training.checkpoint import CheckpointFolder
 
     options = [*options, "--output", tmp_path / "x.safetensors"]
     folder = tmp_path / "x.safetensors.checkpoints"
@@ -208,7 +208,7 @@ def test_two_processes_under_torchrun_and_kill_9(crumb, options, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_end_where_another_writes_the_file(options, tmp_path):
-    from crumb_avalanche.cli.folder_lock import locked
+    from crumb_avalanche.system.folder_lock import locked
 
     file = tmp_path / "x.safetensors"
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]

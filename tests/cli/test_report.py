@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from crumb_avalanche.cli.command_settings import ReportSettings
-from crumb_avalanche.cli.pictures import Curve, bytes_text, comparison_picture, run_picture
-from crumb_avalanche.cli.report import find_runs, groups_of, main, read_run
+from crumb_avalanche.report.pictures import Curve, bytes_text, comparison_picture, run_picture
+from crumb_avalanche.report.report import find_runs, groups_of, main, read_run
+from crumb_avalanche.runs.command_settings import ReportSettings
 
 CONFIG = {
     "benchmark": "toy_shapes",
@@ -334,7 +334,7 @@ def test_an_output_that_cannot_be_written_to(tmp_path):
 def test_needs_neither_torch_nor_avalanche_nor_a_display(tmp_path):
     code = (
         "import sys; from crumb_avalanche.cli import report; "
-        "from crumb_avalanche.cli.command_settings import ReportSettings; "
+        "from crumb_avalanche.runs.command_settings import ReportSettings; "
         "report.main(ReportSettings([sys.argv[1]])); "
         "print(sorted({'torch', 'avalanche', 'tkinter', 'matplotlib.pyplot'} & set(sys.modules)))"
     )

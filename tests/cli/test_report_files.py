@@ -8,11 +8,11 @@ import subprocess
 import pytest
 from test_report import fake_run, report, sweep
 
-from crumb_avalanche.cli.report_deviations import NOUNS, SENTENCES, deviations_of, meanings
-from crumb_avalanche.cli.report_files import csv_text, tex_escaped, tex_text
-from crumb_avalanche.cli.report_runs import find_runs, groups_of, read_run
-from crumb_avalanche.cli.report_summary import Cell, Column, Table, curves_table, percent, setting, summary_table
-from crumb_avalanche.cli.settings import RunSettings, as_dict
+from crumb_avalanche.report.deviations import NOUNS, SENTENCES, deviations_of, meanings
+from crumb_avalanche.report.files import csv_text, tex_escaped, tex_text
+from crumb_avalanche.report.runs import find_runs, groups_of, read_run
+from crumb_avalanche.report.summary import Cell, Column, Table, curves_table, percent, setting, summary_table
+from crumb_avalanche.runs.settings import RunSettings, as_dict
 
 
 def groups_in(folder):

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from crumb_avalanche.cli.going_on import GoingOn
-from crumb_avalanche.cli.predictions import read_predictions
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.runs.predictions import read_predictions
+from crumb_avalanche.runs.resume import GoingOn
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "kill_runs.py"
 FILES = ("accuracy_matrix.csv", "predictions.npz", "checkpoint/model.safetensors", "checkpoint/buffer.safetensors")
@@ -107,8 +107,8 @@ def test_seconds_are_those_of_all_processes_that_worked_on_it(crumb, tiny, tmp_p
     def new_process(now):
         """A clock has a zero of its own in each."""
         clock.now = now
-        monkeypatch.setattr("crumb_avalanche.cli.run.time", clock)
-        monkeypatch.setattr("crumb_avalanche.cli.going_on.time", clock)
+        monkeypatch.setattr("crumb_avalanche.runs.run.time", clock)
+        monkeypatch.setattr("crumb_avalanche.runs.resume.time", clock)
         monkeypatch.setattr(GoingOn, "save", save_after_a_minute)
 
     new_process(1000.0)
@@ -153,7 +153,7 @@ def test_the_ledger_counts_what_an_earlier_process_put_into_the_feature_cache(
 
 
 def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
-    from crumb_avalanche.cli import tuning
+    from crumb_avalanche.runs import tuning
 
     arguments = (*tiny, "--family", "fair", "--mem-size", "8")
     assert crumb(*arguments, "--output", tmp_path / "undisturbed")[0] == 0

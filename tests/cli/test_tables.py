@@ -2,7 +2,7 @@
 
 import statistics
 
-from crumb_avalanche.cli.tables import LEDGER_BYTES, LEDGER_SECONDS, cell, ledger_table, mean_text
+from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell, ledger_table, mean_text
 
 
 def test_mean_and_deviation():

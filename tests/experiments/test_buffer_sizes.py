@@ -28,9 +28,9 @@ def test_formula_of_remind():
 
 
 def test_counts_and_bytes():
-    from crumb_avalanche.backbones import split_backbone
-    from crumb_avalanche.codebook import Codebook
-    from crumb_avalanche.storage_policy import CodeBuffer
+    from crumb_avalanche.models.backbones import split_backbone
+    from crumb_avalanche.models.codebook import Codebook
+    from crumb_avalanche.training.storage_policies import CodeBuffer
 
     model = split_backbone(weights=None, n_classes=10, codebook=Codebook(256, 16))
     paper = read_paper_numbers()

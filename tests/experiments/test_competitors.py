@@ -9,7 +9,7 @@ from cells import Cell, verdict
 from competitors import collect, write_tables
 from made_runs import made_run
 
-from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.runs.settings import RunSettings
 
 
 def competitors(output, *more):

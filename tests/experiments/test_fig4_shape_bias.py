@@ -89,7 +89,7 @@ def test_quick(tmp_path):
     from block_usage import rebuilt
     from shape_bias import PLAIN, logits_of
 
-    from crumb_avalanche.cli.settings import RunSettings
+    from crumb_avalanche.runs.settings import RunSettings
 
     noise(tmp_path / "style" / "fish" / "fish1.png", 0)
     done = called("fig4_shape_bias", "--quick", "--output", tmp_path / "out", "--style-root", tmp_path / "style")
@@ -109,8 +109,8 @@ def test_quick(tmp_path):
 
 
 def test_pretrained_networks(tmp_path):
-    from crumb_avalanche.cli import pretrain
-    from crumb_avalanche.cli.command_settings import PretrainSettings
+    from crumb_avalanche.runs import pretrain
+    from crumb_avalanche.runs.command_settings import PretrainSettings
 
     for number in range(8):
         noise(tmp_path / "images" / ("bear", "clock")[number % 2] / f"{number}.png", number)

@@ -10,9 +10,9 @@ from called_script import called
 from fig5_memory_blocks import summary, write_usage
 from torch import nn
 
-from crumb_avalanche.cli.settings import RunSettings
-from crumb_avalanche.codebook import Codebook
-from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.runs.settings import RunSettings
 
 
 @pytest.fixture

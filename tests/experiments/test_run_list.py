@@ -9,7 +9,7 @@ from finished_runs import finished_runs
 from made_runs import made_run
 from run_list import COLUMNS, Listed, write_run_list
 
-from crumb_avalanche.cli.settings import RunSettings, as_dict
+from crumb_avalanche.runs.settings import RunSettings, as_dict
 
 
 def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from crumb_avalanche.cli.folder_lock import LOCK, in_use, locked
-from crumb_avalanche.cli.run_folder import RESULT, FinishedRunError, write_json, write_text
-from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, write_json, write_text
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 sys.path.insert(0, str(FOLDER))

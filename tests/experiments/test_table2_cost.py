@@ -12,8 +12,8 @@ from saved_picture import save_picture
 from table2_cost import lines_of, measure_once, measured, picture, text_of
 from table_memory import ALL_MAPS
 
-from crumb_avalanche.cli.run_folder import FinishedRunError, write_json
-from crumb_avalanche.cli.settings import RunSettings
+from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
+from crumb_avalanche.runs.settings import RunSettings
 
 
 def written(path, crumb_seconds):

@@ -19,10 +19,10 @@ from pretrained_starts import Starts, command
 from side_by_side import find
 from table4_ablations import OURS, assembled, settings_of, starts_of
 
-from crumb_avalanche.cli.command_settings import PretrainSettings
-from crumb_avalanche.cli.settings import RunSettings, as_dict
-from crumb_avalanche.pretraining import FORMAT, read_pretrained
-from crumb_avalanche.weights import save_safetensors
+from crumb_avalanche.models.weights import save_safetensors
+from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.settings import RunSettings, as_dict
+from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
 BY_NAME = {row.name: row for row in ROWS}
 
@@ -207,7 +207,7 @@ def test_a_quick_table_with_starts(tmp_path):
     assert {path.name for path in (tmp_path / "out").glob("table4.*")} == {
         f"table4.{k}" for k in ("csv", "md", "png", "svg")
     }
-    from crumb_avalanche.pretraining import read_pretrained
+    from crumb_avalanche.training.pretraining import read_pretrained
 
     state = {
         name: read_pretrained(tmp_path / "starts" / f"{name}.safetensors")[0]

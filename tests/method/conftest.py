@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from crumb_avalanche.codebook import Codebook
-from crumb_avalanche.codebook_init import init_dense_matched_
-from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.codebook_init import init_dense_matched_
+from crumb_avalanche.models.split_model import SplitModel
 
 SIZE = 16  # pixels a side
 CLASSES = ("house", "leaf", "ring", "star")

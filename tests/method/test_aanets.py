@@ -19,9 +19,9 @@ from crumb_avalanche.baselines.aanets import (
 )
 from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.feature_cache import FeatureCache
-from crumb_avalanche.ledger import LedgerMetric
-from crumb_avalanche.preparation import prepare
+from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.ledger import LedgerMetric
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.baselines.aanets import AANETS
 from crumb_avalanche.baselines.aggregated_layers import AggregatedLayers, ScaledConv
 from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.traced_split import split_at
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_at import split_at
+from crumb_avalanche.training.ledger import tensor_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks")
 

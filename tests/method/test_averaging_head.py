@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from crumb_avalanche.averaging_head import AveragingConv2d
-from crumb_avalanche.backbones import split_backbone
+from crumb_avalanche.models.averaging_head import AveragingConv2d
+from crumb_avalanche.models.backbones import split_backbone
 
 
 def gradients(head, maps, wanted):

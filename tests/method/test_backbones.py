@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torchvision import models
 
-from crumb_avalanche.backbones import BACKBONES, split_backbone
-from crumb_avalanche.codebook import Codebook
-from crumb_avalanche.traced_split import split_at
-from crumb_avalanche.weights import WeightsError, weights_hash
+from crumb_avalanche.models.backbones import BACKBONES, split_backbone
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.split_at import split_at
+from crumb_avalanche.models.weights import WeightsError, weights_hash
 
 SHAPES = {
     "squeezenet1_0": (512, 13, 13),

@@ -10,9 +10,9 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from watched import Answers, plugin_of
 
 from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
-from crumb_avalanche.ledger import LedgerMetric
-from crumb_avalanche.preparation import prepare
-from crumb_avalanche.state_tree import packed
+from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.state_tree import packed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)

@@ -7,8 +7,9 @@ import pickle
 import pytest
 import torch
 
-from crumb_avalanche import checkpoint, weights
-from crumb_avalanche.checkpoint import CheckpointError, CheckpointFolder, digest
+from crumb_avalanche.models import weights
+from crumb_avalanche.training import checkpoint
+from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder, digest
 
 SETTINGS = {"learning_rate": 0.001, "strategy": "crumb"}
 TENSORS = {"t0": torch.arange(6.0).view(2, 3), "t1": torch.tensor(7), "t2": torch.empty(0)}

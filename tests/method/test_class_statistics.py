@@ -9,7 +9,6 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import StreamingLDA as HostLDA
 from torch import nn
 
-from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.baselines.class_statistics import (
     NCM,
     SLDA,
@@ -22,8 +21,9 @@ from crumb_avalanche.baselines.class_statistics import (
 )
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.random_projection import RANPAC, RandomProjection, RanpacSettings
-from crumb_avalanche.ledger import statistics_bytes
-from crumb_avalanche.state_tree import packed, restored
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.training.ledger import statistics_bytes
+from crumb_avalanche.training.state_tree import packed, restored
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 D, CLASSES = 6, 4

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crumb_avalanche.codebook import ZERO_TILE, Codebook, RowsByNumber
-from crumb_avalanche.search import FaissSearch, TiledSearch, faiss
+from crumb_avalanche.models.codebook import ZERO_TILE, Codebook, RowsByNumber
+from crumb_avalanche.models.search import FaissSearch, TiledSearch, faiss
 
 SEARCHES = [TiledSearch, pytest.param(FaissSearch, marks=pytest.mark.skipif(faiss is None, reason="needs faiss"))]
 

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-from crumb_avalanche.codebook import Codebook
-from crumb_avalanche.codebook_init import (
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.codebook_init import (
     INITIALISERS,
     MapStatistics,
     init_dense_matched_,
@@ -17,7 +17,7 @@ from crumb_avalanche.codebook_init import (
     init_sampled_,
     init_uniform_,
 )
-from crumb_avalanche.search import faiss
+from crumb_avalanche.models.search import faiss
 
 needs_faiss = pytest.mark.skipif(faiss is None, reason="needs faiss")
 

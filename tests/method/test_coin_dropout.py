@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from crumb_avalanche.coin_dropout import CoinDropout, coin_mask, replace_dropout
+from crumb_avalanche.models.coin_dropout import CoinDropout, coin_mask, replace_dropout
 
 
 def layouts():

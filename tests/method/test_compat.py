@@ -15,11 +15,11 @@ from avalanche.training.plugins import (
 )
 from torch import nn
 
-from crumb_avalanche.compat import MendedAGEM, MendedMAS, MendedSI, learning_view
-from crumb_avalanche.crumb import CRUMBStrategy
-from crumb_avalanche.feature_cache import FeatureCache
-from crumb_avalanche.storage_policy import CodeBuffer
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.training.avalanche_fixes import MendedAGEM, MendedMAS, MendedSI, learning_view
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.storage_policies import CodeBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 HOSTS = [lambda: EWCPlugin(1.0), lambda: MASPlugin(1.0)]

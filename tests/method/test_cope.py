@@ -16,12 +16,12 @@ from watched import Order, learn_stream, plugin_of, without_and_with_cache
 
 from crumb_avalanche.baselines.cope import COPE, CoPEPlugin, CoPESettings, ppp_loss
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.head_input import penultimate
-from crumb_avalanche.ledger import LedgerMetric
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_policy import ImageBuffer
-from crumb_avalanche.storage_rules import ClassBalancedReservoir
-from crumb_avalanche.streaming import UNSEEN_LOGIT
+from crumb_avalanche.memory.selection import ClassBalancedReservoir
+from crumb_avalanche.models.penultimate import penultimate
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, weight_decay=0.0, batch_size=5, eval_batch_size=8, first_epochs=2)

@@ -10,12 +10,12 @@ from avalanche.training.supervised import Naive
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from crumb_avalanche.crumb import CRUMBPlugin, CRUMBStrategy
-from crumb_avalanche.feature_cache import FeatureCache
-from crumb_avalanche.storage_policy import CodeBuffer, ImageBuffer, MapBuffer
-from crumb_avalanche.storage_rules import ClassBalancedReservoir, EveryJth, ReferenceRule
-from crumb_avalanche.streaming import EpochSchedule, SeenClassesPlugin, TrainingDivergedError
-from crumb_avalanche.weights import weights_hash
+from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth, ReferenceRule
+from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
+from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
+from crumb_avalanche.training.stream_strategy import EpochSchedule, SeenClassesPlugin, TrainingDivergedError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

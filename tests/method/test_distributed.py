@@ -11,10 +11,10 @@ import torch
 from test_pretraining import coloured
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from crumb_avalanche.checkpoint import CheckpointError, CheckpointFolder
-from crumb_avalanche.distributed import Alone, processes
-from crumb_avalanche.pretraining import PretrainingSettings, Shares, pretrain
-from crumb_avalanche.weights import read_weights
+from crumb_avalanche.models.weights import read_weights
+from crumb_avalanche.system.process_group import Alone, processes
+from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
+from crumb_avalanche.training.pretraining import PretrainingSettings, Shares, pretrain
 
 SETTINGS = PretrainingSettings(epochs=4, batch_size=9, learning_rate=0.02)
 
@@ -28,10 +28,10 @@ sys.path.insert(0, sys.argv[1])
 from conftest import _make_model
 from test_distributed import SETTINGS
 from test_pretraining import coloured
-from crumb_avalanche.distributed import processes
-from crumb_avalanche.pretraining import pretrain
-from crumb_avalanche.checkpoint import CheckpointFolder
-from crumb_avalanche.weights import weights_hash
+from crumb_avalanche.system.process_group import processes
+from crumb_avalanche.training.pretraining import pretrain
+from crumb_avalanche.training.checkpoint import CheckpointFolder
+from crumb_avalanche.models.weights import weights_hash
 
 folder, stop = Path(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)

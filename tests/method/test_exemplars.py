@@ -9,9 +9,9 @@ from avalanche.training.storage_policy import HerdingSelectionStrategy
 from torch import nn
 
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd, trim
-from crumb_avalanche.head_input import HeadInput, evaluating, penultimate
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_rules import Slots
+from crumb_avalanche.memory.selection import Slots
+from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
+from crumb_avalanche.models.split_model import SplitModel
 
 
 def conv_head_model() -> SplitModel:

@@ -12,11 +12,11 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch.utils.data import TensorDataset
 from torchvision import models
 
-from crumb_avalanche.backbones import split_backbone
-from crumb_avalanche.feature_cache import FeatureCache, FeatureCacheError
-from crumb_avalanche.streaming import StreamStrategy
-from crumb_avalanche.traced_split import split_at
-from crumb_avalanche.weights import weights_hash
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_at import split_at
+from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.training.feature_cache import FeatureCache, FeatureCacheError
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 ROWS = np.array([4, 0, 9, 2, 7, 5])  # of a table of ten images
@@ -80,7 +80,7 @@ class Watched(TensorDataset):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_another_process_computed_meanwhile_is_left_out(tmp_path, model, pixels, images, monkeypatch, workers):
-    monkeypatch.setattr("crumb_avalanche.feature_cache.FILL_BATCH", 2)
+    monkeypatch.setattr("crumb_avalanche.training.feature_cache.FILL_BATCH", 2)
     other = cache_of(tmp_path, model)  # of another process: they share the file alone
     extract, batches = model.extract, []
 
@@ -101,7 +101,7 @@ def test_what_another_process_computed_meanwhile_is_left_out(tmp_path, model, pi
 
 
 def test_each_process_has_an_order_of_its_own_and_no_random_state_moves(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("crumb_avalanche.feature_cache.FILL_BATCH", 1)
+    monkeypatch.setattr("crumb_avalanche.training.feature_cache.FILL_BATCH", 1)
     pixels = torch.zeros(60, 3, 16, 16)
     orders = []
     torch.manual_seed(0)
@@ -171,7 +171,7 @@ def test_maps_that_were_taken_away_or_cut_off_are_computed_again(tmp_path, model
 def test_as_many_stored_images_are_remembered_as_the_buffer_holds(tmp_path, model, monkeypatch):
     assert model.map_shape == (8, 4, 4)
     for stored, expected in ((0, 512), (100, 512), (800, 800), (10**6, 1024)):
-        monkeypatch.setattr("crumb_avalanche.feature_cache.MEMO_BYTES", 1024 * 4 * 8 * 4 * 4)
+        monkeypatch.setattr("crumb_avalanche.training.feature_cache.MEMO_BYTES", 1024 * 4 * 8 * 4 * 4)
         cache_of(tmp_path, model, stored_images=stored)
         assert model.feature_memo.capacity == expected
 

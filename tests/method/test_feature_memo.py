@@ -5,8 +5,8 @@ import pickle
 import pytest
 import torch
 
-from crumb_avalanche.feature_cache import FeatureCache
-from crumb_avalanche.feature_memo import FeatureMemo
+from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.training.feature_cache import FeatureCache
 
 
 @pytest.fixture

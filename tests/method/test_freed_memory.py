@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from crumb_avalanche.freed_memory import keep_freed_memory
+from crumb_avalanche.system.allocator import keep_freed_memory
 
 PAGES = """
 import resource, sys, torch
-from crumb_avalanche.freed_memory import keep_freed_memory
+from crumb_avalanche.system.allocator import keep_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     print(keep_freed_memory(), end=" ")

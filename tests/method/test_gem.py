@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.gem import GEM, ExperienceShares, GEMPlugin, GEMSettings, dual_solution, project
-from crumb_avalanche.feature_cache import FeatureCache
-from crumb_avalanche.storage_rules import Slots
+from crumb_avalanche.memory.selection import Slots
+from crumb_avalanche.training.feature_cache import FeatureCache
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

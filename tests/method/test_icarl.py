@@ -14,11 +14,11 @@ from watched import learn_stream, plugin_of, without_and_with_cache
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from, herd
 from crumb_avalanche.baselines.icarl import ICARL, ICaRLPlugin, Prioritised, icarl_targets
-from crumb_avalanche.head_input import penultimate
-from crumb_avalanche.ledger import LedgerMetric
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.storage_policy import ImageBuffer
-from crumb_avalanche.streaming import UNSEEN_LOGIT
+from crumb_avalanche.models.penultimate import penultimate
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=3)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.learning_rate import Trial, chosen, split_experience, tune
-from crumb_avalanche.random_states import random_states_kept
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.system.rng_state import random_states_kept
+from crumb_avalanche.training.lr_search import Trial, chosen, split_experience, tune
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 

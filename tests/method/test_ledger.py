@@ -6,9 +6,9 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from torch import nn
 
-from crumb_avalanche.crumb import CRUMBStrategy
-from crumb_avalanche.ledger import PARTS, LedgerMetric
-from crumb_avalanche.storage_policy import CodeBuffer
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.ledger import PARTS, LedgerMetric
+from crumb_avalanche.training.storage_policies import CodeBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 TRAINED = 4 * (8 * 8 * 9 + 8 + 8 * 4 + 4)  # a 3x3 convolution of 8 to 8 channels, a linear layer of 8 to 4

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crumb_avalanche.packing import WIDTHS, bits_per_code, pack, packed_bytes, unpack
+from crumb_avalanche.memory.packing import WIDTHS, bits_per_code, pack, packed_bytes, unpack
 
 
 @pytest.mark.parametrize("bits", WIDTHS)

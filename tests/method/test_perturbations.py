@@ -2,7 +2,7 @@
 
 import torch
 
-from crumb_avalanche.perturbations import feature_perturbation, spatial_perturbation
+from crumb_avalanche.models.perturbations import feature_perturbation, spatial_perturbation
 
 
 def maps():

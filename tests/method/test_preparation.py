@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from crumb_avalanche.preparation import prepare, sample_of
-from crumb_avalanche.split_model import REFERENCE_SCALE
+from crumb_avalanche.models.calibration import prepare, sample_of
+from crumb_avalanche.models.split_model import REFERENCE_SCALE
 
 
 class Recorded:

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
-from crumb_avalanche.checkpoint import CheckpointError, CheckpointFolder
-from crumb_avalanche.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
-from crumb_avalanche.weights import WeightsError, check_and_load, save_safetensors, weights_hash
+from crumb_avalanche.models.weights import WeightsError, check_and_load, save_safetensors, weights_hash
+from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
+from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
 
 
 def coloured() -> TensorDataset:
@@ -195,9 +195,9 @@ import torch
 sys.path.insert(0, sys.argv[1])
 from conftest import _make_model
 from test_pretraining import coloured
-from crumb_avalanche.pretraining import PretrainingSettings, pretrain
-from crumb_avalanche.checkpoint import CheckpointFolder
-from crumb_avalanche.weights import weights_hash
+from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain
+from crumb_avalanche.training.checkpoint import CheckpointFolder
+from crumb_avalanche.models.weights import weights_hash
 
 torch.set_num_threads(1)
 model = _make_model()

@@ -26,9 +26,9 @@ from crumb_avalanche.baselines.rainbow_memory import (
     shift,
     uncertainties,
 )
-from crumb_avalanche.feature_cache import FeatureCache
-from crumb_avalanche.ledger import LedgerMetric
-from crumb_avalanche.preparation import prepare
+from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.ledger import LedgerMetric
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

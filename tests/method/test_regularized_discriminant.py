@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
-from crumb_avalanche.backbones import split_backbone
-from crumb_avalanche.baselines.packed_scatter import PackedScatter
 from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.baselines.regularized_discriminant import (
     RDA,
@@ -19,8 +17,10 @@ from crumb_avalanche.baselines.regularized_discriminant import (
     RegularizedDiscriminant,
     mean_and_deviation,
 )
-from crumb_avalanche.ledger import tensor_bytes
-from crumb_avalanche.traced_split import split_at
+from crumb_avalanche.closed_form.packed_scatter import PackedScatter
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_at import split_at
+from crumb_avalanche.training.ledger import tensor_bytes
 
 D, CLASSES = 6, 4
 
@@ -256,7 +256,7 @@ def test_a_wrong_share_is_refused(value):
 
 
 def test_it_is_the_recommended_preset():
-    from crumb_avalanche.cli.settings import RunSettings
+    from crumb_avalanche.runs.settings import RunSettings
 
     chosen = RunSettings(preset="recommended").resolved()
     assert (chosen.strategy, chosen.codebook_init) == ("rda", "kmeans")

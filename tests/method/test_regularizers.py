@@ -28,9 +28,9 @@ from crumb_avalanche.baselines.regularizers import (
     distillation_loss,
     largest_importance,
 )
-from crumb_avalanche.ledger import LedgerMetric, statistics_bytes
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.streaming import StreamStrategy
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 PLUGINS = {EWC: StreamEWC, SI: StreamSI, MAS: StreamMAS, LWF: StreamLwF}

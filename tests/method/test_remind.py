@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.backbones import split_backbone
 from crumb_avalanche.baselines.bounds import FINETUNE
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.remind import REMIND, RemindSettings
 from crumb_avalanche.baselines.remind_memory import PQCodeBuffer, make_quantizer
-from crumb_avalanche.ledger import LedgerMetric
-from crumb_avalanche.packing import unpack
-from crumb_avalanche.split_model import SplitModel
+from crumb_avalanche.memory.packing import unpack
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import LedgerMetric
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 BATCH, RATE = 5, 0.002

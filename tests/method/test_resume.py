@@ -10,11 +10,11 @@ from avalanche.training.plugins import EvaluationPlugin
 from watched import Answers
 
 from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
-from crumb_avalanche.checkpoint import CheckpointFolder
-from crumb_avalanche.preparation import prepare
-from crumb_avalanche.random_states import random_states, set_random_states
-from crumb_avalanche.resume import CheckpointPlugin, Position
-from crumb_avalanche.state_tree import packed, restored
+from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.system.rng_state import random_states, set_random_states
+from crumb_avalanche.training.checkpoint import CheckpointFolder
+from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
+from crumb_avalanche.training.state_tree import packed, restored
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)

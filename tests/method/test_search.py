@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from crumb_avalanche.search import BlockSearch, FaissSearch, TiledSearch, faiss, nearest_rows
+from crumb_avalanche.models.search import BlockSearch, FaissSearch, TiledSearch, faiss, nearest_rows
 
 needs_faiss = pytest.mark.skipif(faiss is None, reason="needs faiss")
 
@@ -52,7 +52,7 @@ def test_nothing_to_search():
 
 
 def test_without_faiss_tiles_stand_in(monkeypatch):
-    monkeypatch.setattr("crumb_avalanche.search.faiss", None)
+    monkeypatch.setattr("crumb_avalanche.models.search.faiss", None)
     slices, unit_rows = case(50, 6, 4)
     assert torch.equal(BlockSearch()(slices, unit_rows), TiledSearch()(slices, unit_rows))
     with pytest.raises(ImportError, match="pip install faiss-cpu"):
@@ -62,7 +62,8 @@ def test_without_faiss_tiles_stand_in(monkeypatch):
 @needs_faiss
 @pytest.mark.parametrize("count", [3, 50, 51, 70, 99, 100, 101, 260])
 def test_however_many_slices_there_are_the_best_row_is_found(count, monkeypatch):
-    monkeypatch.setattr("crumb_avalanche.search._fused_from", lambda length: 100)  # tiles below 51, padding below 100
+    # Tiles below 51, pads below 100.
+    monkeypatch.setattr("crumb_avalanche.models.search._fused_from", lambda length: 100)
     slices, unit_rows = case(count, 20, 4)
     indices = BlockSearch()(slices, unit_rows)
     assert indices.tolist() == [int((unit_rows @ one).argmax()) for one in slices]
@@ -72,9 +73,9 @@ def test_however_many_slices_there_are_the_best_row_is_found(count, monkeypatch)
 @pytest.mark.parametrize("count", [0, 1, 50, 80, 260])
 def test_nearest_rows_are_those_of_a_slow_loop(count, with_faiss, monkeypatch):
     if with_faiss:
-        monkeypatch.setattr("crumb_avalanche.search._fused_from", lambda length: 100)
+        monkeypatch.setattr("crumb_avalanche.models.search._fused_from", lambda length: 100)
     else:
-        monkeypatch.setattr("crumb_avalanche.search.faiss", None)
+        monkeypatch.setattr("crumb_avalanche.models.search.faiss", None)
     vectors, rows = case(count, 20, 4)
     rows = torch.cat([3 * rows, 3 * rows[:1]])  # the last is the first again, and never the answer
     assert nearest_rows(vectors, rows, tile=16).tolist() == [
@@ -85,7 +86,7 @@ def test_nearest_rows_are_those_of_a_slow_loop(count, with_faiss, monkeypatch):
 @needs_faiss
 def test_faiss_is_asked_where_its_fused_pass_is_worth_it():
     """On today's faiss 8,000 slices of 16 values; older ones are as fast with a few."""
-    from crumb_avalanche.search import _fused_from, _suits_faiss
+    from crumb_avalanche.models.search import _fused_from, _suits_faiss
 
     assert _fused_from(16) * 16 >= faiss.cvar.distance_compute_blas_threshold > (_fused_from(16) - 1) * 16
     assert _suits_faiss(torch.empty(_fused_from(16), 16)) and not _suits_faiss(torch.empty(0, 16))

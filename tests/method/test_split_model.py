@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from crumb_avalanche.backbones import split_backbone
-from crumb_avalanche.codebook import Codebook
-from crumb_avalanche.precision import is_quick_in_bf16
-from crumb_avalanche.split_model import PIXEL_MEAN, PIXEL_STD, REFERENCE_SCALE, SplitModel
-from crumb_avalanche.weights import weights_hash
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.precision import is_quick_in_bf16
+from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD, REFERENCE_SCALE, SplitModel
+from crumb_avalanche.models.weights import weights_hash
 
 
 def normalised(pixels):
@@ -311,7 +311,7 @@ def test_precision(model, pixels):
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_cpu_that_is_slow_in_bf16_is_told_of(model, monkeypatch, quick):
-    monkeypatch.setattr("crumb_avalanche.precision.is_quick_in_bf16", lambda device: quick)
+    monkeypatch.setattr("crumb_avalanche.models.precision.is_quick_in_bf16", lambda device: quick)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.set_precision("fp32")

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.stable_sgd import STABLE_SGD, StableSGDSettings
-from crumb_avalanche.ledger import LedgerMetric
-from crumb_avalanche.split_model import SplitModel
-from crumb_avalanche.streaming import UNSEEN_LOGIT
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

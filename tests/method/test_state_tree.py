@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from crumb_avalanche.random_states import random_states, set_random_states
-from crumb_avalanche.state_packing import StateError
-from crumb_avalanche.state_tree import packed, restored
-from crumb_avalanche.stopwatch import Stopwatch
-from crumb_avalanche.storage_rules import Slots
+from crumb_avalanche.memory.selection import Slots
+from crumb_avalanche.models.stopwatch import Stopwatch
+from crumb_avalanche.system.rng_state import random_states, set_random_states
+from crumb_avalanche.training.state_packing import StateError
+from crumb_avalanche.training.state_tree import packed, restored
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -171,7 +171,7 @@ def test_a_value_that_nobody_knows_is_named():
 
 
 @pytest.mark.parametrize(
-    "name", ["os:system", "subprocess:Popen", "crumb_avalanche.weights:Path", "crumb_avalanche.cli:main"]
+    "name", ["os:system", "subprocess:Popen", "crumb_avalanche.models.weights:Path", "crumb_avalanche.cli:main"]
 )
 def test_no_class_of_anybody_else_is_made(name):
     text = json.dumps({"value": {"kind": "object", "class": name, "attributes": {}, "number": 0}})

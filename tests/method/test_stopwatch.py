@@ -2,8 +2,8 @@
 
 import pytest
 
-from crumb_avalanche import stopwatch as module
-from crumb_avalanche.stopwatch import Stopwatch
+from crumb_avalanche.models import stopwatch as module
+from crumb_avalanche.models.stopwatch import Stopwatch
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crumb_avalanche.storage_rules import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule, Slots
+from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule, Slots
 
 
 def batches_of(labels, size):

@@ -8,7 +8,7 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 
-from crumb_avalanche.streaming import (
+from crumb_avalanche.training.stream_strategy import (
     ClampGradients,
     DivergenceGuard,
     EpochSchedule,

@@ -13,7 +13,7 @@ from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.gem import GEM
 from crumb_avalanche.baselines.regularizers import EWC, LWF, MAS, SI
 from crumb_avalanche.baselines.task_incremental import TaskIncrementalPlugin
-from crumb_avalanche.preparation import prepare
+from crumb_avalanche.models.calibration import prepare
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from crumb_avalanche import weights
-from crumb_avalanche.weights import (
+from crumb_avalanche.models import weights
+from crumb_avalanche.models.weights import (
     WeightsError,
     check_and_load,
     load_weights,

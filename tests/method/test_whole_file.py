@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from crumb_avalanche.weights import save_safetensors
-from crumb_avalanche.whole_file import whole_file
+from crumb_avalanche.models.weights import save_safetensors
+from crumb_avalanche.system.atomic_file import whole_file
 
 
 def test_the_file_appears_at_the_end(tmp_path):

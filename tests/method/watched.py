@@ -3,7 +3,7 @@
 import torch
 from avalanche.training.plugins import SupervisedPlugin
 
-from crumb_avalanche.feature_cache import FeatureCache
+from crumb_avalanche.training.feature_cache import FeatureCache
 
 
 class Answers(SupervisedPlugin):

@@ -1,0 +1,1 @@
+"""Running class statistics and the classifiers they give."""

@@ -1,0 +1,1 @@
+"""What a replay memory holds, and which images it keeps."""

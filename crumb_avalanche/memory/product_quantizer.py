@@ -1,0 +1,162 @@
+"""Product quantizer: feature maps <-> codes, with a table of centroids for every group of channels.
+
+Jégou, Douze and Schmid, "Product Quantization for Nearest Neighbor Search", PAMI 2011; it is the memory of REMIND
+(Hayes et al., ECCV 2020). Unlike ``Codebook`` it has one table a group, looks for the nearest row and never learns.
+"""
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
+from crumb_avalanche.models.search import nearest_rows
+
+LARGEST_TABLE = 256  # a code is a byte
+
+
+def largest_divisor(channels: int, limit: int) -> int:
+    """The largest number up to ``limit`` that divides ``channels``."""
+    return next(number for number in range(min(limit, channels), 0, -1) if channels % number == 0)
+
+
+class ProductQuantizer(nn.Module):
+    """Every slice of ``d`` consecutive channels becomes the number of the nearest of its own ``K`` centroids.
+
+    Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``m`` groups of ``d = C / m`` consecutive channels.
+
+    Args:
+        channels: ``C``.
+        sub_quantizers: ``m``.
+        centroids: ``K``, from 2 to 256.
+        tile: vectors per matrix product where faiss does not search; ``4 * tile * K`` bytes of working memory.
+
+    Attributes:
+        centroids: ``(m, K, d)`` float32 buffer, ``4 * K * C`` bytes; zeros until ``fit`` or a state dict fills it.
+
+    Raises:
+        ValueError: ``m`` does not divide ``C``, or another ``K``.
+    """
+
+    def __init__(self, channels: int, sub_quantizers: int = 32, centroids: int = 256, tile: int = 2048):
+        super().__init__()
+        if sub_quantizers < 1 or channels % sub_quantizers:
+            raise ValueError(
+                f"sub_quantizers={sub_quantizers} does not divide the {channels} channels of the feature map; give a "
+                f"divisor, such as {largest_divisor(channels, max(1, sub_quantizers))}"
+            )
+        if not 2 <= centroids <= LARGEST_TABLE:
+            raise ValueError(f"centroids is {centroids}; a code is one byte, so give 2 to {LARGEST_TABLE}")
+        self.tile = tile
+        self.register_buffer("centroids", torch.zeros(sub_quantizers, centroids, channels // sub_quantizers))
+
+    @property
+    def channels(self) -> int:
+        return self.sub_quantizers * self.centroids.shape[2]
+
+    @property
+    def sub_quantizers(self) -> int:
+        return self.centroids.shape[0]
+
+    @property
+    def bits(self) -> int:
+        """Bits of one stored code."""
+        return bits_per_code(self.centroids.shape[1])
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the centroids (524,288 for 256 of 512 channels)."""
+        return self.centroids.numel() * self.centroids.element_size()
+
+    def map_bytes(self, height: int, width: int) -> int:
+        """Bytes of one map's packed codes (5,408 for 13 x 13 at 32 sub-quantizers of 256)."""
+        return packed_bytes(self.sub_quantizers * height * width, self.bits)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether there are centroids."""
+        return bool(self.centroids.any())
+
+    @torch.no_grad()
+    def fit(self, vectors: Tensor, seed: int = 0, most: int = 1_000_000, iterations: int = 25) -> "ProductQuantizer":
+        """Find the centroids by k-means, group by group (faiss).
+
+        Args:
+            vectors: ``(N, C)`` float, the channels of single locations.
+            seed: of the choice of vectors and of k-means.
+            most: vectors above this number are left out at random; faiss itself then looks at 256 a centroid.
+            iterations: of k-means.
+
+        Raises:
+            ImportError: faiss is not installed.
+            ValueError: other channels, fewer vectors than centroids, or values that are not finite.
+        """
+        try:
+            import faiss
+        except ImportError as error:
+            raise ImportError("a product quantizer is fitted by faiss: pip install faiss-cpu") from error
+        groups, size, dim = self.centroids.shape
+        if vectors.dim() != 2 or vectors.shape[1] != self.channels:
+            raise ValueError(f"the vectors have shape {tuple(vectors.shape)}, but must have (N, {self.channels})")
+        if len(vectors) < size:
+            raise ValueError(
+                f"{len(vectors)} vectors cannot make {size} centroids; give more feature maps, or lower centroids"
+            )
+        _check_finite(vectors)
+        if len(vectors) > most:
+            vectors = vectors[torch.randperm(len(vectors), generator=Generator().manual_seed(seed))[:most]]
+        faiss.omp_set_num_threads(torch.get_num_threads())
+        for group in range(groups):
+            part = vectors[:, group * dim : (group + 1) * dim].float().cpu().contiguous().numpy()
+            means = faiss.Kmeans(dim, size, niter=iterations, seed=seed + group, min_points_per_centroid=1)
+            means.train(part)
+            self.centroids[group] = torch.from_numpy(means.centroids).to(self.centroids.device)
+        return self
+
+    @torch.no_grad()
+    def encode(self, feature_map: Tensor) -> Tensor:
+        """Replace every slice by the number of the nearest centroid of its group, in L2; ties go to the lowest.
+
+        Args:
+            feature_map: ``(B, C, H, W)`` float.
+
+        Returns:
+            ``(B, m, H, W)`` ``uint8`` codes; ``(B, H, W, m)`` in memory.
+
+        Raises:
+            ValueError: other channels, not yet fitted, or the map is not finite.
+        """
+        batch, channels, height, width = feature_map.shape
+        if channels != self.channels:
+            raise ValueError(f"the feature map has {channels} channels, the quantizer was made for {self.channels}")
+        if not self.fitted:
+            raise ValueError("the quantizer has no centroids yet: fit it on vectors of feature maps first")
+        groups, _, dim = self.centroids.shape
+        table = self.centroids.to(feature_map.device)
+        vectors = feature_map.permute(0, 2, 3, 1).reshape(-1, channels).float()
+        _check_finite(vectors)
+        codes = torch.empty(len(vectors), groups, dtype=torch.uint8, device=vectors.device)
+        for group in range(groups):
+            codes[:, group] = nearest_rows(vectors[:, group * dim : (group + 1) * dim], table[group], self.tile)
+        return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Concatenate the centroids that the codes name.
+
+        Args:
+            codes: ``(B, m, H, W)`` integers in ``[0, K)``.
+
+        Returns:
+            ``(B, C, H, W)`` float32, channels-last in memory.
+        """
+        batch, groups, height, width = codes.shape
+        size = self.centroids.shape[1]
+        first = torch.arange(groups, dtype=torch.int32, device=codes.device) * size
+        rows = functional.embedding(codes.permute(0, 2, 3, 1) + first, self.centroids.flatten(0, 1).to(codes.device))
+        return rows.reshape(batch, height, width, self.channels).permute(0, 3, 1, 2)
+
+
+def _check_finite(vectors: Tensor) -> None:
+    # The extremes are NaN where any value is; a mask of all values would take a quarter of their memory again.
+    if not all(bool(extreme.isfinite()) for extreme in vectors.aminmax()):
+        raise ValueError("the feature maps hold NaN or infinite values; look for them in the images or weights")

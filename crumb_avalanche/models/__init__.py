@@ -1,0 +1,1 @@
+"""The network, the codebook and what they are built from."""

@@ -1,0 +1,239 @@
+"""Ready splits of known networks; ``traced_split.py`` splits any other.
+
+Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``features[8]``.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from crumb_avalanche.models.averaging_head import AveragingConv2d
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.weights import WeightsError, check_and_load, read_weights
+
+
+def _squeezenet(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+    # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The reference code has a 3x3
+    # convolution there, and keeps the ReLU, so its logits are never negative. With neither, the average may come first.
+    if head_kernel == 1 and not relu_logits:
+        head = AveragingConv2d(512, network.num_classes)
+    else:
+        head = nn.Conv2d(512, network.num_classes, kernel_size=head_kernel, padding=head_kernel // 2)
+    if head_kernel == 1:
+        head.load_state_dict(network.classifier[1].state_dict())
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("features", network.features[cut_layer:])
+    plastic_layers.add_module("dropout", network.classifier[0])
+    plastic_layers.add_module("head", head)
+    if relu_logits:
+        plastic_layers.add_module("relu", nn.ReLU())
+    plastic_layers.add_module("pool", nn.AdaptiveAvgPool2d(1))
+    plastic_layers.add_module("flatten", nn.Flatten())
+    return SplitModel(network.features[:cut_layer], plastic_layers, "head", **split)
+
+
+def _mobilenet_v2(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+    _only_squeezenet(relu_logits, head_kernel)
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("features", network.features[cut_layer:])
+    plastic_layers.add_module("pool", nn.AdaptiveAvgPool2d(1))
+    plastic_layers.add_module("flatten", nn.Flatten())
+    plastic_layers.add_module("dropout", network.classifier[0])
+    plastic_layers.add_module("head", network.classifier[1])
+    return SplitModel(network.features[:cut_layer], plastic_layers, "head", **split)
+
+
+def _resnet18(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+    """Cut after ``cut_layer`` of: conv1, bn1, relu, maxpool, layer1 to layer3, and the two blocks of layer4."""
+    _only_squeezenet(relu_logits, head_kernel)
+    n = network
+    layers = [n.conv1, n.bn1, n.relu, n.maxpool, n.layer1, n.layer2, n.layer3, *n.layer4]
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("features", nn.Sequential(*layers[cut_layer:]))
+    plastic_layers.add_module("pool", n.avgpool)
+    plastic_layers.add_module("flatten", nn.Flatten())
+    plastic_layers.add_module("head", n.fc)
+    return SplitModel(nn.Sequential(*layers[:cut_layer]), plastic_layers, "head", **split)
+
+
+class SmallCNN(nn.Module):
+    """A network for small images that trains from scratch in a minute on a CPU; the demo's backbone.
+
+    Three convolutions with batch norm and pools (128 x 8 x 8 from 64 pixels), one without, and a linear layer. The part
+    that keeps learning has no batch norm: batches of one clip would spoil its statistics.
+    """
+
+    def __init__(self, num_classes: int = 10):
+        super().__init__()
+        blocks = []
+        for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
+            blocks += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+            blocks += [nn.MaxPool2d(2)]
+        self.features = nn.Sequential(*blocks, nn.Conv2d(128, 128, 3, padding=1), nn.ReLU())
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(128, num_classes)
+
+    def forward(self, images):
+        """Logits ``(B, classes)`` of ``(B, 3, h, w)`` images."""
+        return self.classifier(self.pool(self.features(images)).flatten(1))
+
+
+def _small_cnn(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+    _only_squeezenet(relu_logits, head_kernel)
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("features", network.features[cut_layer:])
+    plastic_layers.add_module("pool", network.pool)
+    plastic_layers.add_module("flatten", nn.Flatten())
+    plastic_layers.add_module("head", network.classifier)
+    return SplitModel(network.features[:cut_layer], plastic_layers, "head", **split)
+
+
+def _every_second(maps: torch.Tensor) -> torch.Tensor:
+    """Every second row and column of ``(B, C, H, W)``."""
+    return maps[:, :, ::2, ::2]
+
+
+def _for_small_images(layers: Callable[[nn.Module], tuple[list[nn.Module], nn.Module]]) -> Callable[..., SplitModel]:
+    """Splits of Avalanche's networks, whose own ``forward`` takes 32 pixels only; the pool here takes any size.
+
+    Args:
+        layers: gives the convolutional layers of a network, in order, and its head.
+    """
+
+    def split(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+        _only_squeezenet(relu_logits, head_kernel)
+        for module in network.modules():
+            if hasattr(module, "transform_function"):
+                module.transform_function = _every_second  # a lambda there would not pickle
+        features, head = layers(network)
+        plastic_layers = nn.Sequential()
+        plastic_layers.add_module("features", nn.Sequential(*features[cut_layer:]))
+        plastic_layers.add_module("pool", nn.AdaptiveAvgPool2d(1))
+        plastic_layers.add_module("flatten", nn.Flatten())
+        plastic_layers.add_module("head", head)
+        return SplitModel(nn.Sequential(*features[:cut_layer]), plastic_layers, "head", **split)
+
+    return split
+
+
+def _slim_resnet18(network: nn.Module) -> tuple[list[nn.Module], nn.Module]:
+    n = network
+    return [n.conv1, n.bn1, nn.ReLU(), n.layer1, n.layer2, n.layer3, n.layer4], n.linear
+
+
+def _resnet32(network: nn.Module) -> tuple[list[nn.Module], nn.Module]:
+    # Behind these four are the pool and a flattening.
+    return list(network.feature_extractor.children())[:4], network.classifier
+
+
+def _mlp(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+    _only_squeezenet(relu_logits, head_kernel)
+    if cut_layer != 0:
+        raise ValueError(f"mlp has no maps to cut at: give cut_layer=0, not {cut_layer}")
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("flatten", nn.Flatten())
+    plastic_layers.add_module("features", network.features)
+    plastic_layers.add_module("head", network.classifier)
+    return SplitModel(nn.Sequential(), plastic_layers, "head", **split)
+
+
+def _network(name: str, image_size: int) -> nn.Module:
+    """The uncut network, with random weights."""
+    from avalanche.models import SimpleMLP, SlimResNet18, make_icarl_net
+    from torchvision import models
+
+    own = {
+        "small_cnn": SmallCNN,
+        "slim_resnet18": lambda: SlimResNet18(10, nf=20),
+        "resnet32": lambda: make_icarl_net(10),
+        # Two hidden layers of 100.
+        "mlp": lambda: SimpleMLP(10, 3 * image_size**2, hidden_size=100, hidden_layers=2),
+    }
+    return own[name]() if name in own else models.get_model(name, weights=None)
+
+
+def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
+    if relu_logits or head_kernel != 1:
+        raise ValueError(
+            "relu_logits and head_kernel describe SqueezeNet's convolutional classifier; other backbones end in a "
+            "linear layer, so leave relu_logits=False and head_kernel=1 there"
+        )
+
+
+BACKBONES: dict[str, tuple[Callable[..., SplitModel], int]] = {
+    "squeezenet1_0": (_squeezenet, 12),
+    "squeezenet1_1": (_squeezenet, 12),
+    "mobilenet_v2": (_mobilenet_v2, 8),
+    "resnet18": (_resnet18, 8),  # REMIND's cut, between the last two blocks
+    "small_cnn": (_small_cnn, 12),
+    # For small images, as a whole: what some of the paper's competitors were run on.
+    "slim_resnet18": (_for_small_images(_slim_resnet18), 0),
+    "resnet32": (_for_small_images(_resnet32), 0),
+    "mlp": (_mlp, 0),
+}
+
+
+def split_backbone(
+    name: str = "squeezenet1_0",
+    weights: str | None = "torchvision",
+    *,
+    n_classes: int,
+    codebook: Codebook | None = None,
+    cut_layer: int | None = None,
+    relu_logits: bool = False,
+    head_kernel: int = 1,
+    image_size: int = 224,
+) -> SplitModel:
+    """A split torchvision network with a new head.
+
+    Args:
+        name: one of ``BACKBONES``. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14 (MobileNetV2) and
+            512x7x7 (ResNet-18); ``small_cnn`` gives 128x8x8 at 64 pixels. ``slim_resnet18``, ``resnet32`` and ``mlp``
+            are Avalanche's, for small images, and are not cut.
+        weights: ``"torchvision"`` downloads ImageNet weights from torchvision; a path reads a ``.npz``,
+            ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
+        n_classes: outputs of the new head.
+        codebook: put between the halves.
+        cut_layer: number of leading ``features`` modules (ResNet-18: see ``_resnet18``) that go into F; default the
+            paper's. 0 leaves F empty: the whole network is plastic, and its maps are the normalised images.
+        relu_logits: ReLU between SqueezeNet's last convolution and the pool (the reference code).
+        head_kernel: kernel of SqueezeNet's last convolution, 1 (torchvision) or 3 (the reference code).
+        image_size: side of the images in pixels.
+
+    Raises:
+        ValueError: unknown name, or a cut beyond the last layer.
+        WeightsError: weights that cannot be read or are another model's.
+    """
+    if name not in BACKBONES:
+        raise ValueError(f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)}; for others use split_at")
+    from torchvision import models
+
+    split, default_cut = BACKBONES[name]
+    network = _network(name, image_size)
+    if weights == "torchvision":
+        if name not in models.list_models():
+            raise ValueError(f"torchvision has no weights of {name}; train it as crumb demo does, or give None")
+        state = models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True, weights_only=True)
+        check_and_load(network, state, f"torchvision's weights of {name}")
+    elif weights is not None:
+        check_and_load(network, read_weights(weights), str(weights))
+    cut_layer = default_cut if cut_layer is None else cut_layer
+    model = split(
+        network,
+        cut_layer=cut_layer,
+        relu_logits=relu_logits,
+        head_kernel=head_kernel,
+        codebook=codebook,
+        image_size=image_size,
+    )
+    frozen = len(model.feature_extractor)
+    if frozen != cut_layer:  # a slice does not mind
+        layers = frozen + len(model.plastic_layers.features)
+        raise ValueError(f"cut_layer is {cut_layer}, but {name} has {layers} layers to cut at; give 0 to {layers}")
+    model.reset_head(n_classes)
+    return model
+
+
+__all__ = ["BACKBONES", "WeightsError", "split_backbone"]

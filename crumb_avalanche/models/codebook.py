@@ -1,0 +1,171 @@
+"""The codebook of memory blocks: feature maps <-> codes (paper, "Reconstructing feature maps from memory", eq. 1-2)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from crumb_avalanche.models.search import BlockSearch
+
+LARGEST_CODEBOOK = 2**15  # codes are uint8 or int16
+ZERO_TILE = 8192  # slices looked at together for zeros
+
+
+def code_dtype(codebook_size: int) -> torch.dtype:
+    """``uint8`` up to 256 rows, ``int16`` above."""
+    return torch.uint8 if codebook_size <= 256 else torch.int16
+
+
+class RowsByNumber(torch.autograd.Function):
+    """``functional.embedding``, whose gradient takes less than half of the time on a CPU; the same bits."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, numbers: Tensor) -> Tensor:
+        """``(..., d)`` rows of an ``(n, d)`` table for ``(...)`` integers."""
+        ctx.save_for_backward(numbers)
+        ctx.count = len(rows)
+        return functional.embedding(numbers, rows)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        """``(n, d)``: for each row the sum of the gradients of the places that it went to."""
+        length = gradient.shape[-1]
+        numbers = ctx.saved_tensors[0].reshape(-1, 1).long().expand(-1, length)
+        sums = gradient.new_zeros(ctx.count, length)
+        return sums.scatter_add_(0, numbers, gradient.reshape(-1, length)), None
+
+
+class Codebook(nn.Module):
+    """A trainable table of memory blocks, and the map between feature maps and row numbers.
+
+    Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``d = codebook_dim``, ``G = C / d`` groups of consecutive
+    channels. Slices are taken and codes are kept location by location, so that channels-last maps are never copied.
+
+    Args:
+        codebook_size: number ``n`` of rows, at most 32,768.
+        codebook_dim: length ``d`` of a row.
+        search: module ``(slices, unit_rows) -> indices``; default ``BlockSearch()``.
+
+    Attributes:
+        blocks: ``(n, d)`` float32 parameter, ``4 * n * d`` bytes; zeros until one of the ``init_`` functions of
+            ``codebook_init`` (or a state dict) fills it.
+    """
+
+    def __init__(self, codebook_size: int = 256, codebook_dim: int = 16, search: nn.Module | None = None):
+        super().__init__()
+        if not 1 <= codebook_size <= LARGEST_CODEBOOK:
+            raise ValueError(
+                f"codebook_size is {codebook_size}; a code has at most 15 bits, so give 1 to {LARGEST_CODEBOOK}"
+            )
+        if codebook_dim < 1:
+            raise ValueError(f"codebook_dim is {codebook_dim}; a memory block needs at least 1 value")
+        self.blocks = nn.Parameter(torch.zeros(codebook_size, codebook_dim))
+        self.search = BlockSearch() if search is None else search
+
+    @property
+    def codebook_size(self) -> int:
+        return self.blocks.shape[0]
+
+    @property
+    def codebook_dim(self) -> int:
+        return self.blocks.shape[1]
+
+    def extra_repr(self) -> str:
+        return f"codebook_size={self.codebook_size}, codebook_dim={self.codebook_dim}"
+
+    def groups(self, channels: int) -> int:
+        """Number of codes per location of a map with so many channels.
+
+        Raises:
+            ValueError: ``codebook_dim`` does not divide ``channels``.
+        """
+        if channels % self.codebook_dim:
+            raise ValueError(
+                f"the feature map has {channels} channels, which codebook_dim={self.codebook_dim} does not divide; "
+                "choose another codebook_dim, or a cut_layer whose channel count it divides"
+            )
+        return channels // self.codebook_dim
+
+    @torch.no_grad()
+    def encode(self, feature_map: Tensor) -> Tensor:
+        """Replace every slice by the index of the row with the largest dot product, rows at unit length (eq. 1-2).
+
+        All-zero rows never win. Ties go to the lowest index; an all-zero slice ties everywhere, so it takes the lowest
+        row that is not zero. No gradient passes.
+
+        Args:
+            feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
+
+        Returns:
+            ``(B, G, H, W)`` codes, ``uint8`` up to 256 rows and ``int16`` above; ``(B, H, W, G)`` in memory.
+
+        Raises:
+            ValueError: ``C`` is not a multiple of ``codebook_dim``, all rows are zero, or the codebook or the map is
+                not finite.
+        """
+        batch, channels, height, width = feature_map.shape
+        groups = self.groups(channels)
+        rows = self.blocks.detach().float()
+        candidates = rows.any(dim=1).nonzero().squeeze(1)
+        if len(candidates) == 0:
+            raise ValueError("all rows of the codebook are zero; initialise it (codebook_init) or load its weights")
+        if not bool(rows.isfinite().all()):
+            raise ValueError(
+                "the codebook holds NaN or infinite values: the weights it was loaded from are damaged, or a learning "
+                "rate was too high; load or initialise it again"
+            )
+        slices = feature_map.permute(0, 2, 3, 1).reshape(-1, self.codebook_dim).float()
+        unit_rows = functional.normalize(rows[candidates], dim=1)
+        indices = self.search(slices, unit_rows)
+        if indices.numel() and indices.min() < 0:
+            raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
+        # A zero slice has score 0 everywhere; searches that work with distances would let rounding decide. A sum of
+        # absolute values is 0 for no other slice: unlike a norm, it cannot underflow.
+        ones = slices.new_ones(self.codebook_dim)
+        for part, found in zip(slices.split(ZERO_TILE), indices.split(ZERO_TILE)):  # abs() is a copy: a small one
+            found.masked_fill_(torch.mv(part.abs(), ones) == 0, 0)
+        codes = candidates.index_select(0, indices).to(code_dtype(self.codebook_size))
+        return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Concatenate the rows that the codes name (the raw rows, not the unit ones).
+
+        The gradient reaches exactly the rows used.
+
+        Args:
+            codes: ``(B, G, H, W)`` integers in ``[0, n)``.
+
+        Returns:
+            ``(B, G * d, H, W)`` float32, channels-last in memory.
+        """
+        batch, groups, height, width = codes.shape
+        numbers = codes.permute(0, 2, 3, 1).to(torch.int32)
+        # On a GPU the order of the sums would be left to chance.
+        on_cpu = numbers.device.type == "cpu"
+        slices = RowsByNumber.apply(self.blocks, numbers) if on_cpu else functional.embedding(numbers, self.blocks)
+        return slices.reshape(batch, height, width, groups * self.codebook_dim).permute(0, 3, 1, 2)
+
+    def quantize(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode and decode: the map rebuilt from memory blocks, and its codes.
+
+        Args:
+            feature_map: ``(B, C, H, W)`` float.
+
+        Returns:
+            ``(quantized, codes)``: ``(B, C, H, W)`` float32 and ``(B, G, H, W)`` codes.
+        """
+        codes = self.encode(feature_map)
+        return self.decode(codes), codes
+
+    def forward(self, feature_map: Tensor) -> Tensor:
+        """The quantized map, ``(B, C, H, W)``."""
+        return self.quantize(feature_map)[0]
+
+    @torch.no_grad()
+    def usage(self, codes: Tensor) -> Tensor:
+        """How often each row was used: ``(n,)`` int64 counts (paper, Fig. 5b)."""
+        return torch.bincount(codes.reshape(-1).long(), minlength=self.codebook_size)
+
+    @torch.no_grad()
+    def relative_error(self, feature_map: Tensor) -> float:
+        """``|Z - Z~|^2 / |Z|^2`` of a ``(B, C, H, W)`` map; 0 is a perfect reconstruction."""
+        return float((feature_map - self(feature_map)).square().sum() / feature_map.square().sum())

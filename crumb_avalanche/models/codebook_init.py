@@ -1,0 +1,130 @@
+"""Initialisers of the codebook (paper, "Initializing the codebook matrix and CNN" and the rows of Table 4).
+
+Scale and sparsity are measured on real feature maps, never assumed. Each function fills ``codebook.blocks`` in place.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from crumb_avalanche.models.codebook import Codebook
+
+# The half-normal of this multiple of the measured spread was the paper's best match to real activations.
+SPREAD = 5 / 3
+
+
+@dataclass(frozen=True)
+class MapStatistics:
+    """What a batch of feature maps looks like.
+
+    Attributes:
+        scale: standard deviation of the positive values (of all values, for signed maps).
+        sparsity: fraction of exact zeros.
+        signed: whether any value is negative.
+    """
+
+    scale: float
+    sparsity: float
+    signed: bool
+
+    @staticmethod
+    def measure(maps: Tensor) -> "MapStatistics":
+        """Measure ``(B, C, H, W)`` maps.
+
+        Raises:
+            ValueError: the maps have no spread (all values equal), so no scale can be measured.
+        """
+        values = maps.detach().float().flatten()
+        signed = bool((values < 0).any())
+        counted = values if signed else values[values > 0]
+        scale = float(counted.std()) if len(counted) > 1 else 0.0
+        if not scale > 0:
+            raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
+        return MapStatistics(scale, float((values == 0).float().mean()), signed)
+
+
+@torch.no_grad()
+def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """``|N(0, 5/3 s)|`` in every entry, ``s`` measured on ``(B, C, H, W)`` maps; ``N(0, s)`` where maps are signed."""
+    statistics = MapStatistics.measure(maps)
+    values = torch.randn(codebook.blocks.shape, generator=generator)
+    if statistics.signed:
+        values = values * statistics.scale
+    else:
+        values = values.abs() * SPREAD * statistics.scale
+    codebook.blocks.copy_(values)
+
+
+@torch.no_grad()
+def init_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """The dense matched initialisation with the measured fraction of entries, at random places, set to zero.
+
+    At small ``d`` a few rows come out all zero; they never win a search. One row always keeps a value.
+    """
+    init_dense_matched_(codebook, maps, generator)
+    blocks = codebook.blocks
+    zeros = min(round(MapStatistics.measure(maps).sparsity * blocks.numel()), blocks.numel() - 1)
+    places = torch.randperm(blocks.numel(), generator=generator)[:zeros]
+    blocks.view(-1)[places.to(blocks.device)] = 0
+
+
+@torch.no_grad()
+def init_normal_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """``N(0, 1)``, whatever the maps look like (Table 4, "Normal init.")."""
+    codebook.blocks.copy_(torch.randn(codebook.blocks.shape, generator=generator))
+
+
+@torch.no_grad()
+def init_uniform_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """``U[0, 1)``, whatever the maps look like (Table 4, "Uniform init.")."""
+    codebook.blocks.copy_(torch.rand(codebook.blocks.shape, generator=generator))
+
+
+@torch.no_grad()
+def init_sampled_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """Every entry is one activation of the maps, drawn with replacement."""
+    values = maps.detach().float().reshape(-1).cpu()
+    places = torch.randint(len(values), (codebook.blocks.numel(),), generator=generator)
+    codebook.blocks.copy_(values[places].view_as(codebook.blocks))
+
+
+@torch.no_grad()
+def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """The rows are k-means centres of slices of the maps that are not all zero.
+
+    Raises:
+        ImportError: faiss, which has the k-means, is not installed.
+        ValueError: fewer such slices than rows.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError("the k-means initialisation needs faiss: pip install faiss-cpu") from error
+    codebook.groups(maps.shape[1])
+    slices = maps.detach().float().cpu().permute(0, 2, 3, 1).reshape(-1, codebook.codebook_dim)
+    slices = slices[slices.any(dim=1)]
+    if len(slices) < codebook.codebook_size:
+        raise ValueError(
+            f"{len(slices)} slices that are not zero cannot make {codebook.codebook_size} k-means centres; "
+            "give more feature maps"
+        )
+    wanted = 256 * codebook.codebook_size  # faiss itself subsamples above this
+    if len(slices) > wanted:
+        slices = slices[torch.randperm(len(slices), generator=generator)[:wanted]]
+    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    means = faiss.Kmeans(codebook.codebook_dim, codebook.codebook_size, niter=25, seed=seed, min_points_per_centroid=1)
+    means.train(slices.contiguous().numpy())
+    codebook.blocks.copy_(torch.from_numpy(means.centroids))
+
+
+INITIALISERS: dict[str, Callable[[Codebook, Tensor, Generator], None]] = {
+    "matched": init_matched_,
+    "dense_matched": init_dense_matched_,
+    "normal": init_normal_,
+    "uniform": init_uniform_,
+    "sampled": init_sampled_,
+    "kmeans": init_kmeans_,
+}

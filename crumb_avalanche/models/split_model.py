@@ -1,0 +1,307 @@
+"""A CNN split into a frozen feature extractor F and plastic layers P, with a codebook between them.
+
+Paper: "Feature extraction and classification". F is frozen for good, batch-norm statistics too.
+"""
+
+import contextlib
+import copy
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from crumb_avalanche.models.averaging_head import AveragingConv2d
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.coin_dropout import replace_dropout
+from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.models.penultimate import head_input
+from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
+from crumb_avalanche.models.stopwatch import Stopwatch
+
+# The plastic layers' learning rate of 1e-3 (paper) suits maps whose positive values spread as torchvision's
+# SqueezeNet-1.0 maps do; other weights are brought to this spread.
+REFERENCE_SCALE = 14.0
+PIXEL_MEAN = (0.485, 0.456, 0.406)
+PIXEL_STD = (0.229, 0.224, 0.225)
+# On a CPU, F and P take at most so many images at a time: these stay in its caches, a third faster than F in batches of
+# 24 and P in batches of 128. Convolutions treat each image of 2 to 8 alike, so a map does not depend on its batch.
+IMAGES_AT_A_TIME = 8
+MAPS_AT_A_TIME = 24
+
+
+class SplitModel(nn.Module):
+    """``P(F(x))``, where ``F`` never learns, and ``P(decode(encode(F(x))))`` where a codebook is given.
+
+    In training mode ``forward`` goes through the codebook, in evaluation mode it does not (the paper's inference);
+    ``quantized_training`` and ``quantized_evaluation`` change that. So any Avalanche strategy can train it.
+
+    Args:
+        feature_extractor: ``(B, 3, h, w)`` -> ``(B, C, H, W)``; frozen here.
+        plastic_layers: ``(B, C, H, W)`` -> ``(B, classes)`` logits; its ``nn.Dropout`` become ``CoinDropout``.
+        head: qualified name in ``plastic_layers`` of the last, class-producing layer.
+        codebook: the memory blocks, or ``None``.
+        image_size: side of the images that ``map_shape`` is measured with, in pixels.
+
+    Attributes:
+        map_shape: ``(C, H, W)`` of one feature map.
+        feature_scale: what F's output is multiplied by (see ``fold_feature_scale``).
+        last_map: ``(B, C, H, W)``, detached; F's output of the latest training forward, until ``forget_batch``.
+        last_codes: ``(B, G, H, W)`` codes of the same, or ``None`` if the forward was not quantized.
+        stopwatch: seconds spent in F, in the search and in P.
+        feature_memo: remembers F's output for stored images, or ``None`` (see ``FeatureMemo``).
+    """
+
+    # Not in a checkpoint: F comes from its own file, the others from F.
+    unsaved = ("feature_extractor", "feature_memo", "_compiled", "_same_alone", "last_map", "last_codes")
+
+    def __init__(
+        self,
+        feature_extractor: nn.Module,
+        plastic_layers: nn.Module,
+        head: str,
+        codebook: Codebook | None = None,
+        image_size: int = 224,
+    ):
+        super().__init__()
+        self.feature_extractor = feature_extractor.requires_grad_(False).eval()
+        self.plastic_layers = replace_dropout(plastic_layers)
+        self.codebook = codebook
+        self.head = head
+        self.image_size = image_size
+        self.quantized_training = True
+        self.quantized_evaluation = False
+        self.precision = "fp32"
+        self.last_map: Tensor | None = None
+        self.last_codes: Tensor | None = None
+        self.stopwatch = Stopwatch()
+        self.feature_memo: FeatureMemo | None = None
+        self._same_alone: dict[tuple, bool] = {}
+        self._compiled = [None]  # in a list: not to be registered as a second copy of F
+        self.register_buffer("feature_scale", torch.ones(()))
+        self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(1, 3, 1, 1), persistent=False)
+        self.to(memory_format=torch.channels_last)  # half the time of NCHW on CPUs
+        try:
+            with torch.no_grad():
+                shape = self.feature_extractor(torch.zeros(1, 3, image_size, image_size)).shape
+        except RuntimeError as error:
+            raise ValueError(
+                f"the feature extractor cannot take images of {image_size} pixels ({error}); give another image_size"
+            ) from error
+        if len(shape) != 4:
+            raise ValueError(
+                f"the feature extractor gives {tuple(shape)} for one image; a feature map has four axes (B, C, H, W): "
+                "cut the network at a convolutional layer"
+            )
+        self.map_shape = tuple(shape[1:])
+        if codebook is not None:
+            codebook.groups(self.map_shape[0])
+
+    def train(self, mode: bool = True) -> "SplitModel":
+        """As ``nn.Module.train``, but F stays in evaluation mode."""
+        super().train(mode)
+        self.feature_extractor.eval()
+        return self
+
+    def __getstate__(self):
+        return {**self.__dict__, "_compiled": [None], "last_map": None, "last_codes": None}
+
+    @property
+    def n_classes(self) -> int:
+        """Outputs of the head."""
+        head = self.plastic_layers.get_submodule(self.head)
+        return head.out_channels if isinstance(head, nn.Conv2d) else head.out_features
+
+    def compile(self) -> "SplitModel":
+        """Compile F (half a minute once; needs a C++ compiler). Results change in the last digits.
+
+        F never changes, so its weights are folded into the compiled code. P is left as it is: replay batches vary in
+        size, and code compiled for varying sizes was slower than none.
+        """
+        self._compiled = [torch.compile(self.feature_extractor, options={"freezing": True})]
+        return self
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled[0] is not None
+
+    def set_precision(self, precision: str) -> "SplitModel":
+        """``fp32``, or ``bf16`` autocast for F and P; codes, losses and weights stay float32.
+
+        Warns where bf16 would be the slower one.
+
+        Raises:
+            ValueError: another precision.
+        """
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision is {precision!r}; use one of {', '.join(PRECISIONS)}")
+        if precision == "bf16":
+            warn_where_bf16_is_slow(self.pixel_mean.device)
+        self.precision = precision
+        return self
+
+    def autocast(self):
+        """The context that F and P compute in."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.pixel_mean.device.type, dtype=torch.bfloat16)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """``uint8`` pixels ``(B, 3, h, w)`` from normalised float images; ``uint8`` ones pass unchanged."""
+        if images.dtype == torch.uint8:
+            return images
+        return ((images * self.pixel_std + self.pixel_mean) * 255).round().clamp(0, 255).to(torch.uint8)
+
+    @torch.no_grad()
+    def extract(self, images: Tensor) -> Tensor:
+        """F alone: ``(B, C, H, W)`` float32 maps before the feature scale, channels-last in memory.
+
+        On a CPU, in float32, the map of an image has the same bits in any batch.
+
+        Args:
+            images: ``(B, 3, h, w)``, ``uint8`` pixels or floats normalised with ImageNet's mean and deviation.
+        """
+        with self.stopwatch.measure("features"):
+            if images.device.type != "cpu":
+                return self._extract(images)
+            return torch.cat([self._extract_part(some) for some in images.split(IMAGES_AT_A_TIME)])
+
+    def _extract_part(self, images: Tensor) -> Tensor:
+        """F of 1 to 8 images; a single one passes it twice where alone it would take a kernel that rounds otherwise."""
+        if len(images) > 1 or self._is_same_alone(images.shape[1:]):
+            return self._extract(images)
+        return self._extract(images.expand(2, -1, -1, -1))[:1]
+
+    def _is_same_alone(self, shape: torch.Size) -> bool:
+        """Whether F gives an image of a shape the same bits alone and in a pair; found out once, with noise."""
+        key = shape, self.precision, torch.get_num_threads()
+        if key not in self._same_alone:
+            noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
+            self._same_alone[key] = torch.equal(self._extract(noise)[:1], self._extract(noise[:1]))
+        return self._same_alone[key]
+
+    def _extract(self, images: Tensor) -> Tensor:
+        if images.dtype == torch.uint8:
+            images = (images.float() / 255 - self.pixel_mean) / self.pixel_std
+        images = images.contiguous(memory_format=torch.channels_last)
+        with self.autocast():
+            return (self._compiled[0] or self.feature_extractor)(images).float()
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Feature maps of a batch, scaled.
+
+        Args:
+            images: as for ``extract``; or ``(B, C, H, W)`` outputs of ``extract`` that a ``FeatureCache`` kept, in
+                single or half precision.
+
+        Returns:
+            ``(B, C, H, W)`` float32, channels-last in memory.
+        """
+        if images.shape[1] == self.map_shape[0] != 3:
+            maps = images
+        elif self.feature_memo is not None and images.dtype == torch.uint8:
+            maps = self.feature_memo.maps(images, self.extract)
+        else:
+            maps = self.extract(images)
+        # One pass over the memory where a cache gives half precision or another order of axes.
+        copied = maps.to(torch.float32, memory_format=torch.channels_last)
+        return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)
+
+    def encode(self, feature_map: Tensor) -> Tensor:
+        """Codes ``(B, G, H, W)`` of ``(B, C, H, W)`` maps."""
+        with self.stopwatch.measure("search"):
+            return self.codebook.encode(feature_map)
+
+    def classify(self, feature_map: Tensor) -> Tensor:
+        """Logits ``(B, classes)`` float32 of ``(B, C, H, W)`` maps: the plastic layers alone."""
+        with self.stopwatch.measure("plastic"), self.autocast():
+            parts = -(-len(feature_map) // MAPS_AT_A_TIME)
+            if feature_map.device.type != "cpu" or parts < 2 or (self.training and self._mixes_images()):
+                return self.plastic_layers(feature_map).float()
+            at_a_time = -(-len(feature_map) // parts)
+            # Not tensor_split or slices, whose gradients are each as large as the whole batch.
+            return torch.cat([self.plastic_layers(some) for some in feature_map.split(at_a_time)]).float()
+
+    def _mixes_images(self) -> bool:
+        """Whether what P says of an image in training depends on its batch."""
+        return any(isinstance(layer, _BatchNorm) for layer in self.plastic_layers.modules())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(B, classes)`` float32; through the codebook or not as the two settings say.
+
+        Args:
+            images: as for ``features``.
+        """
+        feature_map = self.features(images)
+        quantized = self.quantized_training if self.training else self.quantized_evaluation
+        codes = None
+        if quantized and self.codebook is not None:
+            codes = self.encode(feature_map)
+        if self.training:
+            self.last_map, self.last_codes = feature_map, codes
+        return self.classify(feature_map if codes is None else self.codebook.decode(codes))
+
+    def forget_batch(self) -> None:
+        """Let go of the latest batch's map and codes."""
+        self.last_map = self.last_codes = None
+
+    def reset_head(self, n_classes: int) -> None:
+        """Replace the head by a freshly initialised one (before streaming; paper, same section).
+
+        The initialisation is PyTorch's own and draws from torch's global random state.
+        """
+        old = self.plastic_layers.get_submodule(self.head)
+        if isinstance(old, AveragingConv2d):
+            new = AveragingConv2d(old.in_channels, n_classes)
+        elif isinstance(old, nn.Conv2d):
+            new = nn.Conv2d(old.in_channels, n_classes, old.kernel_size, padding=old.padding)
+        else:
+            new = nn.Linear(old.in_features, n_classes)
+        parent, _, name = self.head.rpartition(".")
+        owner = self.plastic_layers.get_submodule(parent)
+        # setattr also registers under names such as "1" of an nn.Sequential
+        setattr(owner, name, new.to(self.pixel_mean.device, memory_format=torch.channels_last))
+
+    @torch.no_grad()
+    def fold_feature_scale(self, maps: Tensor, whole: Tensor | None = None) -> float:
+        """Bring the spread of the maps' positive values to ``REFERENCE_SCALE``, and P along with it.
+
+        F's output is multiplied by ``k``, and so are the biases of P below the head: a network of convolutions, ReLUs
+        and pools then has every activation up to the head's input multiplied by ``k``, so one learning rate serves all
+        weight files. The head, which is made anew before a stream, is left as it is. Plastic
+        layers that are not such a network (batch norm, GELU, ...) set their own scale; there ``k`` is 1.
+
+        Args:
+            maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of locations will do.
+            whole: ``(B, C, H, W)``, a few maps as P takes them, to see whether it scales; default the same.
+
+        Returns:
+            ``k``.
+        """
+        if not any(True for _ in self.feature_extractor.parameters()):
+            return 1.0  # the whole network learns, from images whose spread is known
+        positive = maps[maps > 0]
+        spread = float(positive.std()) if len(positive) > 1 else 0.0
+        if not spread > 0:
+            raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
+        factor = REFERENCE_SCALE / spread
+        # A copy, on the CPU whatever the settings: two passes are compared, and a GPU may round products to TF32.
+        layers = copy.deepcopy(self.plastic_layers).cpu().eval()
+        trial = SimpleNamespace(plastic_layers=layers, head=self.head)
+        whole = (maps if whole is None else whole)[:4].cpu()
+        before = head_input(trial, whole, layers)
+        for bias in self._biases_below_head(layers):
+            bias.mul_(factor)
+        after = head_input(trial, whole * factor, layers)
+        if not torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())):
+            return 1.0
+        for bias in self._biases_below_head(self.plastic_layers):
+            bias.mul_(factor)
+        self.feature_scale.mul_(factor)
+        return factor
+
+    def _biases_below_head(self, layers: nn.Module) -> list[Tensor]:
+        named = layers.named_parameters()
+        return [weight for name, weight in named if name.endswith("bias") and not name.startswith(self.head + ".")]

@@ -1,0 +1,146 @@
+"""Curves and final accuracies of groups of runs, drawn on the axes that are passed in."""
+
+import math
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from crumb_avalanche.runs.tables import printable
+
+# Okabe and Ito's colours, told apart with every kind of colour vision; without yellow, too faint on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", ":", "-.")
+MARKERS = "osD^vP*"
+
+
+@dataclass
+class Curve:
+    """What is drawn of one group of runs, in percent.
+
+    Attributes:
+        label: its name in the legend.
+        mean: accuracy over all seen classes after each experience; NaN where not all runs were tested.
+        std: its standard deviation (n - 1) over runs, likewise, or None for a single run.
+        finals: final accuracy of each run.
+        joint: learned all classes at once, so that there is one accuracy only.
+        chance: chance level after each experience, in percent, if known.
+    """
+
+    label: str
+    mean: list[float]
+    std: list[float] | None
+    finals: list[float]
+    joint: bool = False
+    chance: list[float] | None = None
+
+    @classmethod
+    def of(cls, label: str, accuracies: list[list], joint: bool, classes_seen: list[int] | None) -> "Curve":
+        """From accuracies after each experience of each run, ``None`` if not tested, and numbers of classes seen."""
+        after = [None if None in values else values for values in zip(*accuracies)]
+        mean = [math.nan if values is None else statistics.fmean(values) for values in after]
+        std = None
+        if len(accuracies) > 1:
+            std = [math.nan if values is None else statistics.stdev(values) for values in after]
+        chance = [100 / count for count in classes_seen] if classes_seen else None
+        return cls(label, mean, std, list(after[-1]), joint, chance)
+
+
+def chance_of(curves: list[Curve]) -> list[float]:
+    """Chance level after each experience, in percent; empty unless it is the same for all."""
+    levels = [curve.chance or [] for curve in curves]
+    chance = max(levels, key=len)  # a joint learner's has one entry, the last
+    same = all(level == chance or (curve.joint and level == chance[-1:]) for curve, level in zip(curves, levels))
+    return chance if same else []
+
+
+def draw_curves(axes: Axes, curves: list[Curve], chance: list[float], bands: bool = True) -> None:
+    """Accuracy after each experience.
+
+    Args:
+        axes: where.
+        curves: one for each group; what is drawn of number n has a gid that begins with ``group-n-``.
+        chance: chance level after each experience, drawn if not empty.
+        bands: shade one standard deviation on both sides.
+    """
+    longest = max(len(curve.mean) for curve in curves)
+    for number, curve in enumerate(curves):
+        colour, line = COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
+        tested = np.flatnonzero(~np.isnan(curve.mean))  # lines go on where a test was left out
+        mean, x = np.asarray(curve.mean)[tested], tested + 1
+        spread = None if curve.std is None else np.asarray(curve.std)[tested]
+        marker = MARKERS[number % len(MARKERS)]
+        if curve.joint and longest > 1:  # a bound, reached without a stream
+            mean, x, line, marker = mean.repeat(2), np.array([1, longest]), "--", ""
+            spread = None if spread is None else spread.repeat(2)
+        label = literal(curve.label) + curve.joint * " (joint)"
+        axes.plot(x, mean, color=colour, ls=line, marker=marker, label=label, gid=f"group-{number}-curve")
+        if bands and spread is not None:
+            band = axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0)
+            band.set_gid(f"group-{number}-band")
+    if chance:
+        axes.plot(range(1, len(chance) + 1), chance, color="0.35", lw=0.8, label="chance")
+    experience_axis(axes, longest)
+    shaded = ", band of one standard deviation" if bands and any(curve.std for curve in curves) else ""
+    axes.set_title(f"all classes seen: mean of runs{shaded}", pad=10)
+
+
+def draw_finals(axes: Axes, curves: list[Curve], chance: float | None) -> None:
+    """Final accuracy of each group as a bar, of each run as a dot, and the chance level if given.
+
+    What is drawn of number n has a gid that begins with ``group-n-``.
+    """
+    spreads = [curve.std[-1] if curve.std else 0.0 for curve in curves]
+    means = [curve.mean[-1] for curve in curves]
+    places = np.arange(len(curves))
+    colours = [COLOURS[number % len(COLOURS)] for number in places]
+    hatches = ["/" * (2 * (number // len(COLOURS))) for number in places]  # where colours come again
+    bars = axes.barh(places, means, height=0.6, color=colours, alpha=0.55, hatch=hatches, ec="white", lw=0)
+    for place, curve, spread in zip(places, curves, spreads):
+        drawn = [bars[place]]
+        if curve.std:
+            line = axes.errorbar(means[place], place - 0.12, xerr=spread, color="0.15", capsize=4, lw=1.2)
+            drawn += [artist for artist in line.get_children() if artist is not None]
+        dots = place + (np.linspace(0.05, 0.22, len(curve.finals)) if len(curve.finals) > 1 else np.zeros(1))
+        drawn += axes.plot(curve.finals, dots, "o", ms=4, mfc="white", mec="0.15", mew=0.8, zorder=3)
+        text = f"{means[place]:.1f}" + (f" ± {spread:.1f}" if curve.std else "")
+        drawn.append(axes.text(max([*curve.finals, means[place] + spread]) + 2, place, text, va="center"))
+        for number, artist in enumerate(drawn):
+            artist.set_gid(f"group-{place}-final-{number}")
+    if chance is not None:
+        axes.axvline(chance, color="0.35", lw=0.8)
+    axes.set_yticks(places, [literal(_wrapped(curve.label)) for curve in curves])
+    axes.set_ylim(len(curves) - 0.4, -0.6)
+    axes.set_xlim(0, 122)
+    axes.set_xticks(range(0, 101, 20))
+    axes.set_xlabel("final accuracy, all classes (%)")
+    axes.set_title("final accuracy: bar mean, line one standard deviation, dots runs", pad=10)
+
+
+def _wrapped(label: str, width: int = 28) -> str:
+    """A label in lines, broken after commas and spaces."""
+    lines = [""]
+    for word in label.split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return "\n".join(lines)
+
+
+def experience_axis(axes: Axes, count: int) -> None:
+    """Experience number and percent."""
+    axes.set_xlim(0.6, count + 0.4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
+    axes.set_ylim(0, 108)
+    axes.set_yticks(range(0, 101, 20))
+    axes.set_xlabel("after experience")
+    axes.set_ylabel("accuracy (%)")
+    axes.grid(axis="y", color="0.9", lw=0.6)
+    axes.set_axisbelow(True)
+
+
+def literal(text: str) -> str:
+    """Text that is drawn as it stands: no formulas between dollar signs, nothing that breaks an SVG."""
+    return printable(text).replace("$", r"\$")

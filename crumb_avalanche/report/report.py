@@ -1,0 +1,133 @@
+"""``crumb report``: finished runs as tables, pictures and one HTML page, from what lies in their folders."""
+
+import csv
+import io
+from itertools import pairwise
+from pathlib import Path
+
+from crumb_avalanche.report.files import write_csv, write_tex
+from crumb_avalanche.report.html_report import report_page
+from crumb_avalanche.report.pictures import comparison_picture, run_picture, save
+from crumb_avalanche.report.runs import (
+    IDENTITY,
+    NOT_COMPARED,
+    DamagedRunError,
+    Group,
+    Run,
+    differences,
+    find_runs,
+    groups_of,
+    notes_on,
+    read_run,
+)
+from crumb_avalanche.report.summary import runs_table, summary_table
+from crumb_avalanche.runs.command_settings import ReportSettings
+from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
+from crumb_avalanche.runs.run_folder import RESULT, write_text
+from crumb_avalanche.runs.settings import RunSettings, as_dict
+from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, number, table
+
+MAIN_SETTINGS = [*IDENTITY, "run", "weights", "backbone", "first_epochs", "epochs", "batch_size", "learning_rate"]
+
+
+def main(settings: ReportSettings) -> None:
+    """Print tables of the runs in some folders; write pictures, a page, and tables as CSV and LaTeX.
+
+    Raises:
+        ValueError: no finished run, or some that cannot be read; in the latter case after reporting all others.
+    """
+    finished, unfinished, problems = find_runs(settings.folders)
+    runs = []
+    for folder in finished:
+        try:
+            runs.append(read_run(folder))
+        except DamagedRunError as error:
+            problems.append(str(error))
+    if not runs:
+        raise ValueError("\n".join(problems) or "no folder was given; write crumb report FOLDER [FOLDER ...]")
+    first = Path(settings.folders[0])
+    beside = runs[0].folder if len(runs) == 1 else first if len(settings.folders) == 1 else first.parent
+    output = Path(settings.output or beside)
+    groups, left_out = groups_of(runs), [f"unfinished and left out, without {RESULT}: {path}" for path in unfinished]
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        written = report_run(runs[0], output) if len(runs) == 1 else report_comparison(groups, output)
+        written += report_files(groups, [*problems, *left_out], output)
+    except OSError as error:
+        raise ValueError(f"{output} cannot be written to ({error}); name another folder with --output") from error
+    print("\nwritten: " + ", ".join(map(str, written)))
+    if unfinished:
+        print(f"unfinished and left out, without {RESULT}: " + ", ".join(map(str, unfinished)))
+    if problems:
+        raise ValueError("not everything could be reported; the rest is written.\n" + "\n".join(problems))
+
+
+def report_files(groups: list[Group], left_out: list[str], output: Path) -> list[Path]:
+    """Write the page and the same tables as CSV and LaTeX; returns the files.
+
+    Args:
+        groups: what is reported.
+        left_out: what is not, and why, in words.
+        output: an existing folder.
+    """
+    summary, runs = summary_table(groups), runs_table(groups, output)
+    write_csv(output / "report.csv", runs)
+    write_tex(output / "report.tex", summary)
+    write_text(output / "report.html", report_page(groups, summary, runs, left_out))
+    return [output / f"report.{kind}" for kind in ("html", "csv", "tex")]
+
+
+def report_run(run: Run, output: Path) -> list[Path]:
+    """Print one run and draw it; returns the pictures."""
+    settings, accuracy_after = run.settings, run.result["accuracy_after"]
+    usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(settings["preset"], {})
+    special = [name for name in settings if name not in NOT_COMPARED and settings[name] != usual.get(name)]
+    names = [name for name in dict.fromkeys(MAIN_SETTINGS + special) if settings.get(name) is not None]
+    print(f"{run.folder}\n" + table(["setting", "value"], [[name, cell(settings[name])] for name in names]))
+    print(matrix_table(run.matrix, accuracy_after, run.joint))
+    if run.classes_seen and not run.joint:
+        rows = [
+            [
+                f"exp {i + 1}",
+                cell(run.result["classes_order"][old:new]),
+                str(new),
+                number(acc, ".2f"),
+                f"{100 / new:.2f}",
+            ]
+            for i, ((old, new), acc) in enumerate(zip(pairwise([0, *run.classes_seen]), accuracy_after))
+        ]
+        print("\naccuracy over all classes seen, percent")
+        print(table(["after", "new classes", "classes seen", "accuracy", "chance"], rows))
+    print(ledger_table(run.ledger))
+    title = f"{settings['strategy']} on {settings['benchmark']}, {settings['protocol']}, run {run.result['run']}: "
+    title += f"final accuracy {run.result['final_accuracy']:.2f} %"
+    return save(run_picture(title, run.matrix, accuracy_after, run.classes_seen, run.ledger, run.joint), output)
+
+
+def report_comparison(groups: list[Group], output: Path) -> list[Path]:
+    """Print groups of runs side by side, draw them, and write the table as CSV; returns the files."""
+    varying = differences(groups)
+    identity = list(dict.fromkeys([*IDENTITY, *varying]))
+    header = ["label", "runs", "run_numbers", "final_accuracy_mean", "final_accuracy_std", "memory_bytes"]
+    lines = [[*header, "buffer_items", "images_per_second", *identity]]
+    for group in groups:
+        mean, std = group.curve.mean[-1], (group.curve.std or [""])[-1]
+        averages = [group.average(name) for name in lines[0][5:8]]
+        numbers = " ".join(str(run.result["run"]) for run in group.runs)
+        settings = [group.settings.get(name) for name in identity]
+        lines.append([group.label, len(group.runs), numbers, mean, std, *averages, *settings])
+    print("final accuracy over all classes: mean +- standard deviation of runs (n - 1); the others are means")
+    heads = ["", "runs", "final accuracy, %", "memory", "items", "images/s"]
+    texts = [[cell.text.replace("±", "+-") for cell in row[: len(heads)]] for row in summary_table(groups).rows]
+    print(table(heads, [[*row[:3], row[3] + " B", *row[4:]] for row in texts]))
+    print("images/s: times of different runs are comparable only when measured side by side on the same machine")
+    if varying:
+        print("\nsettings in which they differ")
+        print(table(["", *varying], [[g.label, *(cell(g.settings.get(name)) for name in varying)] for g in groups]))
+    for note in notes_on(groups):
+        print(f"note: {note}")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    write_text(output / "comparison.csv", text.getvalue())
+    title = ", ".join(f"{name} {groups[0].settings[name]}" for name in IDENTITY[:4] if name not in varying)
+    return [output / "comparison.csv", *save(comparison_picture(title, [group.curve for group in groups]), output)]

@@ -1,0 +1,261 @@
+"""Finished runs as read from their folders, and runs that differ in their seed only as groups."""
+
+import csv
+import io
+import json
+import os
+import re
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate, combinations
+from pathlib import Path
+
+import yaml
+
+from crumb_avalanche.report.curves import Curve
+from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, DamagedRunError
+from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT
+from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
+
+# Where things lie, how they are shown and which repetition it is do not tell groups of runs apart.
+NOT_COMPARED = {"run", "runs", *NO_PART_OF_THE_RESULT}
+IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # what every config.yaml must tell
+IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and what else comes first in labels
+JOINT = "joint"  # protocol of what learned all classes at once: there is no order, so it bounds every protocol
+SIGNS_OF_WORK = {"config.yaml", "error.txt", INTERRUPTED}  # in a folder, of a run begun there
+LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
+
+
+@dataclass
+class Run:
+    """A finished run, as read from its folder."""
+
+    folder: Path
+    settings: dict
+    result: dict
+    ledger: dict
+    matrix: list[list[float]]
+
+    @property
+    def joint(self) -> bool:
+        """Whether all classes were learned at once: every experience's classes are tested after the only one."""
+        return len(self.matrix) == 1 and len(self.matrix[0]) > 1
+
+    @property
+    def classes_seen(self) -> list[int] | None:
+        """Number of classes seen after each experience, if the run tells its classes."""
+        classes, width = len(self.result.get("classes_order") or ()), len(self.matrix[-1])
+        if not classes or self.joint:
+            return [classes] if classes else None
+        if "classes_per_experience" in self.result:
+            return list(accumulate(self.result["classes_per_experience"]))
+        # A run of before these were kept: what follows from its settings, or from experiences of one size.
+        size = self.settings.get("classes_per_experience") or (classes // width if classes % width == 0 else None)
+        return size and [min(classes, size * (i + 1)) for i in range(width)]
+
+    @property
+    def compared(self) -> dict:
+        """Settings in which runs of one group agree."""
+        out = {name: value for name, value in self.settings.items() if name not in NOT_COMPARED}
+        if out["benchmark"] == "clip_folder":  # the folder is the benchmark
+            out["dataset_root"] = self.settings.get("dataset_root")
+        if self.joint:
+            out["protocol"] = JOINT
+        return out | {"experiences": len(self.matrix), "classes": sorted(self.result.get("classes_order") or ())}
+
+    def identity(self, by_content: bool) -> str:
+        """The same for runs of one group: what is compared, and of files what is in them.
+
+        Args:
+            by_content: off for runs of which some do not tell what was in the files; then their names are compared.
+        """
+        out = self.compared
+        told = self.result.get("made_from", {}) if by_content else {}
+        if "strategy_settings" in self.result:
+            told = {**told, "strategy_config": self.result["strategy_settings"]}
+        if "dataset_root" in out and "dataset_root" in told:  # of images only names and sizes are told
+            told = {**told, "dataset_root": [out["dataset_root"], told["dataset_root"]]}
+        return json.dumps(out | told, sort_keys=True, default=str)
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seed only."""
+
+    label: str
+    settings: dict
+    runs: list[Run]
+
+    @property
+    def stream(self) -> tuple:
+        """What must be the same for accuracies to compare: benchmark and protocol, and whose clips they are."""
+        return tuple(self.settings.get(name) for name in ("benchmark", "protocol", "dataset_root"))
+
+    @property
+    def curve(self) -> Curve:
+        """Accuracies of the runs as they are drawn."""
+        accuracies = [run.result["accuracy_after"] for run in self.runs]
+        return Curve.of(self.label, accuracies, self.runs[0].joint, self.runs[0].classes_seen)
+
+    def average(self, entry: str) -> float:
+        """Mean over runs of an entry of the ledger."""
+        return statistics.fmean(run.ledger[entry] for run in self.runs)
+
+
+def find_runs(folders: list[str]) -> tuple[list[Path], list[Path], list[str]]:
+    """Look for runs in folders and all that is below them.
+
+    Returns:
+        Folders of finished runs, folders of unfinished ones, and what is wrong with the folders given, in words.
+    """
+    finished, unfinished, problems = {}, {}, []
+    for given in map(Path, dict.fromkeys(folders)):
+        if not given.is_dir():
+            state = "is a file" if given.exists() else "does not exist"
+            problems.append(f"{given} {state}; crumb report takes folders, each the --output of crumb run")
+            continue
+        found, started = [], []
+        for path, below, files in os.walk(given):
+            below.sort(key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+            if RESULT in files:
+                found.append(Path(path))
+                below.clear()
+            elif SIGNS_OF_WORK & {*files, *below}:
+                started.append(Path(path))
+        started = [folder for folder in started if not any(run.is_relative_to(folder) for run in found)]
+        for known, new in ((finished, found), (unfinished, started)):
+            for folder in new:
+                known.setdefault(folder.resolve(), folder)
+        if not found:
+            problems.append(nothing_finished(given, started))
+    return list(finished.values()), list(unfinished.values()), problems
+
+
+def nothing_finished(given: Path, started: list[Path]) -> str:
+    """Why there is nothing to report, in words."""
+    text = f"{given} holds no finished run: there is no {RESULT}, which a run writes last, in it or below it. "
+    if not started:
+        return text + "Nor is there a config.yaml or interrupted/ of a run cut off; give the --output of crumb run."
+    stopped = [str(folder / INTERRUPTED) for folder in started if (folder / INTERRUPTED).is_dir()]
+    failed = [str(folder / "error.txt") for folder in started if (folder / "error.txt").is_file()]
+    kept = f"What an interrupted run had learned, and why it stopped, is kept in {', '.join(stopped)}. "
+    why = f"Why a run of a sweep ended is in {', '.join(failed)}. "
+    gone = "An interrupted run keeps interrupted/; there is none, so it may still be going, or was killed. "
+    text += f"Begun but not finished: {', '.join(map(str, started))}. "
+    text += kept * bool(stopped) + why * bool(failed) or gone
+    configs = [folder / "config.yaml" for folder in started if (folder / "config.yaml").is_file()]
+    return text + (f"To start again: crumb run --config {configs[0]}" if configs else "Give the same command again.")
+
+
+def read_run(folder: Path) -> Run:
+    """Read a finished run.
+
+    Raises:
+        DamagedRunError: a file is missing, cannot be parsed or lacks what every run writes.
+    """
+    result = _read(folder / RESULT, _result)
+    settings = _read(folder / "config.yaml", lambda text: _mapping(yaml.safe_load(text), IDENTITY[:4]))
+    ledger = _read(folder / "ledger.json", lambda text: _mapping(json.loads(text), LEDGER_ENTRIES, int | float))
+    return Run(folder, settings, result, ledger, _read(folder / "accuracy_matrix.csv", lambda t: _matrix(t, result)))
+
+
+def _read(path: Path, parse):
+    try:
+        return parse(path.read_text())
+    except (OSError, ValueError, TypeError, yaml.YAMLError, csv.Error) as error:
+        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+        cure = f"restore it, repeat the run with --overwrite true, or move {path.parent} elsewhere"
+        text = f"{path} cannot be used: {reason}. A finished run leaves it whole, so it was changed or lost since"
+        raise DamagedRunError(f"{text}; {cure}") from error
+
+
+def _mapping(value, keys: list[str], kind=object) -> dict:
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds a {type(value).__name__}, not names and values")
+    if wrong := [key for key in keys if key not in value or not isinstance(value[key], kind)]:
+        raise ValueError(f"it has no usable {', '.join(wrong)}")
+    return value
+
+
+def _result(text: str) -> dict:
+    result = _mapping(json.loads(text), ["final_accuracy", "accuracy_after", "run"])
+    tested = [value for value in result["accuracy_after"] if value is not None]
+    for value in [*tested, result["final_accuracy"]]:
+        _percent(value)
+    return result
+
+
+def _matrix(text: str, result: dict) -> list[list[float]]:
+    rows = [",".join(row[1:]).rstrip(",").split(",") for row in csv.reader(io.StringIO(text)) if row][1:]
+    matrix = [[_percent(float(cell)) for cell in row] if any(row) else [] for row in rows]  # not tested: no cells
+    count = len(result["accuracy_after"])
+    if not matrix or len(matrix) != count or max(map(len, matrix)) != len(matrix[-1]):
+        raise ValueError(f"it has {len(matrix)} rows, but {RESULT} tells of {count} experiences, which take one each")
+    if [len(row) > 0 for row in matrix] != [value is not None for value in result["accuracy_after"]]:
+        raise ValueError(f"its rows with numbers are not those of the experiences after which {RESULT} has an accuracy")
+    return matrix
+
+
+def _percent(value: float) -> float:
+    if not isinstance(value, int | float) or not 0 <= value <= 100:
+        raise ValueError(f"{value!r} is no accuracy in percent, 0 to 100")
+    return value
+
+
+def groups_of(runs: list[Run]) -> list[Group]:
+    """Runs that differ in their seed only, together, in the order they were found; labels tell the groups apart."""
+    by_settings: dict[str, list[Run]] = {}
+    by_content = all("made_from" in run.result for run in runs)
+    for run in runs:
+        by_settings.setdefault(run.identity(by_content), []).append(run)
+    groups = [Group(same[0].settings["strategy"], same[0].compared, same) for same in by_settings.values()]
+    for group, streams in zip(groups, streams_of(groups)):
+        if len(streams) == 1:  # a bound beside runs of one protocol is told as one of that protocol
+            group.settings["protocol"] = streams[0][1]
+    varying = differences(groups)
+    for name in [name for name in dict.fromkeys([*IDENTITY[1:], *varying]) if name in varying and name != "strategy"]:
+        for label in {group.label for group in groups}:
+            alike = [group for group in groups if group.label == label]
+            stream = name in ("benchmark", "protocol")  # always said: accuracies on other streams do not compare
+            if stream or len({cell(group.settings.get(name), 24) for group in alike}) > 1:
+                for group in alike:
+                    group.label += f", {name}={cell(group.settings.get(name), 24)}"
+    for number, group in enumerate(groups):
+        group.label += f" ({number + 1})" * any(other.label == group.label for other in groups[:number])
+    return groups
+
+
+def streams_of(groups: list[Group]) -> list[list[tuple]]:
+    """The streams on which each group is to be seen: of a joint one all those of its images, if there are any."""
+    learned = list(dict.fromkeys(group.stream for group in groups if group.stream[1] != JOINT))
+    found = []
+    for group in groups:
+        same = [stream for stream in learned if stream[::2] == group.stream[::2]]
+        found.append(same if same and group.stream[1] == JOINT else [group.stream])
+    return found
+
+
+def differences(groups: list[Group]) -> list[str]:
+    """Names of the settings that are not the same in all groups."""
+    names = dict.fromkeys(name for group in groups for name in group.settings)
+    return [name for name in names if any(g.settings.get(name) != groups[0].settings.get(name) for g in groups)]
+
+
+def notes_on(groups: list[Group]) -> list[str]:
+    """What makes a comparison weaker than it looks."""
+    notes = []
+    for group, other in combinations(groups, 2):
+        if group.settings == other.settings:
+            names = f"{group.label} and {other.label}"
+            notes.append(f"{names}: what is in the files that they name is not the same")
+    for group in groups:
+        for number, count in Counter(run.result["run"] for run in group.runs).items():
+            same = [run for run in group.runs if run.result["run"] == number]
+            tables = {run.result.get("frame_table_sha256") for run in same}
+            why = "on different images" if len(tables) > 1 else "which are not independent"
+            where = ", ".join(str(run.folder) for run in same)
+            notes += [f"{group.label}: run {number} is there {count} times, {why}: {where}"] * (count > 1)
+    if len({frozenset(run.result["run"] for run in group.runs) for group in groups}) > 1:
+        notes.append("not all groups hold the same run numbers, so the orders of classes differ between them")
+    return notes

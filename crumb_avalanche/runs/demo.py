@@ -1,0 +1,126 @@
+"""``crumb demo``: pretrain on ten rendered shapes, stream ten others, compare; nothing to download."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import PRETRAINING_CLASSES, ToyShapesFrames
+from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
+from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD
+from crumb_avalanche.models.weights import save_safetensors
+from crumb_avalanche.report import report
+from crumb_avalanche.runs import build, pretrain, run
+from crumb_avalanche.runs.command_settings import DemoSettings, PretrainSettings, ReportSettings
+from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.folder_lock import locked
+from crumb_avalanche.training.pretraining import read_pretrained
+
+SIZE = 64
+BENCHMARK = "toy_shapes"
+STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
+
+
+def main(settings: DemoSettings) -> None:
+    """Do everything, then show the table and the picture.
+
+    Raises:
+        FinishedRunError: the folder holds a demo of another seed.
+        FolderInUseError: another process works on the demo in the folder.
+    """
+    with locked(Path(settings.output)):
+        demonstrate(settings)
+
+
+def demonstrate(settings: DemoSettings) -> None:
+    """Pretrain, stream and report; what the folder holds of the same demo is not done again."""
+    folder = Path(settings.output)
+    pretrained = folder / "pretrained.safetensors"
+    if pretrained.exists() and not settings.overwrite:
+        seed = read_pretrained(pretrained)[1].get("seed")
+        if seed != settings.seed:
+            raise FinishedRunError(
+                f"{folder} holds a demo with seed={seed}, not {settings.seed}; use another --output, or start over "
+                "with --overwrite true"
+            )
+    else:
+        build.set_up_process(settings.threads, settings.seed)
+        images = shapes(pixel_transform(SIZE), settings.progress)
+        print(f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes")
+        network = train_network(images, progress=settings.progress)
+        save_safetensors(folder / "network.safetensors", network.state_dict(), {})
+        print("\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks")
+        pretrain.pretrain_on(
+            images,
+            PretrainSettings(
+                data="rendered shapes",
+                output=str(pretrained),
+                weights=str(folder / "network.safetensors"),
+                backbone="small_cnn",
+                image_size=SIZE,
+                codebook_init="kmeans",
+                epochs=6,
+                batch_size=64,
+                threads=settings.threads,
+                seed=settings.seed,
+                progress=settings.progress,
+            ),
+        )
+    print("\n3. streaming ten other shapes, two classes at a time; after the first two, every clip is seen once")
+    stream = RunSettings(
+        benchmark=BENCHMARK,
+        backbone="small_cnn",
+        image_size=SIZE,
+        pretrained=str(pretrained),
+        # Two batches of a clip are much alike; three replay batches after each keep the balance in so short a stream.
+        replay_steps=3,
+        feature_cache=str(folder / "feature_cache"),
+        run=settings.seed,
+        threads=settings.threads,
+        overwrite=settings.overwrite,
+        progress=settings.progress,
+    ).resolved()
+    for name in STRATEGIES:
+        output = folder / name
+        one = replace(stream, strategy=name, output=str(output))
+        if (output / RESULT).exists() and not settings.overwrite:
+            run.finished_result(output, one)
+        else:
+            print(f"\n{name}")
+            run.run_once(one, verbose=False)
+    report.main(ReportSettings([str(folder / name) for name in STRATEGIES], str(folder)))
+
+
+def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
+    """All frames of the pretraining shapes, drawn once: ``(N, 3, 64, 64)`` uint8 and labels."""
+    table = ToyShapesFrames(classes=PRETRAINING_CLASSES, size=SIZE)
+    rows = tqdm(range(len(table)), unit=" images", desc="drawing shapes", disable=not progress)
+    images = TensorDataset(torch.stack([transform(table.read(row)) for row in rows]), torch.tensor(table.labels))
+    images.targets = table.labels.tolist()
+    return images
+
+
+def train_network(images: TensorDataset, epochs: int = 5, progress: bool = True) -> SmallCNN:
+    """An ordinary network trained from scratch on shuffled images: the source of F."""
+    network = SmallCNN(len(PRETRAINING_CLASSES)).to(memory_format=torch.channels_last)
+    loader = DataLoader(images, 64, shuffle=True)
+    optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * len(loader))
+    mean, std = torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), torch.tensor(PIXEL_STD).view(1, 3, 1, 1)
+    with tqdm(total=epochs * len(images), unit=" images", desc="training", disable=not progress) as bar:
+        for _ in range(epochs):
+            for batch, labels in loader:
+                batch = ((batch.float() / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
+                loss = nn.functional.cross_entropy(network(batch), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                bar.update(len(labels))
+                bar.set_postfix_str(f"loss {float(loss.detach()):.2f}", refresh=False)
+    return network.eval()

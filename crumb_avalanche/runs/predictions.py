@@ -1,0 +1,57 @@
+"""What a run answered on every test image at its end, for statistics over images."""
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+from avalanche.training.plugins import SupervisedPlugin
+
+from crumb_avalanche.system.atomic_file import whole_file
+
+PREDICTIONS = "predictions.npz"
+
+
+class PredictionsPlugin(SupervisedPlugin):
+    """Keeps labels and answers of the latest evaluation, in its order."""
+
+    def __init__(self):
+        super().__init__()
+        self.labels: list[int] = []
+        self.answers: list[int] = []
+
+    def before_eval(self, strategy, **kwargs):
+        self.labels, self.answers = [], []
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.labels += strategy.mb_y.tolist()
+        self.answers += strategy.mb_output.argmax(1).tolist()
+
+    def write(self, folder: Path, rows: np.ndarray) -> None:
+        """Write ``predictions.npz`` atomically.
+
+        Args:
+            folder: of the run.
+            rows: ``(N,)``, the row of each image in the frame table, in the order of the evaluation.
+        """
+        columns = {"row": rows, "label": self.labels, "answer": self.answers}
+        with whole_file(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
+            np.savez_compressed(file, **{name: np.asarray(values, np.int32) for name, values in columns.items()})
+
+
+def read_predictions(folder: Path) -> dict[str, np.ndarray]:
+    """``row``, ``label`` and ``answer``, each ``(N,)`` int32, sorted by row: the same order for runs of one test set.
+
+    Raises:
+        ValueError: there is no such file, or it is damaged; says which.
+    """
+    path = folder / PREDICTIONS
+    if not path.is_file():
+        raise ValueError(f"there are no predictions in {folder}; it was made by an earlier version: run it again")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns = {name: file[name] for name in ("row", "label", "answer")}
+    except (OSError, KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{path} is damaged ({error}); run it again with --overwrite true") from error
+    order = np.argsort(columns["row"], kind="stable")
+    return {name: values[order] for name, values in columns.items()}

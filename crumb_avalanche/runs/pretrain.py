@@ -1,0 +1,252 @@
+"""``crumb pretrain``: labelled images in, a ``.safetensors`` file for ``crumb run --pretrained`` out.
+
+On several GPUs or processes: ``torchrun --nproc-per-node 4 -m crumb_avalanche.cli pretrain ... --device cuda``.
+"""
+
+import inspect
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from torch.utils.data import Dataset, Subset
+
+from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.models.weights import read_metadata, weights_hash
+from crumb_avalanche.runs import build
+from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.settings import as_dict, part_for
+from crumb_avalanche.runs.tables import table
+from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
+from crumb_avalanche.system.process_group import Alone, processes
+from crumb_avalanche.training.checkpoint import CheckpointFolder
+from crumb_avalanche.training.feature_cache import FeatureCache, MapDataset, files_key
+from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, save_pretrained
+
+# Settings that do not change the result, so that a pretraining that was cut off may go on with others.
+NO_PART_OF_THE_RESULT = {"output", "overwrite", "dataset_root", "feature_cache", "threads", "workers", "progress"}
+
+
+def main(settings: PretrainSettings) -> None:
+    """Pretrain and write the file."""
+    output = Path(settings.output)
+    if output.suffix != ".safetensors":
+        raise ValueError(f"output is {output}; a pretrained file ends in .safetensors")
+    build.check_device(settings.device)
+    if output.exists() and not settings.overwrite:
+        tidy_up(output)
+        refuse(output)
+    settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
+    with processes(settings.device) as group:
+        if group.size > 1:  # the cores of a machine are shared, and one process tells what happens
+            threads = settings.threads or max(1, (os.cpu_count() or 1) // group.neighbours)
+            settings = replace(settings, threads=threads, progress=settings.progress and group.leads)
+        build.set_up_process(settings.threads, settings.seed)
+        with sole_writer(output, settings.overwrite, group):
+            with group.leader_first():  # it may download
+                images = open_images(settings)
+            pretrain_on(images, settings, group)
+
+
+def checkpoints_of(output: Path) -> Path:
+    """The folder beside an output in which its checkpoints lie until it is finished."""
+    return output.with_name(output.name + ".checkpoints")
+
+
+def refuse(output: Path) -> None:
+    """Say that the file is there already."""
+    raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
+
+
+@contextmanager
+def sole_writer(output: Path, overwrite: bool, group: Alone) -> Iterator[None]:
+    """Keep others from an output and its checkpoints; the leader does, and tells the others where it cannot.
+
+    Raises:
+        FolderInUseError: another pretraining writes it.
+        FileExistsError: another pretraining has written it meanwhile.
+    """
+    folder = checkpoints_of(output)
+    with ExitStack() as held:
+        error = None
+        if group.leads:
+            held.callback(remove_if_empty, folder)  # when the lock in it is gone
+            try:
+                held.enter_context(locked(folder))
+                if output.exists() and not overwrite:
+                    refuse(output)
+            except (FolderInUseError, OSError) as refused:
+                error = refused
+        told = group.told_by_leader(error and str(error))
+        if told is not None:
+            raise error or FolderInUseError(told)
+        yield
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder in which nothing lies."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def tidy_up(output: Path) -> None:
+    """Remove the checkpoints that an output's own pretraining left when it was killed after writing it."""
+    folder = checkpoints_of(output)
+    if not folder.is_dir():
+        return
+    with suppress(FolderInUseError, OSError), locked(folder):
+        checkpoints = CheckpointFolder(folder)
+        if is_last_of(checkpoints, output):
+            checkpoints.clear(but=LOCK)
+    remove_if_empty(folder)
+
+
+def is_last_of(checkpoints: CheckpointFolder, output: Path) -> bool:
+    """Whether the newest checkpoint and a finished file come from the same pretraining."""
+    numbers = checkpoints.numbers()
+    if not numbers:
+        return False
+    try:
+        kept = read_metadata(checkpoints.path(numbers[0]))
+        notes, settings = json.loads(kept["notes"]), json.loads(kept["settings"])
+        made_with = json.loads(read_metadata(output)["made_with"])
+    except (KeyError, ValueError):  # damaged, or no file of ours
+        return False
+    same = all(made_with[name] == value for name, value in settings.items() if name in made_with)
+    return same and made_with.get("history") == notes.get("history")
+
+
+def pretrain_on(images: Dataset, settings: PretrainSettings, group: Alone | None = None) -> None:
+    """Pretrain on a data set with ``targets`` and write ``settings.output``.
+
+    After each epoch the state is kept in the folder ``OUTPUT.checkpoints``, with the feature maps if there is no other
+    cache; the same call goes on from there, and removes it at its end.
+    """
+    group = group or Alone()
+    output = Path(settings.output)
+    labels = np.asarray(images.targets)
+    classes = int(labels.max()) + 1
+    rows = choose_rows(labels, settings.images_per_class, settings.seed)
+    with group.leader_first():  # it may download
+        model = build.build_model(settings, classes, codebook=True).to(group.device(settings.device))
+    if group.leads:
+        prepare(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
+    group.take_from_leader(model)
+    # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
+    samples = getattr(images, "samples", None)
+    names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
+    key = f"{names} {len(images)} {pixel_transform(settings.image_size)!r}"
+    decides = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
+    decides["frozen_weights"] = weights_hash(model.feature_extractor)  # not only the name of their file
+    if samples:
+        decides["files"] = names
+    checkpoints = CheckpointFolder(checkpoints_of(output), decides)
+    # Where no cache is given the maps stay until the end, so that what was cut off need not compute them again.
+    folder = settings.feature_cache or checkpoints.folder / "maps"
+    cache = FeatureCache(folder, model, len(images), key, settings.workers, settings.progress)
+    history = pretrain(
+        model,
+        maps_of(images, rows, labels, cache, group),
+        PretrainingSettings(**part_for(PretrainingSettings, settings)),
+        settings.progress,
+        checkpoints,
+        group,
+    )
+    del cache
+    if group.leads:
+        made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
+        save_pretrained(output, model, made_with)
+    group.wait()
+    if group.leads_machine:
+        checkpoints.clear(but=LOCK)
+    group.wait()  # all have done with the folder before the leader lets go of it
+    if not group.leads:
+        return
+    print(
+        table(
+            ["epoch", "loss", "direct accuracy %", "codebook-out accuracy %"],
+            [
+                [str(i + 1), f"{e['loss']:.3f}", f"{e['direct_accuracy']:.1f}", f"{e['codebook_accuracy']:.1f}"]
+                for i, e in enumerate(history)
+            ],
+        )
+    )
+    print(
+        f"\n{len(rows)} images of {classes} classes; written to {output}; use it with crumb run --pretrained {output}"
+    )
+
+
+def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, cache: FeatureCache, group: Alone) -> MapDataset:
+    """The maps of some rows, of which each process computes its share."""
+    if group.size > 1:
+        mine = rows[group.rank :: group.size]
+        cache.dataset(Subset(images, mine.tolist()), mine, labels[mine].tolist())
+        group.wait()
+    return cache.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
+
+
+def open_images(settings: PretrainSettings) -> Dataset:
+    """The labelled images of ``--data``, with ``targets``, as ``uint8`` tensors.
+
+    Raises:
+        ValueError: no such folder, no such torchvision data set, or one without ``train=True``.
+    """
+    from torchvision import datasets
+
+    transform = pixel_transform(settings.image_size)
+    if settings.data.startswith("torchvision:"):
+        name = settings.data.removeprefix("torchvision:")
+        factory = getattr(datasets, name, None)
+        if not (isinstance(factory, type) and issubclass(factory, Dataset)):
+            raise ValueError(f"torchvision has no data set {name!r}; see torchvision.datasets, for instance CIFAR100")
+        # Each of the others chooses its training images and keeps its labels in a way of its own.
+        if "train" not in inspect.signature(factory).parameters:
+            raise ValueError(
+                f"torchvision's {name} has no train=True, which tells training images here, as CIFAR10, CIFAR100 and "
+                "FashionMNIST have; unpack it as an image folder (one folder per class) and give that"
+            )
+        return factory(settings.dataset_root or "data", train=True, download=True, transform=transform)
+    if not Path(settings.data).is_dir():
+        raise ValueError(
+            f"data {settings.data} is no folder; give an image folder (one folder per class) or torchvision:NAME"
+        )
+    try:
+        return datasets.ImageFolder(settings.data, transform, loader=load_image, is_valid_file=is_visible_image)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"data {settings.data} holds no class folders with images ({error}); expected is <class>/<image>"
+        ) from error
+
+
+def is_visible_image(path: str) -> bool:
+    """Whether torchvision's image folders take a file, and no system hides it."""
+    from torchvision.datasets.folder import is_image_file
+
+    return is_image_file(path) and not Path(path).name.startswith(".")
+
+
+def load_image(path: str):
+    """A PIL image, as torchvision's image folders read it.
+
+    Raises:
+        ValueError: it cannot be decoded; says which.
+    """
+    from torchvision.datasets.folder import default_loader
+
+    try:
+        return default_loader(path)
+    except OSError as error:
+        raise ValueError(f"cannot decode {path} ({error}); replace it or take it away") from error
+
+
+def choose_rows(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
+    """Row numbers of a random choice of images of each class, ascending; all rows where ``per_class`` is 0."""
+    if per_class == 0:
+        return np.arange(len(labels))
+    random = np.random.default_rng(seed)
+    chosen = [random.permutation(np.flatnonzero(labels == label))[:per_class] for label in np.unique(labels)]
+    return np.sort(np.concatenate(chosen))

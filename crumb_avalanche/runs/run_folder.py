@@ -1,0 +1,75 @@
+"""What a run leaves behind: files written whole or not at all."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import yaml
+
+from crumb_avalanche.system.atomic_file import whole_file
+
+RESULT = "result.json"
+RESUME = "resume"  # checkpoints
+INTERRUPTED = "interrupted"
+
+
+class FinishedRunError(ValueError):
+    """The output folder holds a finished run already."""
+
+
+class DamagedRunError(ValueError):
+    """A file of a finished run cannot be read."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically."""
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value) -> None:
+    """Write JSON atomically."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_yaml(path: Path, value: dict) -> None:
+    """Write YAML atomically, keys in their order."""
+    write_text(path, yaml.safe_dump(value, sort_keys=False))
+
+
+def write_matrix(path: Path, matrix: list[list[float]]) -> None:
+    """Write the accuracy matrix: row i after experience i, column j on the classes of experience j, empty if unseen."""
+    width = len(matrix[-1])
+    lines = [["after", *[f"experience_{j}" for j in range(width)]]]
+    lines += [[i, *[f"{value:.4f}" for value in row], *[""] * (width - len(row))] for i, row in enumerate(matrix)]
+    write_text(path, "\n".join(",".join(map(str, line)) for line in lines) + "\n")
+
+
+def claim(folder: Path, overwrite: bool) -> None:
+    """Make sure a run may be written to a folder.
+
+    Raises:
+        FinishedRunError: it holds a finished run and ``overwrite`` is off.
+    """
+    if (folder / RESULT).exists() and not overwrite:
+        tidy_up(folder)
+        raise FinishedRunError(
+            f"{folder} already holds a finished run; choose another --output, or start over with --overwrite true"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def tidy_up(folder: Path) -> None:
+    """Remove what a finished run keeps no longer, and may have left if it was killed just after its result."""
+    for name in (RESUME, INTERRUPTED):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def metrics_csv(path: Path, evaluator) -> None:
+    """Write everything that Avalanche's evaluator collected: one line per metric and step."""
+    with whole_file(path) as unfinished, open(unfinished, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["metric", "step", "value"])
+        for name, (steps, values) in evaluator.get_all_metrics().items():
+            writer.writerows([name, step, value] for step, value in zip(steps, values))

@@ -1,0 +1,1 @@
+"""Files, locks, processes, random states and memory of the operating system."""

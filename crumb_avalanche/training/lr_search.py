@@ -1,0 +1,146 @@
+"""A learning rate chosen on the first experience only: all that a learner knows before the stream goes on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch.nn.functional import cross_entropy
+
+from crumb_avalanche.system.rng_state import random_states_kept
+from crumb_avalanche.training.stream_strategy import StreamStrategy, TrainingDivergedError
+
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+# Rates no worse than this are as good: the lowest of them is taken.
+POINTS = 1.0
+NATS = 0.01
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one rate reached on the held-out part of the first experience.
+
+    Attributes:
+        learning_rate: the rate.
+        accuracy: percent; 0 where training diverged.
+        loss: mean over the held-out images; infinite where training diverged.
+    """
+
+    learning_rate: float
+    accuracy: float
+    loss: float
+
+
+def split_experience(targets: Sequence[int], held_out: float = 0.2) -> tuple[list[int], list[int]]:
+    """Positions to learn and to test on: the last frames of each class, in stream order, are held out.
+
+    In a video stream these are other clips, and often other objects, than those learned.
+
+    Raises:
+        ValueError: a class with fewer than two frames.
+    """
+    targets = np.asarray(targets)
+    learned: list[int] = []
+    tested: list[int] = []
+    for label in np.unique(targets):
+        positions = np.flatnonzero(targets == label)
+        if len(positions) < 2:
+            raise ValueError(
+                f"class {label} of the first experience has {len(positions)} frame, and the learning rate is tuned on "
+                "held-out frames of every class there: give it 2 or more, or a learning rate"
+            )
+        cut = min(len(positions) - 1, max(1, round(len(positions) * (1 - held_out))))
+        learned += positions[:cut].tolist()
+        tested += positions[cut:].tolist()
+    return sorted(learned), sorted(tested)
+
+
+def tune(
+    make: Callable[[float, EvaluationPlugin], StreamStrategy],
+    first_experience,
+    rates: Sequence[float] = RATES,
+    head_loss: bool = False,
+    **loader,
+) -> list[Trial]:
+    """Try each rate on four fifths of the first experience, each frame seen once, and test on the rest.
+
+    Global random states are left as they were.
+
+    Args:
+        make: a new learner, with a model of its own that learns one epoch, from rate and evaluator.
+        first_experience: an experience of an Avalanche stream.
+        rates: to try.
+        head_loss: take the loss of the head's logits, for a learner that answers with something else.
+        loader: ``num_workers`` and so on.
+
+    Returns:
+        The trials, the chosen one first, the others from best to worst: see ``chosen``.
+
+    Raises:
+        ValueError: a class has too few frames, or every rate diverged.
+    """
+    dataset = first_experience.dataset
+    learned, tested = split_experience(list(map(int, dataset.targets)))
+    parts = benchmark_from_datasets(train=[dataset.subset(learned)], test=[dataset.subset(tested)])
+    trials = []
+    for rate in rates:
+        with random_states_kept():
+            trials.append(_trial(make, rate, parts, head_loss, loader))
+    if not any(np.isfinite(trial.loss) for trial in trials):
+        raise ValueError(
+            f"training diverged at every learning rate of {', '.join(f'{rate:g}' for rate in rates)} on the first "
+            "experience; try lower ones, or look for damaged images"
+        )
+    best_first = sorted(trials, key=lambda trial: (-trial.accuracy, trial.loss, trial.learning_rate))
+    winner = chosen(trials)
+    return [winner, *[trial for trial in best_first if trial is not winner]]
+
+
+def chosen(trials: Sequence[Trial]) -> Trial:
+    """The lowest rate that is as good as the best: at most 1 point of accuracy and 0.01 nats of loss behind it.
+
+    A first experience of a few classes is often learned perfectly at several rates, and then the highest of them has
+    the lowest loss. It may break the network when new classes come, of which nothing can be known yet; so of rates that
+    the first experience cannot tell apart the most careful one is taken. 0.01 nats are 1 % of the right class's
+    probability.
+    """
+    best = min(trials, key=lambda trial: (-trial.accuracy, trial.loss))
+    as_good = [trial for trial in trials if trial.accuracy >= best.accuracy - POINTS and trial.loss <= best.loss + NATS]
+    return min(as_good, key=lambda trial: trial.learning_rate)
+
+
+class HeadLoss(SupervisedPlugin):
+    """The cross-entropy of the head's logits in an evaluation, whatever a plugin after it makes of them.
+
+    Attributes:
+        losses: of each image.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.losses: list[float] = []
+
+    def after_eval_forward(self, strategy, **kwargs):
+        self.losses += cross_entropy(strategy.mb_output, strategy.mb_y, reduction="none").tolist()
+
+
+def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
+    metrics = accuracy_metrics(stream=True), loss_metrics(stream=True)
+    evaluator = EvaluationPlugin(*metrics, loggers=[], strict_checks=False)
+    learner = make(rate, evaluator)
+    of_head = HeadLoss()
+    learner.plugins.insert(1, of_head)  # behind the mask of unseen classes
+    try:
+        learner.train(parts.train_stream[0], eval_streams=[], shuffle=False, **loader)
+    except TrainingDivergedError:
+        return Trial(rate, 0.0, float("inf"))
+    metrics = learner.eval(parts.test_stream, **loader)
+    accuracy, loss = (
+        next(value for name, value in metrics.items() if name.startswith(f"{kind}_Stream/eval"))
+        for kind in ("Top1_Acc", "Loss")
+    )
+    if head_loss:
+        loss = float(np.mean(of_head.losses))
+    return Trial(rate, 100 * accuracy, loss if np.isfinite(loss) else float("inf"))

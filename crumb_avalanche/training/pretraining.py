@@ -1,0 +1,182 @@
+"""CRUMB pretraining of plastic layers and codebook (paper, "Initializing the codebook matrix and CNN")."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from tqdm import tqdm
+
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.weights import WeightsError, read_metadata, read_weights, save_safetensors
+from crumb_avalanche.system.process_group import Alone
+from crumb_avalanche.training.checkpoint import CheckpointFolder
+from crumb_avalanche.training.pretraining_state import State
+
+FORMAT = "crumb-pretrained-1"
+
+
+@dataclass(frozen=True)
+class PretrainingSettings:
+    """Settings of ``pretrain``; the losses are eq. 3 with alpha = beta = 1."""
+
+    epochs: int = 10
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    direct_weight: float = 1.0
+    codebook_weight: float = 1.0
+    seed: int = 0
+
+
+class Shares:
+    """Batches of row numbers, of which each process takes its part: together they are one process's batches.
+
+    Args:
+        batches: of all processes, the same in each.
+        rank: this process.
+        size: how many there are.
+
+    A process that would have none of a small batch is given its first item, to be counted as nothing.
+    """
+
+    def __init__(self, batches: BatchSampler, rank: int, size: int):
+        self.batches = batches
+        self.rank = rank
+        self.size = size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches:
+            yield batch[self.rank :: self.size] or batch[:1]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class BothLogits(nn.Module):
+    """Direct and codebook-out logits of a batch, from all parameters that learn: what gradients are averaged for."""
+
+    def __init__(self, model: SplitModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        feature_map = self.model.features(images)
+        direct = self.model.classify(feature_map)
+        return direct, self.model.classify(self.model.codebook.decode(self.model.encode(feature_map)))
+
+
+def pretrain(
+    model: SplitModel,
+    maps: Dataset,
+    settings: PretrainingSettings,
+    progress: bool = True,
+    checkpoints: CheckpointFolder | None = None,
+    group: Alone | None = None,
+) -> list[dict[str, float]]:
+    """Train plastic layers and codebook on shuffled, labelled images; F stays as it is.
+
+    Several processes share each batch of ``batch_size``: the gradient is that of the whole batch, and the losses are
+    those of one process up to rounding, where P has no dropout (each process draws its own) and no batch norm.
+
+    Args:
+        model: with an initialised codebook and a head for all classes; trained in place. The leader's counts.
+        maps: items ``(image or raw feature map, label)``; maps, as a ``FeatureCache`` gives them, pass F only once.
+        settings: see ``PretrainingSettings``.
+        progress: show a bar with images/s.
+        checkpoints: where the state after each epoch is kept, and where one that was cut off goes on; it then ends
+            with the very weights of one that was not (on a CPU, with as many threads).
+        group: the processes that share the work (see ``distributed.processes``); default this one alone.
+
+    Returns:
+        For each epoch ``loss``, ``direct_accuracy`` and ``codebook_accuracy`` on the training images, accuracies in
+        percent and measured while learning.
+
+    Raises:
+        RuntimeError: the loss became NaN or infinite.
+        CheckpointError: what was cut off had other settings, is damaged, or the disk is full.
+    """
+    group = group or Alone()
+    device = model.pixel_mean.device
+    random_rows = torch.Generator().manual_seed(settings.seed)
+    batches = BatchSampler(RandomSampler(maps, generator=random_rows), settings.batch_size, drop_last=False)
+    loader = DataLoader(maps, batch_sampler=Shares(batches, group.rank, group.size), generator=random_rows)
+    optimizer = torch.optim.SGD(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+    criterion = nn.CrossEntropyLoss()
+    if group.rank:
+        torch.manual_seed(torch.initial_seed() + group.rank)  # or all would drop the same values
+    state = State(model, optimizer, random_rows, group)
+    history = []
+    if checkpoints is not None:
+        decides = {**asdict(settings), "images": len(maps), **checkpoints.settings}
+        checkpoints = CheckpointFolder(checkpoints.folder, decides)
+        history = state.take(checkpoints)
+    both_logits = group.wrap(BothLogits(model))
+    both_logits.train()
+    for epoch in range(len(history), settings.epochs):
+        totals = torch.zeros(3)
+        hidden = not (progress and group.leads)
+        with tqdm(total=len(maps), unit=" images", desc=f"epoch {epoch + 1}", disable=hidden) as bar:
+            for number, (images, labels) in enumerate(loader):
+                count = min(settings.batch_size, len(maps) - number * settings.batch_size)  # of all processes
+                counted = len(labels) if group.rank < count else 0
+                labels = labels.to(device)
+                direct, quantized = both_logits(images.to(device))
+                loss = settings.direct_weight * criterion(direct, labels)
+                loss = loss + settings.codebook_weight * criterion(quantized, labels)
+                if not torch.isfinite(loss):
+                    raise RuntimeError(
+                        f"the pretraining loss became {loss.item()} in epoch {epoch + 1}; lower --learning-rate"
+                    )
+                optimizer.zero_grad()
+                # Gradients become the mean over the processes, whose parts may differ by one image.
+                (loss * (counted * group.size / count)).backward()
+                optimizer.step()
+                right = [float((logits.argmax(1) == labels).sum()) for logits in (direct, quantized)]
+                if counted:
+                    totals += torch.tensor([float(loss.detach()) * counted, *right])
+                bar.update(count)
+        loss_mean, direct_mean, quantized_mean = (group.add_up(totals) / len(maps)).tolist()
+        history.append(
+            {"loss": loss_mean, "direct_accuracy": 100 * direct_mean, "codebook_accuracy": 100 * quantized_mean}
+        )
+        if checkpoints is not None:
+            state.keep(checkpoints, history)
+    model.eval()
+    return history
+
+
+def save_pretrained(path: str | os.PathLike, model: SplitModel, made_with: dict) -> None:
+    """Write the whole split model (F too, so that the file needs no other) and how it was made.
+
+    Args:
+        path: a ``.safetensors`` file; written whole or not at all.
+        model: pretrained.
+        made_with: plain values; at least ``backbone``, ``classes``, ``head_kernel``, ``codebook_size``,
+            ``codebook_dim``.
+    """
+    save_safetensors(path, model.state_dict(), {"format": FORMAT, "made_with": json.dumps(made_with)})
+
+
+def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
+    """The state dict and the settings that ``save_pretrained`` wrote.
+
+    Raises:
+        WeightsError: no such file, damaged, or of another format.
+    """
+    metadata = read_metadata(path)
+    if metadata.get("format") != FORMAT:
+        raise WeightsError(
+            f"{path} was not written by crumb pretrain (its format is {metadata.get('format')!r}, not {FORMAT!r}); "
+            "plain network weights go to --weights"
+        )
+    return read_weights(path), json.loads(metadata["made_with"])

@@ -1,0 +1,78 @@
+"""The state of a pretraining after each epoch, kept and taken up again."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.weights import check_and_load
+from crumb_avalanche.system.process_group import Alone
+from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
+
+
+@dataclass
+class State:
+    """All that changes while pretraining."""
+
+    model: SplitModel
+    optimizer: torch.optim.SGD
+    random_rows: torch.Generator
+    group: Alone
+
+    def keep(self, checkpoints: CheckpointFolder, history: list[dict[str, float]]) -> None:
+        """Write a checkpoint, with the random states of every process."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for number, parameter in enumerate(self._parameters()):
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")
+            if momentum is not None:
+                tensors[f"momentum.{number}"] = momentum
+        on_gpu = self.model.pixel_mean.is_cuda
+        for rank, numbers in enumerate(self.group.gather(torch.get_rng_state())):
+            tensors[f"random.cpu.{rank}"] = numbers
+        for rank, numbers in enumerate(self.group.gather(torch.cuda.get_rng_state()) if on_gpu else []):
+            tensors[f"random.cuda.{rank}"] = numbers
+        tensors["random.rows"] = self.random_rows.get_state()
+        _, numbers, *place = np.random.get_state()
+        tensors["random.numpy"] = torch.from_numpy(numbers.astype(np.int64))
+        values = {"history": history, "processes": self.group.size, "numpy": place, "python": random.getstate()}
+        if self.group.leads:
+            checkpoints.write(values, "", tensors)
+
+    def take(self, checkpoints: CheckpointFolder) -> list[dict[str, float]]:
+        """Bring back the leader's latest checkpoint in every process; returns the history up to it.
+
+        Raises:
+            CheckpointError: see ``CheckpointFolder.newest``; or another number of processes.
+        """
+        found = checkpoints.newest() if self.group.leads else None
+        tensors, values = (found.tensors, found.notes) if found else ({}, None)
+        values = self.group.told_by_leader(values)
+        if values is None:
+            return []
+        if values["processes"] != self.group.size:
+            raise CheckpointError(
+                f"{checkpoints.folder} is of a pretraining in {values['processes']} processes, not {self.group.size}; "
+                f"start as many (torchrun --nproc-per-node), or remove {checkpoints.folder} to start over"
+            )
+        tensors = self.group.tensors_of_leader(tensors)
+        weights = {name.removeprefix("model."): tensors[name] for name in tensors if name.startswith("model.")}
+        check_and_load(self.model, weights, str(checkpoints.folder))
+        for number, parameter in enumerate(self._parameters()):
+            if f"momentum.{number}" in tensors:
+                # In the parameter's order of axes: other strides may round otherwise.
+                momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{number}"])
+                self.optimizer.state[parameter]["momentum_buffer"] = momentum.detach()
+        torch.set_rng_state(tensors[f"random.cpu.{self.group.rank}"])
+        if f"random.cuda.{self.group.rank}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"random.cuda.{self.group.rank}"])
+        self.random_rows.set_state(tensors["random.rows"])
+        np.random.set_state(("MT19937", tensors["random.numpy"].numpy().astype(np.uint32), *values["numpy"]))
+        version, numbers, gauss = values["python"]
+        random.setstate((version, tuple(numbers), gauss))
+        return values["history"]
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return self.optimizer.param_groups[0]["params"]
