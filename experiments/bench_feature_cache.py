@@ -15,9 +15,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common_options import common_options, parser_for, run_script
-from same_results import differences
-from sweep import exit_code, grid
+from support.common_options import common_options, parser_for, run_script
+from support.same_results import differences
+from support.sweep import exit_code, grid
 
 from crumb_avalanche.runs.run_folder import RESULT, write_text
 from crumb_avalanche.runs.tables import markdown, table

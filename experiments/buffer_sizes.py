@@ -17,10 +17,10 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from common_options import run_script
 from matplotlib.figure import Figure
-from paper_numbers import PaperNumbers, read_paper_numbers
-from saved_picture import COLOURS, STYLE, save_picture
+from support.common_options import run_script
+from support.paper_numbers import PaperNumbers, read_paper_numbers
+from support.saved_picture import COLOURS, STYLE, save_picture
 
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, table

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
-from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
-from finished_runs import FinishedRun, finished_runs
 from matplotlib.figure import Figure
-from saved_picture import COLOURS, STYLE, save_picture, set_title
-from sweep import exit_code, grid
+from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from support.finished_runs import FinishedRun, finished_runs
+from support.saved_picture import COLOURS, STYLE, save_picture, set_title
+from support.sweep import exit_code, grid
 
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.settings import RunSettings

@@ -29,7 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import common_options
+from support import common_options
 from table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
 from crumb_avalanche.runs.settings import RunSettings

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import matplotlib
-from common_options import IMAGE_SETS, PROTOCOLS, CommonOptions, common_options, parser_for, run_script
 from matplotlib.figure import Figure
-from paper_methods import cells_of
-from saved_picture import COLOURS, LINES, MARKERS, STYLE, save_picture, set_title
-from side_by_side import Finding, find, print_findings, write_findings
-from sweep import exit_code
+from support.common_options import IMAGE_SETS, PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from support.paper_methods import cells_of
+from support.saved_picture import COLOURS, LINES, MARKERS, STYLE, save_picture, set_title
+from support.side_by_side import Finding, find, print_findings, write_findings
+from support.sweep import exit_code
 from table1_accuracy import assembled
 
 from crumb_avalanche.runs.run_folder import write_text

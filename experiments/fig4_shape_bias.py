@@ -22,17 +22,17 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from ablation_rows import MEM_SIZES
-from block_usage import rebuilt
-from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
-from finished_runs import finished_runs
 from matplotlib.figure import Figure
-from paper_statistics import holm
-from run_list import Listed, write_run_list
-from saved_picture import COLOURS, STYLE, save_picture
-from shape_bias import PAPER_SIGN, Advantage, RunDrops, StyleImages, advantage_of, drops_of_network
-from side_by_side import kept_runs, p_text
-from sweep import exit_code, grid
+from support.ablation_rows import MEM_SIZES
+from support.block_usage import rebuilt
+from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from support.finished_runs import finished_runs
+from support.paper_statistics import holm
+from support.run_list import Listed, write_run_list
+from support.saved_picture import COLOURS, STYLE, save_picture
+from support.shape_bias import PAPER_SIGN, Advantage, RunDrops, StyleImages, advantage_of, drops_of_network
+from support.side_by_side import kept_runs, p_text
+from support.sweep import exit_code, grid
 
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, table

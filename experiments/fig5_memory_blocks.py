@@ -17,17 +17,17 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from ablation_rows import MEM_SIZES
-from block_usage import RebuiltRun, Usage, firing, most_used, rebuilt, strongest, usage_of
-from cells import Cell
-from common_options import PROTOCOLS, common_options, parser_for, run_script
-from finished_runs import finished_runs
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from run_list import Listed, write_run_list
-from saved_picture import COLOURS, STYLE, save_picture
 from scipy import stats
-from sweep import exit_code
+from support.ablation_rows import MEM_SIZES
+from support.block_usage import RebuiltRun, Usage, firing, most_used, rebuilt, strongest, usage_of
+from support.cells import Cell
+from support.common_options import PROTOCOLS, common_options, parser_for, run_script
+from support.finished_runs import finished_runs
+from support.run_list import Listed, write_run_list
+from support.saved_picture import COLOURS, STYLE, save_picture
+from support.sweep import exit_code
 
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import table

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from same_results import differences
+from support.same_results import differences
 from tqdm import tqdm
 
 from crumb_avalanche.runs.run_folder import RESULT, RESUME

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
-from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
-from finished_runs import FinishedRun, finished_runs
 from matplotlib.figure import Figure
-from saved_picture import COLOURS, STYLE, save_picture
 from scipy.stats import ttest_rel
-from sweep import exit_code, grid
+from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
+from support.finished_runs import FinishedRun, finished_runs
+from support.saved_picture import COLOURS, STYLE, save_picture
+from support.sweep import exit_code, grid
 
 from crumb_avalanche.runs.run_folder import write_text, write_yaml
 from crumb_avalanche.runs.tables import markdown, mean_text, table

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from cells import Cell
-from engines import InProcess, LocalProcesses
 from PIL import Image
-from ray_engine import RayCluster
-from same_results import differences
-from sweep import RETRIES, exit_code, grid, sweep
+from support.cells import Cell
+from support.engines import InProcess, LocalProcesses
+from support.ray_engine import RayCluster
+from support.same_results import differences
+from support.sweep import RETRIES, exit_code, grid, sweep
 
 from crumb_avalanche.runs.run_folder import RESULT, write_text
 from crumb_avalanche.runs.settings import RunSettings

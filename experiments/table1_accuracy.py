@@ -13,12 +13,12 @@ of each run, and a folder of each run.
 
 from collections.abc import Sequence
 
-from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
-from paper_methods import METHODS, QUICK_METHODS, cells_of, folder_of, title_of
-from paper_numbers import read_paper_numbers
-from saved_picture import publish
-from side_by_side import Cell, find
-from sweep import exit_code
+from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from support.paper_methods import METHODS, QUICK_METHODS, cells_of, folder_of, title_of
+from support.paper_numbers import read_paper_numbers
+from support.saved_picture import publish
+from support.side_by_side import Cell, find
+from support.sweep import exit_code
 
 TABLE = "table1"
 

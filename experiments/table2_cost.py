@@ -22,12 +22,12 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from common_options import common_options, parser_for, run_script
 from cost_of_replay import CRUMB, QUICK, SINGLE, CostSettings
 from cost_of_replay import main as measure
 from matplotlib.figure import Figure
-from paper_numbers import PaperNumbers, read_paper_numbers
-from saved_picture import COLOURS, STYLE, save_picture
+from support.common_options import common_options, parser_for, run_script
+from support.paper_numbers import PaperNumbers, read_paper_numbers
+from support.saved_picture import COLOURS, STYLE, save_picture
 from table_memory import ALL_MAPS
 
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_json, write_text

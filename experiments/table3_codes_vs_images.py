@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
-from ablation_rows import PUBLISHED_MEM_SIZES
-from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
 from matplotlib.figure import Figure
-from paper_numbers import PaperNumbers, read_paper_numbers
-from saved_picture import COLOURS, STYLE, publish, set_title
-from side_by_side import Cell, Finding, find
-from sweep import exit_code, grid
+from support.ablation_rows import PUBLISHED_MEM_SIZES
+from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from support.paper_numbers import PaperNumbers, read_paper_numbers
+from support.saved_picture import COLOURS, STYLE, publish, set_title
+from support.side_by_side import Cell, Finding, find
+from support.sweep import exit_code, grid
 
 TABLE = "table3"
 COUNTS = (200, 400, 800, 1600, 3200, 6400)

@@ -20,13 +20,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ablation_rows import MEM_SIZES, MEMORY_RECALL, ROWS, STOCK, Ablation
-from common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
-from paper_numbers import read_paper_numbers
-from pretrained_starts import CIFAR100, Starts
-from saved_picture import publish
-from side_by_side import Cell, find
-from sweep import exit_code, grid
+from support.ablation_rows import MEM_SIZES, MEMORY_RECALL, ROWS, STOCK, Ablation
+from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
+from support.paper_numbers import read_paper_numbers
+from support.pretrained_starts import CIFAR100, Starts
+from support.saved_picture import publish
+from support.side_by_side import Cell, find
+from support.sweep import exit_code, grid
 
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.run_folder import write_yaml

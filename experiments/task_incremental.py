@@ -25,8 +25,8 @@ import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-import common_options
 import matplotlib
+from support import common_options
 
 from crumb_avalanche.cli import underscored
 from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict

@@ -4,13 +4,96 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_models
 import torch
 from hypothesis import HealthCheck, settings
+from PIL import Image
+
+from crumb_avalanche.cli import main
 
 torch.set_num_threads(1)
+
+CLASSES = ("apple", "box", "cup", "dice")
+
 settings.register_profile("quick", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quick")
 
 
 def pytest_runtest_setup(item):
     torch.set_num_threads(1)  # a command that a test before ran may have set its own number
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """A function that builds the small ``SplitModel``."""
+    return small_models.make_model
+
+
+@pytest.fixture(scope="session")
+def make_stream():
+    """A function that builds the small benchmark; strategies may change theirs, so each gets its own."""
+    return small_models.make_stream
+
+
+@pytest.fixture
+def model():
+    return small_models.make_model()
+
+
+@pytest.fixture(scope="session")
+def pixels():
+    """A batch of 6 images, ``(6, 3, 16, 16)`` ``uint8``."""
+    return torch.randint(
+        0,
+        256,
+        (6, 3, small_models.SIZE, small_models.SIZE),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(3),
+    )
+
+
+@pytest.fixture(scope="session")
+def clips(tmp_path_factory) -> Path:
+    """4 classes x 3 objects x 2 clips x 5 frames of 32 pixels; each class has its own pattern, each frame its noise."""
+    root = tmp_path_factory.mktemp("clips")
+    rows, columns = np.mgrid[:32, :32]
+    patterns = [rows % 8 < 4, columns % 8 < 4, (rows + columns) % 12 < 6, (rows // 8 + columns // 8) % 2 == 0]
+    noise = np.random.default_rng(0)
+    for name, pattern in zip(CLASSES, patterns):
+        for clip in range(6):
+            folder = root / name / f"object{clip // 2}" / f"clip{clip % 2}"
+            folder.mkdir(parents=True)
+            for frame in range(5):
+                pixels = 60 + 120 * pattern[..., None] + noise.integers(0, 60, (32, 32, 3))
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"frame{frame}.png")
+    return root
+
+
+@pytest.fixture
+def crumb(capsys):
+    """Call the command line: ``crumb("run", ...)`` gives (exit code, standard output, standard error)."""
+
+    def call(*arguments) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as error:
+            code = error.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def tiny(clips) -> list[str]:
+    """Settings of a run that takes a second."""
+    return [
+        *("run", "--benchmark", "clip_folder", "--dataset-root", str(clips), "--weights", "none"),
+        *("--backbone", "small_cnn", "--image-size", "32", "--batch-size", "8"),
+        *("--first-epochs", "2", "--threads", "1", "--progress", "false"),
+    ]

@@ -1,14 +1,13 @@
 """On real images with real ImageNet weights, where they are at hand (``CRUMB_TEST_DATA``); skipped elsewhere."""
 
 import json
-import os
 import statistics
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche import Codebook, CodeBuffer, split_backbone
@@ -16,7 +15,7 @@ from crumb_avalanche.cli import main
 from crumb_avalanche.models.codebook_init import MapStatistics, init_matched_
 from crumb_avalanche.models.split_model import REFERENCE_SCALE
 
-DATA = Path(os.environ.get("CRUMB_TEST_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))
+DATA = TEST_DATA
 ETH80 = DATA / "eth80" / "eth80_128.zip"
 WEIGHTS = DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
 pytestmark = pytest.mark.skipif(not (ETH80.exists() and WEIGHTS.exists()), reason=f"no ETH-80 and weights in {DATA}")

@@ -5,7 +5,7 @@ import csv
 import pytest
 from buffer_sizes import formula, remind_formula, size_of
 from called_script import called
-from paper_numbers import read_paper_numbers
+from support.paper_numbers import read_paper_numbers
 
 SQUEEZENET = (512, 13, 13)
 

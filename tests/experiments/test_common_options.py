@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from called_script import called
-from common_options import common_options, parser_for, run_script
+from support.common_options import common_options, parser_for, run_script
 
 
 def options(*given, several=False):

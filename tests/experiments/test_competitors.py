@@ -5,9 +5,9 @@ import json
 
 import pytest
 from called_script import called
-from cells import Cell, verdict
 from competitors import collect, write_tables
 from made_runs import made_run
+from support.cells import Cell, verdict
 
 from crumb_avalanche.runs.settings import RunSettings
 

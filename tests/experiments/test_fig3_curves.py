@@ -6,12 +6,12 @@ import math
 
 import pytest
 from called_script import called
-from common_options import common_options, parser_for
 from fig3_curves import picture, protocols_of, rmse, room_for_all, write_curves
 from made_runs import made_run
 from PIL import Image
-from saved_picture import save_picture
-from side_by_side import find
+from support.common_options import common_options, parser_for
+from support.saved_picture import save_picture
+from support.side_by_side import find
 from table1_accuracy import assembled
 
 

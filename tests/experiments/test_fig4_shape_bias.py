@@ -7,10 +7,10 @@ import pytest
 import torch
 from called_script import called
 from fig4_shape_bias import bars_of, lines_of, picture
-from paper_statistics import wilcoxon_test
 from PIL import Image
-from saved_picture import save_picture
-from shape_bias import RunDrops, StyleImages, advantage_of, columns, drops_of
+from support.paper_statistics import wilcoxon_test
+from support.saved_picture import save_picture
+from support.shape_bias import RunDrops, StyleImages, advantage_of, columns, drops_of
 
 
 def test_answers_among_some_classes():
@@ -86,8 +86,8 @@ def test_missing_files_are_asked_for(tmp_path):
 def test_quick(tmp_path):
     import json
 
-    from block_usage import rebuilt
-    from shape_bias import PLAIN, logits_of
+    from support.block_usage import rebuilt
+    from support.shape_bias import PLAIN, logits_of
 
     from crumb_avalanche.runs.settings import RunSettings
 

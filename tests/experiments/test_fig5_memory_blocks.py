@@ -5,9 +5,9 @@ import csv
 import numpy as np
 import pytest
 import torch
-from block_usage import Usage, firing, most_used, rebuilt, strongest, usage_of
 from called_script import called
 from fig5_memory_blocks import summary, write_usage
+from support.block_usage import Usage, firing, most_used, rebuilt, strongest, usage_of
 from torch import nn
 
 from crumb_avalanche.models.codebook import Codebook

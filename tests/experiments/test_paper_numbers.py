@@ -2,7 +2,7 @@
 
 import pytest
 from made_runs import EXPERIMENTS
-from paper_numbers import COLUMNS, PaperNumbers, PaperValue, read_paper_numbers
+from support.paper_numbers import COLUMNS, PaperNumbers, PaperValue, read_paper_numbers
 
 
 def line(**changes):

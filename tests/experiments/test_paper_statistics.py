@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from paper_statistics import (
+from support.paper_statistics import (
     Comparison,
     Filtered,
     batch_accuracies,

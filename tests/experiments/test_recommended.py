@@ -4,10 +4,10 @@ import csv
 
 import pytest
 from called_script import called
-from common_options import common_options, parser_for, rows_named
 from made_runs import made_run
 from recommended import ROWS, changes_of, lines_of, text_of
 from scipy.stats import ttest_rel
+from support.common_options import common_options, parser_for, rows_named
 
 from crumb_avalanche.baselines.registry import get_strategy
 

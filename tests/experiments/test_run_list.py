@@ -5,9 +5,9 @@ import json
 from dataclasses import replace
 
 import yaml
-from finished_runs import finished_runs
 from made_runs import made_run
-from run_list import COLUMNS, Listed, write_run_list
+from support.finished_runs import finished_runs
+from support.run_list import COLUMNS, Listed, write_run_list
 
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 

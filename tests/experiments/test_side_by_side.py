@@ -4,10 +4,10 @@ import csv
 
 import pytest
 from made_runs import made_run
-from paper_numbers import PaperValue
-from paper_statistics import holm
-from saved_picture import findings_picture, save_picture
-from side_by_side import COLUMNS, Cell, find, line_of, print_findings, write_findings
+from support.paper_numbers import PaperValue
+from support.paper_statistics import holm
+from support.saved_picture import findings_picture, save_picture
+from support.side_by_side import COLUMNS, Cell, find, line_of, print_findings, write_findings
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_run_without_predictions_has_no_test(cells, tmp_path):
 
 def test_a_long_title_is_broken_into_lines_that_fit():
     from matplotlib.figure import Figure
-    from saved_picture import set_title
+    from support.saved_picture import set_title
 
     figure = Figure(figsize=(5, 3))
     set_title(figure, "all rows start from stock weights, without CRUMB pretraining, but where the row says otherwise")

@@ -15,20 +15,16 @@ import time
 from pathlib import Path
 
 import pytest
+from support.cells import ERROR, Cell, State, run_cell
+from support.engines import InProcess, LocalProcesses
+from support.ray_engine import RayCluster
+from support.sweep import add_engine_options, engine_of, exit_code, grid, sweep
 
 from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, write_json, write_text
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-sys.path.insert(0, str(FOLDER))
-try:
-    from cells import ERROR, Cell, State, run_cell
-    from engines import InProcess, LocalProcesses
-    from ray_engine import RayCluster
-    from sweep import add_engine_options, engine_of, exit_code, grid, sweep
-finally:
-    sys.path.remove(str(FOLDER))
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ def test_killed_three_times_it_ends_with_the_same_results(killed):
 def test_a_difference_is_found(killed, monkeypatch):
     output, _ = killed
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    from same_results import differences
+    from support.same_results import differences
     from sweep_faults import compare, short_cells
 
     cells = [short_cells(output / name, 5) for name in ("undisturbed", "disturbed")]

@@ -4,11 +4,11 @@ import csv
 
 import pytest
 from called_script import called
-from common_options import common_options, parser_for
 from made_runs import made_run
-from paper_methods import METHODS, cells_of, folder_of
-from paper_numbers import read_paper_numbers
-from side_by_side import find
+from support.common_options import common_options, parser_for
+from support.paper_methods import METHODS, cells_of, folder_of
+from support.paper_numbers import read_paper_numbers
+from support.side_by_side import find
 from table1_accuracy import assembled
 
 

@@ -7,8 +7,8 @@ import pytest
 import table2_cost
 from called_script import called
 from cost_of_replay import CRUMB, SINGLE, CostSettings
-from paper_numbers import read_paper_numbers
-from saved_picture import save_picture
+from support.paper_numbers import read_paper_numbers
+from support.saved_picture import save_picture
 from table2_cost import lines_of, measure_once, measured, picture, text_of
 from table_memory import ALL_MAPS
 

@@ -4,11 +4,11 @@ import csv
 
 import pytest
 from called_script import called
-from common_options import common_options, parser_for
 from made_runs import made_run
-from paper_numbers import read_paper_numbers
-from saved_picture import save_picture
-from side_by_side import find
+from support.common_options import common_options, parser_for
+from support.paper_numbers import read_paper_numbers
+from support.saved_picture import save_picture
+from support.side_by_side import find
 from table3_codes_vs_images import COUNTS, assembled, paper_row, picture
 
 

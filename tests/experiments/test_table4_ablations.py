@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ablation_rows import ROWS, STOCK
 from called_script import called
-from common_options import common_options, parser_for, rows_named
 from made_runs import made_run
-from paper_numbers import read_paper_numbers
 from PIL import Image
-from pretrained_starts import Starts, command
-from side_by_side import find
+from support.ablation_rows import ROWS, STOCK
+from support.common_options import common_options, parser_for, rows_named
+from support.paper_numbers import read_paper_numbers
+from support.pretrained_starts import Starts, command
+from support.side_by_side import find
 from table4_ablations import OURS, assembled, settings_of, starts_of
 
 from crumb_avalanche.models.weights import save_safetensors

@@ -1,0 +1,186 @@
+"""The command line that all scripts for a table or figure of the paper share, and how they do their runs."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from support.cells import Cell, is_finished
+from support.engines import Engine
+from support.sweep import add_engine_options, engine_of, sweep
+
+from crumb_avalanche.runs.settings import RunSettings
+
+Row = TypeVar("Row")
+PROTOCOLS = ("class_instance", "class_iid")
+IMAGE_SETS = ("cifar100", "imagenet")  # no video: there is no class-instance order
+# Rendered shapes and a tiny untrained network: a script's whole path in about a minute, and no number worth anything.
+QUICK_BENCHMARK = "toy_shapes_short"  # shapes take longer to draw than to learn
+QUICK = dict(weights="none", backbone="small_cnn", image_size=32, first_epochs=1, preset="paper")
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """The common part of a command line.
+
+    Attributes:
+        roots: folder of the images of each benchmark, by its name; in the order given.
+        runs: seeds.
+        base: settings that all runs share; benchmark and protocol are to be filled in.
+        engine: where the runs are done, each with one thread.
+        retries: of a run whose process died.
+        output: folder of the runs, tables and pictures.
+        quick: rendered shapes, to see that the script works.
+        table_only: no new runs.
+    """
+
+    roots: dict[str, str | None]
+    runs: list[int]
+    base: RunSettings
+    engine: Engine
+    retries: int
+    output: Path
+    quick: bool
+    table_only: bool
+
+    @property
+    def benchmark(self) -> str:
+        """The only benchmark, for scripts that take one."""
+        return next(iter(self.roots))
+
+    def protocols(self, benchmark: str, wanted: Sequence[str] = PROTOCOLS) -> list[str]:
+        """Those of the protocols that a benchmark has; one only for a quick look."""
+        has = [name for name in wanted if name == "class_iid" or benchmark not in IMAGE_SETS]
+        return has[:1] if self.quick else has
+
+    def settings(self, benchmark: str, **changes) -> RunSettings:
+        """Settings of runs on a benchmark."""
+        return replace(self.base, benchmark=benchmark, dataset_root=self.roots[benchmark], **changes)
+
+    def do(self, cells: Sequence[Cell]) -> dict[Path, str]:
+        """Do the runs that are not finished, unless only the table is wanted; returns the failed ones with errors.
+
+        Raises:
+            FinishedRunError: a folder holds a finished run with other settings, of which the table would be untrue.
+        """
+        if self.table_only:
+            for cell in cells:
+                is_finished(cell)
+            return {}
+        return sweep(cells, engine=self.engine, retries=self.retries)
+
+
+def rows_named(rows: Sequence[Row], names: Sequence[str] | None, always: Row) -> list[Row]:
+    """The rows of a table that were asked for, in its order; all of them where none was.
+
+    Args:
+        rows: things with a ``name``.
+        names: what the command line says.
+        always: a row that the others are compared with.
+
+    Raises:
+        ValueError: a name that is no row; the rows are listed.
+    """
+    known = [row.name for row in rows]
+    if unknown := [name for name in names or () if name not in known]:
+        raise ValueError(f"there is no row {unknown[0]!r}; the rows are {', '.join(known)}")
+    return [row for row in rows if not names or row.name in names or row is always]
+
+
+def parser_for(doc: str, output: str, several: bool = False) -> argparse.ArgumentParser:
+    """A parser that knows the common options; a script adds its own.
+
+    Args:
+        doc: the script's docstring, whose first line is the description.
+        output: default folder; below it a folder for the benchmark where there is one only.
+        several: whether several benchmarks can be given.
+    """
+    parser = argparse.ArgumentParser(description=doc.strip().splitlines()[0], allow_abbrev=False)
+    count = dict(nargs="+") if several else dict(nargs=1)
+    plural = "s, in the order of their folders" if several else ""
+    parser.add_argument("--benchmark", default=["eth80"], metavar="NAME", help=f"benchmark{plural}", **count)
+    parser.add_argument("--dataset-root", default=[], metavar="DIR", help="folder of the images of each", **count)
+    parser.add_argument("--weights", default="torchvision", help="as for crumb run")
+    parser.add_argument("--feature-cache", help="folder for F(x): 350 kB an image, half of it with fp16")
+    parser.add_argument("--cache-precision", default="fp32", choices=["fp32", "fp16"])
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="of F and P, in all runs")
+    parser.add_argument("--preset", default="paper", choices=["paper", "reference"], help="as for crumb run")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--runs", default="0-9", help="seeds, such as 0-9 or 0,3,5")
+    parser.add_argument("--output", help=f"folder for everything; default {output}{'' if several else '/NAME'}")
+    parser.set_defaults(usual_output=output, several=several)
+    parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, one run")
+    parser.add_argument("--table-only", action="store_true", help="no new runs: show what the same command left")
+    parser.add_argument("--checkpoint", action="store_true", help="keep model and buffer; a run cut off goes on within")
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=0, help="steps between checkpoints within an experience"
+    )
+    parser.add_argument(
+        "--evaluate-every", type=int, default=1, help="experiences between tests; the first and last are tested anyway"
+    )
+    add_engine_options(parser)
+    return parser
+
+
+def common_options(chosen: argparse.Namespace) -> CommonOptions:
+    """The common options out of a parsed command line.
+
+    Args:
+        chosen: by a parser of `parser_for`.
+
+    Raises:
+        ValueError: more folders than benchmarks, a benchmark twice, or runs that are no numbers.
+    """
+    names, roots = ([QUICK_BENCHMARK], []) if chosen.quick else (chosen.benchmark, chosen.dataset_root)
+    if len(roots) > len(names) or len(set(names)) < len(names):
+        raise ValueError(
+            f"--benchmark {' '.join(names)} --dataset-root {' '.join(roots)}: give each benchmark once, and at most "
+            "one folder for each, in the same order"
+        )
+    if chosen.precision == "bf16" and not chosen.table_only:  # the runs would say so too, but in their logs
+        import torch
+
+        from crumb_avalanche.models.precision import warn_where_bf16_is_slow
+
+        warn_where_bf16_is_slow(torch.device(chosen.device))
+    base = RunSettings(
+        preset=chosen.preset,
+        weights=chosen.weights,
+        feature_cache=chosen.feature_cache,
+        cache_precision=chosen.cache_precision,
+        precision=chosen.precision,
+        device=chosen.device,
+        runs="0" if chosen.quick else chosen.runs,
+        threads=1,
+        checkpoint=chosen.checkpoint or chosen.checkpoint_every > 0,
+        checkpoint_every=chosen.checkpoint_every,
+        evaluate_every=chosen.evaluate_every,
+        progress=False,
+    )
+    runs = base.run_numbers()
+    usual = Path(chosen.usual_output)
+    if chosen.quick or not chosen.several:
+        usual = usual / ("quick" if chosen.quick else names[0])
+    output = Path(chosen.output or usual)
+    if chosen.quick:
+        base = replace(base, **{**QUICK, "feature_cache": str(output / "feature_cache")})
+    return CommonOptions(
+        dict(zip(names, [*roots, *[None] * len(names)])),
+        runs,
+        replace(base, runs=None),
+        engine_of(chosen),
+        chosen.retries,
+        output,
+        chosen.quick,
+        chosen.table_only,
+    )
+
+
+def run_script(main) -> None:
+    """Call `main()` and exit with its code, or with a line on stderr for an error that says what to do."""
+    try:
+        sys.exit(main())
+    except (ValueError, ImportError, ConnectionError) as error:
+        sys.exit(f"error: {error}")

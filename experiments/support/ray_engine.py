@@ -1,0 +1,89 @@
+"""Cells of a sweep on a Ray cluster, whose nodes see run folders, images and this checkout under the same paths."""
+
+import contextlib
+import os
+import socket
+import sys
+
+from support.cells import Cell, Outcome, State, Work, record, run_cell
+
+
+class RayCluster(contextlib.AbstractContextManager):
+    """As many cells at a time as a Ray cluster has CPUs for, each counted with the ``threads`` of its settings.
+
+    Ray's own retries are off: the sweep begins a cell again whose worker or node died, and counts how often, also where
+    the worker took too much memory (Ray would begin that one for ever).
+
+    Args:
+        address: of the head, ``HOST:PORT``; ``auto`` finds one that runs on this machine.
+        cells_per_process: after so many a worker makes place for a fresh one; with more than 1 a run's peak memory is
+            that of the largest so far, and importing is done once. 0 is no limit.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ConnectionError: no cluster at that address.
+    """
+
+    def __init__(self, address: str = "auto", cells_per_process: int = 1):
+        self.address = address
+        self.cells_per_process = cells_per_process
+        self._tasks: dict = {}
+
+    @property
+    def running(self) -> list[Cell]:
+        return list(self._tasks.values())
+
+    def __enter__(self) -> "RayCluster":
+        try:
+            import ray
+        except ImportError as error:
+            raise ImportError(
+                "the engine ray needs Ray on every node: pip install 'crumb-avalanche[ray]'; or choose another --engine"
+            ) from error
+        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+        environment = {"env_vars": {"PYTHONPATH": paths}}  # workers find the modules where we do
+        try:
+            host, colon, port = self.address.rpartition(":")
+            if colon and "//" not in host:  # Ray itself tries for minutes
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+            ray.init(self.address, runtime_env=environment, log_to_driver=False)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConnectionError(
+                f"there is no Ray cluster at {self.address} ({error}); start one with  ray start --head  and give its "
+                "--address HOST:PORT"
+            ) from error
+        self._ray = ray
+        self._run = ray.remote(max_retries=0, max_calls=self.cells_per_process)(run_cell)
+        return self
+
+    def __exit__(self, *error):
+        self._tasks.clear()
+        self._ray.shutdown()
+
+    def has_room(self) -> bool:
+        """Whether there are CPUs; one cell is always begun, and waits for a node if need be."""
+        taken = sum(_cpus(cell) for cell in self.running)
+        return not taken or taken < self._ray.cluster_resources().get("CPU", 0)
+
+    def start(self, cell: Cell, work: Work) -> None:
+        self._tasks[self._run.options(num_cpus=_cpus(cell)).remote(cell, work)] = cell
+
+    def ended(self, seconds: float) -> list[tuple[Cell, Outcome]]:
+        if not self._tasks:
+            return []
+        done, _ = self._ray.wait(list(self._tasks), timeout=seconds)
+        return [(cell, self._outcome(task, cell)) for task, cell in ((task, self._tasks.pop(task)) for task in done)]
+
+    def _outcome(self, task, cell: Cell) -> Outcome:
+        try:
+            return self._ray.get(task)
+        except self._ray.exceptions.RayTaskError as error:  # for instance a module that this node lacks
+            record(cell.folder, f"{error}\n")
+            return Outcome(State.FAILED, str(error))
+        except self._ray.exceptions.RayError as error:
+            reason = (str(error).splitlines() or [""])[0]
+            return Outcome(State.DIED, f"its worker or node died ({type(error).__name__}: {reason})")
+
+
+def _cpus(cell: Cell) -> int:
+    return cell.settings.threads or 1

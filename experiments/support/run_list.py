@@ -1,0 +1,63 @@
+"""Every run behind a table or figure, with what it takes to repeat it: seed, settings, hash of its table of frames."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from support.finished_runs import FinishedRun
+
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings
+
+COLUMNS = ("row", "benchmark", "protocol", "run", "final_accuracy", "seconds", "frame_table_sha256", "settings")
+SHOWN_APART = {"benchmark", "protocol", "run", "runs"}
+FILES = {"weights", "pretrained", "strategy_config"}  # by name: where they lie is nobody else's matter
+
+
+class Listed(NamedTuple):
+    """The finished runs of one row of a table, or of one side of a figure."""
+
+    row: str
+    benchmark: str
+    protocol: str
+    runs: Sequence[FinishedRun]
+
+
+def settings_text(run: FinishedRun) -> str:
+    """The settings of a run that are not the defaults of `crumb run`, as ``name=value`` with spaces between.
+
+    After the name of a file of weights stands ``@`` and the first 8 hexadecimal digits of its SHA-256.
+    """
+    path = run.folder / "config.yaml"
+    if not path.exists():
+        return ""
+    contents = run.result.get("made_from", {})
+    usual = {item.name: item.default for item in fields(RunSettings)}
+    parts = []
+    for name, value in yaml.safe_load(path.read_text()).items():
+        if name in NO_PART_OF_THE_RESULT | SHOWN_APART or value == usual.get(name):
+            continue
+        if name in FILES and value is not None:
+            text = str(contents.get(name, ""))
+            value = Path(value).name + (f"@{text[7:15]}" if text.startswith("sha256:") else "")
+        parts.append(f"{name}={value}")
+    return " ".join(parts)
+
+
+def write_run_list(path: Path, rows: Iterable[Listed]) -> Path:
+    """Write the runs as CSV, row by row; runs that several rows share stand with each."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row, benchmark, protocol, runs in rows:
+        for run in runs:
+            seconds, frame_table = (run.result.get(name) for name in ("seconds", "frame_table_sha256"))
+            line = [row, benchmark, protocol, run.number, round(run.final, 4)]
+            line += [None if seconds is None else round(seconds, 1), frame_table]
+            writer.writerow([*line, settings_text(run)])
+    write_text(path, text.getvalue())
+    return path

@@ -1,0 +1,193 @@
+"""Answers of a network on perturbed maps and on images of another style, and the advantage of one over a control."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from support.paper_statistics import (
+    Comparison,
+    batch_accuracies,
+    fixed_batches,
+    relative_drops,
+    wilcoxon_test,
+)
+from torch import Tensor
+
+from crumb_avalanche.models.perturbations import MAP_PERTURBATIONS
+from crumb_avalanche.models.split_model import SplitModel
+
+PLAIN, STYLE = "unperturbed", "style"
+# What the paper's figure says of CRUMB after pretraining: more harmed, or less, than its control.
+PAPER_SIGN = {"spatial": "-", "feature": "+", STYLE: "+"}
+# Classes of the cue-conflict images that data sets call otherwise.
+OTHER_NAMES = {"truck": ("pickup_truck",), "boat": ("ship",), "car": ("automobile",)}
+
+
+@torch.no_grad()
+def logits_of(model: SplitModel, batches: Iterable[Tensor], seed: int = 0) -> dict[str, np.ndarray]:
+    """Logits `(N, classes)` of the direct path on plain and perturbed maps.
+
+    Args:
+        model: put into evaluation mode.
+        batches: images or cached maps, as `SplitModel.features` takes them.
+        seed: of the perturbations, which are the same for all networks that see the same images in the same order.
+    """
+    model.eval()
+    generators = {name: torch.Generator().manual_seed(seed) for name in MAP_PERTURBATIONS}
+    logits: dict[str, list[Tensor]] = {name: [] for name in (PLAIN, *MAP_PERTURBATIONS)}
+    for images in batches:
+        maps = model.features(images.to(model.pixel_mean.device))
+        logits[PLAIN].append(model.classify(maps).cpu())
+        for name, perturb in MAP_PERTURBATIONS.items():
+            logits[name].append(model.classify(perturb(maps, generators[name])).cpu())
+    return {name: torch.cat(parts).numpy() for name, parts in logits.items()}
+
+
+def columns(logits: np.ndarray, labels: np.ndarray, among: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+    """`row`, `label` and `answer`, as `paper_statistics` takes them.
+
+    Args:
+        logits: `(N, classes)`.
+        labels: `(N,)`.
+        among: only these classes may be answered.
+    """
+    if among is not None:
+        allowed = np.full(logits.shape[1], -np.inf)
+        allowed[list(among)] = 0
+        logits = logits + allowed
+    return {"row": np.arange(len(labels)), "label": np.asarray(labels), "answer": logits.argmax(axis=1)}
+
+
+def drops_of(plain: dict[str, np.ndarray], perturbed: dict[str, np.ndarray]) -> np.ndarray:
+    """Relative drop of accuracy on each batch; where the images are others, batch i of both is put together."""
+    whole = [batch_accuracies(part, fixed_batches(len(part["row"]))) for part in (plain, perturbed)]
+    count = min(map(len, whole))
+    return relative_drops(whole[0][:count], whole[1][:count])
+
+
+@dataclass(frozen=True)
+class RunDrops:
+    """Relative drops on batches of one pair of runs, by perturbation.
+
+    Attributes:
+        number: of the run.
+        crumb, control: perturbation -> `(batches,)`.
+        kept: whether both runs pass the first-task filter.
+    """
+
+    number: int
+    crumb: dict[str, np.ndarray]
+    control: dict[str, np.ndarray]
+    kept: bool = True
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """Relative accuracy advantage: the control's drop minus CRUMB's, above 0 where CRUMB is harmed less.
+
+    Attributes:
+        crumb, control: mean relative drop.
+        mean: of the advantage.
+        error: its standard error over runs; None for one run.
+        test: Wilcoxon's signed-rank test over all batches of all runs.
+        runs: number of them.
+    """
+
+    crumb: float
+    control: float
+    mean: float
+    error: float | None
+    test: Comparison
+    runs: int
+
+
+def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | None:
+    """The advantage over some runs; None without any. Batches of which a network gets nothing right are left out."""
+    pairs = []
+    for run in runs:
+        if perturbation in run.crumb and perturbation in run.control:
+            crumb, control = run.crumb[perturbation], run.control[perturbation]
+            known = np.isfinite(crumb) & np.isfinite(control)
+            if known.any():
+                pairs.append((crumb[known], control[known]))
+    if not pairs:
+        return None
+    crumb, control = (np.concatenate(side) for side in zip(*pairs))
+    means = [float((theirs - ours).mean()) for ours, theirs in pairs]
+    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
+    test = wilcoxon_test(crumb, control)
+    return Advantage(float(crumb.mean()), float(control.mean()), statistics.fmean(means), error, test, len(pairs))
+
+
+class StyleImages:
+    """Images of another style in folders of their true class (by shape), for classes that a network knows.
+
+    Args:
+        root: holds a folder of images for each class.
+        classes: names of the network's classes, in the order of its outputs.
+
+    Attributes:
+        paths: of the images whose class the network knows.
+        labels: `(N,)`, outputs of the network.
+
+    Raises:
+        ValueError: no such folder, or no class in common.
+    """
+
+    def __init__(self, root: Path, classes: Sequence[str]):
+        if not root.is_dir():
+            raise ValueError(f"there is no folder {root}; --style-root holds a folder of images for each class")
+        known = {name.lower().replace(" ", "_"): place for place, name in enumerate(classes)}
+        self.paths, labels = [], []
+        for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+            names = (folder.name.lower(), *OTHER_NAMES.get(folder.name.lower(), ()))
+            place = next((known[name] for name in names if name in known), None)
+            if place is not None:
+                found = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+                self.paths += found
+                labels += [place] * len(found)
+        if not self.paths:
+            raise ValueError(f"{root} has no folder of images that is called like one of {', '.join(known)}")
+        self.labels = np.array(labels)
+
+    @property
+    def classes(self) -> list[int]:
+        """Outputs of the network that there are images of."""
+        return sorted(set(self.labels.tolist()))
+
+    def batches(self, image_size: int, size: int = 32) -> Iterable[Tensor]:
+        """uint8 images, in the order of `labels`."""
+        from PIL import Image
+
+        from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+
+        transform = pixel_transform(image_size)
+        for start in range(0, len(self.paths), size):
+            pictures = []
+            for path in self.paths[start : start + size]:
+                with Image.open(path) as image:
+                    pictures.append(transform(image.convert("RGB")))
+            yield torch.stack(pictures)
+
+
+def drops_of_network(
+    model: SplitModel, batches: Iterable[Tensor], labels: np.ndarray, style: StyleImages | None
+) -> dict[str, np.ndarray]:
+    """Relative drops of a network by perturbation.
+
+    The drop under style is between test images of the classes that there are style images of and those images, with
+    answers among these classes only: they are no versions of the test images, nor of all their classes.
+    """
+    logits = logits_of(model, batches)
+    plain = columns(logits[PLAIN], labels)
+    drops = {name: drops_of(plain, columns(logits[name], labels)) for name in MAP_PERTURBATIONS}
+    if style is not None:
+        some = np.isin(labels, style.classes)
+        other = logits_of(model, style.batches(model.image_size))[PLAIN]
+        drops[STYLE] = drops_of(
+            columns(logits[PLAIN][some], labels[some], style.classes), columns(other, style.labels, style.classes)
+        )
+    return drops

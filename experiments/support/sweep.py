@@ -1,0 +1,153 @@
+"""Many runs, each in a folder of its own: finished ones are skipped, a failed one stops no other, a killed one goes on.
+
+Where they run is an engine: `InProcess()`, `LocalProcesses(n)` or `RayCluster(address)`.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from support.cells import Cell, Outcome, State, Work, is_finished, learn, record
+from support.engines import Engine, InProcess, LocalProcesses
+from support.ray_engine import RayCluster
+from tqdm import tqdm
+
+from crumb_avalanche.runs.run_folder import DamagedRunError
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.folder_lock import in_use
+
+RETRIES = 2
+
+
+def sweep(
+    cells: Sequence[Cell],
+    processes: int = 1,
+    progress: bool = True,
+    *,
+    engine: Engine | None = None,
+    retries: int = RETRIES,
+    work: Work = learn,
+) -> dict[Path, str]:
+    """Do all runs that are not done yet.
+
+    The same call goes on after anything: what is finished is skipped, what failed or was cut off is begun again.
+    Several sweeps may share the cells: one that another works on is left to it, and waited for.
+
+    Args:
+        cells: in the order in which they are begun.
+        processes: runs at a time; give each run as many threads as there are cores for it.
+        progress: show a bar with the runs at work and the time left.
+        engine: where they run; default ``LocalProcesses(processes)``.
+        retries: how often a cell is begun again whose process or node died; one that raised an error is not.
+        work: what is done for a cell; leaves ``result.json`` in the folder, last.
+
+    Returns:
+        Folders of the runs that failed, with the last line of the error; the whole traceback is in their ``error.txt``.
+
+    Raises:
+        FinishedRunError: a folder holds a finished run with other settings.
+        ValueError: two cells have one folder.
+    """
+    twice = [folder for folder, count in Counter(cell.folder.resolve() for cell in cells).items() if count > 1]
+    if twice:
+        raise ValueError(f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output")
+    waiting = deque(filter(_to_do, cells))
+    failed: dict[Path, str] = {}
+    deaths: Counter[Path] = Counter()
+    common = os.path.commonpath([cell.folder.resolve().parent for cell in cells]) if cells else ""
+    bar = tqdm(total=len(cells), initial=len(cells) - len(waiting), unit=" runs", smoothing=0, disable=not progress)
+
+    def show(running: Sequence[Cell]) -> None:
+        names = [os.path.relpath(cell.folder.resolve(), common) for cell in running]
+        text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        # A terminal's clock ticks; a file gets a line when something changes.
+        bar.set_postfix_str(text, refresh=sys.stderr.isatty() or text not in str(bar))
+
+    with bar, engine or LocalProcesses(processes) as engine:
+        while waiting or engine.running:
+            while engine.has_room() and (cell := _first_free(waiting)) is not None:
+                show([*engine.running, cell])
+                engine.start(cell, work)
+            if not engine.running:
+                time.sleep(0.2)  # all that is left is in other hands
+            for cell, outcome in engine.ended(1.0):
+                if outcome.state is State.DIED:
+                    deaths[cell.folder] += 1
+                    bar.write(f"died: {cell.folder}: {outcome.error}", sys.stderr)
+                    if deaths[cell.folder] <= retries:
+                        waiting.append(cell)
+                        continue
+                    times = f", {deaths[cell.folder]} times" if retries else ""
+                    outcome = Outcome(State.FAILED, outcome.error + times)
+                    record(cell.folder, outcome.text + "\n")
+                if outcome.state is State.BUSY:
+                    waiting.append(cell)
+                    continue
+                if outcome.state is State.FAILED:
+                    failed[cell.folder] = outcome.error
+                    bar.write(f"failed: {cell.folder}: {outcome.error}", sys.stderr)
+                bar.update()
+            show(engine.running)
+    return failed
+
+
+def _to_do(cell: Cell) -> bool:
+    """Whether there is something to do; a damaged result is met again by the work on the cell, and stops no other."""
+    try:
+        return not is_finished(cell)
+    except DamagedRunError:
+        return True
+
+
+def _first_free(waiting: deque[Cell]) -> Cell | None:
+    """Take the first cell that nobody else works on."""
+    for _ in range(len(waiting)):
+        cell = waiting.popleft()
+        if not in_use(cell.folder):
+            return cell
+        waiting.append(cell)
+    return None
+
+
+def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]) -> list[Cell]:
+    """A cell for each row and run, run by run, so that a sweep that is cut short has some runs of every row.
+
+    Args:
+        base: settings that all share.
+        output: folder; the cell of a row is in ``output/ROW/runN``.
+        runs: seeds.
+        rows: what is different in each row, by its name.
+    """
+    return [
+        Cell(replace(base, **changes, run=run, output=str(output / name / f"run{run}")))
+        for run in runs
+        for name, changes in rows.items()
+    ]
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """The options that ``engine_of`` reads, and ``--retries`` for ``sweep``."""
+    options = parser.add_argument_group("where the runs are done")
+    options.add_argument("--engine", default="processes", choices=["in_process", "processes", "ray"])
+    options.add_argument("--processes", type=int, default=1, help="runs at a time on this machine")
+    options.add_argument("--address", default="auto", help="of the head of a Ray cluster, HOST:PORT")
+    options.add_argument("--retries", type=int, default=RETRIES, help="of a run whose process or node died")
+
+
+def engine_of(options: argparse.Namespace) -> Engine:
+    """The engine that the command line asks for."""
+    if options.engine == "ray":
+        return RayCluster(options.address)
+    return InProcess() if options.engine == "in_process" else LocalProcesses(options.processes)
+
+
+def exit_code(failed: dict[Path, str]) -> int:
+    """1 if a run failed, with a line for each on standard error, else 0."""
+    for folder, error in failed.items():
+        print(f"failed: {folder}: {error}", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,164 @@
+import zipfile
+from collections import Counter
+
+import pytest
+from fake_data import ETH80_NUMBERS, write_eth80, write_image
+from real_data import TEST_DATA
+
+from benchmarks_toybox_ilab.datasets.eth80 import ETH80, ETH80Frames
+from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+
+DATA = TEST_DATA
+CARS = [f"car{number}" for number in ETH80_NUMBERS["car"]]
+
+
+def objects(table, split, class_name):
+    """Names of the objects of a split and class, in table order."""
+    return list(dict.fromkeys(table.object_name[row] for row in table.rows(split, class_name)))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_eth80(tmp_path_factory.mktemp("eth80"))
+
+
+def test_a_clip_is_a_ring_by_azimuth(root):
+    table = ETH80Frames(root)
+    assert table.classes == ("apple", "car") and len(table) == 2 * 10 * 5
+    clips = table.clips(table.rows(class_name="car"))
+    assert len(clips) == 10 * 3
+    ring = [f"car1/car1-045-{azimuth}.jpg" for azimuth in ("000", "090", "270")]
+    assert [table.path[row] for row in clips[1]] == ring
+    row = clips[1][1]
+    assert (table.object_name[row], table.session[row], table.frame[row]) == ("car1", "045", 90)
+    assert table.read(row).size == (12, 8)
+
+
+@pytest.mark.parametrize(
+    ("run", "held_out"),
+    [
+        (0, ["car1", "car2"]),
+        (1, ["car3", "car5"]),
+        (2, ["car6", "car7"]),
+        (3, ["car9", "car11"]),
+        (4, ["car12", "car14"]),
+        (5, ["car1", "car2"]),
+    ],
+)
+def test_the_run_chooses_the_test_objects_by_position(root, run, held_out):
+    table = ETH80Frames(root, run)
+    assert objects(table, "test", "car") == held_out
+    assert objects(table, "train", "car") == [car for car in CARS if car not in held_out]
+    apples = [f"apple{2 * (run % 5) + 1}", f"apple{2 * (run % 5) + 2}"]
+    assert objects(table, "test", "apple") == apples
+
+
+def test_positions_go_round_when_their_number_is_odd(tmp_path):
+    write_eth80(tmp_path, {"cup": range(1, 4)}, ("000-000",))
+    assert [objects(ETH80Frames(tmp_path, run), "test", "cup") for run in range(3)] == [
+        ["cup1", "cup2"],
+        ["cup1", "cup3"],
+        ["cup2", "cup3"],
+    ]
+
+
+def test_all_runs_list_the_same_frames(root):
+    hashes = {ETH80Frames(root, run).frames_hash() for run in range(5)}
+    contents = {ETH80Frames(root, run).content_hash() for run in range(5)}
+    assert len(hashes) == 1 and len(contents) == 5
+
+
+def test_the_parent_folder_will_do(tmp_path):
+    write_eth80(tmp_path / "eth80", {"cup": range(1, 4)})
+    (tmp_path / "SOURCE.md").write_text("where it came from")
+    parent, own = ETH80Frames(tmp_path), ETH80Frames(tmp_path / "eth80")
+    assert parent.content_hash() == own.content_hash() and parent.read(0).size == own.read(0).size
+    for other in ("core50/s1/o1", "cifar100/train/apple"):  # a folder of data sets
+        (tmp_path / other).mkdir(parents=True)
+    assert ETH80Frames(tmp_path).content_hash() == own.content_hash()
+
+
+def test_hidden_files_and_masks_are_passed_over(tmp_path):
+    write_eth80(tmp_path, {"cup": range(1, 4)})
+    for name in (".DS_Store", "Thumbs.db", "cup1/.DS_Store", "cup1/Thumbs.db", "cup1/._cup1-000-000.jpg"):
+        (tmp_path / name).write_bytes(b"x")
+    write_image(tmp_path / "cup1" / "maps" / "cup1-000-000-map.png")
+    assert len(ETH80Frames(tmp_path)) == 15
+
+
+@pytest.mark.parametrize("name", ["cup1-top.jpg", "cup1-000-00.jpg", "cup2-000-000.jpg", "cup1-000-000.gif", "a.txt"])
+def test_a_name_out_of_the_grammar_is_named(tmp_path, name):
+    write_eth80(tmp_path, {"cup": range(1, 4)})
+    (tmp_path / "cup1" / name).write_bytes(b"x")
+    with pytest.raises(FrameTableError, match=rf"cup1/{name} is not named as a view of cup1: cup1-EEE-AAA.jpg"):
+        ETH80Frames(tmp_path)
+
+
+def test_a_view_that_comes_twice_is_named(tmp_path):
+    write_eth80(tmp_path, {"cup": range(1, 4)})
+    write_image(tmp_path / "cup1" / "cup1-000-000.png")
+    with pytest.raises(FrameTableError, match=r"cup1-000-000\.png shows a view that .*cup1 already has"):
+        ETH80Frames(tmp_path)
+
+
+def test_folders_that_are_not_laid_out_so(tmp_path):
+    layout = "<root>/<object>/<object>-EEE-AAA.jpg"
+    with pytest.raises(FrameTableError, match=f"no folder .*nowhere.*{layout}"):
+        ETH80Frames(tmp_path / "nowhere")
+    with pytest.raises(FrameTableError, match=f"holds no object folders.*{layout}"):
+        ETH80Frames(tmp_path)
+    (tmp_path / "eth80").mkdir()
+    with pytest.raises(FrameTableError, match="eth80 holds no object folders"):
+        ETH80Frames(tmp_path)
+    write_eth80(tmp_path, {"cup": range(1, 4)})
+    with pytest.raises(FrameTableError, match="eth80"):
+        ETH80Frames(tmp_path)
+
+
+def test_objects_that_cannot_be_used(tmp_path):
+    write_eth80(tmp_path, {"cup": (1, 2)})
+    with pytest.raises(FrameTableError, match=r"class 'cup' .* only 2 objects \(cup1, cup2\)"):
+        ETH80Frames(tmp_path)
+    (tmp_path / "cup3").mkdir()
+    with pytest.raises(FrameTableError, match="cup3 holds no views"):
+        ETH80Frames(tmp_path)
+    (tmp_path / "cup3").rename(tmp_path / "saucer")
+    with pytest.raises(FrameTableError, match="saucer is not named as an object"):
+        ETH80Frames(tmp_path)
+    (tmp_path / "saucer").rmdir()
+    write_image(tmp_path / "cup1-000-000.jpg")
+    with pytest.raises(FrameTableError, match="lies outside of its object's folder"):
+        ETH80Frames(tmp_path)
+
+
+@pytest.mark.parametrize("run", [-1, 1.5, True, "0"])
+def test_a_run_is_a_number(root, run):
+    with pytest.raises(ValueError, match=r"run is .*, but must be a whole number of at least 0"):
+        ETH80Frames(root, run)
+
+
+def test_the_generator_passes_everything_on(root):
+    benchmark = ETH80(root, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
+    assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1]
+    assert benchmark.frame_table.content_hash() == ETH80Frames(root, 3).content_hash()
+    assert benchmark.train_stream[0].dataset[0][0] == "train" and benchmark.test_stream[0].dataset[0][0] == "eval"
+
+
+@pytest.mark.skipif(not (DATA / "eth80/eth80_128.zip").is_file(), reason="needs eth80/eth80_128.zip in CRUMB_TEST_DATA")
+def test_the_real_data(tmp_path):
+    with zipfile.ZipFile(DATA / "eth80/eth80_128.zip") as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    held_out = Counter()
+    for run in range(5):
+        table = ETH80Frames(tmp_path, run)
+        assert len(table) == 3280 and table.classes == ("apple", "car", "cow", "cup", "dog", "horse", "pear", "tomato")
+        assert all(count == {"train": 328, "test": 82} for count in table.counts().values())
+        held_out.update(name for class_name in table.classes for name in objects(table, "test", class_name))
+    assert len(held_out) == 80 and set(held_out.values()) == {1}
+    sizes = Counter(len(clip) for clip in table.clips(table.rows()))
+    assert sizes == {1: 80, 4: 80 * 4, 8: 80, 16: 80}
+    assert ETH80Frames(tmp_path).frames_hash() == "485ff8f83a1616d95815ae9c557c240b0c604a38073fa2249f61f325dcdae15f"
+    assert [car for run in range(5) for car in objects(ETH80Frames(tmp_path, run), "test", "car")] == CARS

@@ -1,0 +1,68 @@
+"""Run folders made by hand, and their report."""
+
+import json
+from pathlib import Path
+
+import yaml
+
+from crumb_avalanche.report.report import main
+from crumb_avalanche.runs.command_settings import ReportSettings
+
+CONFIG = {
+    "benchmark": "toy_shapes",
+    "protocol": "class_instance",
+    "strategy": "crumb",
+    "preset": "paper",
+    "pretrained": None,
+    "classes_per_experience": 2,
+    "threads": 1,
+    "replay_weight": 1.0,
+}
+LEDGER = {
+    "buffer_items": 12,
+    "buffer_bytes": 64896,
+    "label_bytes": 24,
+    "codebook_bytes": 16384,
+    "statistics_bytes": 0,
+    "memory_bytes": 81304,
+    "plastic_bytes": 805152,
+    "frozen_bytes": 2152988,
+    "optimizer_bytes": 821536,
+    "peak_rss_bytes": 2192580608,
+    "images_per_second": 80.0,
+    "train_seconds": 10.0,
+    "seconds_features": 0.0,
+    "seconds_search": 2.0,
+    "seconds_plastic": 5.0,
+    "seconds_replay": 2.0,
+    "seconds_other": 1.0,
+}
+CLASSES = ["cup", "pear", "dog", "car"]
+
+
+def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger: dict | None = None, **settings) -> Path:
+    """A finished run of two experiences; an offline one learns both at once."""
+    joint = settings.get("strategy") == "offline"
+    after = [final] if joint else [100.0, final]
+    rows = ["0,60.0000,80.0000"] if joint else ["0,100.0000,", "1,60.0000,80.0000"]
+    folder.mkdir(parents=True)
+    config = {**CONFIG, "run": run, "output": str(folder), **settings}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "ledger.json").write_text(json.dumps({**LEDGER, **(ledger or {})}))
+    (folder / "accuracy_matrix.csv").write_text("\n".join(["after,experience_0,experience_1", *rows]) + "\n")
+    result = {"run": run, "final_accuracy": final, "accuracy_after": after, "classes_order": CLASSES}
+    (folder / "result.json").write_text(json.dumps({**result, "frame_table_sha256": "abc"}))
+    return folder
+
+
+def report(*folders: Path, output: Path | None = None) -> None:
+    main(ReportSettings([str(folder) for folder in folders], output and str(output)))
+
+
+def sweep(folder: Path) -> Path:
+    """Three runs of CRUMB with finals 60, 70, 80: mean 70, sample standard deviation sqrt((100 + 0 + 100) / 2) = 10."""
+    for run, final in enumerate([60.0, 70.0, 80.0]):
+        ledger = {"memory_bytes": 1000 + run, "buffer_items": 10 + run, "images_per_second": 50.0 + 10 * run}
+        fake_run(folder / "crumb" / f"run{run}", final, run, ledger, threads=run + 1)
+    fake_run(folder / "finetune", 25.0, 0, {"memory_bytes": 0, "buffer_items": 0}, strategy="finetune")
+    return folder

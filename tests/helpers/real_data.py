@@ -1,0 +1,7 @@
+"""Where real data lie that some tests use."""
+
+import os
+from pathlib import Path
+
+# A folder that does not exist where the variable is unset, so that the tests skip.
+TEST_DATA = Path(os.environ.get("CRUMB_TEST_DATA", "CRUMB_TEST_DATA-is-not-set"))

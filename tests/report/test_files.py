@@ -1,0 +1,180 @@
+"""The tables of a report as CSV and LaTeX: numbers, what is empty, what is escaped; and deviations in words."""
+
+import csv
+import re
+import shutil
+import subprocess
+
+import pytest
+from fake_runs import fake_run, report, sweep
+
+from crumb_avalanche.report.deviations import NOUNS, SENTENCES, deviations_of, meanings
+from crumb_avalanche.report.files import csv_text, tex_escaped, tex_text
+from crumb_avalanche.report.runs import find_runs, groups_of, read_run
+from crumb_avalanche.report.summary import Cell, Column, Table, curves_table, percent, setting, summary_table
+from crumb_avalanche.runs.settings import RunSettings, as_dict
+
+
+def groups_in(folder):
+    return groups_of([read_run(path) for path in find_runs([str(folder)])[0]])
+
+
+def lines_of(path) -> list[dict]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_one_line_for_each_run(tmp_path):
+    report(sweep(tmp_path / "runs"), output=tmp_path / "out")
+    lines = lines_of(tmp_path / "out" / "report.csv")
+    assert [line["run"] for line in lines] == ["0", "1", "2", "0"]
+    assert [line["final_accuracy"] for line in lines] == ["60.00", "70.00", "80.00", "25.00"]
+    first, last = lines[0], lines[-1]
+    assert (first["accuracy_after_1"], first["accuracy_after_2"]) == ("100.00", "60.00")
+    assert (first["memory_bytes"], first["train_seconds"]) == ("1000", "10.0")  # no thousands separator
+    assert (last["strategy"], last["group"], last["folder"]) == ("finetune", "finetune", "../runs/finetune")
+    assert "threads" not in first and "replay_weight" not in first  # no part of the result; the same in all
+
+
+def test_settings_that_vary_are_there_in_full(tmp_path):
+    long = "/way/" + "x" * 80 + ".safetensors"
+    fake_run(tmp_path / "a", pretrained=long, replay_weight=5.0)
+    fake_run(tmp_path / "b")
+    report(tmp_path)
+    first, second = lines_of(tmp_path / "report.csv")
+    assert (first["replay_weight"], second["replay_weight"]) == ("5.0", "1.0")
+    assert first["pretrained"] == long and second["pretrained"] == "none"
+
+
+def test_what_was_not_run_is_empty(tmp_path):
+    """Of 3, 2 and 1 experiences; the joint learner stands where a stream of two ends."""
+    long = fake_run(tmp_path / "long")
+    (long / "accuracy_matrix.csv").write_text("after,a,b,c\n0,9,,\n1,9,9,\n2,9,9,9\n")
+    text = (long / "result.json").read_text()
+    (long / "result.json").write_text(re.sub(r"\[100.0, 70.0\]", "[100.0, 80.0, 70.0]", text))
+    fake_run(tmp_path / "short", strategy="finetune")
+    fake_run(tmp_path / "joint", strategy="offline")
+    report(tmp_path)
+    after = {
+        line["strategy"]: [line[f"accuracy_after_{number}"] for number in (1, 2, 3)]
+        for line in lines_of(tmp_path / "report.csv")
+    }
+    assert after["crumb"] == ["100.00", "80.00", "70.00"]
+    assert after["finetune"] == ["100.00", "70.00", ""] and after["offline"] == ["", "70.00", ""]
+
+
+def test_a_learning_rate_that_was_tuned_is_that_of_the_run(tmp_path):
+    folder = fake_run(tmp_path / "a", learning_rate=None)
+    text = (folder / "result.json").read_text()
+    (folder / "result.json").write_text(text.replace("{", '{"learning_rate": 0.003, ', 1))
+    fake_run(tmp_path / "b", learning_rate=0.001)
+    report(tmp_path)
+    assert [line["tuned_learning_rate"] for line in lines_of(tmp_path / "report.csv")] == ["0.003", ""]
+
+
+def test_mean_and_deviation():
+    # 60, 70, 80: mean 70, deviation sqrt((100 + 0 + 100) / 2) = 10
+    assert percent([60.0, 70.0, 80.0]).text == "70.00 ± 10.00" and percent([60.0]).text == "60.00"
+
+
+def test_curves_by_group(tmp_path):
+    table = curves_table(groups_in(sweep(tmp_path)))
+    assert [cell.text for cell in table.rows[0]] == ["crumb", "100.00 ± 0.00", "70.00 ± 10.00"]
+
+
+def test_tex_has_the_summary(tmp_path):
+    report(sweep(tmp_path))
+    lines = (tmp_path / "report.tex").read_text().splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrrrrr}" and lines[-1] == r"\end{tabular}"
+    assert r"crumb & 3 & 70.00 $\pm$ 10.00 & 1,001 & 11 & 60.0 & 10.0 \\" in lines
+    assert r"group & runs & final accuracy, \% & memory, bytes & memories & images/s & training, s \\" in lines
+    for row in summary_table(groups_in(tmp_path)).rows:
+        assert " & ".join(cell.text for cell in row).replace("±", r"$\pm$") + r" \\" in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("50 % & 3_4 #1 $5", r"50 \% \& 3\_4 \#1 \$5"),
+        ("{a}", r"\{a\}"),
+        (r"C:\x", r"C:\textbackslash{}x"),
+        ("a~b^c", r"a\textasciitilde{}b\textasciicircum{}c"),
+        ("<a>|", r"\textless{}a\textgreater{}\textbar{}"),
+        ("[x]*", "{[}x]{*}"),  # a row that began so would be read as an argument of the line break before it
+        ("a\n\nb\tc", "a b c"),
+    ],
+)
+def test_tex_escapes(text, escaped):
+    assert tex_escaped(text) == escaped
+
+
+NASTY = 'a\\b{c}$d&e#f_g%h~i^j<k>l|m"n[o*p, q\nr'
+
+
+def test_csv_gives_back_what_went_in():
+    table = Table(
+        [Column("a", "A"), Column("b", "B")], [[Cell(NASTY), setting([1, 2])], [Cell("1,234", "1234"), Cell("")]]
+    )
+    assert list(csv.reader(csv_text(table).splitlines(True))) == [["a", "b"], [NASTY, "1, 2"], ["1234", ""]]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on this machine")
+def test_latex_sets_it(tmp_path):
+    rows = [[Cell(NASTY), Cell("70.00 ± 10.00")], [Cell("[2]"), Cell("*")]]
+    body = tex_text(Table([Column("a", "A_1"), Column("b", "B, %")], rows))
+    (tmp_path / "a.tex").write_text("\\documentclass{article}\\begin{document}\n" + body + "\\end{document}\n")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+# deviations
+
+
+def sentences(folder, **settings) -> dict[str, str]:
+    return {found.setting: found.sentence for found in deviations_of(groups_in(fake_run(folder, **settings)))}
+
+
+def test_deviations_in_words(tmp_path):
+    found = sentences(tmp_path / "a", replay_weight=5.0, freeze_codebook=True, budget_images=30, weights="/w/x.npz")
+    assert found["replay_weight"] == "The factor of the replay loss is 5.0; in preset paper it is 1.0."
+    assert found["freeze_codebook"] == "The memory blocks stay as they were filled; in preset paper they learn on."
+    assert found["budget_images"] == "The memory in raw images is 30; in preset paper it is the benchmark's."
+    assert found["weights"] == "The origin of the first weights is /w/x.npz; in preset paper it is torchvision."
+    assert found["benchmark"] == "toy_shapes is not a benchmark of the paper."
+    assert found["pretrained"].startswith("Starts without CRUMB pretraining")
+
+
+def test_a_run_as_in_the_paper_has_none(tmp_path):
+    settings = as_dict(RunSettings(benchmark="core50", strategy="finetune").resolved())
+    fake_run(tmp_path / "a", **{name: value for name, value in settings.items() if name != "run"})
+    assert deviations_of(groups_in(tmp_path)) == []
+
+
+def test_deviations_that_groups_share_are_said_once(tmp_path):
+    for strategy in ("ewc", "gem", "si"):
+        fake_run(tmp_path / strategy, strategy=strategy, first_epochs=3, epochs=1 + (strategy == "si"))
+    found = {deviation.setting: deviation.groups for deviation in deviations_of(groups_in(tmp_path))}
+    assert found["first_epochs"] == ["ewc", "gem", "si"] and found["epochs"] == ["si"]
+
+
+def test_a_tuned_learning_rate_and_an_unknown_setting(tmp_path):
+    folder = fake_run(tmp_path / "a", learning_rate=None, family="fair", odd=3)
+    text = (folder / "result.json").read_text()
+    (folder / "result.json").write_text(text.replace("{", '{"learning_rate": 0.0003, ', 1))
+    found = {item.setting: item.sentence for item in deviations_of(groups_in(folder))}
+    tuned = "The learning rate is tuned on the first experience (0.0003); in preset paper it is 0.001."
+    assert found["learning_rate"] == tuned
+    assert found["odd"] == "The setting odd is 3; preset paper does not know it."
+
+
+def test_a_method_without_gradients_has_no_rate_to_tell_of(tmp_path):
+    folder = fake_run(tmp_path / "a", learning_rate=None, family="fair", strategy="slda")
+    text = (folder / "result.json").read_text()
+    (folder / "result.json").write_text(text.replace("{", '{"learning_rate": null, ', 1))
+    assert "learning_rate" not in {item.setting for item in deviations_of(groups_in(folder))}
+
+
+def test_words_are_there_for_settings_that_exist():
+    names = set(as_dict(RunSettings()))
+    assert set(NOUNS) | {name for name, _ in SENTENCES} <= names == set(meanings())

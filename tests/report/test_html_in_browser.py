@@ -1,0 +1,158 @@
+"""``report.html`` opened in headless Chromium, where there is one."""
+
+from pathlib import Path
+
+import pytest
+from chromium import CHROMIUM, Browser
+from fake_runs import report
+from html_pages import csv_of, mixed
+
+from crumb_avalanche.report.html_report import Section, page
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    where = mixed(tmp_path_factory.mktemp("report") / "<b>$x&amp;")
+    report(where)
+    return where
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def opened(browser, folder):
+    browser.open(folder / "report.html")
+    return browser
+
+
+def column(browser, table: str, name: str) -> list[str]:
+    """The texts of a column, from top to bottom."""
+    code = f"""(() => {{ const table = document.getElementById({table!r});
+        const place = [...table.tHead.rows[0].cells].findIndex(head => head.dataset.name === {name!r});
+        return [...table.tBodies[0].rows].map(row => row.cells[place].textContent); }})()"""
+    return browser.evaluate(code)
+
+
+def test_opens_without_errors_and_without_requests(opened, folder):
+    opened.evaluate("document.body.scrollHeight")
+    requests = [event["request"]["url"] for event in opened.seen("Network.requestWillBeSent")]
+    # The icon is an empty data: address, which is answered without a request.
+    assert [url for url in requests if not url.startswith("data:")] == [(folder / "report.html").as_uri()]
+    assert opened.seen("Runtime.exceptionThrown", "Runtime.consoleAPICalled") == []
+    assert [event["entry"]["text"] for event in opened.seen("Log.entryAdded")] == []
+    assert opened.evaluate("performance.getEntriesByType('resource').length") == 0
+    assert opened.evaluate("window.attacked") is None
+
+
+def test_a_request_would_have_been_seen(opened, tmp_path):
+    """The counterpart of the test above: it can fail."""
+    (tmp_path / "a.html").write_text("<!DOCTYPE html><img src=none.png><script>console.error('x'); throw 1</script>")
+    opened.open(tmp_path / "a.html")
+    assert len(opened.seen("Network.requestWillBeSent")) == 2
+    assert opened.seen("Runtime.exceptionThrown") and opened.seen("Runtime.consoleAPICalled")
+
+
+def test_numbers_in_the_browser_are_those_of_the_csv(opened, folder):
+    for name in ("final_accuracy", "accuracy_after_1", "accuracy_after_2", "train_seconds"):
+        assert column(opened, "runs-table", name) == [line[name] for line in csv_of(folder)]
+    sizes = [text.replace(",", "") for text in column(opened, "runs-table", "memory_bytes")]
+    assert sizes == [line["memory_bytes"] for line in csv_of(folder)]
+
+
+def test_tables_are_filled_and_figures_visible(opened):
+    rows = opened.evaluate("[...document.querySelectorAll('table')].map(table => table.tBodies[0].rows.length)")
+    assert len(rows) >= 10 and min(rows) > 0
+    boxes = opened.evaluate("""[...document.querySelectorAll('figure svg')].map(svg => [
+        svg.getBoundingClientRect().width, svg.getBoundingClientRect().height, svg.getBBox().width,
+        ...[...svg.querySelectorAll('[data-group] path')].map(path => path.getBoundingClientRect().width)])""")
+    assert len(boxes) == 4 and all(min(box[:3]) > 200 for box in boxes)
+    assert all(max(box[3:]) > 20 for box in boxes)
+    heat = "[...document.querySelectorAll('.matrix td[style]')].map(cell => getComputedStyle(cell).backgroundColor)"
+    assert len(set(opened.evaluate(heat))) > 1
+
+
+def test_a_click_sorts_and_another_reverses(opened):
+    head = "#summary-table th[data-name=final_accuracy]"
+    for order, reverse in (("ascending", False), ("descending", True)):
+        opened.click(f"{head} button")
+        means = [float(text.split(" ")[0]) for text in column(opened, "summary-table", "final_accuracy")]
+        assert means == sorted([70.0, 25.0, 90.0, 55.0, 5.5], reverse=reverse)  # 5.50 before 25.00: as numbers
+        assert opened.evaluate(f"document.querySelector('{head}').getAttribute('aria-sort')") == order
+    opened.click("#summary-table th[data-name=runs] button")
+    assert (
+        opened.evaluate("document.querySelectorAll('#summary-table th:not([aria-sort=none])[aria-sort]').length") == 1
+    )
+
+
+def test_empty_cells_are_last_both_ways(opened):
+    for _ in range(2):
+        opened.click("#runs-table th[data-name=accuracy_after_1] button")
+        texts = column(opened, "runs-table", "accuracy_after_1")
+        assert texts[-1] == "" and "" not in texts[:-1]
+
+
+def test_sorting_with_the_keyboard(opened):
+    opened.evaluate("document.querySelector('#summary-table th[data-name=group] button').focus()")
+    opened.press("Tab", 9)
+    opened.press("Tab", 9)  # group, runs, final accuracy
+    assert opened.evaluate("document.activeElement.textContent") == "final accuracy, %"
+    opened.press("Enter", 13)
+    assert column(opened, "summary-table", "final_accuracy")[0] == "5.50"
+    opened.press("Enter", 13)
+    assert column(opened, "summary-table", "final_accuracy")[0] == "90.00"
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1,000", "10", "9", "-1"], ["-1", "9", "10", "1,000"]),
+        (["12.3 ± 4.5", "9.9 ± 50", ""], ["9.9 ± 50", "12.3 ± 4.5", ""]),
+        (["none", "0.001", "3e-4", "class10", "class9"], ["3e-4", "0.001", "class9", "class10", "none"]),
+    ],
+)
+def test_kinds_of_cells(browser, tmp_path, cells, expected):
+    rows = "".join(f"<tr><td>{cell}</td></tr>" for cell in cells)
+    head = '<table class="sortable" id="t"><thead><tr><th data-name="a">a</th></tr></thead>'
+    (tmp_path / "a.html").write_text(page("a", "b", [Section("s", "S", f"{head}<tbody>{rows}</tbody></table>")]))
+    browser.open(tmp_path / "a.html")
+    browser.click("#t button")
+    assert column(browser, "t", "a") == expected
+
+
+def test_pointing_at_a_row_shows_its_curve(opened):
+    opened.click("#summary-table tbody tr:first-child th")  # the mouse stays there
+    lit = opened.evaluate("[...document.querySelectorAll('svg [data-group].lit')].map(node => node.dataset.group)")
+    assert lit and set(lit) == {opened.evaluate("document.querySelector('#summary-table tbody tr').dataset.group")}
+
+
+CONTRAST = """((a, b) => {
+    const light = text => { const [r, g, b] = text.match(/[\\d.]+/g).map(x => (x /= 255) <= 0.04045 ? x / 12.92
+        : ((x + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b };
+    const [dark, bright] = [light(a), light(b)].sort((x, y) => x - y);
+    return (bright + 0.05) / (dark + 0.05) })"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_in_light_and_dark(opened, scheme):
+    """WCAG AA asks for 4.5 between text and ground."""
+    opened.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    for selector in ("td", "h2", "thead th", ".notes", "figcaption", "summary", "a"):
+        pair = f"getComputedStyle(document.querySelector('main {selector}, nav {selector}')).color"
+        ground = "getComputedStyle(document.querySelector('section')).backgroundColor"
+        assert opened.evaluate(f"{CONTRAST}({pair}, {ground})") > 4.5, selector
+    is_dark = opened.evaluate(f"{CONTRAST}(getComputedStyle(document.body).backgroundColor, 'rgb(0, 0, 0)') < 3")
+    assert is_dark == (scheme == "dark")
+    opened.call("Emulation.setEmulatedMedia", features=[])
+
+
+def test_a_narrow_window_scrolls_tables_not_the_page(opened):
+    opened.call("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 400
+    opened.call("Emulation.clearDeviceMetricsOverride")

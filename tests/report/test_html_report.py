@@ -1,0 +1,185 @@
+"""``report.html`` read with the standard library's parser."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import fake_runs
+import pytest
+from fake_runs import fake_run, report, sweep
+from html_pages import ATTACK, Page, csv_of, mixed, page_of
+
+from crumb_avalanche.report.html_elements import element, escaped
+from crumb_avalanche.report.html_report import Section, page
+from crumb_avalanche.runs.settings import RunSettings, as_dict
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    where = mixed(tmp_path_factory.mktemp("report") / "<b>$x&amp;")
+    report(where)
+    return where
+
+
+def test_every_number_of_the_csv_is_on_the_page(folder):
+    lines, rows = csv_of(folder), page_of(folder).tables["runs-table"]
+    assert len(lines) == len(rows) == 7
+    for line, row in zip(lines, rows):
+        assert list(row) == list(line)
+        for name, text in line.items():
+            shown = row[name]
+            assert text == (shown["text"] if shown["value"] is None else shown["value"]), name
+            if name in ("final_accuracy", "memory_bytes", "train_seconds"):
+                assert float(shown["text"].replace(",", "")) == float(text)
+
+
+def test_every_number_of_the_tex_is_on_the_page(folder):
+    tex = [line for line in (folder / "report.tex").read_text().splitlines() if line.endswith(r"\\")][1:]
+    for row, line in zip(page_of(folder).tables["summary-table"], tex, strict=True):
+        numbers = [cell["text"].replace("±", r"$\pm$") for cell in list(row.values())[1:]]
+        assert line.removesuffix(r" \\").split(" & ")[-len(numbers) :] == numbers
+
+
+def test_means_are_those_worked_out_by_hand(folder):
+    finals = {row["final_accuracy"]["text"] for row in page_of(folder).tables["summary-table"]}
+    assert finals == {"70.00 ± 10.00", "25.00", "90.00", "55.00", "5.50"}
+
+
+def test_it_is_well_formed_and_all_ids_are_its_own(folder):
+    shown = page_of(folder)  # fails by itself where tags cross
+    text = (folder / "report.html").read_text()
+    assert text.startswith("<!DOCTYPE html>\n<html lang=") and text.isascii()
+    assert [name for name, count in Counter(shown.ids).items() if count > 1] == []
+    assert shown.used <= set(shown.ids) and len(shown.used) > 10
+    assert shown.tags["svg"] == 4 and shown.tags["h1"] == shown.tags["main"] == shown.tags["title"] == 1
+    assert all(value is None or "\n" not in value for _, _, value in shown.attributes)
+
+
+def test_nothing_on_it_asks_for_anything(folder):
+    text, shown = (folder / "report.html").read_text(), page_of(folder)
+    links = [(tag, value) for tag, key, value in shown.attributes if key in ("src", "href", "srcset", "data", "action")]
+    assert {value.partition("#")[0] for _, value in links} == {"", "data:,"}
+    style = re.search("<style>(.*?)</style>", text, re.DOTALL)[1]
+    assert "url(" not in style and "@import" not in style and "http" not in style
+    assert "http:" not in text and "https:" not in text and "default-src &#x27;none&#x27;" in text
+
+
+def test_what_comes_from_a_run_is_escaped(folder):
+    text, shown = (folder / "report.html").read_text(), page_of(folder)
+    assert shown.tags["script"] == 1 and shown.tags["img"] == shown.tags["b"] == 0
+    assert ATTACK not in text and escaped(ATTACK) in text
+    assert not [key for _, key, _ in shown.attributes if key.startswith("on")]
+    assert ATTACK in [row["pretrained"]["value"] for row in shown.tables["runs-table"]]
+
+
+def test_hostile_texts():
+    assert escaped('<a b="c">\'&') == "&lt;a b=&quot;c&quot;&gt;&#x27;&amp;"
+    assert escaped("a\x00b\x1bc\ud800d\uffffe\tf") == "a\ufffdb\ufffdc\ufffdd\ufffde\tf"
+    assert element("td", "", title='"><script>', class_=None, open=True) == (
+        '<td title="&quot;&gt;&lt;script&gt;" open></td>'
+    )
+
+
+def test_labels_that_break_pictures(tmp_path):
+    """Formulas, control characters and markup in a label are drawn as they stand."""
+    for number, name in enumerate(["$x^{", "a$b$", "\x0bé\x85", "<g>&", "__"]):
+        fake_run(tmp_path / str(number), strategy=name)
+    report(tmp_path)
+    shown = page_of(tmp_path)
+    assert "$x^{" in shown.texts and "a$b$" in shown.texts and "<g>&" in shown.texts and "\ufffdé\ufffd" in shown.texts
+
+
+def test_the_same_runs_give_the_same_page(tmp_path):
+    folder = mixed(tmp_path / "runs")
+    report(folder)
+    first = (folder / "report.html").read_bytes()
+    code = "import sys; from fake_runs import report; from pathlib import Path; report(Path(sys.argv[1]))"
+    subprocess.run(
+        [sys.executable, "-c", code, folder], check=True, capture_output=True, cwd=Path(fake_runs.__file__).parent
+    )
+    assert (folder / "report.html").read_bytes() == first  # under another hash seed
+
+
+def test_it_is_readable_without_the_script(folder):
+    shown = page_of(folder)
+    assert shown.tags["button"] == 0  # the script makes them: without it nothing is there that does nothing
+    assert all(rows and any(cell["text"] for cell in rows[0].values()) for rows in shown.tables.values())
+    assert not re.search(r"display: ?none", "".join(re.findall("<style>(.*?)@media print", " ".join(shown.texts))))
+
+
+def test_matrix_is_a_heat_map(tmp_path):
+    report(sweep(tmp_path))
+    matrix = page_of(tmp_path).tables["table-2"]  # after summary and curves
+    assert [cell["text"] for cell in matrix[0].values()] == ["exp 1", "100.0", "", "100.0"]
+    assert [cell["text"] for cell in matrix[1].values()] == ["exp 2", "60.0", "80.0", "70.0"]
+    assert [cell["style"] for cell in matrix[1].values()] == [None, "--share:60.0%", "--share:80.0%", None]
+
+
+def test_streams_are_drawn_apart(folder):
+    text = page_of(folder).text
+    assert "toy_shapes, class_instance" in text and "toy_shapes, class_iid" in text
+    assert text.count("Accuracy over all classes seen: mean of runs") == 2
+
+
+def test_a_bound_learned_all_at_once_is_seen_beside_every_protocol(tmp_path):
+    bound = fake_run(tmp_path / "bound", strategy="offline", protocol="class_instance")  # what its config.yaml has
+    iid = fake_run(tmp_path / "iid", protocol="class_iid")
+    report(bound, iid, output=tmp_path / "one")
+    one = page_of(tmp_path / "one")
+    assert "toy_shapes, class_instance" not in one.text
+    assert one.text.count("Accuracy over all classes seen: mean of runs") == 1
+    assert {line["group"] for line in csv_of(tmp_path / "one")} == {"crumb", "offline"}
+    assert {line["protocol"] for line in csv_of(tmp_path / "one")} == {"class_iid"}
+
+    report(bound, iid, fake_run(tmp_path / "instance", protocol="class_instance"), output=tmp_path / "both")
+    both = page_of(tmp_path / "both")
+    for place in (0, 1):
+        assert "offline" in " ".join(row["group"]["text"] for row in both.tables[f"curves-table-{place}"])
+    assert "curves-table-2" not in both.tables
+    labels = {"crumb, protocol=class_iid", "crumb, protocol=class_instance", "offline, protocol=joint"}
+    assert {line["group"] for line in csv_of(tmp_path / "both")} == labels
+
+    report(bound, output=tmp_path / "alone")
+    assert "toy_shapes, joint" in page_of(tmp_path / "alone").text
+
+
+def test_one_run_has_its_classes_and_settings(tmp_path):
+    report(fake_run(tmp_path / "a"))
+    shown = page_of(tmp_path / "a")
+    assert "cup, pear" in shown.text and "dog, car" in shown.text
+    settings = {row["setting"]["text"]: row for row in shown.tables["settings-same"]}
+    assert settings["replay_weight"]["value"]["text"] == "1.0"
+    assert settings["replay_weight"]["meaning"]["text"] == "factor of the replay loss."
+    assert "settings-differ" not in shown.tables
+
+
+def test_differences_between_groups(folder):
+    rows = page_of(folder).tables["settings-differ"]
+    assert {row["replay_weight"]["text"] for row in rows} == {"1.0", "5.0"}
+    assert "replay_weight" not in {row["setting"]["text"] for row in page_of(folder).tables["settings-same"]}
+
+
+def test_what_is_left_out_is_said(tmp_path):
+    sweep(tmp_path)
+    (tmp_path / "finetune" / "result.json").unlink()
+    (tmp_path / "crumb/run2/result.json").write_text("{")
+    with pytest.raises(ValueError, match="the rest is written"):
+        report(tmp_path)
+    text = page_of(tmp_path).text
+    assert "result.json cannot be used" in text and f"without result.json: {tmp_path / 'finetune'}" in text
+
+
+def test_deviations_are_listed_or_said_to_be_none(folder, tmp_path):
+    rows = {row["setting"]["text"]: row for row in page_of(folder).tables["deviations-table"]}
+    assert rows["benchmark"]["groups"]["text"] == "all" and "class_iid" in rows["replay_weight"]["groups"]["text"]
+    assert "is 5.0; in preset paper it is 1.0" in rows["replay_weight"]["deviation"]["text"]
+    settings = as_dict(RunSettings(benchmark="core50", strategy="finetune").resolved())
+    report(fake_run(tmp_path / "a", **{name: value for name, value in settings.items() if name != "run"}))
+    assert "None: all settings are those of preset paper." in page_of(tmp_path / "a").text
+
+
+def test_a_page_of_other_sections():
+    shown = Page(page("T & T", "lead", [Section("one", "A < B", "<p>x</p>")]))
+    assert "T & T" in shown.texts and "A < B" in shown.texts and "one" in shown.ids

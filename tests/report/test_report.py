@@ -1,0 +1,286 @@
+"""``crumb report`` on run folders written by hand: tables, CSV, pictures, and every error by its words."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_runs import CLASSES, LEDGER, fake_run, report, sweep
+
+from crumb_avalanche.report.pictures import Curve, bytes_text, comparison_picture, run_picture
+from crumb_avalanche.report.report import find_runs, groups_of, read_run
+
+
+def whole_pictures(folder: Path) -> None:
+    """Both pictures are there, are what their names say, and nothing half-written is left."""
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "report.svg").read_text().rstrip().endswith("</svg>")
+    assert (folder / "report.html").read_text().endswith("</html>\n")
+    assert (folder / "report.csv").exists() and (folder / "report.tex").exists()
+    assert not list(folder.glob("*.part"))
+
+
+def lines_of(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+# one run
+
+
+def test_one_run_as_tables(tmp_path, capsys):
+    report(fake_run(tmp_path / "a", replay_weight=5.0, freeze_codebook=True))
+    lines = lines_of(capsys.readouterr().out)
+    assert "strategy crumb" in lines and "freeze_codebook True" in lines
+    assert "replay_weight 5.0" in lines  # the preset says 1
+    assert not any(line.startswith(("pretrained", "threads", "output")) for line in lines)
+    assert "exp 1 100.0 100.00" in lines and "exp 2 60.0 80.0 70.00" in lines
+    # 4 classes: chance is 1/2, then 1/4
+    assert "exp 1 cup, pear 2 100.00 50.00" in lines and "exp 2 dog, car 4 70.00 25.00" in lines
+    assert "memory in all 81,304 B" in lines and "time: search 2.0 s (20 %)" in lines
+
+
+def test_pictures_go_into_the_run_folder_or_to_output(tmp_path):
+    folder = fake_run(tmp_path / "runs" / "a")
+    report(tmp_path / "runs")
+    whole_pictures(folder)
+    report(folder, output=tmp_path / "new" / "place")
+    whole_pictures(tmp_path / "new" / "place")
+    assert (tmp_path / "new/place/report.svg").read_bytes() == (folder / "report.svg").read_bytes()
+
+
+def test_the_help_says_where_a_report_goes(crumb):
+    code, out, _ = crumb("report", "--help")
+    help_text = " ".join(out.split())
+    assert code == 0 and "those of an earlier report in it are replaced" in help_text
+    assert "the folder given if it holds several, the parent of the first of several folders." in help_text
+
+
+def test_the_joint_learner_and_one_without_memory(tmp_path, capsys):
+    nothing = dict.fromkeys(["buffer_items", "buffer_bytes", "label_bytes", "codebook_bytes", "memory_bytes"], 0)
+    report(fake_run(tmp_path / "a", strategy="offline", ledger=nothing))
+    assert "joint 60.0 80.0 70.00" in lines_of(capsys.readouterr().out)
+    whole_pictures(tmp_path / "a")
+
+
+def test_a_run_that_does_not_tell_its_classes_has_no_chance_level(tmp_path, capsys):
+    folder = fake_run(tmp_path / "a")
+    result = json.loads((folder / "result.json").read_text())
+    del result["classes_order"]
+    (folder / "result.json").write_text(json.dumps(result))
+    report(folder)
+    assert "chance" not in capsys.readouterr().out
+
+
+def test_number_of_classes_seen_follows_from_the_matrix_where_it_is_not_set(tmp_path):
+    assert read_run(fake_run(tmp_path / "a", classes_per_experience=None)).classes_seen == [2, 4]
+    assert read_run(fake_run(tmp_path / "b", classes_per_experience=3)).classes_seen == [3, 4]
+    assert read_run(fake_run(tmp_path / "c", strategy="offline")).classes_seen == [4]
+    folder = fake_run(tmp_path / "d", classes_per_experience=None)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"classes_order": [*CLASSES, "cow"]}))
+    assert read_run(folder).classes_seen is None, "nothing is guessed"
+    told = {"classes_order": [*CLASSES, "cow"], "classes_per_experience": [2, 3]}
+    (folder / "result.json").write_text(json.dumps(result | told))
+    assert read_run(folder).classes_seen == [2, 5]
+
+
+# several runs
+
+
+def test_comparison_table(tmp_path, capsys):
+    report(sweep(tmp_path))
+    out = capsys.readouterr().out
+    lines = lines_of(out)
+    assert "crumb 3 70.00 +- 10.00 1,001 B 11 60.0" in lines
+    assert "finetune 1 25.00 0 B 0 80.0" in lines  # one run has no spread
+    assert "times of different runs are comparable only when measured side by side" in out
+    assert "settings in which they differ" in lines and "finetune finetune" in lines  # the strategy and nothing else
+    assert "note: not all groups hold the same run numbers" in out
+    whole_pictures(tmp_path)
+
+
+def test_comparison_csv(tmp_path):
+    report(sweep(tmp_path / "runs"), output=tmp_path / "out")
+    with open(tmp_path / "out" / "comparison.csv", newline="") as file:
+        crumb, finetune = csv.DictReader(file)
+    assert (crumb["label"], crumb["runs"], crumb["run_numbers"]) == ("crumb", "3", "0 1 2")
+    assert float(crumb["final_accuracy_mean"]) == pytest.approx(70)
+    assert float(crumb["final_accuracy_std"]) == pytest.approx(10)
+    assert [float(crumb[name]) for name in ("memory_bytes", "buffer_items", "images_per_second")] == [1001, 11, 60]
+    assert finetune["final_accuracy_std"] == "" and finetune["strategy"] == "finetune"
+
+
+def test_mean_and_deviation_after_each_experience():
+    # 100, 90: mean 95, deviation sqrt(2 * 25 / 1); 70, 80: the same spread
+    curve = Curve.of("crumb", [[100.0, 70.0], [90.0, 80.0]], False, [2, 4])
+    assert curve.mean == [95, 75] and curve.std == pytest.approx([50**0.5] * 2)
+    assert curve.finals == [70, 80] and curve.chance == [50, 25]
+    assert Curve.of("crumb", [[70.0]], False, None).std is None
+
+
+def test_labels_tell_groups_apart_and_say_no_more(tmp_path):
+    fake_run(tmp_path / "a", pretrained=None)
+    fake_run(tmp_path / "b", pretrained="/long/way/to/the/folder/of/files/cifar.safetensors")
+    fake_run(tmp_path / "c", strategy="finetune", batch_size=32)
+    runs = [read_run(folder) for folder in find_runs([str(tmp_path)])[0]]
+    labels = [group.label for group in groups_of(runs)]
+    assert labels == ["crumb, pretrained=none", "crumb, pretrained=cifar.safetensors", "finetune"]
+
+
+def test_another_stream_is_always_in_the_label(tmp_path, capsys):
+    report(fake_run(tmp_path / "a"), fake_run(tmp_path / "b", strategy="finetune", protocol="class_iid"))
+    out = capsys.readouterr().out
+    assert "crumb, protocol=class_instance" in out and "finetune, protocol=class_iid" in out
+    whole_pictures(tmp_path)  # beside the first folder
+
+
+def test_own_clips_of_two_folders_are_two_benchmarks(tmp_path):
+    runs = [
+        read_run(fake_run(tmp_path / name / benchmark, benchmark=benchmark, dataset_root=name))
+        for benchmark in ("clip_folder", "eth80")
+        for name in ("home", "lab")
+    ]
+    groups = groups_of(runs)
+    assert [len(group.runs) for group in groups] == [1, 1, 2]  # a moved copy of ETH-80 is still ETH-80
+    assert groups[0].label.endswith("dataset_root=home")
+
+
+def test_repeats_of_a_run_are_pointed_out(tmp_path, capsys):
+    first, second = fake_run(tmp_path / "a"), fake_run(tmp_path / "b")
+    report(first, first, second)  # the same folder twice is one run
+    assert f"run 0 is there 2 times, which are not independent: {first}, {second}" in capsys.readouterr().out
+    (second / "result.json").write_text((second / "result.json").read_text().replace("abc", "def"))
+    report(first, second)
+    assert "run 0 is there 2 times, on different images" in capsys.readouterr().out
+
+
+def test_many_runs_are_in_the_order_of_their_numbers(tmp_path):
+    for run in (10, 2, 1):
+        fake_run(tmp_path / f"run{run}", run=run)
+    assert [folder.name for folder in find_runs([str(tmp_path)])[0]] == ["run1", "run2", "run10"]
+
+
+@pytest.mark.parametrize("count", [1, 20, 30])
+def test_pictures_of_short_and_long_streams(count):
+    matrix = [[50.0] * (number + 1) for number in range(count)]
+    figure = run_picture("a", matrix, [50.0] * count, list(range(1, count + 1)), LEDGER)
+    panels = [axes.get_title() for axes in figure.axes]
+    assert {"accuracy matrix", "accuracy over all classes seen", "ledger: 12 memories stored"} <= set(panels)
+    numbers = len(figure.axes[0].texts)
+    assert numbers == (0 if count > 25 else count * (count + 1) // 2)  # unseen cells stay empty
+
+
+def test_chance_is_drawn_only_where_it_is_the_same():
+    def drawn(*curves):
+        legend = comparison_picture("a", list(curves)).legends[0]
+        return "chance" in [text.get_text() for text in legend.get_texts()]
+
+    stream = Curve("a", [90.0, 80.0], None, [80.0], chance=[50.0, 25.0])
+    joint = Curve("b", [95.0], None, [95.0], joint=True, chance=[25.0])
+    assert drawn(stream, joint)
+    assert not drawn(stream, Curve("c", [90.0, 80.0], None, [80.0], chance=[20.0, 10.0]))
+    assert not drawn(stream, Curve("d", [90.0, 80.0], None, [80.0]))
+
+
+def test_every_group_beyond_the_colours_is_still_distinct():
+    figure = comparison_picture("a", [Curve(f"g{i}", [90.0, 80.0], None, [80.0]) for i in range(14)])
+    looks = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
+    assert len(set(looks)) == 14
+
+
+def test_bytes_in_words():
+    assert [bytes_text(n) for n in (832, 16384, 2266944, 2192580608)] == ["832 B", "16.4 kB", "2.27 MB", "2.19 GB"]
+
+
+# errors by their words
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(ValueError, match="no folder was given; write crumb report FOLDER"):
+        report()
+    with pytest.raises(ValueError, match="nowhere does not exist; crumb report takes folders"):
+        report(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file is a file; crumb report takes folders"):
+        report(tmp_path / "file")
+
+
+def test_no_finished_run(tmp_path):
+    with pytest.raises(ValueError, match=r"no finished run: there is no result\.json.*Nor is there a config\.yaml"):
+        report(tmp_path)
+    folder = fake_run(tmp_path / "a")
+    (folder / "result.json").unlink()
+    with pytest.raises(ValueError, match=r"Begun but not finished: .*a\. An interrupted run keeps interrupted/"):
+        report(tmp_path)
+    (folder / "interrupted").mkdir()
+    with pytest.raises(ValueError, match=r"is kept in .*a/interrupted\. To start again: crumb run --config .*a/config"):
+        report(tmp_path)
+
+
+def test_unfinished_runs_are_left_out_and_named(tmp_path, capsys):
+    fake_run(tmp_path / "done")
+    (fake_run(tmp_path / "cut") / "result.json").unlink()
+    (tmp_path / "config.yaml").write_text("")  # a sweep's own settings are no run
+    report(tmp_path)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"unfinished and left out, without result.json: {tmp_path / 'cut'}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("result.json", '{"final_acc', r"result\.json cannot be used: Unterminated string"),
+        ("result.json", "[]", "it holds a list, not names and values"),
+        ("result.json", '{"run": 0}', "it has no usable final_accuracy, accuracy_after"),
+        ("result.json", '{"run": 0, "final_accuracy": NaN, "accuracy_after": [1]}', "nan is no accuracy in percent"),
+        ("result.json", '{"run": 0, "final_accuracy": "x", "accuracy_after": [1]}', "'x' is no accuracy in percent"),
+        ("ledger.json", "{}", r"ledger\.json cannot be used: it has no usable buffer_items"),
+        ("ledger.json", json.dumps({**LEDGER, "label_bytes": None}), "it has no usable label_bytes"),
+        ("config.yaml", "a: [", r"config\.yaml cannot be used: while parsing"),
+        ("config.yaml", "strategy: crumb", "it has no usable benchmark, protocol, preset"),
+        ("accuracy_matrix.csv", "after,a\n0,70\n", r"it has 1 rows, but result\.json tells of 2 experiences"),
+        ("accuracy_matrix.csv", "after,a\n0,x\n1,2\n", "could not convert string to float: 'x'"),
+        ("accuracy_matrix.csv", None, r"accuracy_matrix\.csv cannot be used: it is missing"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, text, words):
+    folder = fake_run(tmp_path / "a")
+    (folder / name).unlink() if text is None else (folder / name).write_text(text)
+    with pytest.raises(ValueError, match=words) as error:
+        report(folder)
+    assert str(folder / name) in str(error.value) and "repeat the run with --overwrite true" in str(error.value)
+
+
+def test_one_damaged_run_among_others_does_not_stop_the_report(tmp_path, capsys):
+    sweep(tmp_path)
+    (tmp_path / "crumb/run2/result.json").write_text("{")
+    with pytest.raises(ValueError, match=r"the rest is written\.\n.*run2/result\.json cannot be used"):
+        report(tmp_path)
+    # 60 and 70: mean 65, deviation sqrt(2 * 25)
+    assert "crumb 2 65.00 +- 7.07" in " ".join(capsys.readouterr().out.split())
+    whole_pictures(tmp_path)
+    assert (tmp_path / "comparison.csv").exists()
+
+
+def test_an_output_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot be written to .*; name another folder with --output"):
+        report(fake_run(tmp_path / "a"), output=tmp_path / "file")
+
+
+def test_needs_neither_torch_nor_avalanche_nor_a_display(tmp_path):
+    code = (
+        "import sys; from crumb_avalanche.cli import report; "
+        "from crumb_avalanche.runs.command_settings import ReportSettings; "
+        "report.main(ReportSettings([sys.argv[1]])); "
+        "print(sorted({'torch', 'avalanche', 'tkinter', 'matplotlib.pyplot'} & set(sys.modules)))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MPLBACKEND")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(fake_run(tmp_path / "a"))], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,116 @@
+"""What decides is what files hold: the same under other names is the same run, something else under the same is not."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from fake_runs import fake_run
+
+from crumb_avalanche.report.report import find_runs, groups_of, read_run
+from crumb_avalanche.report.runs import notes_on
+
+
+@pytest.fixture
+def several(crumb, tiny, clips, tmp_path):
+    """Calls a finished `--runs 0` again, with other arguments; the clips and the method's settings are copies."""
+    root, own = tmp_path / "clips", tmp_path / "own.yaml"
+    shutil.copytree(clips, root)
+    own.write_text("own: 0.0\n")
+    usual = {"--dataset-root": root, "--strategy-config": own, "--output": tmp_path / "out"}
+
+    def call(changes=()):
+        changed = {**usual, **dict(changes)}
+        common = (*tiny, "--strategy", "rda", "--budget-images", "40", "--runs", "0")
+        return crumb(*common, *(text for pair in changed.items() for text in pair))
+
+    code, out, err = call()
+    assert code == 0 and "already" not in out, err
+    return call
+
+
+def test_the_same_elsewhere_is_finished(several, tmp_path):
+    shutil.copytree(tmp_path / "clips", tmp_path / "moved")
+    (tmp_path / "copy.yaml").write_text("own: 0.0  # as before\n")
+    code, out, err = several({"--dataset-root": tmp_path / "moved", "--strategy-config": tmp_path / "copy.yaml"})
+    assert code == 0 and "run 0: already finished" in out, err
+
+
+def test_other_contents_are_not(several, tmp_path):
+    before = (tmp_path / "out/run0/result.json").read_text()
+    (tmp_path / "own.yaml").write_text("own: 0.5\n")
+    code, _, err = several()
+    assert code == 1 and "holds a finished run with strategy_config=" in err and "'own': 0.5" in err
+    assert "(what decides is what is in it, not where it lies); use another --output" in err
+    (tmp_path / "own.yaml").write_text("own: 0.0\n")
+    image = next((tmp_path / "clips").rglob("*.png"))
+    for change in (lambda: image.write_bytes(image.read_bytes() + b"more"), image.unlink):
+        change()
+        code, _, err = several()
+        assert code == 1 and f"of other clips: below {tmp_path / 'clips'} some were added, removed or changed" in err
+    code, _, err = several({"--dataset-root": tmp_path / "nowhere"})
+    assert code == 1 and f"there is no folder {tmp_path / 'nowhere'}" in err
+    assert (tmp_path / "out/run0/result.json").read_text() == before
+
+
+def test_a_result_without_its_settings_is_not_taken(several, tmp_path):
+    (tmp_path / "out/run0/config.yaml").unlink()
+    code, _, err = several()
+    assert code == 1 and "holds a result.json without its config.yaml; restore it, or take both away" in err
+
+
+def test_other_weights_under_the_same_name(crumb, tiny, tmp_path):
+    from crumb_avalanche.models.backbones import SmallCNN
+    from crumb_avalanche.models.weights import read_weights, save_safetensors
+
+    file = tmp_path / "weights.safetensors"
+    save_safetensors(file, SmallCNN(10).state_dict(), {})
+    options = (*tiny, "--weights", file, "--mem-size", "8", "--runs", "0", "--output", tmp_path / "out")
+    code, _, err = crumb(*options)
+    assert code == 0, err
+    assert "already finished" in crumb(*options)[1]
+    for number in range(8):  # what is noted in the file, in an order that nobody knows, is no part of the weights
+        save_safetensors(file, read_weights(file), {"a": str(number), "b": "2", "c": "3"})
+        assert "already finished" in crumb(*options)[1]
+    save_safetensors(file, SmallCNN(10).state_dict(), {})
+    code, _, err = crumb(*options)
+    assert code == 1 and "holds a finished run with weights='sha256:" in err
+
+
+def told(folder, **made_from):
+    """Let a run tell what it was made from."""
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"made_from": made_from}))
+
+
+def test_a_report_tells_such_runs_apart(tmp_path):
+    for place, (path, digest) in enumerate([("a", "1"), ("a", "2"), ("b", "1")]):
+        told(fake_run(tmp_path / str(place), run=place, weights=path), weights=f"sha256:{digest}")
+    groups = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
+    assert [[run.result["run"] for run in group.runs] for group in groups] == [[0, 2], [1]]
+    assert [group.label for group in groups] == ["crumb", "crumb (2)"]
+    assert "crumb and crumb (2): what is in the files that they name is not the same" in notes_on(groups)
+
+
+def test_runs_of_before_contents_were_told_are_grouped_by_names(tmp_path):
+    fake_run(tmp_path / "old", run=0)
+    told(fake_run(tmp_path / "new", run=1), strategy_config={"x": 1})
+    (group,) = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
+    assert len(group.runs) == 2
+
+
+def test_clips_elsewhere_are_others_though_names_and_sizes_are_the_same(tmp_path):
+    for number, root in enumerate(("raw", "blurred")):
+        folder = fake_run(tmp_path / root, run=number, benchmark="clip_folder", dataset_root=root)
+        told(folder, dataset_root="sha256:1")
+    assert len(groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])) == 2
+
+
+def test_a_refused_overwrite_keeps_what_is_there(crumb, tiny, tmp_path):
+    options = (*tiny, "--mem-size", "8", "--output", tmp_path / "out")
+    assert crumb(*options)[0] == 0
+    before = {name: (tmp_path / "out" / name).read_text() for name in ("result.json", "config.yaml")}
+    code, _, err = crumb(*options, "--overwrite", "true", "--dataset-root", tmp_path / "typo")
+    assert code == 1 and "there is no folder" in err
+    assert {name: (tmp_path / "out" / name).read_text() for name in before} == before
+    assert yaml.safe_load(before["config.yaml"])["overwrite"] is False

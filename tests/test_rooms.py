@@ -1,0 +1,172 @@
+"""Which room may import which, and what must stay quick to import."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import benchmarks_toybox_ilab
+import crumb_avalanche
+
+METHOD = Path(crumb_avalanche.__file__).parent
+STREAMS = Path(benchmarks_toybox_ilab.__file__).parent
+# Lowest first: a room imports itself and the rooms before it.
+ROOMS = {
+    METHOD: [
+        *("system", "models", "memory", "closed_form", "training", "baselines", "learner", "runs", "report", "cli"),
+    ],
+    STREAMS: ["tables", "video", "streams", "datasets", "prepare"],
+}
+TOP_LEVEL = {METHOD: {"__init__", "_version"}, STREAMS: {"__init__", "catalog"}}
+# Imports inside functions that break the order, by file and imported module; each with its reason.
+ALLOWED: dict[tuple[str, str], str] = {}
+# Rooms that know the streams; of the learner only folders of clips.
+KNOW_STREAMS = {"learner", "runs", "report", "cli"}
+# Rooms whose modules come without Avalanche, which takes seconds to import.
+LIGHT = ("system", "models", "memory", "closed_form", "report")
+
+
+def imported(path):
+    """Pairs (module, inside a function) of what a file imports, as text for ``import_module`` too."""
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {id(part) for function in functions for part in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, id(node) in inside) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            # The name may be a module of the package that it is imported from.
+            yield from ((f"{node.module}.{name.name}", id(node) in inside) for name in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            constants = [part for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            yield from ((part.value, True) for part in constants if isinstance(part.value, str))
+
+
+def files(package):
+    return sorted(package.rglob("*.py"))
+
+
+def imports_of(path, package):
+    return [(name, inside) for name, inside in imported(path) if name.split(".")[0] == package]
+
+
+def room_of(path, package):
+    parts = path.relative_to(package).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def below(module, package):
+    """The room of an imported module, ``None`` for a module at the package's top level."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS[package] else None
+
+
+@pytest.mark.parametrize(("package", "path"), [(p, path) for p in ROOMS for path in files(p)], ids=str)
+def test_a_room_imports_only_rooms_below_it(package, path):
+    order = ROOMS[package]
+    room = room_of(path, package)
+    if room is None:  # __init__ looks names up on first use, catalog knows all data sets
+        return
+    used = set()
+    for module, inside in imports_of(path, package.name):
+        other = below(module, package)
+        if other is None or order.index(other) <= order.index(room):
+            assert module != f"{package.name}.catalog", f"{path} imports the catalog"
+            continue
+        allowed = [key for key in ALLOWED if path.match(key[0]) and module.startswith(key[1])]
+        assert inside and allowed, f"{path.relative_to(package.parent)} in {room}/ imports {module}"
+        used.update(allowed)
+    stale = [key for key in ALLOWED if path.match(key[0]) and key not in used]
+    assert not stale, f"no longer imported: {stale}"
+
+
+@pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
+def test_every_room_exists_and_no_module_lies_outside(package):
+    found = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
+    assert found == set(ROOMS[package])
+    assert {path.stem for path in package.glob("*.py")} == TOP_LEVEL[package]
+
+
+@pytest.mark.parametrize("path", files(STREAMS), ids=lambda path: path.name)
+def test_the_streams_know_nothing_of_the_method(path):
+    assert not imports_of(path, "crumb_avalanche")
+
+
+@pytest.mark.parametrize("path", files(METHOD), ids=lambda path: str(path.relative_to(METHOD)))
+def test_only_the_upper_rooms_know_the_streams(path):
+    if room_of(path, METHOD) not in KNOW_STREAMS:
+        assert not imports_of(path, "benchmarks_toybox_ilab")
+
+
+def test_nothing_installed_knows_the_experiments_and_the_tests():
+    for path in files(METHOD) + files(STREAMS):
+        for package in ("experiments", "support", "tests"):
+            assert not imports_of(path, package), path
+
+
+def test_the_walk_sees_imports(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text("import a.b\ndef f():\n    from c.d import e\n    return import_module(f'g.h.{e}')\n")
+    assert list(imported(path)) == [("a.b", False), ("c.d.e", True), ("g.h.", True)]
+
+
+@pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
+def test_no_circles(package):
+    names = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in files(package)}
+    arrows = {}
+    for name, path in names.items():
+        modules = {module for module, _ in imports_of(path, package.name)}
+        arrows[name] = {i if i in names else i.rpartition(".")[0] for i in modules} & names.keys()
+    while arrows:
+        ready = [name for name, needs in arrows.items() if not needs & arrows.keys()]
+        assert ready, f"these import each other: {sorted(arrows)}"
+        for name in ready:
+            del arrows[name]
+
+
+def modules_after(code):
+    """The top-level names in ``sys.modules`` of a fresh interpreter that ran ``code``."""
+    code += "\nimport sys, json; print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1])), done.stdout
+
+
+def test_the_light_rooms_come_without_avalanche():
+    paths = [path for room in LIGHT for path in files(METHOD / room)]
+    modules, _ = modules_after(
+        "import " + ", ".join(".".join(p.relative_to(METHOD.parent).with_suffix("").parts) for p in paths)
+    )
+    assert "torch" in modules and "avalanche" not in modules
+
+
+def test_the_packages_alone_import_nothing_heavy():
+    modules, _ = modules_after("import crumb_avalanche, benchmarks_toybox_ilab.tables.frame_table")
+    assert not modules & {"torch", "avalanche", "faiss", "matplotlib"}
+
+
+def test_settings_and_catalog_come_without_torch():
+    modules, _ = modules_after("import crumb_avalanche.runs.settings, crumb_avalanche.runs.presets")
+    assert not modules & {"torch", "avalanche"}
+
+
+def test_help_comes_without_torch():
+    modules, output = modules_after(
+        "import runpy, sys\n"
+        "sys.argv = ['crumb', '--help']\n"
+        "try: runpy.run_module('crumb_avalanche.cli', run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code"
+    )
+    assert "usage: crumb" in output and "pretrain" in output
+    assert not modules & {"torch", "avalanche"}
+
+
+def test_public_names_exist_and_others_are_told():
+    for name in crumb_avalanche.__all__:
+        assert getattr(crumb_avalanche, name) is not None
+    assert set(dir(crumb_avalanche)) == set(crumb_avalanche.__all__)
+    with pytest.raises(AttributeError, match="module 'crumb_avalanche' has no attribute 'Codebok'; it has __version__"):
+        crumb_avalanche.Codebok  # noqa: B018

@@ -1,0 +1,298 @@
+"""Pretraining learns P and the codebook, leaves F, and its file comes back as it was."""
+
+import random
+import re
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import small_models
+import torch
+from small_models import coloured
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, TensorDataset
+
+from crumb_avalanche.models.weights import WeightsError, check_and_load, save_safetensors, weights_hash
+from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
+from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
+
+HELPERS = str(Path(small_models.__file__).parent)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return coloured()
+
+
+def learn(model, images, **settings):
+    chosen = PretrainingSettings(**dict(batch_size=8, learning_rate=0.05) | settings)
+    return pretrain(model, images, chosen, progress=False)
+
+
+def test_the_loss_falls_and_f_stays(model, images):
+    before = {name: weights_hash(getattr(model, name)) for name in ("feature_extractor", "plastic_layers", "codebook")}
+    model.fold_feature_scale(model.features(images.tensors[0]))
+    history = learn(model, images, epochs=8, learning_rate=0.01)
+    assert len(history) == 8 and all(epoch.keys() == history[0].keys() for epoch in history)
+    assert history[-1]["loss"] < 0.5 * history[0]["loss"]
+    assert history[-1]["direct_accuracy"] > 80 and history[-1]["codebook_accuracy"] > 60
+    assert weights_hash(model.feature_extractor) == before["feature_extractor"]
+    assert weights_hash(model.plastic_layers) != before["plastic_layers"]
+    assert weights_hash(model.codebook) != before["codebook"]
+    assert not model.training
+
+
+@pytest.mark.parametrize("alpha, beta", [(1, 1), (0, 1), (1, 0), (0.5, 2)])
+def test_one_step_equals_the_formula(make_model, images, alpha, beta):
+    model, twin = make_model(), make_model()
+    settings = dict(epochs=1, batch_size=40, momentum=0, weight_decay=0, direct_weight=alpha, codebook_weight=beta)
+    history = learn(model, images, **settings)
+    pixels, labels = images.tensors
+    feature_map = twin.features(pixels)
+    direct, quantized = twin.plastic_layers(feature_map), twin.plastic_layers(twin.codebook(feature_map))
+    loss = alpha * cross_entropy(direct, labels) + beta * cross_entropy(quantized, labels)
+    assert history[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    right = [100 * float((logits.argmax(1) == labels).float().mean()) for logits in (direct, quantized)]
+    assert [history[0]["direct_accuracy"], history[0]["codebook_accuracy"]] == pytest.approx(right)
+    loss.backward()
+    for (name, now), then in zip(model.named_parameters(), twin.parameters()):
+        if then.grad is not None:
+            torch.testing.assert_close(now, then - 0.05 * then.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_maps_serve_as_well_as_images(make_model, images):
+    from_images, from_maps = make_model(), make_model()
+    maps = TensorDataset(from_maps.extract(images.tensors[0]), images.tensors[1])
+    histories = learn(from_images, images, epochs=2), learn(from_maps, maps, epochs=2)
+    losses = [[epoch["loss"] for epoch in history] for history in histories]
+    assert losses[0] == pytest.approx(losses[1])
+
+
+def test_same_seed_same_weights(make_model, images):
+    def run(seed):
+        model = make_model()
+        learn(model, images, epochs=2, seed=seed)
+        return weights_hash(model)
+
+    assert run(1) == run(1) != run(2)
+
+
+def test_a_loss_that_is_not_finite_is_an_error(model, images):
+    with pytest.raises(RuntimeError, match=r"the pretraining loss became .* in epoch 1; lower --learning-rate"):
+        learn(model, images, learning_rate=1e30)
+
+
+def test_what_is_saved_comes_back(make_model, images, tmp_path):
+    model, path = make_model(), tmp_path / "made" / "model.safetensors"
+    model.fold_feature_scale(model.features(images.tensors[0]))
+    learn(model, images, epochs=1)
+    made_with = {"backbone": "tiny", "classes": 4, "head_kernel": 1, "codebook_size": 8, "codebook_dim": 4}
+    save_pretrained(path, model, made_with)
+    state, read = read_pretrained(path)
+    assert read == made_with
+    other = make_model(seed=1)
+    check_and_load(other, state, str(path))
+    assert weights_hash(other) == weights_hash(model)
+    assert torch.equal(other.eval()(images.tensors[0]), model(images.tensors[0]))
+
+
+def test_another_file_is_an_error(tmp_path, model):
+    with pytest.raises(WeightsError, match="there is no file"):
+        read_pretrained(tmp_path / "none.safetensors")
+    path = tmp_path / "w.safetensors"
+    for metadata, found in (({}, None), ({"format": "crumb-pretrained-0"}, "crumb-pretrained-0")):
+        save_safetensors(path, model.state_dict(), metadata)
+        words = f"was not written by crumb pretrain (its format is {found!r}, not 'crumb-pretrained-1'); plain"
+        with pytest.raises(WeightsError, match=re.escape(words)):
+            read_pretrained(path)
+    save_pretrained(path, model, {})
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match="is no complete"):
+        read_pretrained(path)
+
+
+class Interrupted(Exception):
+    pass
+
+
+class CutOff(Dataset):
+    """The images, until so many were read."""
+
+    def __init__(self, whole, reads):
+        self.whole = whole
+        self.reads = reads
+
+    def __len__(self):
+        return len(self.whole)
+
+    def __getitem__(self, row):
+        self.reads -= 1
+        if self.reads < 0:
+            raise Interrupted
+        return self.whole[row]
+
+
+def with_dropout(make_model):
+    model = make_model()
+    model.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
+    torch.manual_seed(5)
+    return model
+
+
+@pytest.mark.parametrize("reads", [0, 39, 40, 100, 159])
+def test_what_was_cut_off_ends_bit_identical(make_model, images, tmp_path, reads):
+    settings = PretrainingSettings(epochs=4, batch_size=8, learning_rate=0.05)
+    whole = with_dropout(make_model)
+    history = pretrain(whole, images, settings, False)
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
+    with pytest.raises(Interrupted):
+        pretrain(with_dropout(make_model), CutOff(images, reads), settings, False, checkpoints)
+    torch.manual_seed(77)
+    model = make_model(seed=3)  # whatever it is, what was kept counts
+    model.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
+    if reads < 40:  # nothing was kept
+        model = with_dropout(make_model)
+    rest = CutOff(images, 160 - reads // 40 * 40)
+    assert pretrain(model, rest, settings, False, checkpoints) == history
+    assert rest.reads == 0 and weights_hash(model) == weights_hash(whole)
+    draws = torch.rand(3)
+    again = make_model(seed=4)
+    again.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
+    assert pretrain(again, images, settings, False, checkpoints) == history  # nothing is left to do
+    assert weights_hash(again) == weights_hash(whole) and torch.equal(torch.rand(3), draws)
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        "00000002.safetensors",
+        "00000003.safetensors",
+    ]
+    checkpoints.clear()
+    assert not checkpoints.folder.exists()
+
+
+def test_checkpoints_change_nothing(make_model, images, tmp_path):
+    models = with_dropout(make_model), with_dropout(make_model)
+    settings = PretrainingSettings(epochs=2, batch_size=8, learning_rate=0.05)
+    torch.manual_seed(1)
+    plain = pretrain(models[0], images, settings, False)
+    torch.manual_seed(1)
+    assert pretrain(models[1], images, settings, False, CheckpointFolder(tmp_path)) == plain
+    assert weights_hash(models[0]) == weights_hash(models[1])
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import torch
+sys.path.insert(0, sys.argv[1])
+from small_models import coloured, make_model
+from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain
+from crumb_avalanche.training.checkpoint import CheckpointFolder
+from crumb_avalanche.models.weights import weights_hash
+
+torch.set_num_threads(1)
+model = make_model()
+pretrain(model, coloured(), PretrainingSettings(epochs=60, batch_size=8), False, CheckpointFolder(Path(sys.argv[2])))
+print(weights_hash(model))
+"""
+
+
+def test_kill_9_costs_an_epoch_at_most(make_model, tmp_path):
+    command = [sys.executable, "-c", KILLED, HELPERS, str(tmp_path / "kept")]
+    wait = random.Random(0)
+    for epoch in (1, 20):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        while process.poll() is None and max(epochs_kept(tmp_path), default=0) < epoch:
+            time.sleep(0.005)
+        time.sleep(wait.uniform(0, 0.05))
+        assert process.poll() is None, "it ended before it could be killed"
+        process.kill()
+        process.communicate()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    model = make_model()
+    pretrain(model, coloured(), PretrainingSettings(epochs=60, batch_size=8), False)
+    assert done.stdout.strip() == weights_hash(model)
+
+
+def epochs_kept(folder) -> list[int]:
+    return [number + 1 for number in CheckpointFolder(folder / "kept").numbers()]
+
+
+@pytest.fixture
+def kept(make_model, images, tmp_path):
+    checkpoints = CheckpointFolder(tmp_path / "kept", {"weights": "none"})
+    pretrain(make_model(), images, PretrainingSettings(epochs=3, batch_size=8), False, checkpoints)
+    return checkpoints
+
+
+def as_written(kept) -> CheckpointFolder:
+    """The same checkpoints, asked for with all settings that they were made with."""
+    made_with = asdict(PretrainingSettings(epochs=3, batch_size=8))
+    return CheckpointFolder(kept.folder, {**made_with, "images": 40, "weights": "none"})
+
+
+@pytest.mark.parametrize("place", [0, 20, 1000, -10])
+def test_a_damaged_checkpoint_is_passed_over(kept, place):
+    path = kept.path(2)  # after the third epoch
+    damaged = bytearray(path.read_bytes())
+    damaged[place] ^= 1
+    path.write_bytes(damaged)
+    again = as_written(kept)
+    with pytest.warns(UserWarning, match="is damaged; looking at the one before it"):
+        assert len(again.newest().notes["history"]) == 2
+    kept.path(1).write_bytes(kept.path(1).read_bytes()[:100])
+    words = f"no checkpoint in {kept.folder} is whole; remove that folder to start over"
+    with pytest.raises(CheckpointError, match=words), pytest.warns(UserWarning, match="is damaged"):
+        again.newest()
+
+
+def test_other_settings_are_refused_by_name(make_model, images, kept):
+    def go_on(made_with=None, images=images, **changes):
+        settings = PretrainingSettings(**dict(epochs=3, batch_size=8) | changes)
+        checkpoints = CheckpointFolder(kept.folder, {"weights": "none"} if made_with is None else made_with)
+        return pretrain(make_model(), images, settings, False, checkpoints)
+
+    assert len(go_on()) == 3
+    with pytest.raises(CheckpointError, match=r"made with learning_rate=0.001, not 0.5; go on with the same"):
+        go_on(learning_rate=0.5)
+    with pytest.raises(
+        CheckpointError, match=rf"{kept.folder} .* with weights='none', not 'other.npz'; .* remove that folder"
+    ):
+        go_on({"weights": "other.npz"})
+    with pytest.raises(CheckpointError, match="with weights='none', not None"):
+        go_on({})
+    with pytest.raises(CheckpointError, match="with images=40, not 30"):
+        go_on(images=TensorDataset(*(tensor[:30] for tensor in images.tensors)))
+
+
+def test_a_checkpoint_runs_no_code(kept, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "evil",))
+
+    torch.save({"a": Evil()}, kept.path(3))
+    assert kept.path(3).exists()
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert len(as_written(kept).newest().notes["history"]) == 3
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_full_disk_leaves_the_checkpoints_before(make_model, images, tmp_path):
+    settings = PretrainingSettings(epochs=4, batch_size=8)
+    checkpoints = CheckpointFolder(tmp_path / "kept")
+    with pytest.raises(Interrupted):
+        pretrain(make_model(), CutOff(images, 130), settings, False, checkpoints)
+    before = {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # a file may not become longer: the write fails half-way
+    try:
+        with pytest.raises(CheckpointError, match=r"00000003.safetensors cannot be written .*Free some room and give"):
+            pretrain(make_model(), images, settings, False, checkpoints)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()} == before
+    assert len(pretrain(make_model(), images, settings, False, checkpoints)) == 4
