@@ -1,0 +1,204 @@
+"""Tensors and nested state as ``.safetensors`` files: written atomically, checksummed, read without running code."""
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from crumb_avalanche.system.atomic_file import whole_file
+
+CHECKSUMS = "checksums"  # metadata entry: JSON of tensor name -> sha256
+DIGEST = "sha256"  # metadata entry: sha256 of all others
+
+
+class TensorFileError(ValueError):
+    """A tensor file that is absent, damaged or of another kind."""
+
+
+class StateError(ValueError):
+    """A state that cannot be stored, or does not belong to this object; says where in it."""
+
+
+def checksum(name: str, tensor: Tensor) -> str:
+    """SHA-256 over name, dtype, shape and values of a tensor on the CPU."""
+    found = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    if tensor.numel():
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _digest(metadata: dict[str, str]) -> str:
+    """SHA-256 over all metadata but the digest itself."""
+    rest = {name: text for name, text in metadata.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors and text metadata atomically, with a checksum of each tensor and of the metadata.
+
+    Args:
+        path: of the file, which may exist.
+        tensors: by name; strides are not kept.
+        metadata: texts by name; ``format`` names the kind of file.
+
+    Raises:
+        OSError: the disk is full or the like; a file that was at ``path`` is untouched.
+    """
+    # contiguous_format: safetensors keeps no strides, and clones share no memory.
+    plain = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
+    metadata = {**metadata, CHECKSUMS: json.dumps({name: checksum(name, tensor) for name, tensor in plain.items()})}
+    metadata[DIGEST] = _digest(metadata)
+    with whole_file(Path(path)) as unfinished:
+        try:
+            save_file(plain, unfinished, metadata)
+        except SafetensorError as error:  # gives the system's error number in its text only
+            if not (number := re.search(r"\(os error (\d+)\)", str(error))):
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+def read_metadata(path: str | os.PathLike) -> dict[str, str]:
+    """Read the text metadata of a ``.safetensors`` file, verified where it has a digest.
+
+    Raises:
+        TensorFileError: the file is absent or damaged.
+    """
+    if not Path(path).is_file():
+        raise TensorFileError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = dict(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError) as error:
+        raise TensorFileError(f"{path} is no complete .safetensors file ({error}); write or fetch it again") from error
+    # A file with checksums had a digest when it was written: one without the other is damaged.
+    if (DIGEST in metadata or CHECKSUMS in metadata) and metadata.get(DIGEST) != _digest(metadata):
+        raise TensorFileError(f"the metadata of {path} are damaged; write or fetch it again")
+    return metadata
+
+
+def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read tensors and metadata and verify every checksum.
+
+    A file without checksums that names a ``format`` was written by an older version: it is read with a warning. A file
+    of another program has neither and is read silently.
+
+    Returns:
+        Tensors by name, and the metadata without checksums.
+
+    Raises:
+        TensorFileError: the file is absent, or a tensor or the metadata are damaged; names which.
+    """
+    metadata = read_metadata(path)
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise TensorFileError(f"{path} is no complete .safetensors file ({error}); write or fetch it again") from error
+    if CHECKSUMS in metadata:
+        expected = json.loads(metadata[CHECKSUMS])
+        for name in sorted({*expected, *tensors}):
+            if name not in tensors or expected.get(name) != checksum(name, tensors[name]):
+                raise TensorFileError(f"tensor {name!r} of {path} is damaged; write or fetch the file again")
+    elif "format" in metadata:
+        warnings.warn(f"{path} was written by an older version, without checksums; it is not verified", stacklevel=2)
+    return tensors, {name: text for name, text in metadata.items() if name not in (CHECKSUMS, DIGEST)}
+
+
+def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
+    """Split a nested state into a JSON tree and tensors.
+
+    Args:
+        state: of ``None``, bool, int, float, str, list, tuple, dict, tensor and numpy array.
+        place: prefix of the tensors' names.
+
+    Returns:
+        The tree, and the tensors by their path in the state. ``unflatten`` is the inverse.
+
+    Raises:
+        StateError: a value of another type; says where.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def store(value: Tensor, place: str) -> str:
+        name = place
+        while name in tensors:
+            name += "'"
+        tensors[name] = value.detach()
+        return name
+
+    def walk(value: Any, place: str) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            return {"tensor": store(value, place)}
+        if isinstance(value, np.ndarray):
+            return {"array": store(torch.from_numpy(np.ascontiguousarray(value)), place)}
+        if isinstance(value, np.generic):
+            return value.item()
+        inner = f"{place}." if place else ""
+        if isinstance(value, list):
+            return [walk(part, f"{inner}{index}") for index, part in enumerate(value)]
+        if isinstance(value, tuple):
+            return {"tuple": [walk(part, f"{inner}{index}") for index, part in enumerate(value)]}
+        if isinstance(value, dict):
+            return {"dict": [[walk(key, f"{inner}key"), walk(part, f"{inner}{key}")] for key, part in value.items()]}
+        raise StateError(
+            f"{place or 'the state'} is of type {type(value).__name__}, which a file cannot hold; make it of numbers, "
+            "texts, lists, dictionaries, arrays and tensors"
+        )
+
+    return walk(state, place), tensors
+
+
+def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """Restore the state that ``flatten`` split.
+
+    Raises:
+        StateError: the tree names a tensor that is missing, or holds an unknown node.
+    """
+    if isinstance(tree, list):
+        return [unflatten(part, tensors) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items() if len(tree) == 1 else ((None, None),)
+    if kind == "tuple":
+        return tuple(unflatten(part, tensors) for part in content)
+    if kind == "dict":
+        return {unflatten(key, tensors): unflatten(part, tensors) for key, part in content}
+    if kind not in ("tensor", "array") or content not in tensors:
+        raise StateError(f"the state has the unknown node {str(tree)[:80]}; it was written by another version")
+    return tensors[content] if kind == "tensor" else tensors[content].numpy()
+
+
+def write_state(path: str | os.PathLike, state: Any, metadata: dict[str, str]) -> None:
+    """Write a nested state with ``write_tensors``; its tree is the metadata entry ``tree``.
+
+    Raises:
+        StateError: see ``flatten``.
+        OSError: see ``write_tensors``.
+    """
+    tree, tensors = flatten(state)
+    write_tensors(path, tensors, {**metadata, "tree": json.dumps(tree)})
+
+
+def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
+    """Read what ``write_state`` wrote: the state, and the metadata without the tree.
+
+    Raises:
+        TensorFileError: see ``read_tensors``; or the file holds no state.
+    """
+    tensors, metadata = read_tensors(path)
+    if "tree" not in metadata:
+        raise TensorFileError(f"{path} holds tensors but no state; give a file that this package wrote")
+    return unflatten(json.loads(metadata.pop("tree")), tensors), metadata
