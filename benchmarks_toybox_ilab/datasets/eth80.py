@@ -22,12 +22,15 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
     """The table of ETH-80: 3,280 frames, two objects of each class held out.
 
     A clip is one ring of views (one polar angle) around one object, by azimuth: turntable clips of 1 to 16 frames, not
-    video. All views are used. The test objects of a class in run r are those at positions 2r and 2r + 1, modulo their
-    number, of its objects in natural order; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14.
+    video. All views are used. The test objects of a class in run r are those at positions 2r and 2r + 1 of its objects
+    in natural order, in runs 5 to 9 those at positions r - 5 and r; run 10 holds out what run 0 does. So ten runs have
+    ten different test splits, and every object is held out once in runs 0 to 4 and once in runs 5 to 9. The cars are
+    numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14. In a class of n objects, not ten, positions are modulo n, and runs 5 to 9
+    take r - 5 and r - 5 + n // 2.
 
     Args:
         root: The folder of the 80 object folders, or the folder that holds it as `eth80`.
-        run: Chooses the test objects; five runs hold out every object once.
+        run: Chooses the test objects.
 
     Raises:
         FrameTableError: If the folder is missing, empty or laid out otherwise, or a class has fewer than 3 objects.
@@ -55,11 +58,16 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
                 f"class {class_name!r} in {root} has only {len(objects)} objects ({', '.join(objects)}), but "
                 f"{TEST_OBJECTS} are held out and at least one must remain for training; complete the data."
             )
-        held_out = {objects[(TEST_OBJECTS * run + step) % len(objects)] for step in range(TEST_OBJECTS)}
+        held_out = {objects[position % len(objects)] for position in _test_positions(run % 10, len(objects))}
         for name in objects:
             split = "test" if name in held_out else "train"
             frames += [Frame(*view, split) for view in views[class_name][name]]
     return FrameTable(frames, root, name="eth80")
+
+
+def _test_positions(run: int, number: int) -> tuple[int, int]:
+    """Two neighbours in runs 0 to 4, two positions half of the number apart in runs 5 to 9."""
+    return (2 * run, 2 * run + 1) if run < 5 else (run - 5, run - 5 + number // 2)
 
 
 def _data_folder(root: Path) -> Path:

@@ -42,15 +42,50 @@ def test_a_clip_is_a_ring_by_azimuth(root):
         (2, ["car6", "car7"]),
         (3, ["car9", "car11"]),
         (4, ["car12", "car14"]),
-        (5, ["car1", "car2"]),
+        (5, ["car1", "car7"]),
+        (6, ["car2", "car9"]),
+        (7, ["car3", "car11"]),
+        (8, ["car5", "car12"]),
+        (9, ["car6", "car14"]),
+        (10, ["car1", "car2"]),
+        (29, ["car6", "car14"]),
     ],
 )
 def test_the_run_chooses_the_test_objects_by_position(root, run, held_out):
     table = ETH80Frames(root, run)
     assert objects(table, "test", "car") == held_out
     assert objects(table, "train", "car") == [car for car in CARS if car not in held_out]
-    apples = [f"apple{2 * (run % 5) + 1}", f"apple{2 * (run % 5) + 2}"]
+    apples = [f"apple{CARS.index(car) + 1}" for car in held_out]
     assert objects(table, "test", "apple") == apples
+
+
+def test_ten_runs_have_ten_test_splits_and_five_hold_out_every_object_once(root):
+    pairs = [tuple(objects(ETH80Frames(root, run), "test", "car")) for run in range(10)]
+    assert len(set(pairs)) == 10
+    for half in (pairs[:5], pairs[5:]):
+        assert sorted(car for pair in half for car in pair) == sorted(CARS)
+
+
+GOLDEN = [  # content hashes of the fake tree in runs 0 to 4
+    "66341bed053295e945116296fa95b2eb821eee36dc76bd728b58bf5845420b52",
+    "39488f4d58ef98cfce6cf53ca55d145ddedfa648cc48d17d2f22bfc3992fa5ab",
+    "ad79298aef351395d77c9eccfdda013bdc70ccd487121294f398653086c87abd",
+    "888b55b115f2aea3c48588d7ca818df844d630f872f6f84e520e953956ef9de6",
+    "b59fdcf3f989e384732e14d1a622881decf86af761f84fecf5e0c04f399d310e",
+]
+
+
+@pytest.mark.parametrize("run", range(5))
+def test_runs_0_to_4_stay_as_they_were(root, run):
+    assert ETH80Frames(root, run).content_hash() == GOLDEN[run]
+
+
+@pytest.mark.parametrize("number", range(3, 13))
+def test_incomplete_classes_have_two_test_objects_in_every_run(tmp_path, number):
+    write_eth80(tmp_path, {"cup": range(1, number + 1)}, ("000-000",))
+    pairs = [tuple(objects(ETH80Frames(tmp_path, run), "test", "cup")) for run in range(10)]
+    assert {len(pair) for pair in pairs} == {2}
+    assert len(set(pairs)) == {3: 3, 4: 4, 6: 6, 8: 8}.get(number, 10)
 
 
 def test_positions_go_round_when_their_number_is_odd(tmp_path):
@@ -63,9 +98,9 @@ def test_positions_go_round_when_their_number_is_odd(tmp_path):
 
 
 def test_all_runs_list_the_same_frames(root):
-    hashes = {ETH80Frames(root, run).frames_hash() for run in range(5)}
-    contents = {ETH80Frames(root, run).content_hash() for run in range(5)}
-    assert len(hashes) == 1 and len(contents) == 5
+    hashes = {ETH80Frames(root, run).frames_hash() for run in range(10)}
+    contents = {ETH80Frames(root, run).content_hash() for run in range(10)}
+    assert len(hashes) == 1 and len(contents) == 10
 
 
 def test_the_parent_folder_will_do(tmp_path):
@@ -152,12 +187,12 @@ def test_the_real_data(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     held_out = Counter()
-    for run in range(5):
+    for run in range(10):
         table = ETH80Frames(tmp_path, run)
         assert len(table) == 3280 and table.classes == ("apple", "car", "cow", "cup", "dog", "horse", "pear", "tomato")
         assert all(count == {"train": 328, "test": 82} for count in table.counts().values())
         held_out.update(name for class_name in table.classes for name in objects(table, "test", class_name))
-    assert len(held_out) == 80 and set(held_out.values()) == {1}
+    assert len(held_out) == 80 and set(held_out.values()) == {2}
     sizes = Counter(len(clip) for clip in table.clips(table.rows()))
     assert sizes == {1: 80, 4: 80 * 4, 8: 80, 16: 80}
     assert ETH80Frames(tmp_path).frames_hash() == "485ff8f83a1616d95815ae9c557c240b0c604a38073fa2249f61f325dcdae15f"
