@@ -1,5 +1,6 @@
 """Bring your own: any folder of `class/object/clip/frame.jpg` or `class/object/clip.mp4` is a data set."""
 
+import math
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate, 
 
 LAYOUT = (
     "<root>/<class>/<object>/<clip>/<frame>.jpg, e.g. cup/red_cup/kitchen/0001.jpg, "
-    "or a video <root>/<class>/<object>/<clip>.mp4"
+    "or a video <root>/<class>/<object>/<clip>.mp4; an only object, and an only clip of photos, need no folder"
 )
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 UNREAD_EXTENSIONS = (".heic", ".heif", ".avif", ".dng", ".gif")  # need other decoders, or may be animations
@@ -25,64 +26,83 @@ SHORT_SIDE = 512  # pixels; frames of larger videos are reduced
 _Tree = dict[Path, dict[Path, dict[str, Path]]]  # folder or video of each clip, by class folder, object folder and name
 
 
-def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int = 1, fps: float = 1.0) -> FrameTable:
+def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int | None = None, fps: float = 1.0) -> FrameTable:
     """The table of a folder of clips: folders of images, video files, or some of each.
 
     All names are sorted naturally (frame2 before frame10); the number of a frame is its position in its clip. What is
     neither image nor video, and hidden files, are passed over; photos of a format that is not read (`.heic` ...), with
     a warning. Images are turned upright as their EXIF orientation says.
 
+    A class folder without folders in it is its only object: `class/clip.mp4`, `class/frame.jpg`. A folder of a class or
+    object that holds photos alone is its only clip.
+
     A video file is a clip called by its name without extension. Its frames are taken out once, to
     `.crumb_frames/<fps>fps` below root, with at most 512 pixels on the short side; that needs PyAV and room on the
     disk. Later calls only look whether a video has changed.
 
-    Where every class has more than `held_out` objects, `held_out` objects of each class are the test split, else
-    `held_out` clips of each object. Which ones goes round with the run: positions run * held_out and on, modulo their
-    number.
+    The test split is chosen class by class: a fifth of its objects; of an only object, a fifth of the clips; of an only
+    clip, the last fifth of the frames. A fifth is rounded and at least one. Held-out objects or clips are neighbours in
+    natural order, others in each run: among n, n runs in a row hold out n different sets. Last frames are the same in
+    all runs. `held_out_of` says what is held out. A class of a single image is an error, not learned without a test,
+    because no benchmark can be made of such a table.
 
     Args:
         root: Folder of the class folders.
         run: Chooses what is held out.
-        held_out: Number of objects of each class, or of clips of each object, in the test split.
+        held_out: Number of objects of each class, or of clips of its only object, in the test split, in place of a
+            fifth; of an only clip it is the last fifth still. 0 leaves everything for training, which makes a table,
+            but no benchmark.
         fps: Frames to be taken of each second of a video.
 
     Raises:
         FrameTableError: If the folder is missing or empty, an image or video lies at another depth, a folder holds
-            nothing, two clips of an object have the same name, there are too few objects and clips to hold any out, a
-            video cannot be read to its end (all others are finished then), or frames cannot be written below root.
+            nothing, two clips of an object have the same name, a class has a single image, or no more objects (clips)
+            than `held_out`, a video cannot be read to its end (all others are finished then), or frames cannot be
+            written below root.
         ImportError: If there are videos to be read and PyAV is not installed.
         ValueError: If run, held_out or fps is out of range.
     """
     run = whole_number("run", run, 0)
-    held_out = whole_number("held_out", held_out, 1)
+    held_out = None if held_out is None else whole_number("held_out", held_out, 0)
     fps = frame_rate(fps)
     root = Path(root)
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT}")
-    tree = {
-        class_folder: {object_folder: _clips(object_folder) for object_folder in _folders(class_folder, "object")}
-        for class_folder in _folders(root, "class")
-    }
-    by_object = all(len(objects) > held_out for objects in tree.values())
-    if not by_object:
-        _check_enough_clips(tree, held_out)
+    tree = {class_folder: _objects(class_folder) for class_folder in _folders(root, "class")}
+    test_clips = set()
+    for class_folder, objects in tree.items():
+        test_clips |= _test_clips(class_folder.name, objects, run, held_out)
     _warn_of_unread(root, tree)
+    only_clips = {} if held_out == 0 else _only_clips(tree)
     images = {clip: _images(clip) for clip in _clip_paths(tree) if clip.is_dir()}
+    _check_two_images(only_clips, images)
     images |= _video_images(root, [clip for clip in _clip_paths(tree) if clip not in images], fps)
+    _check_two_images(only_clips, images)
 
     frames = []
     for class_folder, objects in tree.items():
-        test_objects = _held_out(objects, run, held_out) if by_object else set()
         for object_folder, clips in objects.items():
-            test_clips = set() if by_object else _held_out(clips, run, held_out)
             for clip, source in clips.items():
-                split = "test" if object_folder in test_objects or clip in test_clips else "train"
+                learned = 0 if source in test_clips else len(images[source])
+                learned -= _fifth(learned) if source in only_clips else 0
                 names = class_folder.name, object_folder.name, clip
-                frames += [
-                    Frame(image.relative_to(root).as_posix(), *names, position, split)
-                    for position, image in enumerate(images[source])
-                ]
+                for position, image in enumerate(images[source]):
+                    split = "train" if position < learned else "test"
+                    frames.append(Frame(image.relative_to(root).as_posix(), *names, position, split))
     return FrameTable(frames, root, UprightImages(root), root.name)
+
+
+def held_out_of(table: FrameTable) -> dict[str, str]:
+    """What is held out of each class of a clip folder, such as "2 of 9 objects: blue, red"."""
+    told = {}
+    for class_name in table.classes:
+        every, test = table.rows(class_name=class_name), table.rows("test", class_name)
+        told[class_name] = f"the last {len(test)} of {len(every)} frames of its one clip"
+        for column, kind in ((table.session, "clips of its one object"), (table.object_name, "objects")):
+            number, names = len({column[row] for row in every}), list(dict.fromkeys(column[row] for row in test))
+            if number > 1:
+                told[class_name] = f"{len(names)} of {number} {kind}: {', '.join(names)}"
+    return told
 
 
 @dataclass(frozen=True)
@@ -123,10 +143,20 @@ def _folders(folder: Path, level: str) -> list[Path]:
     return folders
 
 
+def _objects(class_folder: Path) -> dict[Path, dict[str, Path]]:
+    """The clips of each object of a class; without folders in it, the class folder is its only object."""
+    entries = visible_entries(class_folder)
+    alone = any(map(_kind, entries)) and not any(entry.is_dir() for entry in entries)
+    return {folder: _clips(folder) for folder in ([class_folder] if alone else _folders(class_folder, "object"))}
+
+
 def _clips(object_folder: Path) -> dict[str, Path]:
-    """The folders and videos of an object, by clip name, in natural order."""
+    """The folders and videos of an object, by clip name, in natural order; with photos alone in it, itself."""
+    entries = visible_entries(object_folder)
+    if any(map(_is_image, entries)) and not any(entry.is_dir() or is_video(entry) for entry in entries):
+        return {object_folder.name: object_folder}
     clips: dict[str, Path] = {}
-    for entry in visible_entries(object_folder):
+    for entry in entries:
         if not entry.is_dir() and _is_image(entry):
             raise FrameTableError(f"image {entry} lies where clip folders are expected; the layout is {LAYOUT}")
         if entry.is_dir() or is_video(entry):
@@ -146,8 +176,8 @@ def _clip_paths(tree: _Tree) -> list[Path]:
 
 def _warn_of_unread(root: Path, tree: _Tree) -> None:
     """Name the photos that are left out for their format, where frames or clips are looked for."""
-    folders = [object_folder for objects in tree.values() for object_folder in objects]
-    folders += [clip for clip in _clip_paths(tree) if clip.is_dir()]
+    folders = {object_folder for objects in tree.values() for object_folder in objects}
+    folders |= {clip for clip in _clip_paths(tree) if clip.is_dir()}
     unread = [path for folder in folders for path in folder.iterdir() if _is_unread(path)]
     if unread:
         first = min(unread, key=lambda path: natural_key(str(path)))
@@ -219,21 +249,48 @@ def _check_writable(root: Path, folder: Path) -> None:
         ) from error
 
 
-def _check_enough_clips(tree: _Tree, held_out: int) -> None:
-    few_objects = next(folder for folder, objects in tree.items() if len(objects) <= held_out)
-    for objects in tree.values():
-        for object_folder, clips in objects.items():
-            if len(clips) <= held_out:
-                raise FrameTableError(
-                    f"too little to hold out for testing: class {few_objects} has {len(tree[few_objects])} object(s) "
-                    f"and object {object_folder} has {len(clips)} clip(s). Either every class "
-                    f"needs at least {held_out + 1} objects, or every object at least {held_out + 1} clips."
-                )
+def _only_clips(tree: _Tree) -> dict[Path, str]:
+    """The clips that are the only ones of their classes, and the classes."""
+    found = {folder.name: _clip_paths({folder: objects}) for folder, objects in tree.items()}
+    return {clips[0]: name for name, clips in found.items() if len(clips) == 1}
 
 
-def _held_out(candidates: dict, run: int, held_out: int) -> set:
-    ordered = list(candidates)
-    return {ordered[(run * held_out + step) % len(ordered)] for step in range(held_out)}
+def _check_two_images(only_clips: dict[Path, str], images: dict[Path, list[Path]]) -> None:
+    for clip, name in only_clips.items():
+        if len(images.get(clip, ())) == 1:
+            more = "add images" if clip.is_dir() else "take more frames (a higher fps)"
+            raise FrameTableError(
+                f"class {name!r} has a single image, that of {clip}, but a class needs one to learn and another to "
+                f"test; {more}, add another clip, or take the class away."
+            )
+
+
+def _test_clips(name: str, objects: dict[Path, dict[str, Path]], run: int, held_out: int | None) -> set[Path]:
+    """The folders and videos of a class that are tested as a whole; none of an only clip."""
+    groups, kind = [list(clips.values()) for clips in objects.values()], "object"
+    if len(groups) == 1:
+        groups, kind = [[clip] for clip in groups[0]], "clip"
+    number = len(groups)
+    if number == 1:
+        return set()
+    count = _fifth(number) if held_out is None else held_out
+    if count >= number:
+        raise FrameTableError(
+            f"class {name!r} has {number} {kind}s, so held_out={held_out} leaves none to learn; give held_out=None to "
+            f"hold out a fifth, or at most {number - 1}, or add {kind}s."
+        )
+    return {clip for position in _positions(number, run, count) for clip in groups[position]}
+
+
+def _fifth(number: int) -> int:
+    return max(1, round(number / 5))
+
+
+def _positions(number: int, run: int, count: int) -> set[int]:
+    """Of so many in a circle, those after the last run's, and one further when the same ones would come again."""
+    common = math.gcd(number, count)
+    first = run * count + run // (number // common) % common
+    return {(first + step) % number for step in range(count)}
 
 
 def ClipFolder(
@@ -243,7 +300,7 @@ def ClipFolder(
     train_transform: Callable | None = None,
     eval_transform: Callable | None = None,
     classes_per_experience: int = 2,
-    held_out: int = 1,
+    held_out: int | None = None,
     fps: float = 1.0,
 ):
     """A folder of clips as an Avalanche benchmark, in the style of Avalanche's classic ones.
@@ -255,7 +312,7 @@ def ClipFolder(
         train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
         eval_transform: Likewise for the test stream.
         classes_per_experience: Classes of one experience.
-        held_out: As in `ClipFolderFrames`.
+        held_out: As in `ClipFolderFrames`, but not 0.
         fps: As in `ClipFolderFrames`.
 
     Returns:

@@ -13,6 +13,7 @@ import yaml
 from tqdm import tqdm
 
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
+from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.baselines.families import paper_method_settings
 from crumb_avalanche.baselines.registry import Entry, LearningSettings
@@ -105,7 +106,7 @@ def build_stream(settings: RunSettings, run: int, joint: bool) -> Stream:
 
 
 def frames_of(stream: Stream) -> tuple[dict[str, Any], str]:
-    """How many images are learned and tested, and of the user's own clips what is held out: for a result, and in words.
+    """How many images are learned and tested, and what is held out of the user's own clips: for a result, and in words.
 
     Warns where there is one class only.
     """
@@ -113,14 +114,13 @@ def frames_of(stream: Stream) -> tuple[dict[str, Any], str]:
     found: dict[str, Any] = {"images": {split: len(table.rows(split)) for split in ("train", "test")}}
     text = f"{len(table.classes)} classes"
     if stream.entry.name == CLIPS:
-        objects = {split: _names(table, split, 2) for split in ("train", "test")}
-        clips = {split: _names(table, split, 3) for split in ("train", "test")}
-        alone = {name: None for name in objects["test"] if name not in objects["train"]}
-        found["held_out"] = list(alone or clips["test"])
-        text += f", {len(objects['train'] | objects['test'])} objects, {len(clips['train'] | clips['test'])} clips"
+        objects = set(zip(table.class_name, table.object_name, strict=True))
+        clips = set(zip(table.class_name, table.object_name, table.session, strict=True))
+        text += f", {len(objects)} objects, {len(clips)} clips"
     text += f": {found['images']['train']:,} images to learn, {found['images']['test']:,} to test"
-    if held_out := found.get("held_out"):
-        text += f" (held out: {', '.join(held_out[:6])}{f' and {len(held_out) - 6} more' * (len(held_out) > 6)})"
+    if stream.entry.name == CLIPS:
+        found["held_out"] = held_out_of(table)
+        text += "\nheld out for the test:" + _grouped(found["held_out"])
     if len(table.classes) == 1:
         warnings.warn(
             f"there is one class only, {table.classes[0]}, so every answer is right; give folders of more", stacklevel=2
@@ -128,10 +128,17 @@ def frames_of(stream: Stream) -> tuple[dict[str, Any], str]:
     return found, text
 
 
-def _names(table: FrameTable, split: str, parts: int) -> dict[str, None]:
-    """``class/object`` or ``class/object/clip`` of a split, in the order of the table."""
-    columns = (table.class_name, table.object_name, table.session)[:parts]
-    return dict.fromkeys("/".join(column[row] for column in columns) for row in table.rows(split))
+def _grouped(held_out: dict[str, str], most: int = 10) -> str:
+    """A line for all classes of which as much is held out, without names; at most so many lines and classes in one."""
+    alike: dict[str, list[str]] = {}
+    for class_name, what in held_out.items():
+        alike.setdefault(what.partition(":")[0], []).append(class_name)
+    lines = [
+        f"\n  {', '.join(names[:most])}{f' and {len(names) - most} more' * (len(names) > most)}: {what}"
+        for what, names in alike.items()
+    ]
+    left = sum(map(len, list(alike.values())[most:]))
+    return "".join(lines[:most]) + f"\n  and of {left} more classes (held_out in result.json)" * (left > 0)
 
 
 def build_model(settings: RunSettings | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.runs.build import _grouped
 
 
 def fails(crumb, *arguments) -> str:
@@ -146,8 +147,38 @@ def test_what_was_found_is_told_and_kept(crumb, tiny, clips, tmp_path):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     images = result["images"]
     assert images["train"] + images["test"] == len(list(clips.rglob("*.png")))
-    assert len(result["held_out"]) == 4 and f"(held out: {', '.join(result['held_out'])})" in out
+    assert list(result["held_out"].values()) == ["1 of 3 objects: object0"] * 4
+    assert f"held out for the test:\n  {', '.join(result['held_out'])}: 1 of 3 objects\n" in out
     assert f"4 classes, 12 objects, 24 clips: {images['train']} images to learn, {images['test']} to test" in out
+
+
+def test_each_class_says_what_is_held_out(crumb, tiny, clips, tmp_path):
+    root = tmp_path / "clips"
+    shutil.copytree(clips, root)
+    for name in ("object1", "object2"):
+        shutil.rmtree(root / "cup" / name)
+    shutil.copytree(clips / "cup" / "object0" / "clip0", root / "photos")  # a class of five images and nothing else
+    arguments = ("--dataset-root", root, "--strategy", "finetune", "--run", "1", "--output", tmp_path / "mixed")
+    code, out, err = crumb(*tiny, *arguments)
+    assert code == 0, err
+    lines = [
+        "held out for the test:",
+        "  apple, box, dice: 1 of 3 objects",
+        "  cup: 1 of 2 clips of its one object",
+        "  photos: the last 1 of 5 frames of its one clip",
+    ]
+    assert "\n".join(lines) in out
+    result = json.loads((tmp_path / "mixed" / "result.json").read_text())
+    assert result["held_out"]["apple"] == "1 of 3 objects: object1"
+    assert result["held_out"]["cup"] == "1 of 2 clips of its one object: clip1"
+
+
+def test_many_classes_take_few_lines():
+    alike = _grouped({f"c{number}": f"1 of 4 objects: o{number}" for number in range(100)})
+    assert alike == f"\n  {', '.join(f'c{number}' for number in range(10))} and 90 more: 1 of 4 objects"
+    lines = _grouped({f"c{n}": f"the last 1 of {n + 2} frames of its one clip" for n in range(100)}).splitlines()[1:]
+    assert len(lines) == 11 and lines[0] == "  c0: the last 1 of 2 frames of its one clip"
+    assert lines[-1] == "  and of 90 more classes (held_out in result.json)"
 
 
 def test_one_class_alone_is_warned_of(crumb, tiny, clips, tmp_path):

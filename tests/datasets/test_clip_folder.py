@@ -4,7 +4,7 @@ import sys
 import pytest
 from fake_data import video_frame_number, write_clip_folder, write_image, write_video
 
-from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolder, ClipFolderFrames
+from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolder, ClipFolderFrames, held_out_of
 from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
 
 
@@ -29,7 +29,7 @@ def test_frames_are_numbered_by_their_place_in_natural_order(tmp_path):
     assert all(table.read(row).size == (12, 8) for row in range(len(table)))
 
 
-def test_whole_objects_are_held_out_where_there_are_enough(tmp_path):
+def test_whole_objects_are_held_out_where_there_are_two(tmp_path):
     write_clip_folder(tmp_path, classes=1, objects=3)
     write_image(tmp_path / "class1" / "a" / "x" / "0.png")
     write_image(tmp_path / "class1" / "b" / "x" / "0.png")
@@ -51,21 +51,127 @@ def test_several_objects_at_once(tmp_path):
     ]
 
 
-def test_clips_are_held_out_where_a_class_has_too_few_objects(tmp_path):
-    write_clip_folder(tmp_path, classes=1, objects=2, clips=3, frames=1)
-    write_clip_folder(tmp_path / "more", classes=1, objects=1, clips=2, frames=1)
-    shutil.move(tmp_path / "more" / "class0", tmp_path / "class1")
-    (tmp_path / "more").rmdir()
-    assert [held_out(ClipFolderFrames(tmp_path, run)) for run in (0, 2)] == [
-        {"class0": ["object0/clip0", "object1/clip0"], "class1": ["object0/clip0"]},
-        {"class0": ["object0/clip2", "object1/clip2"], "class1": ["object0/clip0"]},
-    ]
+@pytest.mark.parametrize(("number", "count"), [(2, 1), (5, 1), (7, 1), (8, 2), (10, 2), (12, 2), (13, 3), (15, 3)])
+@pytest.mark.parametrize("level", ["objects", "clips"])
+def test_a_fifth_is_held_out_and_as_many_runs_hold_out_different_ones(tmp_path, number, count, level):
+    write_clip_folder(tmp_path, classes=1, **{"objects": 1, "clips": 1, "frames": 1, level: number})
+    splits = [held_out(ClipFolderFrames(tmp_path, run))["class0"] for run in range(number + 1)]
+    assert {len(split) for split in splits} == {count}
+    assert len(set(map(tuple, splits[:number]))) == number and splits[number] == splits[0]
+    a_pass = -(-number // count)
+    assert len({clip for split in splits[:a_pass] for clip in split}) == number, "all before any pair comes again"
 
 
-def test_too_little_to_hold_out(tmp_path):
-    write_clip_folder(tmp_path, classes=2, objects=1, clips=1)
-    words = r"class0 has 1 object\(s\) and object .*object0 has 1 clip\(s\).*every class needs at least 2 objects, or"
+def write_mixed_classes(root):
+    """A class of four objects of two clips, of one object of three clips, of one clip of 20 frames, and of photos."""
+    write_clip_folder(root / "a", classes=1, objects=4, clips=2, frames=1)
+    write_clip_folder(root / "b", classes=1, objects=1, clips=3, frames=2)
+    write_clip_folder(root / "c", classes=1, objects=1, clips=1, frames=20)
+    for place, name in (("a", "mug"), ("b", "cup"), ("c", "key")):
+        shutil.move(root / place / "class0", root / name)
+        (root / place).rmdir()
+    for number in range(3):
+        write_image(root / "pen" / f"IMG_{number}.png")
+    return root
+
+
+def test_each_class_is_split_by_itself(tmp_path):
+    write_mixed_classes(tmp_path)
+    for run, item in ((0, 0), (2, 2), (5, 5)):
+        table = ClipFolderFrames(tmp_path, run)
+        assert held_out(table) == {
+            "cup": [f"object0/clip{item % 3}"],
+            "key": ["object0/clip0"],
+            "mug": [f"object{item % 4}/clip{clip}" for clip in (0, 1)],
+            "pen": ["pen/pen"],
+        }
+        assert held_out_of(table) == {
+            "cup": f"1 of 3 clips of its one object: clip{item % 3}",
+            "key": "the last 4 of 20 frames of its one clip",
+            "mug": f"1 of 4 objects: object{item % 4}",
+            "pen": "the last 1 of 3 frames of its one clip",
+        }
+        assert [table.frame[row] for row in table.rows("test", "key")] == [16, 17, 18, 19]
+        assert [table.path[row] for row in table.rows("test", "pen")] == ["pen/IMG_2.png"]
+        assert all(count["train"] for count in table.counts().values())
+
+
+@pytest.mark.parametrize(("frames", "tested"), [(2, 1), (4, 1), (7, 1), (8, 2), (13, 3)])
+def test_the_last_fifth_of_an_only_clip(tmp_path, frames, tested):
+    write_clip_folder(tmp_path, classes=1, objects=1, clips=1, frames=frames)
+    table = ClipFolderFrames(tmp_path, run=1)
+    assert [table.frame[row] for row in table.rows("test")] == list(range(frames))[-tested:]
+
+
+def test_everything_for_training(tmp_path):
+    write_mixed_classes(tmp_path)
+    write_image(tmp_path / "pin" / "only.png")
+    table = ClipFolderFrames(tmp_path, held_out=0)
+    assert len(table) == len(table.rows("train")) == 8 + 6 + 20 + 3 + 1 and len(table.rows("test")) == 0
+    assert held_out_of(table)["mug"].startswith("0 of 4 objects")
+    with pytest.raises(FrameTableError, match="has no test frames"):
+        ClipFolder(tmp_path, held_out=0)
+
+
+def test_a_number_counts_objects_or_clips(tmp_path):
+    write_mixed_classes(tmp_path)
+    told = held_out_of(ClipFolderFrames(tmp_path, 1, held_out=2))
+    assert told["mug"] == "2 of 4 objects: object2, object3"
+    assert told["cup"] == "2 of 3 clips of its one object: clip0, clip2"
+    assert told["key"] == "the last 4 of 20 frames of its one clip"
+    for number, words in ((3, "'cup' has 3 clips, .*held_out=3 leaves none .*at most 2"), (9, "'cup' has 3 clips")):
+        with pytest.raises(FrameTableError, match=words):
+            ClipFolderFrames(tmp_path, held_out=number)
+    shutil.rmtree(tmp_path / "cup")
+    with pytest.raises(FrameTableError, match=r"'mug' has 4 objects, .*held_out=4 leaves none .*at most 3"):
+        ClipFolderFrames(tmp_path, held_out=4)
+
+
+def test_a_class_of_a_single_image(tmp_path):
+    write_clip_folder(tmp_path)
+    write_image(tmp_path / "pin" / "only.png")
+    words = "class 'pin' has a single image, .*pin, .*one to learn and another to test; add images, .*another clip, or"
     with pytest.raises(FrameTableError, match=words):
+        ClipFolderFrames(tmp_path)
+    write_image(tmp_path / "pin" / "other.png")
+    assert held_out_of(ClipFolderFrames(tmp_path))["pin"] == "the last 1 of 2 frames of its one clip"
+
+
+def test_a_class_of_a_single_frame_of_a_video(tmp_path):
+    pytest.importorskip("av")
+    write_video(tmp_path / "pin" / "short.mp4", seconds=1)
+    with pytest.raises(FrameTableError, match=r"'pin' has a single image, .*short.mp4, .*a higher fps"):
+        ClipFolderFrames(tmp_path)
+    assert len(ClipFolderFrames(tmp_path, fps=2).rows("test")) == 1
+
+
+def test_an_only_object_and_an_only_clip_need_no_folder(tmp_path):
+    pytest.importorskip("av")
+    for name in ("cup/1.png", "cup/2.png", "mug/red/1.png", "mug/blue/1.png", "mug/blue/2.png"):
+        write_image(tmp_path / name)
+    for name in ("a", "b"):
+        write_video(tmp_path / "pen" / f"{name}.mp4", seconds=2, rate=5)
+    (tmp_path / "cup" / "notes.txt").write_text("two photos")
+    table = ClipFolderFrames(tmp_path)
+    assert [(row.class_name, row.object_name, row.session, row.frame, row.split) for row in table] == [
+        ("cup", "cup", "cup", 0, "train"),
+        ("cup", "cup", "cup", 1, "test"),
+        ("mug", "blue", "blue", 0, "test"),
+        ("mug", "blue", "blue", 1, "test"),
+        ("mug", "red", "red", 0, "train"),
+        ("pen", "pen", "a", 0, "test"),
+        ("pen", "pen", "a", 1, "test"),
+        ("pen", "pen", "b", 0, "train"),
+        ("pen", "pen", "b", 1, "train"),
+    ]
+    assert table.path[5] == ".crumb_frames/1fps/pen/a.mp4/000001.png" and table.read(0).size == (12, 8)
+
+
+def test_photos_beside_a_video_are_no_clip_of_their_own(tmp_path):
+    write_clip_folder(tmp_path)
+    write_image(tmp_path / "pen" / "1.png")
+    (tmp_path / "pen" / "a.mp4").write_bytes(b"x")
+    with pytest.raises(FrameTableError, match=r"pen/1.png lies where clip folders are expected"):
         ClipFolderFrames(tmp_path)
 
 
@@ -137,6 +243,14 @@ def test_photos_that_are_not_read_are_counted_in_one_warning(tmp_path):
         assert ClipFolderFrames(tmp_path).content_hash() == before
 
 
+def test_photos_that_are_not_read_are_counted_once_where_a_class_is_a_clip(tmp_path):
+    for number in range(3):
+        write_image(tmp_path / "cup" / f"{number}.png")
+    (tmp_path / "cup" / "3.heic").write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r"^1 photo\(s\) below .*3.heic"):
+        ClipFolderFrames(tmp_path)
+
+
 def test_missing_and_empty_roots(tmp_path):
     with pytest.raises(FrameTableError, match=r"no folder .*nowhere"):
         ClipFolderFrames(tmp_path / "nowhere")
@@ -145,8 +259,8 @@ def test_missing_and_empty_roots(tmp_path):
 
 
 def test_numbers_out_of_range(tmp_path):
-    with pytest.raises(ValueError, match="held_out is 0, but must be a whole number of at least 1"):
-        ClipFolderFrames(tmp_path, held_out=0)
+    with pytest.raises(ValueError, match="held_out is -1, but must be a whole number of at least 0"):
+        ClipFolderFrames(tmp_path, held_out=-1)
     with pytest.raises(ValueError, match="run is -1"):
         ClipFolderFrames(tmp_path, run=-1)
 
@@ -271,9 +385,13 @@ def test_a_video_beside_the_images_made_from_it_is_passed_over(tmp_path):
 
 
 def test_a_tree_that_cannot_be_split_is_told_before_videos_are_decoded(tmp_path):
-    (tmp_path / "cup" / "red").mkdir(parents=True)
-    (tmp_path / "cup" / "red" / "a.mp4").write_bytes(b"x")
-    with pytest.raises(FrameTableError, match="too little to hold out for testing"):
+    for name in "ab":
+        (tmp_path / "cup" / name).mkdir(parents=True)
+        (tmp_path / "cup" / name / "clip.mp4").write_bytes(b"x")
+    with pytest.raises(FrameTableError, match=r"'cup' has 2 objects, .*held_out=2 leaves none"):
+        ClipFolderFrames(tmp_path, held_out=2)
+    write_image(tmp_path / "pin" / "only.png")
+    with pytest.raises(FrameTableError, match="'pin' has a single image"):
         ClipFolderFrames(tmp_path)
 
 
