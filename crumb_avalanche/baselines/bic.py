@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
-from crumb_avalanche.memory.selection import StorageRule
+from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.training.ledger import tensor_bytes
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
@@ -60,7 +60,7 @@ def spread(count: int, total: int) -> list[int]:
 
 
 @dataclass
-class SplitExemplars(StorageRule):
+class SplitExemplars(SelectionRule):
     """Exemplars evenly spread over each class's frames; the first ones of each list are for validation.
 
     Which frames those are has to be known when they come by, for validation frames must not be learned from. So they

@@ -20,7 +20,7 @@ class LearningSettings:
         learning_rate, momentum, weight_decay: of SGD over all weights that learn, the codebook included.
         batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
         direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
-        storing_rule: a name in ``storage_rules.RULES``.
+        storing_rule: a name in ``memory.selection.RULES``.
         freeze_codebook: whether the memory blocks stay as initialised.
     """
 

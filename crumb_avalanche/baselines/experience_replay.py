@@ -11,18 +11,19 @@ from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
-from crumb_avalanche.memory.selection import Slots, StorageRule
+from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.crumb import CRUMBPlugin
-from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer, StreamBatch
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
 
 
 @dataclass
-class Reservoir(StorageRule):
+class Reservoir(SelectionRule):
     """Every frame of the stream has the same chance to be held, whatever its class (Vitter 1985, algorithm R).
 
-    The reservoir of ``storage_rules`` balances the classes; this one is what the papers on ER and DER++ use.
+    The reservoir of ``memory.selection`` balances the classes; this one is what the papers on ER and DER++ use.
 
     Attributes:
         seen: frames offered so far.
@@ -61,7 +62,7 @@ class Reservoir(StorageRule):
         self.seen = state["seen"]
 
 
-class ChosenFrames(StorageRule):
+class ChosenFrames(SelectionRule):
     """Stores what it is offered as long as slots are free: for methods that choose their memories themselves."""
 
     second_pass = True  # nothing is stored during training

@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.memory.selection import Slots, StorageRule
+from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -40,7 +40,7 @@ class GEMSettings:
             raise ValueError(f"margin is {self.margin}, but must not be negative")
 
 
-class ExperienceShares(StorageRule):
+class ExperienceShares(SelectionRule):
     """Every experience has the same share of the capacity, filled with a uniform sample (reservoir) of its images.
 
     GEM's authors keep the last images, which in a stream of clips are of one clip and one class. Shares shrink as

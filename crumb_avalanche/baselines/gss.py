@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
-from crumb_avalanche.memory.selection import Slots, StorageRule
+from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import tensor_bytes
@@ -79,7 +79,7 @@ def sample_gradients(
     return torch.cat([of_weight.flatten(1) for of_weight in gradients.values()], dim=1)
 
 
-class GreedyDiversity(StorageRule):
+class GreedyDiversity(SelectionRule):
     """Which frames enter, by the largest cosine of their gradient with those of random memories (paper, algorithm 2).
 
     A frame's score is that cosine plus 1. While there is room it enters; afterwards only with a score below 1 (a

@@ -13,11 +13,12 @@ from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
-from crumb_avalanche.memory.selection import Slots, StorageRule
+from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import tensor_bytes
-from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer, StreamBatch
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
 
 
@@ -32,7 +33,7 @@ class ICaRLSettings:
     half_old_network: bool = True
 
 
-class Prioritised(StorageRule):
+class Prioritised(SelectionRule):
     """Stores all it is offered; lists are in order of priority and are cut from their ends (paper, algorithm 5)."""
 
     second_pass = True  # nothing is stored during training

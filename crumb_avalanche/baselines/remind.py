@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Subset
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.feature_crops import random_resized_crops
 from crumb_avalanche.baselines.remind_memory import LocationSample, PQCodeBuffer, balanced_choice, make_quantizer
+from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE, ProductQuantizer
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.storage_policies import StreamBatch
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from crumb_avalanche.memory.packing import pack, unpack
 from crumb_avalanche.memory.product_quantizer import ProductQuantizer, largest_divisor
-from crumb_avalanche.memory.selection import StorageRule
+from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.training.storage_policies import CompactBuffer
 
 
@@ -52,7 +52,7 @@ class LocationSample:
         self._filled += len(drawn)
 
 
-class EvictLargest(StorageRule):
+class EvictLargest(SelectionRule):
     """Every image is stored; in a full buffer a random memory of the largest class, it included, goes (REMIND)."""
 
     def choose(self, slots, labels):
@@ -79,7 +79,7 @@ class PQCodeBuffer(CompactBuffer):
         quantizer: its table is part of the saved state, and told apart by ``RemindPlugin.statistics_bytes``.
     """
 
-    def __init__(self, mem_size: int, rule: StorageRule | None = None, seed: int = 0, *, quantizer: ProductQuantizer):
+    def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0, *, quantizer: ProductQuantizer):
         super().__init__(mem_size, EvictLargest() if rule is None else rule, seed)
         self.quantizer = quantizer
 

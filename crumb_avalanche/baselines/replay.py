@@ -1,20 +1,20 @@
-"""CRUMB, and plain replay of images and of feature maps through the same two steps and the same storing rule."""
+"""CRUMB, and plain replay of images and of feature maps through the same two steps and the same selection rule."""
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.memory.selection import RULES, StorageRule
+from crumb_avalanche.memory.selection import RULES, SelectionRule
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer, ImageBuffer, MapBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
-def make_rule(name: str) -> StorageRule:
-    """A new storing rule by name.
+def make_rule(name: str) -> SelectionRule:
+    """A new selection rule by name.
 
     Raises:
         ValueError: unknown name; the known are listed.
     """
     if name not in RULES:
-        raise ValueError(f"storing rule {name!r} is unknown; known are {', '.join(RULES)}")
+        raise ValueError(f"selection rule {name!r} is unknown; known are {', '.join(RULES)}")
     return RULES[name]()
 
 

@@ -68,7 +68,7 @@ class Slots:
         return [self.release(label) for label in self.by_class for _ in range(max(0, self.count(label) - quota))]
 
 
-class StorageRule(ABC):
+class SelectionRule(ABC):
     """Decides, batch by batch, which images go to which slots.
 
     Attributes:
@@ -132,7 +132,7 @@ class StorageRule(ABC):
 
 
 @dataclass
-class EveryJth(StorageRule):
+class EveryJth(SelectionRule):
     """Every j-th image, so that the buffer fills towards the end of the experience (paper, "Replay to mitigate...").
 
     A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images every ``j``-th is kept, with
@@ -178,7 +178,7 @@ class EveryJth(StorageRule):
 
 
 @dataclass
-class ClassBalancedReservoir(StorageRule):
+class ClassBalancedReservoir(SelectionRule):
     """Single-pass, class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020); needs no counts in advance."""
 
     seen: dict[int, int] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class ClassBalancedReservoir(StorageRule):
 
 
 @dataclass
-class ReferenceRule(StorageRule):
+class ReferenceRule(SelectionRule):
     """What the published code does, in a second pass over the experience after its training.
 
     Quota ``capacity // classes seen``; within each batch every ``j``-th image of each class, starting with its first,
@@ -283,7 +283,7 @@ def _pairs(counts: dict[int, int]) -> list[list[int]]:
     return [[key, value] for key, value in counts.items()]
 
 
-RULES: dict[str, type[StorageRule]] = {
+RULES: dict[str, type[SelectionRule]] = {
     "every_jth": EveryJth,
     "reservoir": ClassBalancedReservoir,
     "reference": ReferenceRule,

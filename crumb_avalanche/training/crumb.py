@@ -8,8 +8,9 @@ from avalanche.training.utils import trigger_plugins
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.storage_policies import CompactBuffer, StreamBatch
+from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import SeenClassesPlugin, StreamStrategy
 
 

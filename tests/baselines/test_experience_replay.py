@@ -24,10 +24,11 @@ from crumb_avalanche.baselines.experience_replay import (
     draw,
     held_slots,
 )
+from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import Slots
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.storage_policies import ImageBuffer, StreamBatch
+from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
 
 pytestmark = [

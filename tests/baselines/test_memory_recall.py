@@ -8,8 +8,8 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.memory_recall import MEMORY_RECALL, GaussianBuffer, MemoryRecallSettings
+from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.training.storage_policies import StreamBatch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

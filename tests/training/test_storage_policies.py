@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader
 from crumb_avalanche.baselines.bic import SplitExemplars
 from crumb_avalanche.baselines.gem import ExperienceShares
 from crumb_avalanche.baselines.icarl import Prioritised
+from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.packing import unpack
 from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, ReferenceRule
 from crumb_avalanche.models.weights import read_weights, save_safetensors
-from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
+from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
 
 BUFFERS = [CodeBuffer, ImageBuffer, MapBuffer]
 C, H, W, G = 8, 4, 4, 2  # maps and groups of the small model, whose codebook has 8 rows: 4 bits a code

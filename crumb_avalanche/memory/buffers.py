@@ -1,0 +1,263 @@
+"""Replay buffers as plain tensors: codes, raw images, raw feature maps.
+
+A buffer writes into one tensor allocated once, so the bytes that the ledger reports are the bytes held.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.memory.packing import bits_per_code, pack, packed_bytes, unpack
+from crumb_avalanche.memory.selection import EveryJth, SelectionRule, Slots
+from crumb_avalanche.models.split_model import SplitModel
+
+
+@dataclass
+class StreamBatch:
+    """What a buffer may take its memories from.
+
+    Attributes:
+        labels: ``(B,)`` int64.
+        feature_map: ``(B, C, H, W)`` float32.
+        codes: ``(B, G, H, W)`` codes of the same, or ``None`` where the forward was not quantized.
+        pixels: function from positions in the batch to their ``(n, 3, h, w)`` ``uint8`` images.
+    """
+
+    labels: Tensor
+    feature_map: Tensor
+    codes: Tensor | None
+    pixels: Callable[[Sequence[int]], Tensor]
+
+
+class MemoryBuffer(ABC):
+    """A class-balanced buffer of at most ``mem_size`` rows in one preallocated tensor.
+
+    Args:
+        mem_size: capacity in memories.
+        rule: selects the images that are stored; default the paper's ``EveryJth``.
+        seed: of the rule's and the replay's random draws.
+
+    Attributes:
+        rows: ``(mem_size, ...)`` tensor, or ``None`` before the first memory; an empty slot is all zero.
+        labels: ``(mem_size,)`` int16, -1 in empty slots; 2 bytes a memory.
+    """
+
+    def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0):
+        if mem_size < 1:
+            raise ValueError(f"mem_size is {mem_size}; a buffer holds at least 1 memory: raise mem_size or the budget")
+        self.max_size = mem_size
+        self.rule = EveryJth() if rule is None else rule
+        self.slots = Slots(mem_size, seed)
+        self.labels = torch.full((mem_size,), -1, dtype=torch.int16)
+        self.rows: Tensor | None = None
+
+    @abstractmethod
+    def to_rows(self, batch: StreamBatch, positions: Sequence[int], model: SplitModel) -> Tensor:
+        """The memories of some images of a batch, ``(n, ...)``."""
+
+    @abstractmethod
+    def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
+        """Feature maps ``(n, C, H, W)`` to replay, with a gradient to the codebook where codes are stored."""
+
+    @staticmethod
+    @abstractmethod
+    def item_bytes(model: SplitModel) -> int:
+        """Bytes of one memory, its label left out."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def classes(self) -> list[int]:
+        """Classes with at least one memory."""
+        return self.slots.classes
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the stored codes, pixels or maps, as allocated."""
+        return 0 if self.rows is None else self.rows.numel() * self.rows.element_size()
+
+    @property
+    def label_bytes(self) -> int:
+        """Bytes of the stored labels, as allocated."""
+        return self.labels.numel() * self.labels.element_size()
+
+    def begin_experience(self, labels: Sequence[int], batch_size: int) -> None:
+        """Tell the rule which labels an experience will bring."""
+        coming = {int(label): count for label, count in sorted(Counter(map(int, labels)).items())}
+        self._wipe(self.rule.begin_experience(self.slots, coming, batch_size))
+
+    @torch.no_grad()
+    def store(self, batch: StreamBatch, model: SplitModel) -> int:
+        """Offer a batch to the rule and write what it chose; returns how many were written."""
+        labels = batch.labels.tolist()
+        chosen = {slot: position for position, slot in self.rule.choose(self.slots, labels)}
+        if chosen:
+            positions = list(chosen.values())
+            rows = self.to_rows(batch, positions, model).cpu()
+            if self.rows is None:
+                self.rows = torch.zeros((self.max_size, *rows.shape[1:]), dtype=rows.dtype)
+            where = torch.tensor(list(chosen))
+            self.rows[where] = rows
+            self.labels[where] = torch.tensor([labels[position] for position in positions], dtype=torch.int16)
+        # Slots set free and not taken again must not keep their bytes.
+        if int((self.labels >= 0).sum()) > len(self.slots):
+            self._wipe([slot for slot in self.slots.free if self.labels[slot] >= 0])
+        return len(chosen)
+
+    def sample(self, without: set[int], at_least: int) -> Tensor:
+        """Draw slots for a replay batch: one random memory of each class, as many rounds as needed.
+
+        Args:
+            without: classes to leave out.
+            at_least: wanted size; the batch is the next multiple of the number of classes.
+
+        Returns:
+            ``(n,)`` int64 slots; empty where no other class is stored.
+        """
+        candidates = [label for label in self.slots.classes if label not in without]
+        if not candidates:
+            return torch.empty(0, dtype=torch.int64)
+        rounds = -(-at_least // len(candidates))
+        drawn = []
+        for label in candidates:
+            members = self.slots.by_class[label]
+            drawn.append([members[place] for place in self.slots.random.integers(len(members), size=rounds)])
+        return torch.tensor(drawn).t().reshape(-1)
+
+    def replay(self, slots: Tensor, model: SplitModel) -> tuple[Tensor, Tensor]:
+        """Feature maps ``(n, C, H, W)`` and labels ``(n,)`` int64 of drawn slots, on the model's device."""
+        device = model.pixel_mean.device
+        labels = self.labels[slots].long().to(device)
+        return self.to_maps(self.rows[slots].to(device), model), labels
+
+    def set_capacity(self, new_size: int) -> None:
+        """Change the capacity; surplus memories are given up, the largest classes first.
+
+        A rule follows a smaller capacity at once, a larger one when the next experience begins.
+
+        Raises:
+            ValueError: there would not be a memory for each class; or the rule cannot do with that capacity.
+        """
+        self.rule.check_capacity(new_size)
+        if new_size < max(1, len(self.slots.classes)):
+            raise ValueError(
+                f"mem_size={new_size} cannot hold a memory of each of the {len(self.slots.classes)} classes stored; "
+                "give at least that many"
+            )
+        while len(self.slots) > new_size:
+            largest = self.slots.largest()
+            self.rule.give_up(self.slots, next(c for c in self.slots.classes if self.slots.count(c) == largest))
+        held = [(label, slot) for label, members in self.slots.by_class.items() for slot in members]
+        slots = Slots(new_size)
+        slots.random = self.slots.random
+        slots.by_class = {label: [] for label in self.slots.by_class}  # those without a memory too
+        old_rows, old_labels = self.rows, self.labels
+        self.labels = torch.full((new_size,), -1, dtype=torch.int16)
+        if old_rows is not None:
+            self.rows = torch.zeros((new_size, *old_rows.shape[1:]), dtype=old_rows.dtype)
+        for label, slot in held:
+            new = slots.take(label)
+            self.rows[new], self.labels[new] = old_rows[slot], old_labels[slot]
+        smaller = new_size < self.max_size
+        self.slots, self.max_size = slots, new_size
+        if smaller:
+            self._wipe(self.rule.shrink(slots))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors only; the random state and the rule travel as UTF-8 bytes of JSON."""
+        notes = {
+            "random": self.slots.random.bit_generator.state,
+            "free": self.slots.free,
+            "by_class": [[label, slots] for label, slots in self.slots.by_class.items()],
+            "rule": self.rule.state_dict(),
+        }
+        state = {"labels": self.labels, "notes": torch.tensor(list(json.dumps(notes).encode()), dtype=torch.uint8)}
+        if self.rows is not None:
+            state["rows"] = self.rows
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what ``state_dict`` gave."""
+        if len(state["labels"]) != self.max_size:
+            raise ValueError(
+                f"the saved buffer has mem_size={len(state['labels'])}, this one {self.max_size}; give the same"
+            )
+        notes = json.loads(bytes(state["notes"].tolist()).decode())
+        self.labels = state["labels"].clone()
+        self.rows = state["rows"].clone() if "rows" in state else None
+        self.slots.free = notes["free"]
+        self.slots.by_class = {label: slots for label, slots in notes["by_class"]}
+        self.slots.random.bit_generator.state = notes["random"]
+        self.rule.load_state_dict(notes["rule"])
+
+    def _wipe(self, slots: list[int]) -> None:
+        if slots:
+            self.labels[slots] = -1
+            if self.rows is not None:
+                self.rows[slots] = 0
+
+
+class CodeMemory(MemoryBuffer):
+    """CRUMB's memory: bit-packed codes, ``ceil(G * H * W * bits / 8)`` bytes each (5,408 for 512x13x13 at 256x16)."""
+
+    @staticmethod
+    def item_bytes(model):
+        channels, height, width = model.map_shape
+        return packed_bytes(
+            model.codebook.groups(channels) * height * width, bits_per_code(model.codebook.codebook_size)
+        )
+
+    def to_rows(self, batch, positions, model):
+        if batch.codes is None:
+            codes = model.encode(batch.feature_map[positions])
+        else:
+            codes = batch.codes[positions]
+        flat = codes.permute(0, 2, 3, 1).reshape(len(positions), -1)
+        return pack(flat, bits_per_code(model.codebook.codebook_size))
+
+    def to_maps(self, rows, model):
+        channels, height, width = model.map_shape
+        groups = model.codebook.groups(channels)
+        codes = unpack(rows, bits_per_code(model.codebook.codebook_size), groups * height * width)
+        return model.codebook.decode(codes.view(-1, height, width, groups).permute(0, 3, 1, 2))
+
+
+class ImageMemory(MemoryBuffer):
+    """Raw images as ``uint8`` pixels, ``3 * h * w`` bytes each (150,528 at 224 pixels); F runs again at replay."""
+
+    @staticmethod
+    def item_bytes(model):
+        return 3 * model.image_size**2
+
+    def to_rows(self, batch, positions, model):
+        return batch.pixels(positions)
+
+    def to_maps(self, rows, model):
+        return model.features(rows)
+
+    def replay(self, slots, model):
+        # A small buffer is drawn from many times over, and F is costly: run it once for each image.
+        unique, inverse = slots.unique(return_inverse=True)
+        maps, labels = super().replay(unique, model)
+        return maps[inverse], labels[inverse.to(labels.device)]
+
+
+class MapMemory(MemoryBuffer):
+    """Raw float32 feature maps, ``4 * C * H * W`` bytes each (346,112 for 512x13x13)."""
+
+    @staticmethod
+    def item_bytes(model):
+        channels, height, width = model.map_shape
+        return 4 * channels * height * width
+
+    def to_rows(self, batch, positions, model):
+        return batch.feature_map[positions].float().contiguous()
+
+    def to_maps(self, rows, model):
+        return rows.contiguous(memory_format=torch.channels_last)
