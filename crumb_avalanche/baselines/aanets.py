@@ -15,10 +15,10 @@ from torch.nn.functional import kl_div, log_softmax, normalize, softmax
 from torch.utils.data import DataLoader
 
 from crumb_avalanche.baselines.aggregated_layers import AggregatedLayers
-from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd
 from crumb_avalanche.baselines.experience_replay import ChosenFrames, ImageMemoryPlugin, draw, memory_strategy
+from crumb_avalanche.closed_form.feature_moments import pooled_features
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.storage_policies import ImageBuffer

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, one_hot
 
-from crumb_avalanche.baselines.class_statistics import feature_length
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
+from crumb_avalanche.closed_form.feature_moments import feature_length
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.models.penultimate import HeadInput, penultimate
 from crumb_avalanche.training.ledger import tensor_bytes

@@ -1,70 +1,15 @@
-"""RanPAC: ridge regression on a random projection of frozen features.
+"""RanPAC as a strategy.
 
 McDonnell, Gong, Parvaneh, Abbasnejad and van den Hengel, "RanPAC: Random Projections and Pre-trained Models for
-Continual Learning", NeurIPS 2023; without its first-session fine-tuning, for F and P stay frozen here.
+Continual Learning", NeurIPS 2023; without its first-session fine-tuning, because F and P stay frozen here.
 """
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from crumb_avalanche.baselines.class_statistics import ClassStatistics, closed_form, feature_length
+from crumb_avalanche.baselines.class_statistics import closed_form
 from crumb_avalanche.baselines.entry import Entry
-
-
-class RandomProjection(ClassStatistics):
-    """Ridge regression on a random ReLU projection of the features (RanPAC, section 4).
-
-    ``H = relu(X W)`` with a Gaussian ``W`` that never changes. Only its seed has to be kept: ``W`` itself, drawn from
-    it when first needed, is working memory and in no checkpoint. The Gram matrix ``H^T H`` and the class sums ``H^T Y``
-    count.
-
-    Args:
-        n_classes, length: see ``ClassMeans``.
-        projection: ``M``, columns of ``W``.
-        ridge: added to the Gram matrix's diagonal, in units of its mean.
-        seed: of ``W``.
-
-    Attributes:
-        gram: ``(M, M)`` float32, 1,638,400 bytes at 640.
-        sums: ``(M, n_classes)`` float32.
-    """
-
-    unsaved = ("_weights", "_solution")  # they follow from what is kept
-
-    def __init__(self, n_classes: int, length: int, projection: int = 640, ridge: float = 1e-3, seed: int = 0):
-        self.gram = torch.zeros(projection, projection)
-        self.sums = torch.zeros(projection, n_classes)
-        self.length, self.ridge, self.seed = length, ridge, seed
-        self._weights: Tensor | None = None
-        self._solution: Tensor | None = None
-
-    def __getstate__(self):
-        return {**self.__dict__, "_weights": None}
-
-    def project(self, features: Tensor) -> Tensor:
-        """``(B, M)`` float64."""
-        if self._weights is None:
-            generator = torch.Generator().manual_seed(self.seed)
-            self._weights = torch.randn(self.length, len(self.gram), generator=generator, dtype=torch.float64)
-        return (features.double() @ self._weights).relu()
-
-    def update(self, features, labels):
-        hidden = self.project(features)
-        self.gram = (self.gram.double() + hidden.mT @ hidden).float()
-        self.sums.index_add_(1, labels, hidden.mT.float())
-        self._solution = None
-
-    def scores(self, features):
-        if self._solution is None:
-            gram = self.gram.double()
-            gram.diagonal().add_(self.ridge * gram.diagonal().mean())
-            self._solution = torch.linalg.solve(gram, self.sums.double())
-        return self.project(features) @ self._solution
-
-    def tensors(self):
-        return [self.gram, self.sums]
+from crumb_avalanche.closed_form.feature_moments import feature_length
+from crumb_avalanche.closed_form.random_projection import RandomProjection
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A symmetric matrix of sums of squares, of which only one half is kept."""
+"""A symmetric matrix of sums of products, of which only one half is kept."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,9 @@ BLOCK = 64
 
 
 class PackedScatter:
-    """``X^T X`` of rows that come batch by batch: the lower half in strips, ``2 * D * (D + 64)`` bytes instead of
-    ``4 * D**2`` (8,650,752 at 2,048).
+    """``X^T X`` of rows that come batch by batch, as the lower half in strips.
+
+    ``2 * D * (D + 64)`` bytes instead of ``4 * D**2`` (8,650,752 at 2,048).
 
     Args:
         length: ``D``.
@@ -24,10 +25,19 @@ class PackedScatter:
         ]
 
     def add(self, rows: Tensor) -> None:
-        """Take in ``(n, D)`` rows."""
+        """Add ``(n, D)`` rows."""
         for number, strip in enumerate(self.strips):
             start = number * BLOCK
             strip += (rows[:, start : start + BLOCK].mT @ rows[:, : strip.shape[1]]).float()
+
+    def merge(self, other: "PackedScatter") -> None:
+        """Add the rows of another matrix of the same length; exact up to rounding."""
+        for mine, theirs in zip(self.strips, other.strips, strict=True):
+            mine += theirs
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """The strips by name."""
+        return {f"strip{number}": strip for number, strip in enumerate(self.strips)}
 
     def whole(self) -> Tensor:
         """The matrix, ``(D, D)`` float64."""

@@ -17,8 +17,8 @@ from crumb_avalanche.baselines.aanets import (
     OldBranches,
     distillation_loss,
 )
-from crumb_avalanche.baselines.class_statistics import pooled_features
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.closed_form.feature_moments import pooled_features
 from crumb_avalanche.models.calibration import prepare
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric

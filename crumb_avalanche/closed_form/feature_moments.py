@@ -1,0 +1,70 @@
+"""Feature vectors of images: the head's input averaged over locations, or moments of maps over locations."""
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.models.penultimate import evaluating, head_input, penultimate
+from crumb_avalanche.models.split_model import SplitModel
+
+
+def feature_length(model: SplitModel) -> int:
+    """``D``, the length of ``pooled_features``."""
+    head = model.plastic_layers.get_submodule(model.head)
+    return head.in_channels if hasattr(head, "in_channels") else head.in_features
+
+
+@torch.no_grad()
+def pooled_features(model: SplitModel, images: Tensor) -> Tensor:
+    """The input of the head, in evaluation mode, averaged over locations: ``(B, D)`` float32.
+
+    Args:
+        images: as for ``SplitModel.features``.
+    """
+    with evaluating(model):
+        return penultimate(model, model.features(images))
+
+
+class FeatureMoments:
+    """Means and deviations over locations, of the feature map and of the head's input.
+
+    They are raised to a power below 1, with their sign, because activations are skewed and a Gaussian is not.
+
+    Args:
+        maps: include moments of the feature map that enters the plastic layers.
+        deviations: include deviations, besides means.
+        power: exponent of the absolute values; 1 leaves them.
+    """
+
+    def __init__(self, maps: bool = True, deviations: bool = True, power: float = 0.7):
+        self.maps, self.deviations, self.power = maps, deviations, power
+
+    @torch.no_grad()
+    def __call__(self, model: SplitModel, images: Tensor) -> Tensor:
+        """``(B, D)`` float32 of images as for ``SplitModel.features``; P in evaluation mode."""
+        return self._of_maps(model, model.features(images))
+
+    def length(self, model: SplitModel) -> int:
+        """``D``: 2,048 for SqueezeNet."""
+        return self._of_maps(model, torch.zeros(1, *model.map_shape, device=model.pixel_mean.device)).shape[1]
+
+    @torch.no_grad()
+    def _of_maps(self, model: SplitModel, maps: Tensor) -> Tensor:
+        with evaluating(model):
+            before_head = head_input(model, maps)
+        moments = []
+        for values in (maps, before_head) if self.maps else (before_head,):
+            moments += [values] if values.dim() == 2 else mean_and_deviation(values)[: 1 + self.deviations]
+        joined = torch.cat(moments, 1)
+        return joined.sign() * joined.abs() ** self.power
+
+
+def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)`` maps."""
+    # One image at a time stays in a processor's cache: eight times faster.
+    parts = maps.split(1) if maps.device.type == "cpu" else [maps]
+    means, deviations = [], []
+    for part in parts:
+        places = part.movedim(1, -1).flatten(1, -2)
+        means.append(places.mean(1))
+        deviations.append((places - means[-1].unsqueeze(1)).square_().mean(1).sqrt_())
+    return torch.cat(means), torch.cat(deviations)
