@@ -14,7 +14,7 @@ from torch.nn import functional
 from crumb_avalanche.baselines.entry import Entry, NoSettings, Recipe
 from crumb_avalanche.models.penultimate import evaluating, penultimate
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 

@@ -14,8 +14,9 @@ from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.memory.selection import Slots, StorageRule
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.crumb import CRUMBPlugin
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer, StreamBatch
-from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 @dataclass

@@ -20,7 +20,7 @@ from crumb_avalanche.baselines.regularized_discriminant import (
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_at import split_at
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 D, CLASSES = 6, 4
 

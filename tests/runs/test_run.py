@@ -17,7 +17,7 @@ from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.runs.predictions import read_predictions
 from crumb_avalanche.training.crumb import CRUMBPlugin
-from crumb_avalanche.training.stream_strategy import ClampGradients
+from crumb_avalanche.training.plugins import ClampGradients
 
 STRATEGIES = ("crumb", "image_replay", "map_replay", "finetune", "offline")
 
