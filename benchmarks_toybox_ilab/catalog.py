@@ -16,7 +16,8 @@ from benchmarks_toybox_ilab.datasets import (
     toybox,
 )
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import STREAM_CLASSES, ToyShapesFrames
-from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 PROTOCOLS = ("class_instance", "class_iid", "offline")
 

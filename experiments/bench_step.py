@@ -28,7 +28,7 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
 from crumb_avalanche.models.codebook_init import init_matched_
-from crumb_avalanche.models.coin_dropout import CoinDropout
+from crumb_avalanche.models.layers import CoinDropout
 
 BATCH = 21
 

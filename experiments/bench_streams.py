@@ -87,7 +87,8 @@ def read_ratio(folder: str, images: int, rounds: int, workers: int = 2) -> float
 
     from benchmarks_toybox_ilab.streams.protocols import make_benchmark
     from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
-    from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable
+    from benchmarks_toybox_ilab.tables.frame import Frame
+    from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
     torch.set_num_threads(1)
     bare = ImageFolder(folder, imagenet_transform())

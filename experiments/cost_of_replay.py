@@ -270,7 +270,7 @@ def command_line():
 
 
 if __name__ == "__main__":
-    from crumb_avalanche.cli import underscored
+    from crumb_avalanche.cli.__init__ import underscored
 
     chosen = command_line().parse_args(underscored(sys.argv[1:])).as_dict()
     quick = chosen.pop("quick")

@@ -28,7 +28,7 @@ from pathlib import Path
 import matplotlib
 from support import common_options
 
-from crumb_avalanche.cli import underscored
+from crumb_avalanche.cli.__init__ import underscored
 from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
 
 
@@ -236,7 +236,8 @@ def picture(title: str, figures: dict[str, list[dict]]):
     import numpy as np
     from matplotlib.figure import Figure
 
-    from crumb_avalanche.report.pictures import COLOURS, STYLE
+    from crumb_avalanche.report.curves import COLOURS
+    from crumb_avalanche.report.pictures import STYLE
 
     with matplotlib.rc_context(STYLE):
         drawing = Figure(figsize=(13, 1.6 + 0.5 * len(figures)), layout="constrained")

@@ -7,7 +7,8 @@ from fake_data import TINY, toybox_names, write_eth80, write_files, write_tiny
 
 import benchmarks_toybox_ilab
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
-from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 LIGHT = """
 import sys

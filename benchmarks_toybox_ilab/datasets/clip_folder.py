@@ -10,7 +10,8 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.folders import visible_entries
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError, natural_key, whole_number
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import read_image
 from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate, is_video
 

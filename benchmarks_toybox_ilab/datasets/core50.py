@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 LAYOUT = "<root>/core50_128x128/s{1..11}/o{1..50}/C_SS_OO_FFF.png, e.g. core50_128x128/s1/o3/C_01_03_010.png"
 SOURCE = "https://vlomonaco.github.io/core50/: core50_128x128.zip"

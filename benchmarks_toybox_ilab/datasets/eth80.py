@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.folders import visible_entries
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError, natural_key, whole_number
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 LAYOUT = "<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg"
 SOURCE = "Leibe & Schiele, CVPR 2003; 256 px copy at https://github.com/Kai-Xuan/ETH-80"

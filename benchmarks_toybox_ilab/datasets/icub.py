@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError, natural_key
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 LAYOUT = (
     "<root>/part{1..4}/<category>/<object>/<transformation>/day<d>/{left,right}/<8 digits>.jpg, "

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 LAYOUT = "<root>/train_img/<class>-iNNNN-bNNNN-cNN-rNN-lN-fN.jpg, e.g. train_img/boat-i0001-b0003-c02-r03-l0-f2.jpg"
 SOURCE = "http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz"

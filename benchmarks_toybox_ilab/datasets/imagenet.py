@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.class_counts import missing_images
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
-from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image_tree import image_tree_table
 
 LAYOUT = "<root>/{train,val}/<wnid>/<image>.JPEG, e.g. train/n01440764/n01440764_10026.JPEG"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from benchmarks_toybox_ilab.tables.folders import files_below
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks_toybox_ilab.prepare.archive_kinds import ENDINGS, Archive, Member, damage_named, opened, safe_name
 from benchmarks_toybox_ilab.tables.disk import check_room
 from benchmarks_toybox_ilab.tables.folders import visible_entries
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 _CHUNK = 1 << 20
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.prepare.download import DownloadError, md5_of
 from benchmarks_toybox_ilab.tables.disk import check_room
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 ARCHIVE = "cifar-100-python.tar.gz"
 

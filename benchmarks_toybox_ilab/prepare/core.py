@@ -8,7 +8,8 @@ from benchmarks_toybox_ilab.datasets.ilab_core50 import CORE50, ILAB
 from benchmarks_toybox_ilab.prepare.archives import archives_in, holds
 from benchmarks_toybox_ilab.prepare.download import DownloadError
 from benchmarks_toybox_ilab.prepare.sources import BRING, DATA_SETS, DataSet, Job, Progress
-from benchmarks_toybox_ilab.tables.frame_table import BadFrameError, Frame, FrameTable, FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import BadFrameError, Frame, FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 NAMES = tuple(DATA_SETS)
 

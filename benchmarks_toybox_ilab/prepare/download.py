@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from benchmarks_toybox_ilab.tables.disk import check_room, readable_size
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 TIMEOUT = 60  # seconds without a byte
 

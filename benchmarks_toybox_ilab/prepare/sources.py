@@ -12,7 +12,8 @@ from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
 from benchmarks_toybox_ilab.prepare.download import download, md5_of
 from benchmarks_toybox_ilab.tables.disk import readable_size
 from benchmarks_toybox_ilab.tables.folders import files_below
-from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 CORE50_URL = "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip"
 CORE50_MD5 = "745f3373fed08d69343f1058ee559e13"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.toybox import SESSIONS, SUPERCATEGORY, UNUSED_SESSIONS
 from benchmarks_toybox_ilab.tables.folders import visible_entries
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video.extract import Job, extract_many
 
 LAYOUT = (

@@ -25,7 +25,8 @@ from avalanche.benchmarks.utils import (
 from benchmarks_toybox_ilab.catalog import PROTOCOLS
 from benchmarks_toybox_ilab.streams.orders import PortableDraws, ReferenceDraws, numbered_clips
 from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, imagenet_transform
-from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 
 @dataclass(frozen=True)

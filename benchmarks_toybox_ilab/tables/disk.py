@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 
 def check_room(folder: Path, needed: int, job: str) -> None:

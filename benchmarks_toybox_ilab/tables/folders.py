@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError, natural_key
+from benchmarks_toybox_ilab.tables.frame import FrameTableError, natural_key
 
 _CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 

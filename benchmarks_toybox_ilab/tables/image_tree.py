@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg"})
 

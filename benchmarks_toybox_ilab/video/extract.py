@@ -18,7 +18,7 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.disk import check_room
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
 from benchmarks_toybox_ilab.video.processes import run_in_processes
 from benchmarks_toybox_ilab.video.sampling import Size, VideoError, expected_frames, load_av, sampled_frames
 

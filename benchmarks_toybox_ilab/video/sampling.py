@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 Size = int | tuple[int, int] | None  # at most so many pixels on the short side, exactly (width, height), or as it is
 

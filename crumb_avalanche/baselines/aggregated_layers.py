@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 
 def put(network: nn.Module, name: str, module: nn.Module) -> None:

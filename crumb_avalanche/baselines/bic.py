@@ -12,7 +12,7 @@ from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, tr
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.penultimate import evaluating
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 

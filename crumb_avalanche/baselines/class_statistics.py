@@ -15,7 +15,7 @@ from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.closed_form.feature_moments import feature_length, pooled_features
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 Features = Callable[[SplitModel, Tensor], Tensor]

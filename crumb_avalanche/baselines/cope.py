@@ -16,9 +16,10 @@ from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_
 from crumb_avalanche.closed_form.feature_moments import feature_length
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.models.penultimate import HeadInput, penultimate
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
-from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 @dataclass(frozen=True)

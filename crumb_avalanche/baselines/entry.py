@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 

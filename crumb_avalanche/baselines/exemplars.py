@@ -10,7 +10,7 @@ from torch.func import functional_call
 from crumb_avalanche.memory.selection import Slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 
 def herd(features: Tensor, count: int) -> list[int]:

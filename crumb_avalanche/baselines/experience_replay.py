@@ -15,8 +15,9 @@ from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.crumb import CRUMBPlugin
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
-from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 @dataclass

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import MendedMAS, MendedSI, learning_view
-from crumb_avalanche.training.ledger import tensor_bytes
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 

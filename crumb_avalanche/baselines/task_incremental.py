@@ -3,7 +3,7 @@
 import torch
 from avalanche.training.plugins import SupervisedPlugin
 
-from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 
 
 class TaskIncrementalPlugin(SupervisedPlugin):

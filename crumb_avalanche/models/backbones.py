@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from crumb_avalanche.models.averaging_head import AveragingConv2d
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, check_and_load, read_weights
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crumb_avalanche.models.averaging_head import AveragingConv2d
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.models.coin_dropout import replace_dropout
 from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.models.layers import AveragingConv2d, replace_dropout
 from crumb_avalanche.models.penultimate import head_input
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.models.stopwatch import Stopwatch

@@ -11,7 +11,6 @@ from crumb_avalanche.report.pictures import comparison_picture, run_picture, sav
 from crumb_avalanche.report.runs import (
     IDENTITY,
     NOT_COMPARED,
-    DamagedRunError,
     Group,
     Run,
     differences,
@@ -23,7 +22,7 @@ from crumb_avalanche.report.runs import (
 from crumb_avalanche.report.summary import runs_table, summary_table
 from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
-from crumb_avalanche.runs.run_folder import RESULT, write_text
+from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, write_text
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, number, table
 

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.baselines.entry import Entry, LearningSettings
 from crumb_avalanche.baselines.families import paper_method_settings
-from crumb_avalanche.baselines.registry import Entry, LearningSettings
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.split_model import SplitModel

@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.storage_policies import CompactBuffer
-from crumb_avalanche.training.stream_strategy import SeenClassesPlugin, StreamStrategy
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 def memory_step(strategy, loss: Tensor, **kwargs) -> None:

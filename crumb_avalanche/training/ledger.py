@@ -9,14 +9,10 @@ from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.storage_policies import CompactBuffer
 
 PARTS = ("features", "search", "plastic", "replay")
-
-
-def tensor_bytes(tensors) -> int:
-    """Bytes of some tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def peak_rss_bytes() -> int:

@@ -10,7 +10,8 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.system.rng_state import random_states_kept
-from crumb_avalanche.training.stream_strategy import StreamStrategy, TrainingDivergedError
+from crumb_avalanche.training.plugins import TrainingDivergedError
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 # Rates no worse than this are as good: the lowest of them is taken.

@@ -13,7 +13,7 @@ from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.closed_form.feature_moments import pooled_features
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_at import split_at
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks")
 

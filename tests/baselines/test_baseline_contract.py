@@ -9,7 +9,8 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from watched import Answers, plugin_of
 
-from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.models.calibration import prepare
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.state_tree import packed

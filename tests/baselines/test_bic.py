@@ -14,7 +14,7 @@ from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from
 from crumb_avalanche.memory.selection import Slots
 from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)

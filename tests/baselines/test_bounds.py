@@ -5,7 +5,8 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from watched import Answers
 
-from crumb_avalanche.baselines.registry import LearningSettings, build_strategy
+from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.registry import build_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

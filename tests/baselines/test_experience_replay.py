@@ -28,8 +28,9 @@ from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import Slots
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import ImageBuffer
-from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT, StreamStrategy
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

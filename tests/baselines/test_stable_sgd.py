@@ -14,7 +14,7 @@ from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.stable_sgd import STABLE_SGD, StableSGDSettings
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.stream_strategy import UNSEEN_LOGIT
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

@@ -15,7 +15,7 @@ from benchmarks_toybox_ilab.prepare import core as library
 from benchmarks_toybox_ilab.prepare.core import Report
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
-from crumb_avalanche.cli import underscored
+from crumb_avalanche.cli.__init__ import underscored
 from crumb_avalanche.system.folder_lock import in_use, locked
 
 

@@ -11,7 +11,7 @@ from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_at import split_at
-from crumb_avalanche.training.ledger import tensor_bytes
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 D, CLASSES = 6, 4
 

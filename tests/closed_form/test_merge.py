@@ -102,6 +102,6 @@ def test_others_are_refused(one, other, facts):
     with pytest.raises(StateError, match=facts):
         one.merge(other)
     before = [tensor.clone() for tensor in one.tensors()]
-    with pytest.raises(StateError, match="cannot be loaded into those with .*; build both with the same settings"):
+    with pytest.raises(StateError, match=r"cannot be loaded into those with .*; build both with the same settings"):
         one.load_state_dict(other.state_dict())
     assert all(torch.equal(mine, old) for mine, old in zip(one.tensors(), before))

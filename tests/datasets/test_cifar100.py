@@ -6,7 +6,7 @@ from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.datasets import cifar100
 from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames, OnlineCIFAR100, missing
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 DATA = TEST_DATA
 ARCHIVE = DATA / "cifar100/cifar100_png.zip"

@@ -5,7 +5,7 @@ import pytest
 from fake_data import video_frame_number, write_clip_folder, write_image, write_video
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolder, ClipFolderFrames, held_out_of
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 
 def held_out(table):

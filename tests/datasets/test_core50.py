@@ -9,7 +9,7 @@ from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.datasets import core50
 from benchmarks_toybox_ilab.datasets.core50 import CORe50, CORe50Frames, missing, parse_path
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 DATA = TEST_DATA / "core50_samples"
 USED = [10, 30, 50, 70, 90, 110, 130, 150, 170, 190, 210, 230, 250, 270, 290]

@@ -6,7 +6,7 @@ from fake_data import ETH80_NUMBERS, write_eth80, write_image
 from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.datasets.eth80 import ETH80, ETH80Frames
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 DATA = TEST_DATA
 CARS = [f"car{number}" for number in ETH80_NUMBERS["car"]]

@@ -7,7 +7,7 @@ from fake_data import ICUB_CLIPS, ICUB_PARTS, icub_clip, icub_names, odd_icub_na
 
 from benchmarks_toybox_ilab.datasets import icub
 from benchmarks_toybox_ilab.datasets.icub import ICub, ICubFrames, listing_order, missing
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 TWO_CLASSES = {"part3": ("mug",), "part1": ("book",)}
 

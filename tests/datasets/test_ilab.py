@@ -5,7 +5,7 @@ import pytest
 from fake_data import ILAB_CLASSES, ilab_names, ilab_session, odd_ilab_names, write_files
 
 from benchmarks_toybox_ilab.datasets.ilab import COUNTS, ILab, ILabFrames, missing
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 SMALL = range(1, 9)  # as few backgrounds as an object may have
 

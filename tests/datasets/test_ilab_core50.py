@@ -7,7 +7,7 @@ from fake_data import core50_names, ilab_names, odd_core50_names, odd_ilab_names
 from benchmarks_toybox_ilab.datasets import core50
 from benchmarks_toybox_ilab.datasets.ilab import CLASSES
 from benchmarks_toybox_ilab.datasets.ilab_core50 import COUNTS, ILabCORe50, ILabCORe50Frames, class_groups, missing
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 USED = range(10, 300, 20)
 

@@ -5,7 +5,7 @@ from fake_data import image_tree_names, write_files
 
 from benchmarks_toybox_ilab.datasets import imagenet
 from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames, OnlineImageNet, missing
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 CLASSES = [f"n{number:08d}" for number in range(1000)]
 

@@ -19,8 +19,8 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import (
     ToyShapes,
     ToyShapesFrames,
     ToyShapesReader,
-    render,
 )
+from benchmarks_toybox_ilab.datasets.toy_shapes.scene import render
 
 GOLDEN_MEANS = [25.2, 125.2, 178.4, 144.0]
 

@@ -6,7 +6,7 @@ from fake_data import TOYBOX_CLIPS, TOYBOX_FOLDERS, odd_toybox_names, toybox_cli
 from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.datasets.toybox import COUNTS, Toybox, ToyboxFrames, missing, parse_file_name
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 DATA = TEST_DATA
 CUP = "images/households/cup_01_pivothead/cup_01_pivothead"

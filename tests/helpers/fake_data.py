@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable
+from benchmarks_toybox_ilab.tables.frame import Frame
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 # The cars of ETH-80 are numbered with gaps, all other classes from 1 to 10.
 ETH80_NUMBERS = {"car": (1, 2, 3, 5, 6, 7, 9, 11, 12, 14), "apple": range(1, 11)}

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
 from benchmarks_toybox_ilab.tables.disk import readable_size
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 FILES = {"a/1.png": b"one" * 5000, "a/b/2.png": b"two", "README": b""}
 

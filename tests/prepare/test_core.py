@@ -21,7 +21,8 @@ from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames
 from benchmarks_toybox_ilab.prepare import sources as _prepare_sources
 from benchmarks_toybox_ilab.prepare.core import check
 from benchmarks_toybox_ilab.prepare.download import DownloadError
-from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 CORE50 = core50_names((1, 2, 3), (1, 6), (10, 11, 30))
 ILAB = ilab_names(("boat", "van"), (1,), range(1, 9), 15)

@@ -8,7 +8,7 @@ from local_server import LocalServer
 
 from benchmarks_toybox_ilab.prepare import download as module
 from benchmarks_toybox_ilab.prepare.download import DownloadError, download
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 CONTENT = bytes(range(256)) * 4000  # a megabyte, so that it comes in several pieces
 

@@ -19,7 +19,7 @@ from real_data import TEST_DATA
 from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames
 from benchmarks_toybox_ilab.prepare.core import check
 from benchmarks_toybox_ilab.prepare.download import DownloadError
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 DATA = TEST_DATA
 CIFAR100 = image_tree_names({"train": 2, "test": 1}, ("apple", "train"))

@@ -8,7 +8,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.datasets import toybox
 from benchmarks_toybox_ilab.prepare import toybox_videos
 from benchmarks_toybox_ilab.prepare.toybox_videos import extract_toybox
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 FOUR = [("cup", 1, "rxplus"), ("cup", 1, "absent"), ("duck", 30, "present"), ("truck", 12, "hodgepodge")]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from fake_runs import CLASSES, LEDGER, fake_run, report, sweep
 
-from crumb_avalanche.report.pictures import Curve, bytes_text, comparison_picture, run_picture
-from crumb_avalanche.report.report import find_runs, groups_of, read_run
+from crumb_avalanche.report.curves import Curve
+from crumb_avalanche.report.pictures import bytes_text, comparison_picture, run_picture
+from crumb_avalanche.report.runs import find_runs, groups_of, read_run
 
 
 def whole_pictures(folder: Path) -> None:

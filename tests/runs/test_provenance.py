@@ -7,8 +7,7 @@ import pytest
 import yaml
 from fake_runs import fake_run
 
-from crumb_avalanche.report.report import find_runs, groups_of, read_run
-from crumb_avalanche.report.runs import notes_on
+from crumb_avalanche.report.runs import find_runs, groups_of, notes_on, read_run
 
 
 @pytest.fixture

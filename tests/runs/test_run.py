@@ -11,13 +11,14 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from crumb_avalanche.baselines.registry import LearningSettings, build_strategy
+from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.registry import build_strategy
 from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.runs.predictions import read_predictions
 from crumb_avalanche.training.crumb import CRUMBPlugin
-from crumb_avalanche.training.stream_strategy import ClampGradients
+from crumb_avalanche.training.plugins import ClampGradients
 
 STRATEGIES = ("crumb", "image_replay", "map_replay", "finetune", "offline")
 

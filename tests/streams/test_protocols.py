@@ -15,7 +15,8 @@ from torch import nn
 from benchmarks_toybox_ilab.catalog import PROTOCOLS
 from benchmarks_toybox_ilab.streams.protocols import make_benchmark, plan_stream
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 torch.set_num_threads(1)
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

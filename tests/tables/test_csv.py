@@ -1,6 +1,7 @@
 import pytest
 
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 HEADER = "class,object,session,im_num,im_path\n"
 

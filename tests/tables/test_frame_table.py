@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.frame_table import (
-    BadFrameError,
-    Frame,
-    FrameTable,
-    FrameTableError,
-    natural_key,
-)
+from benchmarks_toybox_ilab.tables.frame import BadFrameError, Frame, FrameTableError, natural_key
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 CUP = Frame("cup/1/a/0.jpg", "cup", "cup1", "a", 0, "train")
 CUP_TEST = Frame("cup/1/b/0.jpg", "cup", "cup1", "b", 0, "test")

@@ -6,7 +6,7 @@ from fake_data import write_clip_folder
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
-from benchmarks_toybox_ilab.tables.frame_table import BadFrameError
+from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image
 
 SIDEWAYS = 6  # in EXIF: to be turned clockwise by a quarter

@@ -1,7 +1,7 @@
 import pytest
 from fake_data import write_image
 
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.image_tree import image_tree_table
 
 LAYOUT = "<root>/{train,test}/<class>/<image>.png"

@@ -9,7 +9,8 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from watched import Answers
 
-from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.models.calibration import prepare
 from crumb_avalanche.system.rng_state import random_states, set_random_states
 from crumb_avalanche.training.checkpoint import CheckpointFolder

@@ -14,8 +14,8 @@ from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth, R
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin, TrainingDivergedError
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
-from crumb_avalanche.training.stream_strategy import EpochSchedule, SeenClassesPlugin, TrainingDivergedError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

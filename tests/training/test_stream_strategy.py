@@ -8,14 +8,14 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 
-from crumb_avalanche.training.stream_strategy import (
+from crumb_avalanche.training.plugins import (
     ClampGradients,
     DivergenceGuard,
     EpochSchedule,
     SeenClassesPlugin,
-    StreamStrategy,
     TrainingDivergedError,
 )
+from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 

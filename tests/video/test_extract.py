@@ -8,10 +8,10 @@ from fake_data import write_sound, write_video
 from PIL import Image
 from video_clips import files, jobs, shown, whole_and_cut
 
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video import extract as video
-from benchmarks_toybox_ilab.video.extract import Job, VideoError, extract_frames, extract_many
-from benchmarks_toybox_ilab.video.sampling import Clock, _picture, upright
+from benchmarks_toybox_ilab.video.extract import Job, extract_frames, extract_many
+from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, _picture, upright
 
 # Display matrices: x' = ax + cy, y' = bx + dy as a, b, 0, c, d, 0, then where the origin goes; 1 is 65536.
 ONE = 1 << 16

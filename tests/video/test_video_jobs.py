@@ -14,7 +14,7 @@ from fake_data import write_video
 from video_clips import files, jobs, shown, whole_and_cut
 
 from benchmarks_toybox_ilab.tables import disk
-from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video import extract as video
 from benchmarks_toybox_ilab.video.extract import Job, extract_frames, extract_many
 

@@ -25,7 +25,8 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
     check_classes,
     render,
 )
-from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable
+from benchmarks_toybox_ilab.tables.frame import Frame
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 PRETRAINING_CLASSES: tuple[str, ...] = (
     "bottle", "chair", "crescent", "gear", "hammer", "house", "ladder", "leaf", "ring", "star",
