@@ -267,7 +267,7 @@ def test_wrong_settings_are_told(make, words):
         make()
 
 
-def test_random_states_are_left_alone():
+def test_rng_state_is_left_alone():
     torch.manual_seed(0)
     np.random.seed(0)
     states = torch.get_rng_state(), np.random.get_state()[1].copy()
