@@ -33,7 +33,7 @@ from support import common_options
 from table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.system.atomic_file import whole_file
+from crumb_avalanche.system.atomic_file import atomic_write
 
 CRUMB, SINGLE, BATCHES = CODEBOOK, "remind, one image at a time", "remind, mini-batches"
 LEARNERS = {CRUMB: ("crumb", {}), SINGLE: ("remind", {"samples_at_a_time": True}), BATCHES: ("remind", {})}
@@ -176,7 +176,7 @@ def picture(path: Path, title: str, image: dict, making: dict, held: dict) -> No
         axes.invert_yaxis()
         axes.margins(x=0.1)
         axes.spines[["top", "right"]].set_visible(False)
-    with whole_file(path) as unfinished:
+    with atomic_write(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=150)
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from crumb_avalanche.system.atomic_file import whole_file
+from crumb_avalanche.system.atomic_file import atomic_write
 
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")
 
@@ -98,7 +98,7 @@ def save_safetensors(path: str | os.PathLike, tensors: dict[str, Tensor], metada
     plain = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    with whole_file(Path(path)) as unfinished:
+    with atomic_write(Path(path)) as unfinished:
         try:
             save_file(plain, unfinished, metadata)
         except SafetensorError as error:  # which tells the system's number in words only

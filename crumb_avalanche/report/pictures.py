@@ -18,7 +18,7 @@ from crumb_avalanche.report.curves import (
     literal,
 )
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS
-from crumb_avalanche.system.atomic_file import whole_file
+from crumb_avalanche.system.atomic_file import atomic_write
 
 STYLE = {
     "font.size": 10,
@@ -37,7 +37,7 @@ def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
     paths = []
     for kind, options in {"png": {"dpi": 150}, "svg": {"metadata": {"Date": None}}}.items():
         path = folder / f"{name}.{kind}"
-        with matplotlib.rc_context(STYLE), whole_file(path) as unfinished:
+        with matplotlib.rc_context(STYLE), atomic_write(path) as unfinished:
             figure.savefig(unfinished, format=kind, **options)
         paths.append(path)
     return paths

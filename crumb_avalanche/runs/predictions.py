@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from avalanche.training.plugins import SupervisedPlugin
 
-from crumb_avalanche.system.atomic_file import whole_file
+from crumb_avalanche.system.atomic_file import atomic_write
 
 PREDICTIONS = "predictions.npz"
 
@@ -35,7 +35,7 @@ class PredictionsPlugin(SupervisedPlugin):
             rows: ``(N,)``, the row of each image in the frame table, in the order of the evaluation.
         """
         columns = {"row": rows, "label": self.labels, "answer": self.answers}
-        with whole_file(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
+        with atomic_write(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
             np.savez_compressed(file, **{name: np.asarray(values, np.int32) for name, values in columns.items()})
 
 

@@ -22,7 +22,7 @@ from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.settings import as_dict, part_for
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
-from crumb_avalanche.system.process_group import Alone, processes
+from crumb_avalanche.system.process_group import SingleProcess, processes
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.feature_cache import FeatureCache, MapDataset, files_key
 from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, save_pretrained
@@ -43,8 +43,8 @@ def main(settings: PretrainSettings) -> None:
     settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
     with processes(settings.device) as group:
         if group.size > 1:  # the cores of a machine are shared, and one process tells what happens
-            threads = settings.threads or max(1, (os.cpu_count() or 1) // group.neighbours)
-            settings = replace(settings, threads=threads, progress=settings.progress and group.leads)
+            threads = settings.threads or max(1, (os.cpu_count() or 1) // group.local_size)
+            settings = replace(settings, threads=threads, progress=settings.progress and group.is_leader)
         build.set_up_process(settings.threads, settings.seed)
         with sole_writer(output, settings.overwrite, group):
             with group.leader_first():  # it may download
@@ -63,7 +63,7 @@ def refuse(output: Path) -> None:
 
 
 @contextmanager
-def sole_writer(output: Path, overwrite: bool, group: Alone) -> Iterator[None]:
+def sole_writer(output: Path, overwrite: bool, group: SingleProcess) -> Iterator[None]:
     """Keep others from an output and its checkpoints; the leader does, and tells the others where it cannot.
 
     Raises:
@@ -73,7 +73,7 @@ def sole_writer(output: Path, overwrite: bool, group: Alone) -> Iterator[None]:
     folder = checkpoints_of(output)
     with ExitStack() as held:
         error = None
-        if group.leads:
+        if group.is_leader:
             held.callback(remove_if_empty, folder)  # when the lock in it is gone
             try:
                 held.enter_context(locked(folder))
@@ -81,7 +81,7 @@ def sole_writer(output: Path, overwrite: bool, group: Alone) -> Iterator[None]:
                     refuse(output)
             except (FolderInUseError, OSError) as refused:
                 error = refused
-        told = group.told_by_leader(error and str(error))
+        told = group.broadcast_value(error and str(error))
         if told is not None:
             raise error or FolderInUseError(told)
         yield
@@ -120,22 +120,22 @@ def is_last_of(checkpoints: CheckpointFolder, output: Path) -> bool:
     return same and made_with.get("history") == notes.get("history")
 
 
-def pretrain_on(images: Dataset, settings: PretrainSettings, group: Alone | None = None) -> None:
+def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProcess | None = None) -> None:
     """Pretrain on a data set with ``targets`` and write ``settings.output``.
 
     After each epoch the state is kept in the folder ``OUTPUT.checkpoints``, with the feature maps if there is no other
     cache; the same call goes on from there, and removes it at its end.
     """
-    group = group or Alone()
+    group = group or SingleProcess()
     output = Path(settings.output)
     labels = np.asarray(images.targets)
     classes = int(labels.max()) + 1
     rows = choose_rows(labels, settings.images_per_class, settings.seed)
     with group.leader_first():  # it may download
         model = build.build_model(settings, classes, codebook=True).to(group.device(settings.device))
-    if group.leads:
+    if group.is_leader:
         prepare(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
-    group.take_from_leader(model)
+    group.broadcast_module(model)
     # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
     samples = getattr(images, "samples", None)
     names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
@@ -157,14 +157,14 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: Alone | None
         group,
     )
     del cache
-    if group.leads:
+    if group.is_leader:
         made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
         save_pretrained(output, model, made_with)
-    group.wait()
-    if group.leads_machine:
+    group.barrier()
+    if group.is_local_leader:
         checkpoints.clear(but=LOCK)
-    group.wait()  # all have done with the folder before the leader lets go of it
-    if not group.leads:
+    group.barrier()  # all have done with the folder before the leader lets go of it
+    if not group.is_leader:
         return
     print(
         table(
@@ -180,12 +180,14 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: Alone | None
     )
 
 
-def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, cache: FeatureCache, group: Alone) -> MapDataset:
+def maps_of(
+    images: Dataset, rows: np.ndarray, labels: np.ndarray, cache: FeatureCache, group: SingleProcess
+) -> MapDataset:
     """The maps of some rows, of which each process computes its share."""
     if group.size > 1:
         mine = rows[group.rank :: group.size]
         cache.dataset(Subset(images, mine.tolist()), mine, labels[mine].tolist())
-        group.wait()
+        group.barrier()
     return cache.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
 
 

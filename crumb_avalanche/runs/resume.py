@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crumb_avalanche.runs.run_folder import RESUME
 from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
-from crumb_avalanche.system.rng_state import random_states, set_random_states
+from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
 from crumb_avalanche.training.checkpoint import Checkpoint, CheckpointFolder
 from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
 from crumb_avalanche.training.lr_search import Trial
@@ -92,7 +92,7 @@ class GoingOn:
 
         def restore() -> None:
             state = restored(found.tree, found.tensors, {"strategy": strategy})
-            set_random_states(state["random"])
+            set_rng_state(state["random"])
             collected = strategy.evaluator.get_all_metrics()
             collected.clear()
             for name, (steps, values) in self.progress.metrics.items():
@@ -109,4 +109,4 @@ class GoingOn:
             self.progress.seconds = self.seconds
             self.progress.metrics = dict(self.strategy.evaluator.get_all_metrics())
             notes = {"position": asdict(position), "progress": asdict(self.progress)}
-            self.files.write(notes, *packed({"strategy": self.strategy, "random": random_states()}))
+            self.files.write(notes, *packed({"strategy": self.strategy, "random": get_rng_state()}))

@@ -39,7 +39,7 @@ from crumb_avalanche.runs.run_folder import (
 from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text
 from crumb_avalanche.system.folder_lock import locked
-from crumb_avalanche.system.rng_state import random_states_kept
+from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.checkpoint_plugin import Position
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
@@ -278,7 +278,7 @@ def learn(
         if number in (0, count - 1) or (number + 1) % settings.evaluate_every == 0:
             # The joint learner has seen every class after its one experience.
             seen = benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
-            with random_states_kept():
+            with preserve_rng_state():
                 metrics = strategy.eval(seen, **loader)
             of_each = [100 * accuracy_on(metrics, test.current_experience) for test in seen]
             of_all = 100 * next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream/eval"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from crumb_avalanche.system.atomic_file import whole_file
+from crumb_avalanche.system.atomic_file import atomic_write
 
 RESULT = "result.json"
 RESUME = "resume"  # checkpoints
@@ -24,7 +24,7 @@ class DamagedRunError(ValueError):
 
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically."""
-    with whole_file(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
@@ -68,7 +68,7 @@ def tidy_up(folder: Path) -> None:
 
 def metrics_csv(path: Path, evaluator) -> None:
     """Write everything that Avalanche's evaluator collected: one line per metric and step."""
-    with whole_file(path) as unfinished, open(unfinished, "w", newline="") as file:
+    with atomic_write(path) as unfinished, open(unfinished, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["metric", "step", "value"])
         for name, (steps, values) in evaluator.get_all_metrics().items():

@@ -1,1 +1,1 @@
-"""Files, locks, processes, random states and memory of the operating system."""
+"""Files, locks, processes, RNG state and memory of the operating system."""

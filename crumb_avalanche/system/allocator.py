@@ -1,26 +1,26 @@
-"""Memory that is freed and needed again with the next batch, kept by the process instead of going back and forth."""
+"""Setting of the C library's allocator that avoids mapping new memory for every batch."""
 
 import ctypes
 
-# Of malloc.h. A block from M_MMAP_THRESHOLD bytes on is mapped by itself and goes back to the system when it is freed;
-# free memory above M_TRIM_THRESHOLD bytes at the end of the heap does too.
+# From malloc.h. A block of M_MMAP_THRESHOLD bytes or more is a mapping of its own and returns to the system when freed;
+# so does free memory above M_TRIM_THRESHOLD bytes at the end of the heap.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
-def keep_freed_memory(most: int = 512 * 2**20) -> bool:
-    """Let the C library use freed blocks again; for the rest of the process.
+def keep_freed_memory(limit: int = 512 * 2**20) -> bool:
+    """Let the C library reuse freed blocks for the rest of the process instead of returning them to the system.
 
-    A batch of 128 maps of 512x13x13 is 44 MB. By glibc's own rule a tensor of that size is new memory each time, which
-    the system clears page by page: reading maps from a cache takes twice as long.
+    A batch of 128 maps of 512x13x13 is 44 MB. By default, glibc maps new memory for each tensor of that size, which the
+    system clears page by page: reading maps from a cache takes twice as long.
 
     Args:
-        most: bytes of a block, and of free memory at the end of the heap, from which on they go back to the system.
+        limit: bytes of a block, and of free memory at the end of the heap, above which memory is returned.
 
     Returns:
-        Whether the C library has such a rule; without glibc nothing is changed.
+        Whether the setting took effect; without glibc nothing changes.
     """
     try:
-        set_rule = ctypes.CDLL("libc.so.6").mallopt
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return False
-    return all([set_rule(M_MMAP_THRESHOLD, most), set_rule(M_TRIM_THRESHOLD, most)])
+    return all([mallopt(M_MMAP_THRESHOLD, limit), mallopt(M_TRIM_THRESHOLD, limit)])

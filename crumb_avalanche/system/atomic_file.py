@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Atomic writes: a file is complete or absent, even after a crash."""
 
 import errno
 import os
@@ -8,40 +8,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # the system's numbers for it
-_LONG_AGO = 3600  # seconds; of a process that we do not see, perhaps one on another machine
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk and an exceeded quota
+_OLD = 3600  # seconds; a younger file may belong to a process on another machine
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Write to the path that is given; it takes the place of ``path`` at the end of the ``with`` block.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to; it replaces ``path`` when the ``with`` block ends.
 
-    An error in the block, such as a full disk, leaves what was at ``path`` and removes the unfinished file. Folders
-    above ``path`` are made. Whoever may read new files of this process may read it: safetensors alone would make files
-    for their owner only, of no use to a robot's service or to colleagues on a cluster.
+    An error in the block, such as a full disk, leaves ``path`` unchanged and removes the temporary file. Missing parent
+    folders are created. The file gets the permissions of any new file of this process, because safetensors makes files
+    that only their owner can read.
 
     Args:
         path: of the file, which may exist.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same
-    _remove_left_behind(path, unfinished)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same file
+    _remove_leftovers(path, temporary)
     try:
-        unfinished.touch()
-        usual = unfinished.stat().st_mode
-        yield unfinished
-        unfinished.chmod(usual)
-        with open(unfinished, "rb+") as file:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)
+        with open(temporary, "rb+") as file:
             os.fsync(file.fileno())  # or a power cut may leave the name without the contents
-        os.replace(unfinished, path)
-        _keep_name(path.parent)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
     except BaseException:
-        unfinished.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def _keep_name(folder: Path) -> None:
-    """Have a folder's new names outlast a power cut, where the system can do so."""
+def _sync_folder(folder: Path) -> None:
+    """Make new names in a folder survive a power cut, where the system supports it."""
     with suppress(OSError):  # Windows opens no folder, and some file systems refuse
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -50,27 +50,27 @@ def _keep_name(folder: Path) -> None:
             os.close(handle)
 
 
-def _remove_left_behind(path: Path, own: Path) -> None:
-    """Remove what killed processes left unfinished of a file: one of our own number, and old ones of no process."""
-    if own.is_file():  # its permissions need not be the usual ones
-        own.unlink()
-    if os.name != "posix":  # elsewhere, asking after a process may end it
+def _remove_leftovers(path: Path, temporary: Path) -> None:
+    """Remove temporary files of killed processes: one with this process's number, and old ones of dead processes."""
+    if temporary.is_file():  # its permissions may be unusual
+        temporary.unlink()
+    if os.name != "posix":  # on Windows, os.kill(pid, 0) ends the process
         return
     name = re.compile(rf"{re.escape(path.name)}\.(\d{{1,9}})\.part")
-    # One that is gone meanwhile or belongs to somebody else is no reason not to write ours.
+    # A leftover that vanished meanwhile or belongs to another user does not stop the write.
     with suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             match = name.fullmatch(entry.name)
-            if match and time.time() - entry.stat().st_mtime > _LONG_AGO and not _lives(int(match[1])):
+            if match and time.time() - entry.stat().st_mtime > _OLD and not _is_alive(int(match[1])):
                 os.unlink(entry.path)
 
 
-def _lives(process: int) -> bool:
-    """Whether there is a process of that number on this machine."""
+def _is_alive(pid: int) -> bool:
+    """Whether a process of that number exists on this machine."""
     try:
-        os.kill(process, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # of another user
     return True

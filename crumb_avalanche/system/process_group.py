@@ -1,4 +1,4 @@
-"""The processes that `torchrun` started, or one alone: what one has to say to the others."""
+"""Communication between the processes that ``torchrun`` started, with the same calls in a single process."""
 
 import contextlib
 import gc
@@ -15,118 +15,118 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-# Longer than any share of the work that is not in step, such as passing images through F.
-PATIENCE = timedelta(hours=2)
+# Longer than any work between two collective calls, such as passing images through F.
+TIMEOUT = timedelta(hours=2)
 
 
-class Alone:
-    """One process: nobody to share with.
+class SingleProcess:
+    """One process without others: its collective calls change nothing.
 
     Attributes:
-        rank: number of this process, 0 leads: it alone writes and shows progress.
-        size: how many there are.
-        neighbours: how many of them are on this machine.
-        leads_machine: whether this is the first one on its machine.
+        rank: number of this process; rank 0 is the leader, which alone writes files and shows progress.
+        size: number of processes.
+        local_size: number of processes on this machine.
+        is_local_leader: whether this process is the first one on its machine.
     """
 
     rank = 0
     size = 1
-    neighbours = 1
-    leads_machine = True
+    local_size = 1
+    is_local_leader = True
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self.rank == 0
 
     def device(self, name: str) -> str:
-        """The device of this process, where all are told ``cpu`` or ``cuda``."""
+        """Return the device of this process for ``cpu`` or ``cuda``."""
         return name
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module with gradients that are means over the processes."""
+        """Wrap a module so that its gradients are means over the processes."""
         return module
 
-    def add_up(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes."""
         return values
 
-    def tensors_of_leader(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The leader's tensors, on the CPU."""
+    def broadcast_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the leader's tensors, on the CPU."""
         return tensors
 
     @torch.no_grad()
-    def take_from_leader(self, module: nn.Module) -> None:
-        """Give every process the leader's parameters and buffers."""
+    def broadcast_module(self, module: nn.Module) -> None:
+        """Copy the leader's parameters and buffers into the module of every process."""
         state = module.state_dict()
-        for name, tensor in self.tensors_of_leader(state).items():
+        for name, tensor in self.broadcast_tensors(state).items():
             state[name].copy_(tensor)
 
-    def told_by_leader(self, value):
-        """The leader's value of plain Python: text, numbers, lists."""
+    def broadcast_value(self, value):
+        """Return the leader's value, which JSON can hold."""
         return value
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """The tensor of every process, all of one shape and on the CPU."""
+        """Return the tensors of all processes in the order of ranks; they have one shape and are on the CPU."""
         return [values]
 
-    def wait(self) -> None:
-        """Until all are here."""
+    def barrier(self) -> None:
+        """Wait until all processes have made this call."""
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
-        """The leader does the block before the others do: downloads, for instance."""
-        if not self.leads:
-            self.wait()
+        """Run the block in the leader before it runs in the others, for instance a download."""
+        if not self.is_leader:
+            self.barrier()
         yield
-        if self.leads:
-            self.wait()
+        if self.is_leader:
+            self.barrier()
 
 
-class Together(Alone):
-    """Several processes in a group of ``torch.distributed``: gloo on CPUs, NCCL on GPUs, one GPU each."""
+class ProcessGroup(SingleProcess):
+    """Several processes of ``torch.distributed``: gloo on CPUs, NCCL on GPUs with one GPU for each process."""
 
-    def __init__(self, local_rank: int, neighbours: int):
+    def __init__(self, local_rank: int, local_size: int):
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.local_rank = local_rank
-        self.neighbours = neighbours
+        self.local_size = local_size
 
     @property
-    def leads_machine(self) -> bool:
+    def is_local_leader(self) -> bool:
         return self.local_rank == 0
 
     def device(self, name: str) -> str:
         return f"cuda:{self.local_rank}" if name == "cuda" else name
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """As ``DistributedDataParallel``; batch norm sees the whole batch on GPUs, and each process's share on CPUs."""
+        """Wrap with ``DistributedDataParallel``; batch norm is over the whole batch on GPUs, over the share on CPUs."""
         if next(module.parameters()).device.type == "cuda":
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return DistributedDataParallel(module)
 
-    def add_up(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         there = values.to(self._device())
         dist.all_reduce(there)
         return there.to(values.device)
 
-    def tensors_of_leader(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def broadcast_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         kinds = {name: [list(one.shape), str(one.dtype).removeprefix("torch.")] for name, one in tensors.items()}
         found = {}
-        for name, (shape, dtype) in self.told_by_leader(kinds).items():
+        for name, (shape, dtype) in self.broadcast_value(kinds).items():
             there = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device())
-            if self.leads:
+            if self.is_leader:
                 there.copy_(tensors[name])
             dist.broadcast(there, 0)
             found[name] = there.cpu()
         return found
 
-    def told_by_leader(self, value):
-        # Text in a tensor: torch's own way for objects is pickle.
-        text = json.dumps(value).encode() if self.leads else b""
+    def broadcast_value(self, value):
+        # As JSON: torch's broadcast_object_list uses pickle.
+        text = json.dumps(value).encode() if self.is_leader else b""
         length = torch.tensor([len(text)], device=self._device())
         dist.broadcast(length, 0)
         letters = torch.zeros(int(length), dtype=torch.uint8)
-        if self.leads:
+        if self.is_leader:
             letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         letters = letters.to(self._device())
         dist.broadcast(letters, 0)
@@ -138,23 +138,23 @@ class Together(Alone):
         dist.all_gather(everyones, there)
         return [one.cpu() for one in everyones]
 
-    def wait(self) -> None:
-        self.add_up(torch.zeros(1))
+    def barrier(self) -> None:
+        self.all_reduce(torch.zeros(1))
 
     def _device(self) -> str:
         return f"cuda:{self.local_rank}" if dist.get_backend() == "nccl" else "cpu"
 
 
-def _follow_the_parent(parent: int) -> None:
-    """End at once where torchrun was killed: the same command, given again, writes the same files."""
+def _exit_with_parent(parent: int) -> None:
+    """Kill this process when torchrun ends: the same command, started again, writes the same files."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def processes(device: str) -> Iterator[Alone]:
-    """The processes of this ``torchrun``, or ``Alone()`` where there is none.
+def processes(device: str) -> Iterator[SingleProcess]:
+    """Yield the ``ProcessGroup`` of this ``torchrun``, or a ``SingleProcess`` without it.
 
     Args:
         device: cpu or cuda.
@@ -163,23 +163,23 @@ def processes(device: str) -> Iterator[Alone]:
         ValueError: fewer GPUs than processes on this machine.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
-        yield Alone()
+        yield SingleProcess()
         return
-    local_rank, neighbours = (int(os.environ.get(name, n)) for name, n in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+    local_rank, local_size = (int(os.environ.get(name, n)) for name, n in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
     on_gpu = device.startswith("cuda")
-    if on_gpu and neighbours > torch.cuda.device_count():
+    if on_gpu and local_size > torch.cuda.device_count():
         raise ValueError(
-            f"torchrun started {neighbours} processes on this machine, which has {torch.cuda.device_count()} GPUs; "
+            f"torchrun started {local_size} processes on this machine, which has {torch.cuda.device_count()} GPUs; "
             "start one for each GPU (--nproc-per-node), or give --device cpu"
         )
     if on_gpu:
         torch.cuda.set_device(local_rank)
-    threading.Thread(target=_follow_the_parent, args=(os.getppid(),), daemon=True).start()
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT)
     try:
-        yield Together(local_rank, neighbours)
+        yield ProcessGroup(local_rank, local_size)
     finally:
-        # What still holds the group keeps its threads, which abort the process if they outlive the interpreter.
+        # A reference to the group keeps its threads, which abort the process if they outlive the interpreter.
         gc.collect()
         dist.destroy_process_group()
         gc.collect()

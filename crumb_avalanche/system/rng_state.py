@@ -1,4 +1,4 @@
-"""The global random states of Python, numpy and torch."""
+"""The state of the global random number generators of Python, numpy and torch."""
 
 import random
 import warnings
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 
-def random_states() -> dict:
-    """All of them, as plain values and tensors."""
+def get_rng_state() -> dict:
+    """Return the RNG state as plain values and tensors."""
     devices = range(torch.cuda.device_count())
     return {
         "python": random.getstate(),
@@ -20,27 +20,27 @@ def random_states() -> dict:
     }
 
 
-def set_random_states(states: dict) -> None:
-    """Take over what ``random_states`` gave; of the GPUs those that are here."""
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    given, here = len(states["cuda"]), torch.cuda.device_count()
-    if given > here:
+def set_rng_state(state: dict) -> None:
+    """Restore what ``get_rng_state`` returned; states of GPUs that are absent are skipped with a warning."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    saved, present = len(state["cuda"]), torch.cuda.device_count()
+    if saved > present:
         warnings.warn(
-            f"there are random states of {given} GPUs to take over, but {here} GPUs here: those of the others are left "
-            f"out, so that what was drawn on them goes on otherwise; for the same bits go on with {given} GPUs",
+            f"the RNG state is of {saved} GPUs, but {present} are here: the others are skipped, so random numbers "
+            f"differ from then on; use {saved} GPUs to reproduce them",
             stacklevel=2,
         )
-    for device, state in zip(range(here), states["cuda"]):
-        torch.cuda.set_rng_state(state, device)
+    for device, cuda_state in zip(range(present), state["cuda"]):
+        torch.cuda.set_rng_state(cuda_state, device)
 
 
 @contextmanager
-def random_states_kept() -> Iterator[None]:
-    """They are afterwards what they were before."""
-    states = random_states()
+def preserve_rng_state() -> Iterator[None]:
+    """Restore the RNG state on exit."""
+    state = get_rng_state()
     try:
         yield
     finally:
-        set_random_states(states)
+        set_rng_state(state)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from crumb_avalanche.system.atomic_file import whole_file
+from crumb_avalanche.system.atomic_file import atomic_write
 
 CHECKSUMS = "checksums"  # metadata entry: JSON of tensor name -> sha256
 DIGEST = "sha256"  # metadata entry: sha256 of all others
@@ -59,7 +59,7 @@ def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata:
     }
     metadata = {**metadata, CHECKSUMS: json.dumps({name: checksum(name, tensor) for name, tensor in plain.items()})}
     metadata[DIGEST] = _digest(metadata)
-    with whole_file(Path(path)) as unfinished:
+    with atomic_write(Path(path)) as unfinished:
         try:
             save_file(plain, unfinished, metadata)
         except SafetensorError as error:  # gives the system's error number in its text only

@@ -9,7 +9,7 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch.nn.functional import cross_entropy
 
-from crumb_avalanche.system.rng_state import random_states_kept
+from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.plugins import TrainingDivergedError
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -87,7 +87,7 @@ def tune(
     parts = benchmark_from_datasets(train=[dataset.subset(learned)], test=[dataset.subset(tested)])
     trials = []
     for rate in rates:
-        with random_states_kept():
+        with preserve_rng_state():
             trials.append(_trial(make, rate, parts, head_loss, loader))
     if not any(np.isfinite(trial.loss) for trial in trials):
         raise ValueError(

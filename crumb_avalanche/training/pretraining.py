@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, read_metadata, read_weights, save_safetensors
-from crumb_avalanche.system.process_group import Alone
+from crumb_avalanche.system.process_group import SingleProcess
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining_state import State
 
@@ -76,7 +76,7 @@ def pretrain(
     settings: PretrainingSettings,
     progress: bool = True,
     checkpoints: CheckpointFolder | None = None,
-    group: Alone | None = None,
+    group: SingleProcess | None = None,
 ) -> list[dict[str, float]]:
     """Train plastic layers and codebook on shuffled, labelled images; F stays as it is.
 
@@ -100,7 +100,7 @@ def pretrain(
         RuntimeError: the loss became NaN or infinite.
         CheckpointError: what was cut off had other settings, is damaged, or the disk is full.
     """
-    group = group or Alone()
+    group = group or SingleProcess()
     device = model.pixel_mean.device
     random_rows = torch.Generator().manual_seed(settings.seed)
     batches = BatchSampler(RandomSampler(maps, generator=random_rows), settings.batch_size, drop_last=False)
@@ -124,7 +124,7 @@ def pretrain(
     both_logits.train()
     for epoch in range(len(history), settings.epochs):
         totals = torch.zeros(3)
-        hidden = not (progress and group.leads)
+        hidden = not (progress and group.is_leader)
         with tqdm(total=len(maps), unit=" images", desc=f"epoch {epoch + 1}", disable=hidden) as bar:
             for number, (images, labels) in enumerate(loader):
                 count = min(settings.batch_size, len(maps) - number * settings.batch_size)  # of all processes
@@ -145,7 +145,7 @@ def pretrain(
                 if counted:
                     totals += torch.tensor([float(loss.detach()) * counted, *right])
                 bar.update(count)
-        loss_mean, direct_mean, quantized_mean = (group.add_up(totals) / len(maps)).tolist()
+        loss_mean, direct_mean, quantized_mean = (group.all_reduce(totals) / len(maps)).tolist()
         history.append(
             {"loss": loss_mean, "direct_accuracy": 100 * direct_mean, "codebook_accuracy": 100 * quantized_mean}
         )

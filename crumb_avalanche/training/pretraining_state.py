@@ -9,7 +9,7 @@ from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
-from crumb_avalanche.system.process_group import Alone
+from crumb_avalanche.system.process_group import SingleProcess
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
 
 
@@ -20,7 +20,7 @@ class State:
     model: SplitModel
     optimizer: torch.optim.SGD
     random_rows: torch.Generator
-    group: Alone
+    group: SingleProcess
 
     def keep(self, checkpoints: CheckpointFolder, history: list[dict[str, float]]) -> None:
         """Write a checkpoint, with the random states of every process."""
@@ -38,7 +38,7 @@ class State:
         _, numbers, *place = np.random.get_state()
         tensors["random.numpy"] = torch.from_numpy(numbers.astype(np.int64))
         values = {"history": history, "processes": self.group.size, "numpy": place, "python": random.getstate()}
-        if self.group.leads:
+        if self.group.is_leader:
             checkpoints.write(values, "", tensors)
 
     def take(self, checkpoints: CheckpointFolder) -> list[dict[str, float]]:
@@ -47,9 +47,9 @@ class State:
         Raises:
             CheckpointError: see ``CheckpointFolder.newest``; or another number of processes.
         """
-        found = checkpoints.newest() if self.group.leads else None
+        found = checkpoints.newest() if self.group.is_leader else None
         tensors, values = (found.tensors, found.notes) if found else ({}, None)
-        values = self.group.told_by_leader(values)
+        values = self.group.broadcast_value(values)
         if values is None:
             return []
         if values["processes"] != self.group.size:
@@ -57,7 +57,7 @@ class State:
                 f"{checkpoints.folder} is of a pretraining in {values['processes']} processes, not {self.group.size}; "
                 f"start as many (torchrun --nproc-per-node), or remove {checkpoints.folder} to start over"
             )
-        tensors = self.group.tensors_of_leader(tensors)
+        tensors = self.group.broadcast_tensors(tensors)
         weights = {name.removeprefix("model."): tensors[name] for name in tensors if name.startswith("model.")}
         check_and_load(self.model, weights, str(checkpoints.folder))
         for number, parameter in enumerate(self._parameters()):

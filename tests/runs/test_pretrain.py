@@ -124,13 +124,13 @@ def test_a_file_that_appeared_while_it_waited_stays(crumb, options, tmp_path, mo
 def test_the_others_are_told_when_the_leader_is_refused(tmp_path):
     from crumb_avalanche.runs.pretrain import checkpoints_of, sole_writer
     from crumb_avalanche.system.folder_lock import FolderInUseError, in_use, locked
-    from crumb_avalanche.system.process_group import Alone
+    from crumb_avalanche.system.process_group import SingleProcess
 
     said = []
 
-    class One(Alone):
-        def told_by_leader(self, value):
-            said.extend([value] if self.leads else [])
+    class One(SingleProcess):
+        def broadcast_value(self, value):
+            said.extend([value] if self.is_leader else [])
             return said[-1]
 
     leader, follower, file = One(), One(), tmp_path / "x.safetensors"

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from crumb_avalanche.models.weights import save_safetensors
-from crumb_avalanche.system.atomic_file import whole_file
+from crumb_avalanche.system.atomic_file import atomic_write
 
 
 def test_the_file_appears_at_the_end(tmp_path):
     path = tmp_path / "new" / "folder" / "file.txt"
-    with whole_file(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text("first")
         assert not path.exists()
     assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
@@ -25,7 +25,7 @@ def test_the_file_appears_at_the_end(tmp_path):
 def test_an_error_leaves_what_was_there(tmp_path, error):
     path = tmp_path / "file.txt"
     path.write_text("first")
-    with pytest.raises(type(error)), whole_file(path) as unfinished:
+    with pytest.raises(type(error)), atomic_write(path) as unfinished:
         unfinished.write_text("sec")
         raise error
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
@@ -33,10 +33,10 @@ def test_an_error_leaves_what_was_there(tmp_path, error):
 
 def test_two_writers_do_not_meet(tmp_path, monkeypatch):
     path = tmp_path / "file.txt"
-    with whole_file(path) as one:
+    with atomic_write(path) as one:
         one.write_text("one")
         monkeypatch.setattr("os.getpid", lambda: -1)
-        with whole_file(path) as other:
+        with atomic_write(path) as other:
             other.write_text("other")
         assert path.read_text() == "other"
     assert path.read_text() == "one"
@@ -61,7 +61,7 @@ def test_what_a_killed_process_of_our_number_left_is_no_model_for_permissions(tm
     left = tmp_path / f"file.txt.{os.getpid()}.part"
     left.write_text("left")
     left.chmod(0o600)
-    with whole_file(tmp_path / "file.txt") as unfinished:
+    with atomic_write(tmp_path / "file.txt") as unfinished:
         unfinished.write_text("new")
     assert (tmp_path / "file.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode
     assert (tmp_path / "file.txt").read_text() == "new" and not left.exists()
@@ -78,7 +78,7 @@ def test_old_parts_of_processes_that_are_gone_are_removed(tmp_path):
         os.utime(tmp_path / name, (time.time() - 4000,) * 2)
     (tmp_path / f"[b].txt.{gone.pid}.part").touch()  # perhaps of another machine
     for name in ("[a].txt", "[b].txt"):
-        with whole_file(tmp_path / name) as unfinished:
+        with atomic_write(tmp_path / name) as unfinished:
             unfinished.touch()
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {*old[1:], "[b].txt.part", f"[b].txt.{gone.pid}.part", "[a].txt", "[b].txt"}
@@ -97,6 +97,6 @@ def test_the_name_is_kept_on_disk_where_the_file_system_can(tmp_path, monkeypatc
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", watched)
-    with whole_file(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text("text")
     assert kept == [(tmp_path.stat().st_ino, True)] and path.read_text() == "text"

@@ -13,7 +13,7 @@ from small_models import coloured
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from crumb_avalanche.models.weights import read_weights
-from crumb_avalanche.system.process_group import Alone, processes
+from crumb_avalanche.system.process_group import SingleProcess, processes
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
 from crumb_avalanche.training.pretraining import PretrainingSettings, Shares, pretrain
 
@@ -57,10 +57,10 @@ with processes("cpu") as group:
     torch.manual_seed(0)
     model = make_model(seed=group.rank)  # the leader's counts
     checkpoints = CheckpointFolder(folder / "checkpoints")
-    history = pretrain(model, CutOff(coloured()), SETTINGS, group.leads, checkpoints, group)
-    said = dict(rank=group.rank, size=group.size, leads=group.leads, history=history, weights=weights_hash(model))
-    said["told"] = group.told_by_leader(["from", group.rank])
-    said["sum"] = float(group.add_up(torch.ones(1)))
+    history = pretrain(model, CutOff(coloured()), SETTINGS, group.is_leader, checkpoints, group)
+    said = dict(rank=group.rank, size=group.size, leads=group.is_leader, history=history, weights=weights_hash(model))
+    said["told"] = group.broadcast_value(["from", group.rank])
+    said["sum"] = float(group.all_reduce(torch.ones(1)))
     said["gathered"] = [int(one) for one in group.gather(torch.tensor([group.rank]))]
     (folder / f"rank{group.rank}.json").write_text(json.dumps(said))
     with group.leader_first():
@@ -150,10 +150,10 @@ def test_without_torchrun_one_is_alone(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     with processes("cuda") as group:
-        assert type(group) is Alone and group.leads and group.leads_machine and group.size == 1
-        assert group.device("cuda") == "cuda" and group.told_by_leader({"a": 1}) == {"a": 1}
+        assert type(group) is SingleProcess and group.is_leader and group.is_local_leader and group.size == 1
+        assert group.device("cuda") == "cuda" and group.broadcast_value({"a": 1}) == {"a": 1}
         with group.leader_first():
-            group.wait()
+            group.barrier()
 
 
 def test_more_processes_than_gpus_are_told(monkeypatch):

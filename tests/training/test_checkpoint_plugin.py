@@ -12,7 +12,7 @@ from watched import Answers
 from crumb_avalanche.baselines.entry import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.models.calibration import prepare
-from crumb_avalanche.system.rng_state import random_states, set_random_states
+from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
 from crumb_avalanche.training.state_tree import packed, restored
@@ -49,7 +49,7 @@ def learn_from(number, strategy, stream, joint, save):
 
 def everything(strategy, answers):
     """All that two learners can be compared by."""
-    tree, tensors = packed({"strategy": strategy, "random": random_states()})
+    tree, tensors = packed({"strategy": strategy, "random": get_rng_state()})
     return tree, tensors, answers.given
 
 
@@ -72,7 +72,7 @@ def without_seconds(tree, tensors):
 
 
 def put_back(strategy, found):
-    set_random_states(restored(found.tree, found.tensors, {"strategy": strategy})["random"])
+    set_rng_state(restored(found.tree, found.tensors, {"strategy": strategy})["random"])
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -81,7 +81,7 @@ def test_goes_on_bit_for_bit(name, make_model, make_stream, tmp_path):
     saved = []
 
     def keep(position):
-        saved.append((position, *packed({"strategy": strategy, "random": random_states()})))
+        saved.append((position, *packed({"strategy": strategy, "random": get_rng_state()})))
 
     strategy, stream, answers, _ = build(name, make_model, make_stream, keep)
     learn_from(0, strategy, stream, joint, keep)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.system.rng_state import random_states_kept
+from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.lr_search import Trial, chosen, split_experience, tune
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -109,7 +109,7 @@ def test_a_rate_that_diverges_comes_last_and_all_of_them_are_an_error(make_model
         tune(learner(make_model), first, rates=(1e30, 1e36))
 
 
-def test_random_states_are_left_alone(make_model, first):
+def test_rng_state_is_left_alone(make_model, first):
     def draws():
         return random.random(), np.random.rand(), torch.rand(()).item()
 
@@ -119,7 +119,7 @@ def test_random_states_are_left_alone(make_model, first):
     tune(learner(make_model), first, rates=(1e-3,))
     assert draws() == expected
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    with pytest.raises(KeyError), random_states_kept():
+    with pytest.raises(KeyError), preserve_rng_state():
         draws()
         raise KeyError
     assert draws() == expected
