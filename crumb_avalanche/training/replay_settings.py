@@ -1,0 +1,24 @@
+"""Default settings of CRUMB's losses and replay. Imports neither torch nor Avalanche."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """Losses and replay of CRUMB; every default of these names is taken from here.
+
+    Attributes:
+        direct_weight: alpha of eq. 3, the weight of the loss on unquantized maps.
+        codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
+        replay_weight: factor of the replay loss; the reference code has 5.
+        replay_steps: replay batches after each new batch; 0 stores but never replays.
+        fused: new and replayed batch in one optimiser step instead of two.
+        selection_rule: which images are stored: every_jth, reservoir or reference.
+    """
+
+    direct_weight: float = 0.0
+    codebook_weight: float = 1.0
+    replay_weight: float = 1.0
+    replay_steps: int = 1
+    fused: bool = False
+    selection_rule: str = "every_jth"
