@@ -18,8 +18,6 @@ from benchmarks_toybox_ilab.datasets import (
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import STREAM_CLASSES, ToyShapesFrames
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable, FrameTableError
 
-PROTOCOLS = ("class_instance", "class_iid", "offline")
-
 
 def _one_group(table: FrameTable, reference: bool) -> None:
     """All classes in one group, in the order of the table."""
