@@ -8,7 +8,7 @@ import importlib
 _HOME = {
     "BENCHMARKS": "catalog",
     "Benchmark": "catalog",
-    "PROTOCOLS": "catalog",
+    "PROTOCOLS": "streams.orders",
     "get_benchmark": "catalog",
     "CIFAR100Frames": "datasets.cifar100",
     "OnlineCIFAR100": "datasets.cifar100",

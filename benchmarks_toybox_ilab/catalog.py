@@ -19,8 +19,6 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import STREAM_CLASSES,
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-PROTOCOLS = ("class_instance", "class_iid", "offline")
-
 
 def _one_group(table: FrameTable, reference: bool) -> None:
     """All classes in one group, in the order of the table."""

@@ -1,10 +1,12 @@
-"""The orders of a run: of classes, of clips and of frames, drawn from its number alone."""
+"""The protocols by name, and the orders of classes, clips and frames of a run, drawn from its seed."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+PROTOCOLS = ("class_instance", "class_iid", "offline")
 
 # Which child of the run's seed draws what, so that one more draw of one kind leaves the others as they are.
 _CLASS_ORDER, _CLIP_ORDER, _FRAME_ORDER = range(3)

@@ -22,8 +22,7 @@ from avalanche.benchmarks.utils import (
     TransformGroups,
 )
 
-from benchmarks_toybox_ilab.catalog import PROTOCOLS
-from benchmarks_toybox_ilab.streams.orders import PortableDraws, ReferenceDraws, numbered_clips
+from benchmarks_toybox_ilab.streams.orders import PROTOCOLS, PortableDraws, ReferenceDraws, numbered_clips
 from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, imagenet_transform
 from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -58,7 +57,7 @@ def plan_stream(
 
     Args:
         table: The frames.
-        protocol: One of `catalog.PROTOCOLS`.
+        protocol: One of `orders.PROTOCOLS`.
         run: The seed.
         classes_per_experience: Classes of one experience; the last may have fewer.
         class_groups: Names of all classes in groups that come one after the other, shuffled inside each; None is one

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from benchmarks_toybox_ilab.catalog import PROTOCOLS
+from benchmarks_toybox_ilab.streams.orders import PROTOCOLS
 from benchmarks_toybox_ilab.streams.protocols import make_benchmark, plan_stream
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
