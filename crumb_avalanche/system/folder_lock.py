@@ -1,4 +1,4 @@
-"""A folder in the hands of one process: whoever else wants it is told who has it."""
+"""Exclusive folder lock."""
 
 import contextlib
 import os
@@ -7,80 +7,63 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is locked
-    fcntl = None
+from filelock import FileLock, Timeout
 
 LOCK = "lock"
-PATIENCE = 0.3  # seconds: who only asks whether a folder is in use holds it for a moment
+PATIENCE = 0.3  # seconds; in_use holds the lock for a moment
 
 
 class FolderInUseError(RuntimeError):
-    """Another worker holds the folder."""
+    """Another process holds the folder."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path, flag: str = "--output") -> Iterator[None]:
-    """Hold a folder for this process alone, and make it if need be; ``lock`` in it says ``pid host`` meanwhile.
+    """Hold the lock of a folder, which is created if absent; the file ``lock`` in it says ``pid host`` meanwhile.
 
-    The operating system lets go of the lock when its process ends, in whatever way, so that none is ever stale.
+    The operating system releases the lock when the process ends, even if it is killed.
 
     Args:
-        folder: to be held.
-        flag: the option that chooses it, for the error.
+        folder: to hold.
+        flag: the command line option that chooses the folder, for the error.
 
     Raises:
-        FolderInUseError: somebody holds it; says who.
+        FolderInUseError: another process holds it; says which.
     """
-    if fcntl is None:
-        yield
-        return
     path = folder / LOCK
-    until = time.monotonic() + PATIENCE
+    lock, deadline = FileLock(path), time.monotonic() + PATIENCE
     while True:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = open(path, "a+")  # noqa: SIM115 (closing it lets go)
-        except (FileExistsError, FileNotFoundError):
-            if time.monotonic() > until:
+            lock.acquire(timeout=PATIENCE, poll_interval=PATIENCE / 10)
+            break
+        except FileNotFoundError:  # the previous holder removed the folder after it was created here
+            if time.monotonic() > deadline:
                 raise
-            continue  # the one before took the folder away between our two calls
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip()
-            file.close()
-            if time.monotonic() < until:
-                time.sleep(PATIENCE / 10)
-                continue
+        except Timeout:
+            holder = "unknown"
+            with contextlib.suppress(OSError):
+                holder = path.read_text().strip() or holder
             raise FolderInUseError(
-                f"{folder} is in use by process {holder or 'unknown'}; wait for its end, or choose another {flag}"
+                f"{folder} is in use by process {holder}; wait for its end, or choose another {flag}"
             ) from None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                break
-        file.close()  # the one before took its file away between our two calls
     try:
-        file.truncate(0)
-        file.write(f"{os.getpid()} {socket.gethostname()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk; Windows, where a locked file cannot be written to
+            path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
         yield
     finally:
-        path.unlink(missing_ok=True)
-        file.close()
+        with contextlib.suppress(OSError):  # on Windows the release removes it
+            path.unlink()  # before the release: afterwards it may be the next holder's
+        lock.release()
 
 
 def in_use(folder: Path) -> bool:
-    """Whether somebody holds the folder now."""
-    if fcntl is None:
+    """Whether a process holds the lock of the folder."""
+    path = folder / LOCK
+    if not path.exists():
         return False
     try:
-        with open(folder / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
+        with FileLock(path, timeout=0):
+            path.unlink(missing_ok=True)  # of a killed process
+    except Timeout:
         return True
     return False

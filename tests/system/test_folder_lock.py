@@ -1,17 +1,19 @@
-"""One folder, one process: whoever comes second is told."""
+"""A folder lock is exclusive, free after its holder is killed, and its error says who holds it."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
+from filelock import FileLock
 
 from crumb_avalanche.cli import main
-from crumb_avalanche.system import folder_lock
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, in_use, locked
 
 
-def test_a_folder_is_one_workers_at_a_time(tmp_path):
+def test_one_holder_at_a_time(tmp_path):
     with locked(tmp_path):
         assert in_use(tmp_path)
         holder = (tmp_path / LOCK).read_text().strip()
@@ -48,33 +50,46 @@ def test_many_contenders_never_share_a_folder(tmp_path):
     assert set(seen) == {1} and wins
 
 
-def test_who_only_asks_is_not_taken_for_a_holder(tmp_path):
-    (tmp_path / LOCK).write_text("1 elsewhere\n")  # of one that was killed
-    fcntl = folder_lock.fcntl
-    with open(tmp_path / LOCK) as asks:
-        fcntl.flock(asks, fcntl.LOCK_SH)
-        timer = threading.Timer(0.05, lambda: fcntl.flock(asks, fcntl.LOCK_UN))
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    code = "import sys; from crumb_avalanche.system.folder_lock import *; "
+    code += "exec('with locked(Path(sys.argv[1])): print(flush=True); time.sleep(60)')"
+    holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE)
+    assert holder.stdout.read(1) == b"\n" and in_use(tmp_path)
+    with pytest.raises(FolderInUseError, match=f"in use by process {holder.pid} "), locked(tmp_path):
+        pass
+    holder.kill()
+    holder.communicate()
+    assert (tmp_path / LOCK).exists() and not in_use(tmp_path)
+    with locked(tmp_path):
+        assert in_use(tmp_path)
+
+
+def test_locked_waits_for_in_use(tmp_path):
+    """``in_use`` holds the lock for a moment itself."""
+    with FileLock(tmp_path / LOCK, thread_local=False) as asking:
+        timer = threading.Timer(0.05, asking.release)
         timer.start()
         with locked(tmp_path):
             assert in_use(tmp_path)
         timer.join()
 
 
-def test_a_folder_that_is_taken_away_meanwhile_is_made_again(tmp_path, monkeypatch):
-    folder, real, tries = tmp_path / "folder", open, []
+def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch):
+    folder, real, tries = tmp_path / "folder", os.open, []
 
-    def taken_away(path, *mode):
-        if not tries:
-            folder.rmdir()
-        tries.append(path)
-        return real(path, *mode)
+    def removed(path, *arguments):
+        if str(path) == str(folder / LOCK):
+            if not tries:
+                folder.rmdir()
+            tries.append(path)
+        return real(path, *arguments)
 
-    monkeypatch.setattr(folder_lock, "open", taken_away, raising=False)
+    monkeypatch.setattr(os, "open", removed)
     with locked(folder):
-        assert len(tries) == 2 and in_use(folder)
+        assert len(tries) > 1 and in_use(folder)
 
 
-def test_a_file_in_its_place_is_told(tmp_path):
+def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError), locked(tmp_path / "file"):
         pass
@@ -95,9 +110,3 @@ def test_a_run_does_not_write_where_another_does(tmp_path, capsys, several):
     assert f"is in use by process {os.getpid()} " in (said := capsys.readouterr().err)
     assert "wait for its end, or choose another --output" in said
     assert not [path for path in output.rglob("*") if path.is_file()]
-
-
-def test_a_system_without_locks_locks_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_lock, "fcntl", None)
-    with locked(tmp_path), locked(tmp_path):
-        assert not in_use(tmp_path)
