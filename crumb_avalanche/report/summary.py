@@ -1,6 +1,7 @@
 """The tables of a report as texts: the one place where its numbers are rounded, for page, CSV and LaTeX alike."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import NamedTuple
 
 from crumb_avalanche.report.runs import Group, Run, differences
 from crumb_avalanche.runs.tables import cell, mean_text
+
+NUMBER = re.compile(r"([+-]?\d+(\.\d+)?(e[+-]?\d+)?( ± \d+(\.\d+)?)?)?", re.IGNORECASE)
 
 
 class Cell(NamedTuple):
@@ -20,6 +23,11 @@ class Cell(NamedTuple):
     def plain(self) -> str:
         """For a program: no thousands separators, nothing shortened."""
         return self.text if self.value is None else self.value
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the text is set in several lines."""
+        return len(self.text) > 60
 
 
 EMPTY = Cell("")
@@ -38,6 +46,11 @@ class Table:
 
     columns: list[Column]
     rows: list[list[Cell]]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column holds numbers only, empty cells aside."""
+        return [all(NUMBER.fullmatch(row[i].plain) for row in self.rows) for i in range(len(self.columns))]
 
 
 def percent(values: Sequence[float]) -> Cell:

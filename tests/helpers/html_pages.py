@@ -1,4 +1,4 @@
-"""A report to look at, and what stands on its page."""
+"""Runs for a report with everything in it, and a parser of its page."""
 
 import csv
 import re
@@ -7,6 +7,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from fake_runs import fake_run, sweep
+from markupsafe import Markup
+
+from crumb_avalanche.report.html_report import environment
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "col", "wbr"}
 ATTACK = '<script>window.attacked = 1</script><img src=x onerror="window.attacked = 1">"\'&'
@@ -64,6 +67,13 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.texts).split())
+
+
+def page_with(body: str) -> str:
+    """A page of one section with HTML of its own."""
+    page = '{% extends "page.html" %}{% block main %}<section id="one">{{ body }}</section>{% endblock %}'
+    values = {"title": "T & T", "lead": "lead", "headings": {"one": "A < B"}, "body": Markup(body)}
+    return environment().from_string(page).render(values)
 
 
 def page_of(folder: Path) -> Page:

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 from chromium import CHROMIUM, Browser
 from fake_runs import report
-from html_pages import csv_of, mixed
-
-from crumb_avalanche.report.html_report import Section, page
+from html_pages import csv_of, mixed, page_with
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +118,7 @@ def test_sorting_with_the_keyboard(opened):
 def test_kinds_of_cells(browser, tmp_path, cells, expected):
     rows = "".join(f"<tr><td>{cell}</td></tr>" for cell in cells)
     head = '<table class="sortable" id="t"><thead><tr><th data-name="a">a</th></tr></thead>'
-    (tmp_path / "a.html").write_text(page("a", "b", [Section("s", "S", f"{head}<tbody>{rows}</tbody></table>")]))
+    (tmp_path / "a.html").write_text(page_with(f"{head}<tbody>{rows}</tbody></table>"))
     browser.open(tmp_path / "a.html")
     browser.click("#t button")
     assert column(browser, "t", "a") == expected
