@@ -3,12 +3,12 @@
 import math
 import tempfile
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame_table import Frame, FrameTable, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.image import read_image
@@ -293,32 +293,13 @@ def _positions(number: int, run: int, count: int) -> set[int]:
     return {(first + step) % number for step in range(count)}
 
 
-def ClipFolder(
-    dataset_root: str | Path,
-    protocol: str = "class_instance",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-    held_out: int | None = None,
-    fps: float = 1.0,
-):
-    """A folder of clips as an Avalanche benchmark, in the style of Avalanche's classic ones.
+@generator()
+def ClipFolder(dataset_root: str | Path, run: int = 0, held_out: int | None = None, fps: float = 1.0) -> FrameTable:
+    """A folder of clips as an Avalanche benchmark.
 
     Args:
-        dataset_root: As `root` of `ClipFolderFrames`.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: Chooses what is held out, and is the seed of the order of classes, clips and frames.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
+        run: Chooses what is held out; also the seed of the order of classes, clips and frames.
         held_out: As in `ClipFolderFrames`, but not 0.
         fps: As in `ClipFolderFrames`.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    frames = ClipFolderFrames(dataset_root, run, held_out, fps)
-    return make_benchmark(frames, protocol, run, classes_per_experience, train_transform, eval_transform)
+    return ClipFolderFrames(dataset_root, run, held_out, fps)
