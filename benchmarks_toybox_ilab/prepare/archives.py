@@ -1,6 +1,5 @@
 """Unpack archives of data sets safely; an interrupted call resumes."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from benchmarks_toybox_ilab.prepare.archive_kinds import (
     open_archive,
     safe_name,
 )
-from benchmarks_toybox_ilab.tables.disk import check_room
+from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
@@ -87,14 +86,9 @@ def _exists(path: Path, size: int) -> bool:
 
 def _write(source: Archive, member: Member, path: Path, archive: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        with open(unfinished, "wb") as file:
-            for chunk in _chunks(source, member, archive):
-                file.write(chunk)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with atomic_write(path, bulk=True) as file:
+        for chunk in _chunks(source, member, archive):
+            file.write(chunk)
 
 
 def _chunks(source: Archive, member: Member, archive: Path) -> Iterator[bytes]:

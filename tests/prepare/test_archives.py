@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
-from benchmarks_toybox_ilab.tables.disk import readable_size
 from benchmarks_toybox_ilab.tables.frame_table import FrameTableError
 
 FILES = {"a/1.png": b"one" * 5000, "a/b/2.png": b"two", "README": b""}
@@ -369,11 +368,3 @@ def test_the_archives_of_a_folder(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "folder.zip").mkdir()
     assert [path.name for path in archives_in(tmp_path)] == ["a2.zip", "a10.zip", "b.TAR", "c.tar.gz", "d.tgz"]
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (2_345_678, "2.3 MB"), (10**12, "1000.0 GB")],
-)
-def test_sizes_in_words(count, words):
-    assert readable_size(count) == words
