@@ -3,9 +3,10 @@
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.tables.class_counts import missing_images
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image_tree import image_tree_table
@@ -37,34 +38,14 @@ def missing(paths: Iterable[str]) -> list[str]:
     return missing_images(paths, classes, {"train": COUNTS["train"] // classes, "test": COUNTS["test"] // classes})
 
 
-def OnlineCIFAR100(
-    dataset_root: str | Path,
-    protocol: str = "class_iid",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 5,
-    reference: bool = False,
-):
+@generator("class_iid", 5)
+def OnlineCIFAR100(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     """CIFAR-100 as an Avalanche benchmark of 20 experiences, 2,500 training images each; stream them once.
 
-    The images are squeezed to the transform's size (224 pixels in the paper) when they are read.
+    Images are resized to the transform's size (224 x 224 pixels in the paper).
 
     Args:
-        dataset_root: As `root` of `CIFAR100Frames`.
-        protocol: "class_iid" (the paper's), "class_instance" (the same thing here: a clip is one image) or "offline".
-        run: The seed of the order of classes and images.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
-        reference: Order and labels as the paper's code draws them; see `orders.ReferenceDraws`.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+        protocol: "class_iid" (the paper's), "class_instance" (the same here: a clip is one image) or "offline".
+        reference: Draw order and labels as the paper's code does; see `orders.ReferenceDraws`.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    table = CIFAR100Frames(dataset_root)
-    return make_benchmark(
-        table, protocol, run, classes_per_experience, train_transform, eval_transform, reference=reference
-    )
+    return CIFAR100Frames(dataset_root)

@@ -1,14 +1,21 @@
-"""Bring your own: any folder of `class/object/clip/frame.jpg` or `class/object/clip.mp4` is a data set."""
+"""A folder of clips as a data set: `class/object/clip/frame.jpg` or `class/object/clip.mp4`."""
 
-import math
 import tempfile
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
+from benchmarks_toybox_ilab.datasets._generator import generator
+from benchmarks_toybox_ilab.datasets.held_out import (
+    Tree,
+    check_two_images,
+    clip_paths,
+    clips_to_test,
+    fifth,
+    only_clips,
+)
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -24,43 +31,41 @@ UNREAD_EXTENSIONS = (".heic", ".heif", ".avif", ".dng", ".gif")  # need other de
 FRAMES_FOLDER = ".crumb_frames"  # below the root: the frames of its videos
 SHORT_SIDE = 512  # pixels; frames of larger videos are reduced
 
-_Tree = dict[Path, dict[Path, dict[str, Path]]]  # folder or video of each clip, by class folder, object folder and name
-
 
 def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int | None = None, fps: float = 1.0) -> FrameTable:
-    """The table of a folder of clips: folders of images, video files, or some of each.
+    """The table of a folder of clips, which are folders of images, video files, or both.
 
-    All names are sorted naturally (frame2 before frame10); the number of a frame is its position in its clip. What is
-    neither image nor video, and hidden files, are passed over; photos of a format that is not read (`.heic` ...), with
-    a warning. Images are turned upright as their EXIF orientation says.
+    All names are sorted in natural order (frame2 before frame10), and a frame's number is its position in its clip.
+    Hidden files and files that are neither image nor video are ignored; photos in a format that is not read (`.heic`
+    ...) cause a warning. Images are rotated as their EXIF orientation says.
 
-    A class folder without folders in it is its only object: `class/clip.mp4`, `class/frame.jpg`. A folder of a class or
-    object that holds photos alone is its only clip.
+    A class folder without subfolders is its only object: `class/clip.mp4`, `class/frame.jpg`. The folder of a class or
+    an object that holds only photos is its only clip.
 
-    A video file is a clip called by its name without extension. Its frames are taken out once, to
-    `.crumb_frames/<fps>fps` below root, with at most 512 pixels on the short side; that needs PyAV and room on the
-    disk. Later calls only look whether a video has changed.
+    A video file is a clip named after the file without its extension. Its frames are extracted once, to
+    `.crumb_frames/<fps>fps` below root, with at most 512 pixels on the short side, which needs PyAV and room on the
+    disk. Later calls only check whether a video has changed.
 
-    The test split is chosen class by class: a fifth of its objects; of an only object, a fifth of the clips; of an only
-    clip, the last fifth of the frames. A fifth is rounded and at least one. Held-out objects or clips are neighbours in
-    natural order, others in each run: among n, n runs in a row hold out n different sets. Last frames are the same in
-    all runs. `held_out_of` says what is held out. A class of a single image is an error, not learned without a test,
-    because no benchmark can be made of such a table.
+    The test split is chosen class by class: a fifth of the objects; a fifth of the clips if there is one object; the
+    last fifth of the frames if there is one clip. A fifth is rounded and at least one. Held-out objects or clips are
+    neighbours in natural order and differ between runs: among n, n consecutive runs hold out n different sets. Held-out
+    frames are the same in all runs. `held_out_of` lists what is held out. A class with a single image is an error,
+    because no benchmark can be made of a class without test frames.
 
     Args:
         root: Folder of the class folders.
         run: Chooses what is held out.
-        held_out: Number of objects of each class, or of clips of its only object, in the test split, in place of a
-            fifth; of an only clip it is the last fifth still. 0 leaves everything for training, which makes a table,
-            but no benchmark.
-        fps: Frames to be taken of each second of a video.
+        held_out: Number of objects of each class, or of clips of its only object, in the test split instead of a fifth;
+            an only clip still holds out the last fifth. 0 keeps everything for training, which gives a table but no
+            benchmark.
+        fps: Frames per second taken from a video.
 
     Raises:
-        FrameTableError: If the folder is missing or empty, an image or video lies at another depth, a folder holds
-            nothing, two clips of an object have the same name, a class has a single image, or no more objects (clips)
-            than `held_out`, a video cannot be read to its end (all others are finished then), or frames cannot be
-            written below root.
-        ImportError: If there are videos to be read and PyAV is not installed.
+        FrameTableError: If the folder is missing or empty, an image or video lies at another depth, a folder is empty,
+            two clips of an object have the same name, a class has a single image or no more objects (clips) than
+            `held_out`, a video cannot be read to its end (all others are extracted first), or frames cannot be written
+            below root.
+        ImportError: If there are videos to read and PyAV is not installed.
         ValueError: If run, held_out or fps is out of range.
     """
     run = whole_number("run", run, 0)
@@ -72,43 +77,43 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int | None = None
     tree = {class_folder: _objects(class_folder) for class_folder in _folders(root, "class")}
     test_clips = set()
     for class_folder, objects in tree.items():
-        test_clips |= _test_clips(class_folder.name, objects, run, held_out)
+        test_clips |= clips_to_test(class_folder.name, objects, run, held_out)
     _warn_of_unread(root, tree)
-    only_clips = {} if held_out == 0 else _only_clips(tree)
-    images = {clip: _images(clip) for clip in _clip_paths(tree) if clip.is_dir()}
-    _check_two_images(only_clips, images)
-    images |= _video_images(root, [clip for clip in _clip_paths(tree) if clip not in images], fps)
-    _check_two_images(only_clips, images)
+    split_clips = {} if held_out == 0 else only_clips(tree)
+    images = {clip: _images(clip) for clip in clip_paths(tree) if clip.is_dir()}
+    check_two_images(split_clips, images)
+    images |= _video_images(root, [clip for clip in clip_paths(tree) if clip not in images], fps)
+    check_two_images(split_clips, images)
 
     frames = []
     for class_folder, objects in tree.items():
         for object_folder, clips in objects.items():
             for clip, source in clips.items():
-                learned = 0 if source in test_clips else len(images[source])
-                learned -= _fifth(learned) if source in only_clips else 0
+                trained = 0 if source in test_clips else len(images[source])
+                trained -= fifth(trained) if source in split_clips else 0
                 names = class_folder.name, object_folder.name, clip
                 for position, image in enumerate(images[source]):
-                    split = "train" if position < learned else "test"
+                    split = "train" if position < trained else "test"
                     frames.append(Frame(image.relative_to(root).as_posix(), *names, position, split))
     return FrameTable(frames, root, UprightImages(root), root.name)
 
 
 def held_out_of(table: FrameTable) -> dict[str, str]:
-    """What is held out of each class of a clip folder, such as "2 of 9 objects: blue, red"."""
-    told = {}
+    """What a table of `ClipFolderFrames` holds out of each class, such as "2 of 9 objects: blue, red"."""
+    described = {}
     for class_name in table.classes:
         every, test = table.rows(class_name=class_name), table.rows("test", class_name)
-        told[class_name] = f"the last {len(test)} of {len(every)} frames of its one clip"
+        described[class_name] = f"the last {len(test)} of {len(every)} frames of its one clip"
         for column, kind in ((table.session, "clips of its one object"), (table.object_name, "objects")):
             number, names = len({column[row] for row in every}), list(dict.fromkeys(column[row] for row in test))
             if number > 1:
-                told[class_name] = f"{len(names)} of {number} {kind}: {', '.join(names)}"
-    return told
+                described[class_name] = f"{len(names)} of {number} {kind}: {', '.join(names)}"
+    return described
 
 
 @dataclass(frozen=True)
 class UprightImages:
-    """Reads images below a root, turned as a viewer shows them: phones write the orientation beside the pixels."""
+    """Read images below a root, rotated as their EXIF orientation says."""
 
     root: Path
 
@@ -125,12 +130,12 @@ def _is_unread(path: Path) -> bool:
 
 
 def _kind(path: Path) -> str | None:
-    """What the layout has a place for; None for any other file."""
+    """Whether a file is an "image" or a "video"; None for any other."""
     return "image" if _is_image(path) else "video" if is_video(path) else None
 
 
 def _folders(folder: Path, level: str) -> list[Path]:
-    """The folders of one level of the tree, where no image or video may lie."""
+    """The folders of one level of the tree; images and videos there are an error."""
     folders = []
     for entry in visible_entries(folder):
         if entry.is_dir():
@@ -145,14 +150,14 @@ def _folders(folder: Path, level: str) -> list[Path]:
 
 
 def _objects(class_folder: Path) -> dict[Path, dict[str, Path]]:
-    """The clips of each object of a class; without folders in it, the class folder is its only object."""
+    """The clips of each object of a class; a class folder without subfolders is its only object."""
     entries = visible_entries(class_folder)
     alone = any(map(_kind, entries)) and not any(entry.is_dir() for entry in entries)
     return {folder: _clips(folder) for folder in ([class_folder] if alone else _folders(class_folder, "object"))}
 
 
 def _clips(object_folder: Path) -> dict[str, Path]:
-    """The folders and videos of an object, by clip name, in natural order; with photos alone in it, itself."""
+    """The folders and videos of an object by clip name, in natural order; a folder of photos is its only clip."""
     entries = visible_entries(object_folder)
     if any(map(_is_image, entries)) and not any(entry.is_dir() or is_video(entry) for entry in entries):
         return {object_folder.name: object_folder}
@@ -171,19 +176,15 @@ def _clips(object_folder: Path) -> dict[str, Path]:
     return dict(sorted(clips.items(), key=lambda clip: natural_key(clip[0])))
 
 
-def _clip_paths(tree: _Tree) -> list[Path]:
-    return [clip for objects in tree.values() for clips in objects.values() for clip in clips.values()]
-
-
-def _warn_of_unread(root: Path, tree: _Tree) -> None:
-    """Name the photos that are left out for their format, where frames or clips are looked for."""
+def _warn_of_unread(root: Path, tree: Tree) -> None:
+    """Warn about photos that are ignored because of their format."""
     folders = {object_folder for objects in tree.values() for object_folder in objects}
-    folders |= {clip for clip in _clip_paths(tree) if clip.is_dir()}
+    folders |= {clip for clip in clip_paths(tree) if clip.is_dir()}
     unread = [path for folder in folders for path in folder.iterdir() if _is_unread(path)]
     if unread:
         first = min(unread, key=lambda path: natural_key(str(path)))
         warnings.warn(
-            f"{len(unread)} photo(s) below {root} are left out, the first of them {first}: "
+            f"{len(unread)} photo(s) below {root} are ignored, the first of them {first}: "
             f"{', '.join(UNREAD_EXTENSIONS)} are not read; convert them to JPEG or PNG.",
             stacklevel=3,
         )
@@ -199,7 +200,7 @@ def _images(clip: Path) -> list[Path]:
                 raise FrameTableError(f"image {deeper} lies too deep; the layout is {LAYOUT}")
         elif _is_image(entry):
             images.append(entry)
-        elif is_video(entry):  # what the images were made from
+        elif is_video(entry):  # the source of the images, perhaps
             videos.append(entry)
     if not images and videos:
         raise FrameTableError(f"video {videos[0]} lies too deep, in a clip folder; the layout is {LAYOUT}")
@@ -209,7 +210,7 @@ def _images(clip: Path) -> list[Path]:
 
 
 def _video_images(root: Path, videos: list[Path], fps: float) -> dict[Path, list[Path]]:
-    """The frames of each video, taken out where that has not been done yet."""
+    """The frames of each video, extracted unless that was done before."""
     if not videos:
         return {}
     from tqdm import tqdm
@@ -218,108 +219,45 @@ def _video_images(root: Path, videos: list[Path], fps: float) -> dict[Path, list
     jobs = [Job(video, folder / video.relative_to(root), "%06d.png", fps, SHORT_SIDE) for video in videos]
     if any(job.finished() is None for job in jobs):
         _check_writable(root, folder)
-        # disable=None: silent unless somebody looks on.
-        with tqdm(total=len(jobs), unit=" videos", desc="taking frames out", disable=None) as bar:
+        # disable=None: silent unless stderr is a terminal.
+        with tqdm(total=len(jobs), unit=" videos", desc="extracting frames", disable=None) as bar:
             failures = extract_many(jobs, progress=lambda done, total, frames: bar.update(done - bar.n))
         if failures:
             listed = "".join(f"\n  {message}" for _, message in failures)
             raise FrameTableError(
                 f"{len(failures)} of {len(jobs)} videos below {root} cannot be read to their end; remove or replace "
-                "them (--on-bad-frame skip leaves out images only). What is finished of the others is kept."
+                "them (--on-bad-frame skip leaves out images only). The frames of the others are kept."
                 f"{listed}"
             )
     images = {}
     for job in jobs:
         names = job.finished()
         if names is None:
-            raise FrameTableError(f"video {job.video} was changed while its frames were taken; do the same again.")
+            raise FrameTableError(f"video {job.video} was changed while its frames were extracted; run the same again.")
         images[job.video] = [job.folder / name for name in names]
     return images
 
 
 def _check_writable(root: Path, folder: Path) -> None:
-    """Raise before the work begins, not after the first video."""
+    """Raise if frames cannot be written, before any video is decoded."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise FrameTableError(
-            f"the frames of the videos below {root} are kept in {folder}, but that cannot be written: "
-            f"{error.strerror or error}. Make {root} writable, or copy the clips to a folder that is, and give that."
+            f"the frames of the videos below {root} go to {folder}, which cannot be written: "
+            f"{error.strerror or error}. Make {root} writable, or copy the clips to a folder that is writable."
         ) from error
 
 
-def _only_clips(tree: _Tree) -> dict[Path, str]:
-    """The clips that are the only ones of their classes, and the classes."""
-    found = {folder.name: _clip_paths({folder: objects}) for folder, objects in tree.items()}
-    return {clips[0]: name for name, clips in found.items() if len(clips) == 1}
-
-
-def _check_two_images(only_clips: dict[Path, str], images: dict[Path, list[Path]]) -> None:
-    for clip, name in only_clips.items():
-        if len(images.get(clip, ())) == 1:
-            more = "add images" if clip.is_dir() else "take more frames (a higher fps)"
-            raise FrameTableError(
-                f"class {name!r} has a single image, that of {clip}, but a class needs one to learn and another to "
-                f"test; {more}, add another clip, or take the class away."
-            )
-
-
-def _test_clips(name: str, objects: dict[Path, dict[str, Path]], run: int, held_out: int | None) -> set[Path]:
-    """The folders and videos of a class that are tested as a whole; none of an only clip."""
-    groups, kind = [list(clips.values()) for clips in objects.values()], "object"
-    if len(groups) == 1:
-        groups, kind = [[clip] for clip in groups[0]], "clip"
-    number = len(groups)
-    if number == 1:
-        return set()
-    count = _fifth(number) if held_out is None else held_out
-    if count >= number:
-        raise FrameTableError(
-            f"class {name!r} has {number} {kind}s, so held_out={held_out} leaves none to learn; give held_out=None to "
-            f"hold out a fifth, or at most {number - 1}, or add {kind}s."
-        )
-    return {clip for position in _positions(number, run, count) for clip in groups[position]}
-
-
-def _fifth(number: int) -> int:
-    return max(1, round(number / 5))
-
-
-def _positions(number: int, run: int, count: int) -> set[int]:
-    """Of so many in a circle, those after the last run's, and one further when the same ones would come again."""
-    common = math.gcd(number, count)
-    first = run * count + run // (number // common) % common
-    return {(first + step) % number for step in range(count)}
-
-
-def ClipFolder(
-    dataset_root: str | Path,
-    protocol: str = "class_instance",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-    held_out: int | None = None,
-    fps: float = 1.0,
-):
-    """A folder of clips as an Avalanche benchmark, in the style of Avalanche's classic ones.
+@generator()
+def ClipFolder(dataset_root: str | Path, run: int = 0, held_out: int | None = None, fps: float = 1.0) -> FrameTable:
+    """A folder of clips as an Avalanche benchmark.
 
     Args:
-        dataset_root: As `root` of `ClipFolderFrames`.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: Chooses what is held out, and is the seed of the order of classes, clips and frames.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
+        run: Chooses what is held out; also the seed of the order of classes, clips and frames.
         held_out: As in `ClipFolderFrames`, but not 0.
         fps: As in `ClipFolderFrames`.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    frames = ClipFolderFrames(dataset_root, run, held_out, fps)
-    return make_benchmark(frames, protocol, run, classes_per_experience, train_transform, eval_transform)
+    return ClipFolderFrames(dataset_root, run, held_out, fps)

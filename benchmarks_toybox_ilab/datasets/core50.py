@@ -7,9 +7,10 @@ Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -179,47 +180,19 @@ def _data_folder(root: Path) -> Path:
     return dataset_folder(inner if inner.is_dir() else root, ("s1",), "core50", LAYOUT)
 
 
-def CORe50(
-    dataset_root: str | Path,
-    protocol: str = "class_instance",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-    reference: bool = False,
-):
+@generator(class_groups=class_groups)
+def CORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     """CORe50 by its 10 classes as an Avalanche benchmark of 5 experiences, 1,200 training frames each.
 
-    Split: of the 11 sessions of each of the 50 objects, 3, 7 and 10 are for testing (2,250 frames), in every run. 15
-    frames are used of each clip. Frames are squeezed to the transform's size (224 x 224 pixels in the paper) when they
-    are read. Not the benchmark of Avalanche of the same name, which has 50 classes and other experiences.
+    Split: of the 11 sessions of each of the 50 objects, 3, 7 and 10 are for testing (2,250 frames) in every run. Each
+    clip gives 15 frames. They are resized to the transform's size without keeping the aspect ratio (224 x 224 pixels
+    in the paper). Avalanche's own benchmark `CORe50` has 50 classes and other experiences.
 
     Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object Recognition", CoRL 2017,
     https://vlomonaco.github.io/core50/
 
     Args:
-        dataset_root: As `root` of `CORe50Frames`.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: The seed of the order of classes, clips and frames.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
         reference: Draw order and labels as the paper's code does, from the classes in the order of their numbers; see
             `orders.ReferenceDraws`. The frames are the same.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    table = CORe50Frames(dataset_root, reference=reference)
-    return make_benchmark(
-        table,
-        protocol,
-        run,
-        classes_per_experience,
-        train_transform,
-        eval_transform,
-        class_groups(table, reference),
-        reference,
-    )
+    return CORe50Frames(dataset_root, reference=reference)

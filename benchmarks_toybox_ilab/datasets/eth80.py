@@ -4,9 +4,9 @@ Leibe and Schiele, "Analyzing Appearance and Contour Based Methods for Object Ca
 """
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -110,28 +110,11 @@ def _views(folder: Path, class_name: str) -> list[tuple[str, str, str, str, int]
     return [views[view] for view in sorted(views)]
 
 
-def ETH80(
-    dataset_root: str | Path,
-    protocol: str = "class_instance",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-):
-    """ETH-80 as an Avalanche benchmark, in the style of Avalanche's classic ones.
+@generator()
+def ETH80(dataset_root: str | Path, run: int = 0) -> FrameTable:
+    """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes.
 
     Args:
-        dataset_root: As `root` of `ETH80Frames`.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: Chooses the test objects, and is the seed of the order of classes, clips and frames.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+        run: Chooses the test objects; also the seed of the order of classes, clips and frames.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    frames = ETH80Frames(dataset_root, run)
-    return make_benchmark(frames, protocol, run, classes_per_experience, train_transform, eval_transform)
+    return ETH80Frames(dataset_root, run)

@@ -9,10 +9,11 @@ Robotics and Autonomous Systems 112, 2019.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -204,47 +205,19 @@ def _data_folder(root: Path) -> Path:
     return dataset_folder(root, ("part1",), "icub", LAYOUT)
 
 
-def ICub(
-    dataset_root: str | Path,
-    protocol: str = "class_instance",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-    reference: bool = False,
-):
+@generator(class_groups=class_groups)
+def ICub(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     """iCubWorld Transformations as an Avalanche benchmark of 10 experiences, 80 training clips each.
 
     Split: of the five clips of each of the 200 objects, MIX is for testing, and ROT2D, ROT3D, SCALE and TRANSL are for
-    training, in every run. Every tenth frame is used, from the left camera and one day only. Frames are squeezed to the
-    transform's size (224 x 224 pixels in the paper) when they are read.
+    training in every run. Every tenth frame is used, of the left camera and of one day. Frames are resized to the
+    transform's size without keeping the aspect ratio (224 x 224 pixels in the paper).
 
     Pasquale et al., "Are we done with object recognition? The iCub robot's perspective", Robotics and Autonomous
     Systems 112, 2019, https://robotology.github.io/iCubWorld/#icubworld-transformations-modal
 
     Args:
-        dataset_root: As `root` of `ICubFrames`.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: The seed of the order of classes, clips and frames.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
-        reference: As the paper's code does it: the first day is the first as text, and order and labels are drawn as in
+        reference: Follow the paper's code: the first day is the first as text; order and labels are drawn as in
             `orders.ReferenceDraws`, from the classes in `listing_order` instead of by name.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    table = ICubFrames(dataset_root, reference=reference)
-    return make_benchmark(
-        table,
-        protocol,
-        run,
-        classes_per_experience,
-        train_transform,
-        eval_transform,
-        class_groups(table, reference),
-        reference,
-    )
+    return ICubFrames(dataset_root, reference=reference)

@@ -9,9 +9,10 @@ Borji, Izadi and Itti, "iLab-20M: A Large-Scale Controlled Object Dataset to Inv
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -181,39 +182,19 @@ def _gaps(sessions: dict[int, dict[_View, str]]) -> str:
     return f"{count}; short: {', '.join(listed)}" if short else count
 
 
-def ILab(
-    dataset_root: str | Path,
-    protocol: str = "class_instance",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-    reference: bool = False,
-):
+@generator()
+def ILab(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each.
 
-    Split: of the 8 sessions (backgrounds) of each of the 392 objects, the fourth and the eighth are for testing, in
-    every run. Images are squeezed to the transform's size (224 x 224 pixels in the paper) when they are read.
+    Split: of the 8 sessions (backgrounds) of each of the 392 objects, the fourth and the eighth are for testing in
+    every run. Images are resized to the transform's size without keeping the aspect ratio (224 x 224 pixels in the
+    paper).
 
     Borji et al., "iLab-20M: A Large-Scale Controlled Object Dataset to Investigate Deep Learning", CVPR 2016,
     http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz
 
     Args:
-        dataset_root: As `root` of `ILabFrames`.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: The seed of the order of classes, clips and images.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
-        reference: As the paper's code does it: the 15 images of each session, order and labels are drawn as there; see
-            `ILabFrames` and `orders.ReferenceDraws`.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+        reference: Draw the 15 images of each session, order and labels as the paper's code does; see `ILabFrames` and
+            `orders.ReferenceDraws`.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    table = ILabFrames(dataset_root, reference=reference)
-    return make_benchmark(
-        table, protocol, run, classes_per_experience, train_transform, eval_transform, reference=reference
-    )
+    return ILabFrames(dataset_root, reference=reference)

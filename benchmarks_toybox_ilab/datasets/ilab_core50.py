@@ -7,12 +7,13 @@ See `ilab` and `core50` for the two data sets and who made them.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks_toybox_ilab.datasets import core50, ilab
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames
 from benchmarks_toybox_ilab.datasets.ilab import ILabFrames
 from benchmarks_toybox_ilab.tables.folders import dataset_folder
@@ -120,45 +121,16 @@ def _digest(frame: Frame) -> bytes:
     return hashlib.sha256(f"{frame.class_name}/{frame.object_name}/{frame.session}".encode()).digest()
 
 
-def ILabCORe50(
-    dataset_root: str | Path,
-    protocol: str = "class_instance",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-    reference: bool = False,
-):
+@generator(class_groups=class_groups)
+def ILabCORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     """iLab and CORe50 as one Avalanche benchmark of 12 experiences, up to 1,200 training images each.
 
-    First the 14 classes of iLab, shuffled among themselves, then the 10 of CORe50, shuffled among themselves. The
-    published code takes the category of iLab that is not used for one of the classes, and loses a real one in most
-    runs, so that 23 are streamed; here all 24 are, in every run, also by `reference`, where the order of classes is
-    therefore not the published one.
+    The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The published code counts iLab's
+    unused category as a class and loses a real one in most runs, so that it streams 23. Here all 24 are streamed in
+    every run, also with `reference`, so the order of classes is not the published one.
 
     Args:
-        dataset_root: As `root` of `ILabCORe50Frames`.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: The seed of the order of classes, clips and images.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
-        reference: Clips, order and labels are drawn as the paper's code draws them, over the 24 classes; see
-            `ILabCORe50Frames` and `orders.ReferenceDraws`.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+        reference: Draw clips, order and labels as the paper's code does, over the 24 classes; see `ILabCORe50Frames`
+            and `orders.ReferenceDraws`.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    table = ILabCORe50Frames(dataset_root, reference=reference)
-    return make_benchmark(
-        table,
-        protocol,
-        run,
-        classes_per_experience,
-        train_transform,
-        eval_transform,
-        class_groups=class_groups(table),
-        reference=reference,
-    )
+    return ILabCORe50Frames(dataset_root, reference=reference)

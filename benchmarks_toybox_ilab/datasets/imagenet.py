@@ -7,9 +7,10 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", Interna
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.tables.class_counts import missing_images
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
@@ -83,37 +84,17 @@ def _checked(paths: Iterable[str]) -> Iterator[str]:
         yield path
 
 
-def OnlineImageNet(
-    dataset_root: str | Path,
-    protocol: str = "class_iid",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 100,
-    reference: bool = False,
-):
+@generator("class_iid", 100)
+def OnlineImageNet(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     """ImageNet as an Avalanche benchmark of 10 experiences, about 128,000 training images each; stream them once.
 
-    The 50,000 images of the validation set are for testing. Images are squeezed to the transform's size (224 x 224
-    pixels in the paper) when they are read.
+    The 50,000 images of the validation set are for testing. Images are resized to the transform's size without keeping
+    the aspect ratio (224 x 224 pixels in the paper).
 
     Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015, https://image-net.org
 
     Args:
-        dataset_root: As `root` of `ImageNetFrames`.
-        protocol: "class_iid" (the paper's), "class_instance" (the same thing here: a clip is one image) or "offline".
-        run: The seed of the order of classes and images.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
-        reference: Order and labels as the paper's code draws them; see `orders.ReferenceDraws`.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+        protocol: "class_iid" (the paper's), "class_instance" (the same here: a clip is one image) or "offline".
+        reference: Draw order and labels as the paper's code does; see `orders.ReferenceDraws`.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    table = ImageNetFrames(dataset_root, reference=reference)
-    return make_benchmark(
-        table, protocol, run, classes_per_experience, train_transform, eval_transform, reference=reference
-    )
+    return ImageNetFrames(dataset_root)

@@ -7,9 +7,10 @@ Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -193,46 +194,18 @@ def _gaps(clips: _Clips) -> str:
     return "; ".join(([f"no clip {', '.join(absent)}"] if absent else []) + short)
 
 
-def Toybox(
-    dataset_root: str | Path,
-    protocol: str = "class_instance",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-    reference: bool = False,
-):
+@generator(class_groups=class_groups)
+def Toybox(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each.
 
-    Split: of the 10 clips of each of the 348 objects, rzplus, rzminus and tz are for testing, in every run. Frames are
-    squeezed to the transform's size (224 x 224 pixels in the paper) when they are read.
+    Split: of the 10 clips of each of the 348 objects, rzplus, rzminus and tz are for testing in every run. Frames are
+    resized to the transform's size without keeping the aspect ratio (224 x 224 pixels in the paper).
 
     Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2018,
     https://aivaslab.github.io/toybox/
 
     Args:
-        dataset_root: As `root` of `ToyboxFrames`.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: The seed of the order of classes, clips and frames.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
-        reference: As the paper's code does it: short clips are filled up to 15 frames with frames of their own, order
-            and labels are drawn as in `orders.ReferenceDraws`, from the classes in the order of the paper's numbers.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+        reference: Follow the paper's code: short clips are filled up to 15 frames with frames of their own; order and
+            labels are drawn as in `orders.ReferenceDraws`, from the classes in the order of the paper's numbers.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-
-    table = ToyboxFrames(dataset_root, reference=reference)
-    return make_benchmark(
-        table,
-        protocol,
-        run,
-        classes_per_experience,
-        train_transform,
-        eval_transform,
-        class_groups=class_groups(table, reference),
-        reference=reference,
-    )
+    return ToyboxFrames(dataset_root, reference=reference)

@@ -1,4 +1,4 @@
-"""What is in an archive: .zip, .tar and .tar.gz files, and folders, as members that can be listed and read."""
+"""List and read the members of .zip, .tar and .tar.gz files, and of folders."""
 
 import gzip
 import lzma
@@ -21,13 +21,13 @@ from benchmarks_toybox_ilab.tables.frame import FrameTableError
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 
 _CHUNK = 1 << 20
-_BLOCK = 512  # of a tar file
+_BLOCK = 512  # bytes of a block of a tar file
 _LONGEST_LINK = 4096  # bytes; no system has longer paths
-_LARGEST_RECORD = 1 << 20  # bytes of a long name or the like before a member of a tar file
+_LARGEST_RECORD = 1 << 20  # bytes of a long name or another record before a member of a tar file
 _RECORDS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
 _RECORDS += (tarfile.SOLARIS_XHDTYPE,)
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
-_COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # of tar files; a plain one is known by its header
+_COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # of tar files; a plain one is recognised by its header
 _DRIVE = re.compile(r"[A-Za-z]:")
 # What the readers raise on damaged bytes. RuntimeError: encrypted, or compressed in a way that this Python cannot read.
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
@@ -39,10 +39,10 @@ class Member:
     """A file of an archive.
 
     Attributes:
-        name: As it will be called below the target, with forward slashes.
-        size: In bytes, unpacked.
-        key: What its archive finds it by.
-        link: For a link, gives the file that it leads to, or raises if there is none; size and key are not its own.
+        name: Name below the target, with forward slashes.
+        size: Unpacked size in bytes.
+        key: What `Archive.open` takes.
+        link: For a link, returns the file that it points to, or raises if there is none; size and key are not its own.
     """
 
     name: str
@@ -51,40 +51,30 @@ class Member:
     link: Callable[[], "Member"] | None = None
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a file is an archive, by its first bytes."""
-    with open(path, "rb") as file:
-        start = file.read(_BLOCK)
-    if start.startswith(_ZIP_STARTS + _COMPRESSED_STARTS):
-        return True
-    try:
-        tarfile.open(path, tarinfo=_Header).close()
-    except tarfile.TarError:
-        return False
-    return True
-
-
-def opened(archive: Path) -> "Archive":
-    """The archive (or folder) to list and to read, as a context manager.
+def open_archive(archive: Path) -> "Archive":
+    """Open an archive, whose content tells its kind, or a folder as a context manager.
 
     Raises:
-        FrameTableError: If there is no such file, or it is no archive, or damaged.
+        FrameTableError: If the file does not exist, is not an archive, or is damaged.
     """
     if archive.is_dir():
-        return FolderArchive(archive)
+        return Archive(archive)
     if not archive.is_file():
         raise FrameTableError(f"there is no archive {archive}; give a {', '.join(ENDINGS)} file or a folder.")
+    with open(archive, "rb") as file:
+        start = file.read(16)
     with damage_named(archive):
-        known = is_archive(archive)
-    if not known:
-        with open(archive, "rb") as file:
-            start = file.read(16)
-        raise FrameTableError(
-            f"{archive} is no archive, although it should be ({', '.join(ENDINGS)}): it begins with {start!r}. "
-            "Perhaps a web page was saved in its place; fetch it again."
-        )
-    with open(archive, "rb") as file, damage_named(archive):
-        return (ZipArchive if file.read(4) in _ZIP_STARTS else TarArchive)(archive)
+        if start.startswith(_ZIP_STARTS):
+            return ZipArchive(archive)
+        try:
+            return TarArchive(archive)
+        except tarfile.TarError:
+            if start.startswith(_COMPRESSED_STARTS):
+                raise
+    raise FrameTableError(
+        f"{archive} is no archive ({', '.join(ENDINGS)}): it begins with {start!r}. It may be a web page that was "
+        "saved in place of the archive; download it again."
+    )
 
 
 @contextmanager
@@ -95,46 +85,50 @@ def damage_named(archive: Path) -> Iterator[None]:
     except FrameTableError:
         raise
     except _DAMAGE as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())  # tarfile's span several lines
+        reason = " ".join(f"{type(error).__name__}: {error}".split())  # tarfile's messages span several lines
         raise FrameTableError(
-            f"archive {archive} is damaged, or not all of it is there ({reason}). Fetch it again; what was unpacked "
-            "from it is whole and stays."
+            f"archive {archive} is damaged or incomplete ({reason}). Download it again; files that were already "
+            "unpacked are complete and are kept."
         ) from error
 
 
 def safe_name(name: str, archive: Path) -> str:
-    """The name with forward slashes; an error if it does not stay below the target."""
+    """Return the name with forward slashes; raise if it leads outside the target."""
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     if name[:1] in ("/", "\\") or ".." in parts or _DRIVE.match(name):
-        raise _refused(archive, name, "lies outside of the folder to unpack to")
+        raise _refused(archive, name, "lies outside the target folder")
     return "/".join(parts)
 
 
 def _refused(archive: Path, name: str, reason: str) -> FrameTableError:
     return FrameTableError(
-        f"archive {archive} is refused, and nothing was unpacked: its member {name!r} {reason}. Fetch it from its "
+        f"archive {archive} is refused, and nothing was unpacked: its member {name!r} {reason}. Download it from its "
         "original source, or unpack it yourself and give the folder."
     )
 
 
 def _linked(archive: Path, name: str, link: str, folder: str, files: dict[str, Member]) -> Member:
-    """The file of the archive that the link `name` leads to from `folder`, under the link's name."""
+    """The file of the archive that the link `name` points to from `folder`, under the link's name."""
     found = files.get(posixpath.normpath(posixpath.join(folder, link.replace("\\", "/"))))
     if found is None:
         raise _refused(archive, name, f"is a link to {link!r}, which is no file of the archive")
     return Member(name, found.size, found.key)
 
 
-class FolderArchive:
-    """A folder in the place of an archive."""
+class Archive:
+    """A folder read like an archive; the base class of the real ones."""
+
+    _file: zipfile.ZipFile | tarfile.TarFile | None = None
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __enter__(self) -> "FolderArchive":
+    def __enter__(self) -> "Archive":
         return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def members(self) -> Iterator[Member]:
         for name in files_below(self._path):
@@ -144,24 +138,18 @@ class FolderArchive:
         return open(self._path / key, "rb")
 
 
-class ZipArchive:
+class ZipArchive(Archive):
     """A .zip file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path)
         self._file = zipfile.ZipFile(path)
-
-    def __enter__(self) -> "ZipArchive":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
 
     def members(self) -> Iterator[Member]:
         files: dict[str, Member] = {}
         links = []
         for info in self._file.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the archive was not made on a Unix
+            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not made on a Unix system
             if kind == stat.S_IFLNK:
                 links.append(info)
             elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -188,7 +176,7 @@ class ZipArchive:
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header; an error for a large record (a long name, for instance), which tarfile would read whole."""
+    """A member's header; an error for a large record (such as a long name), which tarfile would read whole."""
 
     @classmethod
     def frombuf(cls, *arguments: object) -> "_Header":
@@ -198,21 +186,19 @@ class _Header(tarfile.TarInfo):
         return header
 
 
-class TarArchive:
-    """A .tar file, compressed or not."""
+class TarArchive(Archive):
+    """A .tar file, compressed or not.
+
+    tarfile only reads here and never writes to the disk, so its extraction filters have nothing to check: `safe_name`
+    is stricter (also for .zip files) and links become copies.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path)
         self._file = tarfile.open(path, tarinfo=_Header)  # noqa: SIM115
 
-    def __enter__(self) -> "TarArchive":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
     def members(self) -> Iterator[Member]:
-        files: dict[str, Member] = {}
+        files: dict[str, Member] = {}  # tarfile itself searches all members for the target of each link
         links = []
         for info in self._file.getmembers():
             if info.issym() or info.islnk():
@@ -227,14 +213,14 @@ class TarArchive:
                 raise _refused(self._path, info.name, "is a device, not a file")
         self._check_end()
         for info in links:
-            folder = posixpath.dirname(info.name) if info.issym() else ""  # a hard link names a member as it is
+            folder = posixpath.dirname(info.name) if info.issym() else ""  # a hard link holds the member's full name
             yield Member(info.name, 0, info, partial(_linked, self._path, info.name, info.linkname, folder, files))
 
     def _check_end(self) -> None:
-        """Raise unless the list of members ended in a block of zeros: tarfile takes a damaged header for the end, too.
+        """Raise unless the list of members ended in a block of zeros: tarfile also takes a damaged header for the end.
 
-        Of that block only the length can still be told, so it is the one after it that must be zeros, if there is one.
-        Reading on to the end has gzip compare its checksum.
+        Only the length of that block can still be checked, so the block after it, if there is one, must be zeros.
+        Reading on to the end makes gzip compare its checksum.
         """
         stream = self._file.fileobj
         if stream.tell() - self._file.offset != _BLOCK or stream.read(_BLOCK).strip(b"\0"):
@@ -244,6 +230,3 @@ class TarArchive:
 
     def open(self, key: tarfile.TarInfo) -> BinaryIO:
         return self._file.extractfile(key)
-
-
-Archive = ZipArchive | TarArchive | FolderArchive

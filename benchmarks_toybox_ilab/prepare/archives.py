@@ -1,49 +1,56 @@
-"""Archives of data sets: unpacked safely, and again from where it stopped."""
+"""Unpack archives of data sets safely; an interrupted call resumes."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from benchmarks_toybox_ilab.prepare.archive_kinds import ENDINGS, Archive, Member, damage_named, opened, safe_name
-from benchmarks_toybox_ilab.tables.disk import check_room
+from benchmarks_toybox_ilab.prepare.archive_kinds import (
+    ENDINGS,
+    Archive,
+    Member,
+    damage_named,
+    open_archive,
+    safe_name,
+)
+from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 _CHUNK = 1 << 20
+
+Choose = Callable[[str], bool | str | None]
 
 
 def unpack(
     archive: str | Path,
     target: str | Path,
     progress: Callable[[int, int], object] | None = None,
-    only: Callable[[str], bool | str | None] | None = None,
+    only: Choose | None = None,
 ) -> int:
-    """Unpack a .zip, .tar or .tar.gz file (or copy a folder) below `target`; the kind is told by the content.
+    """Unpack a .zip, .tar or .tar.gz file (or copy a folder) below `target`.
 
-    A file that is there already with the same size is left as it is, so the same call goes on after an interruption.
-    Every file is written under a hidden name and renamed when it is whole. A link to a file of the archive becomes a
-    copy of it.
+    The content tells the kind of archive. A file that exists with the right size is kept, so the same call resumes
+    after an interruption. Every file is written atomically. A link to a file of the archive becomes a copy of it.
 
     Args:
         archive: The archive, or a folder.
-        target: Folder for the files; made where it is missing.
-        progress: Called with (files done, files in all), first with what was there already.
-        only: Called with each name (forward slashes): True takes the file, a text takes it under that name instead,
-            False or None leaves it out.
+        target: Folder for the files; created if missing.
+        progress: Called with (files done, total number of files), first with the number of files that exist already.
+        only: Called with each name (forward slashes): True takes the file, a string takes it under that name, False or
+            None leaves it out.
 
     Returns:
-        The number of files that were written.
+        The number of files written.
 
     Raises:
-        FrameTableError: If there is no such archive, a member would come to lie outside of the target or is no file,
-            the disk has too little room for what is missing (nothing is written in these cases), or the archive is
-            damaged (the files before the damage stay).
+        FrameTableError: If the archive does not exist, a member lies outside the target or is no file, or the disk has
+            too little room (nothing is written in these cases), or the archive is damaged (files before the damage are
+            kept).
     """
     archive, target = Path(archive), Path(target)
-    with opened(archive) as source:
+    with open_archive(archive) as source:
         with damage_named(archive):
-            members = _wanted(_outside(source.members(), archive, target), archive, only)
-        missing = [member for member in members if not _is_there(target / member.name, member.size)]
+            members = _wanted(_without_target(source.members(), archive, target), archive, only)
+        missing = [member for member in members if not _exists(target / member.name, member.size)]
         check_room(target, sum(member.size for member in missing), f"unpacking {archive}")
         done = len(members) - len(missing)
         if progress is not None:
@@ -55,22 +62,22 @@ def unpack(
     return len(missing)
 
 
-def holds(archive: Path, only: Callable[[str], bool | str | None]) -> bool:
-    """Whether `unpack` would find anything in an archive.
+def holds(archive: Path, only: Choose) -> bool:
+    """Whether an archive holds anything that `unpack` would take.
 
     Raises:
-        FrameTableError: If it is no archive, or damaged.
+        FrameTableError: If it is no archive, or is damaged.
     """
-    with opened(archive) as source, damage_named(archive):
+    with open_archive(archive) as source, damage_named(archive):
         return any(only(safe_name(member.name, archive)) for member in source.members())
 
 
 def archives_in(folder: Path) -> list[Path]:
-    """The archives that lie in a folder itself, by name, in natural order."""
+    """The archives directly in a folder, in natural order of their names."""
     return [entry for entry in visible_entries(folder) if entry.name.lower().endswith(ENDINGS) and entry.is_file()]
 
 
-def _is_there(path: Path, size: int) -> bool:
+def _exists(path: Path, size: int) -> bool:
     try:
         return path.stat().st_size == size
     except (FileNotFoundError, NotADirectoryError):
@@ -78,16 +85,10 @@ def _is_there(path: Path, size: int) -> bool:
 
 
 def _write(source: Archive, member: Member, path: Path, archive: Path) -> None:
-    """Copy a member to a hidden file beside its place, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        with open(unfinished, "wb") as file:
-            for chunk in _chunks(source, member, archive):
-                file.write(chunk)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with atomic_write(path, bulk=True) as file:
+        for chunk in _chunks(source, member, archive):
+            file.write(chunk)
 
 
 def _chunks(source: Archive, member: Member, archive: Path) -> Iterator[bytes]:
@@ -100,8 +101,8 @@ def _chunks(source: Archive, member: Member, archive: Path) -> Iterator[bytes]:
             raise EOFError(f"{member.name} has {length} of {member.size} bytes")
 
 
-def _outside(members: Iterable[Member], archive: Path, target: Path) -> Iterator[Member]:
-    """Without what lies in the target, where that is a folder inside of the one to copy."""
+def _without_target(members: Iterable[Member], archive: Path, target: Path) -> Iterator[Member]:
+    """Leave out the files of the target if it lies inside the folder to copy."""
     folder, target = archive.resolve(), target.resolve()
     if folder not in target.parents:
         return iter(members)
@@ -109,8 +110,8 @@ def _outside(members: Iterable[Member], archive: Path, target: Path) -> Iterator
     return (member for member in members if not member.name.startswith(prefix))
 
 
-def _wanted(members: Iterable[Member], archive: Path, only: Callable[[str], bool | str | None] | None) -> list[Member]:
-    """The members to unpack under safe names, in archive order; of two of one name the last, as tar itself does."""
+def _wanted(members: Iterable[Member], archive: Path, only: Choose | None) -> list[Member]:
+    """The members to unpack under safe names, in archive order; of two with one name the last, as tar does."""
     wanted: dict[str, Member] = {}
     origin: dict[str, str] = {}
     for member in members:
@@ -127,5 +128,7 @@ def _wanted(members: Iterable[Member], archive: Path, only: Callable[[str], bool
     for name in wanted:
         for end in (place for place, letter in enumerate(name) if letter == "/"):
             if name[:end] in wanted:
-                raise FrameTableError(f"archive {archive} holds {name[:end]} as a file and as the folder of {name}.")
+                raise FrameTableError(
+                    f"archive {archive} holds {name[:end]} both as a file and as the folder of {name}."
+                )
     return list(wanted.values())

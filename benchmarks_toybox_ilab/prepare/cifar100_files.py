@@ -1,6 +1,5 @@
 """CIFAR-100 as it is distributed (Python's pickles in a .tar.gz) turned into a tree of PNG images."""
 
-import os
 import pickle
 import re
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks_toybox_ilab.prepare.download import DownloadError, md5_of
-from benchmarks_toybox_ilab.tables.disk import check_room
+from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 ARCHIVE = "cifar-100-python.tar.gz"
@@ -69,8 +68,8 @@ def write_cifar100(
     folder.mkdir(parents=True, exist_ok=True)
     own = folder / ARCHIVE
     if archive is not None and not (own.exists() and md5_of(own) == CIFAR100.tgz_md5):
-        shutil.copyfile(archive, f"{own}.part")
-        os.replace(f"{own}.part", own)
+        with open(archive, "rb") as source, atomic_write(own, bulk=True) as copy:
+            shutil.copyfileobj(source, copy)
     try:
         splits = {name: CIFAR100(folder, train=name == "train", download=True) for name in ("train", "test")}
     except (OSError, RuntimeError, HTTPException) as error:  # torchvision tells wrong checksums by a RuntimeError
@@ -110,12 +109,11 @@ def _names(pickled: Path, labels: list[int]) -> list[str]:
 
 
 def _write(job: tuple[Path, object]) -> bool:
-    """Write an image whole or not at all; whether there was anything to do."""
+    """Write an image atomically unless it exists; whether it was written."""
     path, pixels = job
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
-    Image.fromarray(pixels).save(unfinished, "PNG")
-    os.replace(unfinished, path)
+    with atomic_write(path, bulk=True) as file:
+        Image.fromarray(pixels).save(file, "PNG")
     return True

@@ -1,11 +1,11 @@
 """Frames as CSV files: our own columns, and those of the index files that the paper's published code works with."""
 
 import csv
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks_toybox_ilab.tables.disk import atomic_write
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 COLUMNS = ("path", "class", "object", "session", "frame", "split")
@@ -13,17 +13,11 @@ DIRMAP_COLUMNS = ("class", "object", "session", "im_num", "im_path")
 
 
 def write_frames(path: str | Path, frames: Iterable[Sequence]) -> None:
-    """Write rows of `COLUMNS` under their header as UTF-8; whole or not at all."""
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(unfinished, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(frames)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    """Write the header and rows of `COLUMNS` as UTF-8, atomically."""
+    with atomic_write(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(frames)
 
 
 def read_frames(path: str | Path) -> list[Frame]:

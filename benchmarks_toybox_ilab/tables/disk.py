@@ -1,18 +1,22 @@
-"""Room on the disk: looked at before a long job starts, not found out when it stops."""
+"""Free disk space, and files that are written atomically."""
 
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 
 def check_room(folder: Path, needed: int, job: str) -> None:
-    """Raise unless the disk of `folder` has room for `needed` more bytes.
+    """Raise if the disk of `folder` has too little room for `needed` more bytes.
 
     Args:
         folder: Where the files will go; it need not exist yet.
-        needed: Bytes still to be written.
-        job: What for, as the beginning of a sentence: "unpacking a.zip".
+        needed: Number of bytes still to be written.
+        job: What needs the room, as the beginning of a sentence: "unpacking a.zip".
 
     Raises:
         FrameTableError: If there is too little room; says how much is needed and how much is free.
@@ -24,13 +28,40 @@ def check_room(folder: Path, needed: int, job: str) -> None:
     if needed > free:
         raise FrameTableError(
             f"{job} needs {readable_size(needed)} more, but only {readable_size(free)} are free at {folder}. Make room "
-            "there and give the same command again, which goes on where it stopped, or choose a folder on another disk."
+            "there and run the same command again, which resumes, or choose a folder on another disk."
         )
 
 
 def readable_size(count: int) -> str:
-    """A number of bytes in the unit that fits: 12 bytes, 3.4 MB, 25.1 GB."""
+    """A number of bytes with its unit: 12 bytes, 3.4 MB, 25.1 GB."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
+
+
+@contextmanager
+def atomic_write(path: str | Path, mode: str = "wb", bulk: bool = False, **options: Any) -> Iterator[IO[Any]]:
+    """Open a file for writing that replaces `path` at the end of the `with` block.
+
+    An error in the block keeps what was at `path` and removes the unfinished, hidden file beside it.
+
+    Args:
+        path: The file, whose folder must exist.
+        mode: Mode to open it in, "w" or "wb".
+        bulk: Whether this is one of many files that a single process writes and can write again. The file is then not
+            flushed to the disk, which takes milliseconds, and replaces an unfinished one that a killed process left.
+        **options: Further arguments of `open`.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.part" if bulk else f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(unfinished, mode, **options) as file:
+            yield file
+            if not bulk:
+                file.flush()
+                os.fsync(file.fileno())  # or a power failure may leave the name without the content
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise

@@ -17,7 +17,7 @@ def held_out(table):
     }
 
 
-def test_frames_are_numbered_by_their_place_in_natural_order(tmp_path):
+def test_frames_are_numbered_by_position_in_natural_order(tmp_path):
     for name in ("f10.png", "f9.JPG", "f1.jpeg", "f2.webp", "f3.bmp", "f4.tif", "f5.TIFF"):
         write_image(tmp_path / "cup" / "red" / "kitchen" / name)
     write_image(tmp_path / "cup" / "red" / "garden" / "0.png")
@@ -29,7 +29,7 @@ def test_frames_are_numbered_by_their_place_in_natural_order(tmp_path):
     assert all(table.read(row).size == (12, 8) for row in range(len(table)))
 
 
-def test_whole_objects_are_held_out_where_there_are_two(tmp_path):
+def test_whole_objects_are_held_out_if_a_class_has_two(tmp_path):
     write_clip_folder(tmp_path, classes=1, objects=3)
     write_image(tmp_path / "class1" / "a" / "x" / "0.png")
     write_image(tmp_path / "class1" / "b" / "x" / "0.png")
@@ -53,13 +53,15 @@ def test_several_objects_at_once(tmp_path):
 
 @pytest.mark.parametrize(("number", "count"), [(2, 1), (5, 1), (7, 1), (8, 2), (10, 2), (12, 2), (13, 3), (15, 3)])
 @pytest.mark.parametrize("level", ["objects", "clips"])
-def test_a_fifth_is_held_out_and_as_many_runs_hold_out_different_ones(tmp_path, number, count, level):
+def test_a_fifth_is_held_out_and_runs_hold_out_different_ones(tmp_path, number, count, level):
     write_clip_folder(tmp_path, classes=1, **{"objects": 1, "clips": 1, "frames": 1, level: number})
     splits = [held_out(ClipFolderFrames(tmp_path, run))["class0"] for run in range(number + 1)]
     assert {len(split) for split in splits} == {count}
     assert len(set(map(tuple, splits[:number]))) == number and splits[number] == splits[0]
     a_pass = -(-number // count)
-    assert len({clip for split in splits[:a_pass] for clip in split}) == number, "all before any pair comes again"
+    assert len({clip for split in splits[:a_pass] for clip in split}) == number, (
+        "all are held out before a pair is repeated"
+    )
 
 
 def write_mixed_classes(root):
@@ -115,10 +117,10 @@ def test_everything_for_training(tmp_path):
 
 def test_a_number_counts_objects_or_clips(tmp_path):
     write_mixed_classes(tmp_path)
-    told = held_out_of(ClipFolderFrames(tmp_path, 1, held_out=2))
-    assert told["mug"] == "2 of 4 objects: object2, object3"
-    assert told["cup"] == "2 of 3 clips of its one object: clip0, clip2"
-    assert told["key"] == "the last 4 of 20 frames of its one clip"
+    described = held_out_of(ClipFolderFrames(tmp_path, 1, held_out=2))
+    assert described["mug"] == "2 of 4 objects: object2, object3"
+    assert described["cup"] == "2 of 3 clips of its one object: clip0, clip2"
+    assert described["key"] == "the last 4 of 20 frames of its one clip"
     for number, words in ((3, "'cup' has 3 clips, .*held_out=3 leaves none .*at most 2"), (9, "'cup' has 3 clips")):
         with pytest.raises(FrameTableError, match=words):
             ClipFolderFrames(tmp_path, held_out=number)
@@ -130,7 +132,7 @@ def test_a_number_counts_objects_or_clips(tmp_path):
 def test_a_class_of_a_single_image(tmp_path):
     write_clip_folder(tmp_path)
     write_image(tmp_path / "pin" / "only.png")
-    words = "class 'pin' has a single image, .*pin, .*one to learn and another to test; add images, .*another clip, or"
+    words = "class 'pin' has a single image, .*pin, .*one for training and another for testing; add images, .*clip, or"
     with pytest.raises(FrameTableError, match=words):
         ClipFolderFrames(tmp_path)
     write_image(tmp_path / "pin" / "other.png")
@@ -214,7 +216,7 @@ def test_an_empty_folder_is_named(tmp_path, path, words):
         ClipFolderFrames(tmp_path)
 
 
-def test_what_is_not_an_image_is_passed_over(tmp_path):
+def test_files_that_are_not_images_are_ignored(tmp_path):
     write_clip_folder(tmp_path)
     before = ClipFolderFrames(tmp_path).content_hash()
     clip = "class0/object0/clip0"
@@ -232,18 +234,18 @@ def test_photos_that_are_not_read_are_counted_in_one_warning(tmp_path):
     (tmp_path / "class1" / "object0" / "wave.gif").mkdir()  # a clip of that name
     write_image(tmp_path / "class1" / "object0" / "wave.gif" / "1.png")
     words = (
-        r"^4 photo\(s\) below .* are left out, the first of them .*clip0/IMG_9.HEIC: \.heic, .* \.gif are not read; "
+        r"^4 photo\(s\) below .* are ignored, the first of them .*clip0/IMG_9.HEIC: \.heic, .* \.gif are not read; "
         "convert them to JPEG or PNG.$"
     )
-    with pytest.warns(UserWarning, match=words) as told:
+    with pytest.warns(UserWarning, match=words) as warned:
         table = ClipFolderFrames(tmp_path)
-    assert len(told) == 1 and "class1/object0/wave.gif/1.png" in table.path
+    assert len(warned) == 1 and "class1/object0/wave.gif/1.png" in table.path
     shutil.rmtree(tmp_path / "class1" / "object0" / "wave.gif")
     with pytest.warns(UserWarning, match=words):
         assert ClipFolderFrames(tmp_path).content_hash() == before
 
 
-def test_photos_that_are_not_read_are_counted_once_where_a_class_is_a_clip(tmp_path):
+def test_photos_that_are_not_read_are_counted_once_if_a_class_is_a_clip(tmp_path):
     for number in range(3):
         write_image(tmp_path / "cup" / f"{number}.png")
     (tmp_path / "cup" / "3.heic").write_bytes(b"x")
@@ -265,7 +267,7 @@ def test_numbers_out_of_range(tmp_path):
         ClipFolderFrames(tmp_path, run=-1)
 
 
-def test_the_generator_passes_everything_on(tmp_path):
+def test_the_generator_passes_on_its_arguments(tmp_path):
     write_clip_folder(tmp_path, objects=4)
     benchmark = ClipFolder(tmp_path, "offline", 1, held_out=2)
     assert benchmark.protocol == "offline" and benchmark.run == 1
@@ -302,7 +304,7 @@ def test_videos_and_folders_of_frames_may_be_mixed(tmp_path):
     assert table.read(0).size == (64, 48)
 
 
-def test_a_video_takes_the_place_of_its_name_among_the_clips(tmp_path):
+def test_videos_and_folders_are_sorted_by_name_together(tmp_path):
     pytest.importorskip("av")
     write_image(tmp_path / "cup" / "red" / "b9" / "1.png")
     write_video(tmp_path / "cup" / "red" / "b10.mp4", seconds=0.2)
@@ -311,7 +313,7 @@ def test_a_video_takes_the_place_of_its_name_among_the_clips(tmp_path):
     assert splits == [["red/b9"], ["red/b10"], ["red/b11"]]
 
 
-def test_frames_are_taken_out_once_for_each_rate(tmp_path, monkeypatch):
+def test_frames_are_extracted_once_for_each_rate(tmp_path, monkeypatch):
     write_mixed(tmp_path)
     first = ClipFolderFrames(tmp_path)
     times = {name: (tmp_path / name).stat().st_mtime_ns for name in frame_files(tmp_path)}
@@ -334,13 +336,13 @@ def test_frames_of_a_video_are_at_most_512_pixels_high(tmp_path):
     assert [table.read(row).size for row in range(2)] == [(512, 533), (569, 512)]
 
 
-def test_bad_videos_are_listed_and_all_others_kept(tmp_path):
+def test_bad_videos_are_listed_and_the_others_are_kept(tmp_path):
     write_mixed(tmp_path)
     for name in ("cup/red/bad1.mp4", "mug/x/bad2.AVI"):
         (tmp_path / name).write_bytes(b"no video")
     words = (
         r"2 of 6 videos below .* cannot be read to their end; remove or replace them \(--on-bad-frame skip leaves out "
-        r"images only\)\. What is finished of the others is kept\.\n .*bad1.mp4 cannot .*\n .*bad2.AVI cannot"
+        r"images only\)\. .* are kept\.\n .*bad1.mp4 cannot .*\n .*bad2.AVI cannot"
     )
     with pytest.raises(FrameTableError, match=words):
         ClipFolderFrames(tmp_path)
@@ -377,14 +379,14 @@ def test_two_videos_of_one_name(tmp_path):
         ClipFolderFrames(tmp_path)
 
 
-def test_a_video_beside_the_images_made_from_it_is_passed_over(tmp_path):
+def test_a_video_beside_the_images_made_from_it_is_ignored(tmp_path):
     write_clip_folder(tmp_path)
     before = ClipFolderFrames(tmp_path).content_hash()
     (tmp_path / "class0" / "object0" / "clip0" / "source.mp4").write_bytes(b"x")
     assert ClipFolderFrames(tmp_path).content_hash() == before
 
 
-def test_a_tree_that_cannot_be_split_is_told_before_videos_are_decoded(tmp_path):
+def test_a_tree_that_cannot_be_split_is_reported_before_videos_are_decoded(tmp_path):
     for name in "ab":
         (tmp_path / "cup" / name).mkdir(parents=True)
         (tmp_path / "cup" / name / "clip.mp4").write_bytes(b"x")
@@ -398,7 +400,7 @@ def test_a_tree_that_cannot_be_split_is_told_before_videos_are_decoded(tmp_path)
 def test_a_root_that_cannot_be_written(tmp_path):
     write_mixed(tmp_path)
     (tmp_path / ".crumb_frames").write_bytes(b"in the way")
-    words = r"are kept in .*/.crumb_frames/1fps, but that cannot be written: .*Make .* writable, or copy the clips to"
+    words = r"/.crumb_frames/1fps, which cannot be written: .*Make .* writable, or copy the clips to"
     with pytest.raises(FrameTableError, match=words):
         ClipFolderFrames(tmp_path)
 
@@ -425,7 +427,7 @@ def test_rates_out_of_range(tmp_path, fps):
         ClipFolderFrames(tmp_path, fps=fps)
 
 
-def test_the_generator_passes_the_rate_on(tmp_path):
+def test_the_generator_passes_on_the_rate(tmp_path):
     write_mixed(tmp_path)
     benchmark = ClipFolder(tmp_path, "offline", fps=2)
     assert benchmark.frame_table.content_hash() == ClipFolderFrames(tmp_path, fps=2).content_hash()

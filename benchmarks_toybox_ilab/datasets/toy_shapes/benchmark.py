@@ -9,12 +9,13 @@ and light and background belong to the clip. A path (`star/object2/session1/fram
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from PIL import Image
 
+from benchmarks_toybox_ilab.datasets._generator import generator
 from benchmarks_toybox_ilab.datasets.toy_shapes.dots import as_dots
 from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
     CLASSES,
@@ -121,39 +122,13 @@ def ToyShapesFrames(
     return FrameTable(frames, reader=ToyShapesReader(), name="toy_dots" if dots else "toy_shapes")
 
 
-def ToyShapes(
-    dataset_root: str | Path | None = None,
-    protocol: str = "class_instance",
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-    **table: object,
-):
-    """The toy shapes as an Avalanche benchmark, in the style of Avalanche's classic ones.
+@generator(image_size=SIZE)
+def ToyShapes(dataset_root: str | Path | None = None, run: int = 0, **table: object) -> FrameTable:
+    """The toy shapes as an Avalanche benchmark.
 
     Args:
         dataset_root: Ignored, there are no files.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: Seed of the order of classes, clips and frames.
-        train_transform: PIL image to tensor; None is ImageNet normalisation at the size the shapes are drawn in.
-        eval_transform: Likewise for the test stream.
-        classes_per_experience: Classes of one experience.
+        train_transform: PIL image to tensor; None is `imagenet_transform` of the size that the shapes are drawn in.
         **table: Arguments of `ToyShapesFrames`, such as `classes` or `size`.
-
-    Returns:
-        Avalanche's scenario with `train_stream` and `test_stream`.
     """
-    from benchmarks_toybox_ilab.streams.protocols import make_benchmark  # imports Avalanche, which takes seconds
-    from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
-
-    frames = ToyShapesFrames(dataset_root, run, **table)
-    default = imagenet_transform(table.get("size", SIZE))
-    return make_benchmark(
-        frames,
-        protocol=protocol,
-        run=run,
-        classes_per_experience=classes_per_experience,
-        train_transform=default if train_transform is None else train_transform,
-        eval_transform=default if eval_transform is None else eval_transform,
-    )
+    return ToyShapesFrames(dataset_root, run, **table)

@@ -1,0 +1,84 @@
+import errno
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_file_is_replaced_at_the_end_of_the_block(tmp_path, bulk):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with atomic_write(path, "w", bulk=bulk, encoding="utf-16") as file:
+        file.write("new")
+        assert path.read_text() == "old"
+        assert all(name == "a.txt" or name.startswith(".a.txt.") for name in os.listdir(tmp_path))
+    assert path.read_text("utf-16") == "new" and os.listdir(tmp_path) == ["a.txt"]
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode  # readable for others as any new file
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "no space left")])
+def test_an_error_keeps_the_old_file_and_leaves_no_other(tmp_path, bulk, error):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with pytest.raises(type(error) if isinstance(error, OSError) else error), atomic_write(path, bulk=bulk) as file:
+        file.write(b"half")
+        raise error
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
+
+
+def test_only_files_that_are_not_bulk_are_flushed_to_the_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_size))
+    for bulk in (False, True):
+        with atomic_write(tmp_path / "a", bulk=bulk) as file:
+            file.write(b"12345")
+    assert flushed == [5]
+
+
+def test_two_processes_may_write_one_file(tmp_path, monkeypatch):
+    with atomic_write(tmp_path / "a") as file:
+        file.write(b"first")
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with atomic_write(tmp_path / "a") as other:
+            other.write(b"second")
+        assert (tmp_path / "a").read_bytes() == b"second"
+    assert (tmp_path / "a").read_bytes() == b"first" and os.listdir(tmp_path) == ["a"]
+
+
+def test_a_bulk_file_replaces_what_a_killed_process_left(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path, missing_ok: None)  # as if the process had been killed
+        with pytest.raises(KeyboardInterrupt), atomic_write(tmp_path / "a", bulk=True) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+    assert len(os.listdir(tmp_path)) == 1
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with atomic_write(tmp_path / "a", bulk=True) as file:
+        file.write(b"b")
+    assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_bytes() == b"b"
+
+
+def test_room_is_checked_where_the_folder_will_be(tmp_path, monkeypatch):
+    asked = []
+    usage = namedtuple("usage", "total used free")(10**6, 0, 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: asked.append(Path(path)) or usage)
+    check_room(tmp_path / "a/b", 1000, "writing")
+    with pytest.raises(FrameTableError, match=r"^writing needs 1\.0 kB more, but only 1\.0 kB are free at .*a/b"):
+        check_room(tmp_path / "a/b", 1001, "writing")
+    assert asked == [tmp_path] * 2
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (2_345_678, "2.3 MB"), (10**12, "1000.0 GB")],
+)
+def test_sizes_with_units(count, words):
+    assert readable_size(count) == words
