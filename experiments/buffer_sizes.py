@@ -38,6 +38,8 @@ def formula(raw_images: float, map_shape: tuple[int, int, int], blocks: int, len
     Args:
         raw_images: of 224 pixels a side, a byte a value.
         map_shape: `(s, h, w)`.
+        blocks: rows of the codebook.
+        length: values of a block.
         blocks, length: of the codebook, whose values count one byte each.
     """
     features, height, width = map_shape

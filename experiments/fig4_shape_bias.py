@@ -1,7 +1,7 @@
-"""Figure 4 of the paper and its sibling S3: is CRUMB biased towards shape, beside a control network?
+r"""Figure 4 of the paper and its sibling S3: is CRUMB biased towards shape, beside a control network?
 
     python experiments/fig4_shape_bias.py --benchmark eth80 --dataset-root ETH80 --pretrained FILE --style-root STYLE
-    python experiments/fig4_shape_bias.py --pretrained FILE --control-pretrained FILE --test-root CIFAR100/test \\
+    python experiments/fig4_shape_bias.py --pretrained FILE --control-pretrained FILE --test-root CIFAR100/test \
         --style-root STYLE --pretraining-only
 
 Maps at the cut are perturbed in space (locations shuffled) or in features (half of them set to zero); `--style-root` is

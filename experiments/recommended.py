@@ -96,9 +96,12 @@ class Line:
 def changes_of(
     rows: Sequence[Row], options: CommonOptions, protocol: str, budget: int | None = None
 ) -> dict[str, dict]:
-    """Settings of each row by its folder; methods' own settings are written to files there.
+    """Settings of each row by its folder; writes the settings of the methods to files there.
 
     Args:
+        rows: rows of the table.
+        options: common part of the command line.
+        protocol: of all rows.
         budget: in bytes, for the rows that have none of their own; None for the benchmark's.
     """
     changes = {}

@@ -1,7 +1,7 @@
-"""Table 4 of the paper: what each part of CRUMB is worth; every row a named change of settings.
+r"""Table 4 of the paper: what each part of CRUMB is worth; every row a named change of settings.
 
     python experiments/table4_ablations.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
-    python experiments/table4_ablations.py --benchmark core50 --dataset-root CORE50 --starts FILES \\
+    python experiments/table4_ablations.py --benchmark core50 --dataset-root CORE50 --starts FILES \
         --make-starts --pretrain-data IMAGENET/train
 
 The rows are in `ablation_rows.py`. The paper's "Ours" starts from CRUMB pretraining on ImageNet, which some rows change

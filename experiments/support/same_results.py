@@ -1,4 +1,4 @@
-"""What two run folders differ in, besides times; nothing if one run is the other, bit for bit."""
+"""Bit for bit comparison of two run folders, without their times."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import numpy as np
 from crumb_avalanche.runs.predictions import read_predictions
 from crumb_avalanche.runs.run_folder import RESULT
 
-# What a result says of the machine and the moment.
-OF_THE_CLOCK = ("seconds", "tuning_seconds", "versions")
+# Values of a result that depend on the machine and the moment.
+IGNORED = ("seconds", "tuning_seconds", "versions")
 FILES = ("checkpoint/model.safetensors", "checkpoint/buffer.safetensors", "accuracy_matrix.csv")
 
 
@@ -17,10 +17,11 @@ def differences(one: Path, other: Path) -> list[str]:
     """Compare two finished runs: weights and buffer where they were kept, accuracies, answers, and results.
 
     Args:
-        one, other: run folders.
+        one: run folder.
+        other: run folder.
 
     Returns:
-        A line for each thing that differs; a value of the result with what it is in both.
+        A line for each difference; for a value of the result, with both values.
     """
     found = []
     for name in FILES:
@@ -33,6 +34,6 @@ def differences(one: Path, other: Path) -> list[str]:
     results = [json.loads((folder / RESULT).read_text()) for folder in (one, other)]
     for name in sorted(results[0].keys() | results[1].keys()):
         values = [result.get(name) for result in results]
-        if name not in OF_THE_CLOCK and values[0] != values[1]:
+        if name not in IGNORED and values[0] != values[1]:
             found.append(f"{RESULT}: {name} is {values[0]!r} and {values[1]!r}")
     return found

@@ -1,76 +1,52 @@
-"""Sweeps of real runs under SIGKILL, and on a Ray cluster that loses a node, end with the results of one left alone."""
+"""A sweep whose processes are killed, or whose Ray node is lost, ends with the results of an undisturbed sweep."""
 
-import csv
-import json
 import os
-import subprocess
 import sys
-from pathlib import Path
+import time
 
+import killed_sweep
 import pytest
+from killed_sweep import DRIVER, WORKER, kill_often, lose_a_node, short_cells
+from support.engines import InProcess
+from support.same_results import differences
+from support.sweep import sweep
 
-# Each driver that is begun again imports the library; the quick tests of kills are in test_sweep.py.
+# Each restarted driver imports the library; the quick tests of kills are in test_sweep.py.
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parents[2] / "experiments" / "sweep_faults.py"
-
-
-def faults(output: Path, *more: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [sys.executable, str(SCRIPT), "--quick", "--output", str(output), *more]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-
-
-def victims(output: Path) -> list[str]:
-    with open(output / "sweep_faults.csv") as file:
-        return [row["killed"] for row in csv.DictReader(file)]
+CELLS = 40
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    output = tmp_path_factory.mktemp("faults") / "killed"
-    return output, faults(output)
+def undisturbed(clips, tmp_path_factory):
+    """Finished cells, and the mean seconds of one."""
+    cells = short_cells(clips, tmp_path_factory.mktemp("undisturbed"), CELLS)
+    start = time.perf_counter()
+    assert sweep(cells, engine=InProcess()) == {}
+    return cells, (time.perf_counter() - start) / CELLS
 
 
-def test_killed_three_times_it_ends_with_the_same_results(killed):
-    output, done = killed
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 killed; 5 of 5 runs equal those left alone" in done.stdout
-    assert sorted(victims(output)) == ["driver", "worker", "worker"]
-    assert done.stderr.count("killed: driver") == 1 and done.stderr.count("killed: worker") == 2
-    for name in ("sweep_faults.md", "sweep_faults.png", "sweep_faults.svg"):
-        assert (output / name).stat().st_size > 50
-    assert len(list(output.glob("disturbed/*/run0/result.json"))) == 5
-    assert not list(output.glob("disturbed/*/run0/error.txt")) and not list(output.glob("*/*/run0/lock"))
+def assert_equal_results(undisturbed, disturbed):
+    for cell, other in zip(undisturbed, disturbed, strict=True):
+        assert differences(cell.folder, other.folder) == [], other.folder
+        left = {path.name for path in other.folder.iterdir()} & {"error.txt", "lock", "resume", "interrupted"}
+        assert not left, other.folder
 
 
-def test_a_difference_is_found(killed, monkeypatch):
-    output, _ = killed
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    from support.same_results import differences
-    from sweep_faults import compare, short_cells
-
-    cells = [short_cells(output / name, 5) for name in ("undisturbed", "disturbed")]
-    assert compare(*cells) == []
-    one, other = (some[0].folder for some in cells)
-    result = json.loads((other / "result.json").read_text())
-    (other / "result.json").write_text(json.dumps({**result, "seconds": 1e6}))
-    assert differences(one, other) == []
-    (other / "result.json").write_text(json.dumps({**result, "mem_size": 41}))
-    assert differences(one, other) == ["result.json: mem_size is 40 and 41"]
-    assert compare(*cells) == [f"{other}: result.json: mem_size is 40 and 41"]
-    (other / "result.json").unlink()
-    assert compare(*cells) == [f"{other}: unfinished: {other}"]
+def test_twenty_kills_of_drivers_and_workers_change_no_result(undisturbed, clips, tmp_path, monkeypatch):
+    cells = short_cells(clips, tmp_path, CELLS)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    command = [sys.executable, killed_sweep.__file__, str(clips), str(tmp_path), str(CELLS), "2"]
+    victims = list(kill_often(cells, command, kills=20, seed=0, longest=undisturbed[1]))
+    assert sorted(victims) == [DRIVER] * 10 + [WORKER] * 10
+    assert_equal_results(undisturbed[0], cells)
 
 
-def test_a_sweep_that_is_there_is_not_disturbed(killed):
-    output, _ = killed
-    done = faults(output)
-    assert done.returncode == 2 and "holds a sweep already: it cannot be disturbed; choose another" in done.stderr
-
-
-def test_ray_loses_a_node_and_ends_with_the_same_results(tmp_path):
+@pytest.mark.parametrize("cells_per_process", [1, 0])
+def test_the_loss_of_a_ray_node_changes_no_result(undisturbed, clips, tmp_path, cells_per_process):
     pytest.importorskip("ray")
-    done = faults(tmp_path / "ray", "--engine", "ray", "--cells-per-process", "0")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 killed; 5 of 5 runs equal those left alone" in done.stdout
-    assert victims(tmp_path / "ray") == ["node"]
+    cells = short_cells(clips, tmp_path, CELLS)
+    finished, failed = lose_a_node(cells, cpus=2, cells_per_process=cells_per_process)
+    assert failed == {}
+    assert finished is not None and CELLS // 3 <= finished < CELLS
+    assert_equal_results(undisturbed[0], cells)

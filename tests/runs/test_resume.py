@@ -1,19 +1,14 @@
 """A run that was cut off goes on with the same command, and ends with the same bits."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from crumb_avalanche.runs.predictions import read_predictions
 from crumb_avalanche.runs.resume import GoingOn
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "kill_runs.py"
 FILES = ("accuracy_matrix.csv", "predictions.npz", "checkpoint/model.safetensors", "checkpoint/buffer.safetensors")
 
 
@@ -204,29 +199,3 @@ def test_a_damaged_checkpoint_costs_only_the_time_since_the_one_before(
     with pytest.warns(UserWarning, match="is damaged; looking at the one before it"):
         assert crumb(*arguments)[0] == 0
     assert bits(tmp_path / "cut") == bits(undisturbed)
-
-
-def test_three_kills(tiny, tmp_path):
-    options = ["--kills", "3", "--every", "1", "--output", str(tmp_path / "runs"), "--", *tiny[1:], "--mem-size", "8"]
-    done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "killed 3 times; the same to the bit" in done.stdout
-    assert len(read_predictions(tmp_path / "runs" / "killed")["row"]) > 0
-
-
-def test_a_run_that_is_finished_before_all_kills_is_too_short(monkeypatch, capsys, tmp_path):
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    import kill_runs
-
-    for name in ("run", "Popen"):
-        monkeypatch.setattr(kill_runs.subprocess, name, lambda *args, **kwargs: None)
-    monkeypatch.setattr(kill_runs, "killed", lambda *args: False)
-    monkeypatch.setattr(kill_runs, "differences", lambda *folders: [])
-    monkeypatch.setattr(sys, "argv", ["kill_runs.py", "--kills", "3", "--output", str(tmp_path)])
-    for name in ("mine", "killed"):
-        (tmp_path / name).mkdir()
-    assert kill_runs.main() == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"], "what it did not make it leaves alone"
-    printed = capsys.readouterr()
-    assert "killed 0 times; the same to the bit" in printed.out
-    assert "finished before all of 3 kills; give a longer run, or fewer --kills" in printed.err

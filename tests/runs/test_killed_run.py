@@ -1,0 +1,51 @@
+"""`crumb run`, killed by SIGKILL at random moments and given again, ends with the bits of an undisturbed run."""
+
+import math
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+from support.same_results import differences
+
+from crumb_avalanche.runs.run_folder import RESUME
+
+# Long enough for 20 kills, of which each waits for up to 4 checkpoints.
+SHAPES = [
+    *("run", "--benchmark", "toy_shapes", "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
+    *("--first-epochs", "1", "--budget-images", "200", "--batch-size", "32", "--threads", "1", "--progress", "false"),
+]
+
+
+def newest_checkpoint(output) -> int:
+    """Number of the newest checkpoint, -1 without any."""
+    return max((int(path.stem) for path in (output / RESUME).glob("[0-9]*.safetensors")), default=-1)
+
+
+def kill_at_random(process, output, draws):
+    """Kill after a random number of checkpoints, or, one in five times, while the process starts or reads its own."""
+    starting = draws.random() < 0.2
+    aim, last = newest_checkpoint(output) + draws.randint(1, 4), math.inf
+    if starting:
+        last = time.monotonic() + draws.uniform(0, 8)
+    while process.poll() is None and newest_checkpoint(output) < aim and time.monotonic() < last:
+        time.sleep(0.005)
+    time.sleep(draws.uniform(0, 0.2))
+    process.kill()
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_run_ends_with_the_same_bits(tiny, tmp_path, kills):
+    settings = [*tiny, "--mem-size", "8"] if kills == 3 else SHAPES
+    command = [sys.executable, "-m", "crumb_avalanche.cli", *settings, "--checkpoint-every", "1", "--output"]
+    killed, draws = tmp_path / "killed", random.Random(0)
+    subprocess.run([*command, str(tmp_path / "undisturbed")], check=True, stdout=subprocess.DEVNULL)
+    for number in range(kills):
+        process = subprocess.Popen([*command, str(killed)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        kill_at_random(process, killed, draws)
+        _, err = process.communicate()
+        assert process.returncode == -9, f"ended with {process.returncode} before kill {number}: {err.decode()}"
+    subprocess.run([*command, str(killed)], check=True, stdout=subprocess.DEVNULL)
+    assert differences(tmp_path / "undisturbed", killed) == []
+    assert not (killed / RESUME).exists()
