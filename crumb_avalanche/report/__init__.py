@@ -1,1 +1,1 @@
-"""Finished runs as tables, figures and a page."""
+"""Tables, figures and an HTML page of finished runs."""

@@ -1,4 +1,4 @@
-"""Curves and final accuracies of groups of runs, drawn on the axes that are passed in."""
+"""Draws accuracy curves and final accuracies of groups of runs on given axes."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from crumb_avalanche.runs.tables import printable
 
-# Okabe and Ito's colours, told apart with every kind of colour vision; without yellow, too faint on white.
+# Okabe and Ito's palette, distinct for every kind of colour vision; without its yellow, which is faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":", "-.")
 MARKERS = "osD^vP*"
@@ -18,15 +18,15 @@ MARKERS = "osD^vP*"
 
 @dataclass
 class Curve:
-    """What is drawn of one group of runs, in percent.
+    """Accuracies of one group of runs, in percent.
 
     Attributes:
-        label: its name in the legend.
-        mean: accuracy over all seen classes after each experience; NaN where not all runs were tested.
-        std: its standard deviation (n - 1) over runs, likewise, or None for a single run.
+        label: name in the legend.
+        mean: mean accuracy over all seen classes after each experience; NaN where a run was not tested.
+        std: standard deviation (n - 1) over runs, NaN likewise; ``None`` for a single run.
         finals: final accuracy of each run.
-        joint: learned all classes at once, so that there is one accuracy only.
-        chance: chance level after each experience, in percent, if known.
+        joint: whether all classes were learned at once, which gives one accuracy only.
+        chance: chance level after each experience, if known.
     """
 
     label: str
@@ -38,7 +38,14 @@ class Curve:
 
     @classmethod
     def of(cls, label: str, accuracies: list[list], joint: bool, classes_seen: list[int] | None) -> "Curve":
-        """From accuracies after each experience of each run, ``None`` if not tested, and numbers of classes seen."""
+        """Summarise runs.
+
+        Args:
+            label: name in the legend.
+            accuracies: of each run after each experience; ``None`` where it was not tested.
+            joint: whether all classes were learned at once.
+            classes_seen: number of classes after each experience, if known.
+        """
         after = [None if None in values else values for values in zip(*accuracies)]
         mean = [math.nan if values is None else statistics.fmean(values) for values in after]
         std = None
@@ -49,30 +56,30 @@ class Curve:
 
 
 def chance_of(curves: list[Curve]) -> list[float]:
-    """Chance level after each experience, in percent; empty unless it is the same for all."""
+    """Return the chance level after each experience, in percent; empty unless all curves share it."""
     levels = [curve.chance or [] for curve in curves]
-    chance = max(levels, key=len)  # a joint learner's has one entry, the last
+    chance = max(levels, key=len)  # a joint learner has the last entry only
     same = all(level == chance or (curve.joint and level == chance[-1:]) for curve, level in zip(curves, levels))
     return chance if same else []
 
 
 def draw_curves(axes: Axes, curves: list[Curve], chance: list[float], bands: bool = True) -> None:
-    """Accuracy after each experience.
+    """Draw the accuracy after each experience.
 
     Args:
-        axes: where.
-        curves: one for each group; what is drawn of number n has a gid that begins with ``group-n-``.
+        axes: to draw on.
+        curves: one for each group; artists of curve n have a gid that begins with ``group-n-``.
         chance: chance level after each experience, drawn if not empty.
         bands: shade one standard deviation on both sides.
     """
     longest = max(len(curve.mean) for curve in curves)
     for number, curve in enumerate(curves):
         colour, line = COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
-        tested = np.flatnonzero(~np.isnan(curve.mean))  # lines go on where a test was left out
+        tested = np.flatnonzero(~np.isnan(curve.mean))  # a line continues over an experience without a test
         mean, x = np.asarray(curve.mean)[tested], tested + 1
         spread = None if curve.std is None else np.asarray(curve.std)[tested]
         marker = MARKERS[number % len(MARKERS)]
-        if curve.joint and longest > 1:  # a bound, reached without a stream
+        if curve.joint and longest > 1:  # an upper bound, which has no stream
             mean, x, line, marker = mean.repeat(2), np.array([1, longest]), "--", ""
             spread = None if spread is None else spread.repeat(2)
         label = literal(curve.label) + curve.joint * " (joint)"
@@ -88,15 +95,15 @@ def draw_curves(axes: Axes, curves: list[Curve], chance: list[float], bands: boo
 
 
 def draw_finals(axes: Axes, curves: list[Curve], chance: float | None) -> None:
-    """Final accuracy of each group as a bar, of each run as a dot, and the chance level if given.
+    """Draw a bar for each group's final accuracy, a dot for each run's, and a line for the chance level if given.
 
-    What is drawn of number n has a gid that begins with ``group-n-``.
+    Artists of curve n have a gid that begins with ``group-n-``.
     """
     spreads = [curve.std[-1] if curve.std else 0.0 for curve in curves]
     means = [curve.mean[-1] for curve in curves]
     places = np.arange(len(curves))
     colours = [COLOURS[number % len(COLOURS)] for number in places]
-    hatches = ["/" * (2 * (number // len(COLOURS))) for number in places]  # where colours come again
+    hatches = ["/" * (2 * (number // len(COLOURS))) for number in places]  # for colours that repeat
     bars = axes.barh(places, means, height=0.6, color=colours, alpha=0.55, hatch=hatches, ec="white", lw=0)
     for place, curve, spread in zip(places, curves, spreads):
         drawn = [bars[place]]
@@ -120,7 +127,7 @@ def draw_finals(axes: Axes, curves: list[Curve], chance: float | None) -> None:
 
 
 def _wrapped(label: str, width: int = 28) -> str:
-    """A label in lines, broken after commas and spaces."""
+    """Break a label into lines at spaces."""
     lines = [""]
     for word in label.split(" "):
         if lines[-1] and len(lines[-1]) + len(word) >= width:
@@ -130,7 +137,7 @@ def _wrapped(label: str, width: int = 28) -> str:
 
 
 def experience_axis(axes: Axes, count: int) -> None:
-    """Experience number and percent."""
+    """Set up axes of experience number and percent."""
     axes.set_xlim(0.6, count + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
     axes.set_ylim(0, 108)
@@ -142,5 +149,5 @@ def experience_axis(axes: Axes, count: int) -> None:
 
 
 def literal(text: str) -> str:
-    """Text that is drawn as it stands: no formulas between dollar signs, nothing that breaks an SVG."""
+    """Escape a text so that it is drawn literally: no formulas between dollar signs, no characters invalid in SVG."""
     return printable(text).replace("$", r"\$")

@@ -64,7 +64,7 @@ def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list
         groups: what is reported.
         summary: one line for each group.
         runs: one line for each run.
-        left_out: runs that are not in it, and why, in words.
+        left_out: runs that are left out, with the reason.
     """
     shown = dict.fromkeys(stream for streams in streams_of(groups) for stream in streams)
     names = " and ".join(dict.fromkeys(f"{cell(stream[0])}, {cell(stream[1])}" for stream in shown))

@@ -1,4 +1,4 @@
-"""Results as pictures. Knows numbers only, no folders; draws without a display."""
+"""Pictures of results, drawn without a display from numbers alone."""
 
 import math
 from pathlib import Path
@@ -29,11 +29,11 @@ STYLE = {
     "legend.fontsize": 9,
     "svg.hashsalt": "crumb",  # the same numbers give the same file
 }
-LARGEST_NUMBERED = 25  # experiences; the numbers of a larger matrix could not be read
+LARGEST_NUMBERED = 25  # experiences; numbers in a larger matrix are illegible
 
 
 def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
-    """Write ``report.png`` and ``report.svg``, each whole or not at all; returns the paths."""
+    """Write a figure as PNG and SVG, atomically; returns the paths."""
     paths = []
     for kind, options in {"png": {"dpi": 150}, "svg": {"metadata": {"Date": None}}}.items():
         path = folder / f"{name}.{kind}"
@@ -51,15 +51,16 @@ def run_picture(
     ledger: dict[str, float],
     joint: bool = False,
 ) -> Figure:
-    """One run: accuracy matrix, accuracy after each experience, ledger.
+    """Draw one run: accuracy matrix, accuracy after each experience, ledger.
 
     Args:
-        title: what was run.
-        matrix: row i after experience i, column j on the classes of experience j; in percent, unseen cells absent.
+        title: of the picture.
+        matrix: accuracy after experience i (row) on the classes of experience j (column), in percent; unseen cells are
+            absent.
         accuracy_after: accuracy over all seen classes after each experience, in percent; ``None`` if not tested.
-        classes_seen: their number, for the chance level, if known.
+        classes_seen: number of classes after each experience, for the chance level, if known.
         ledger: bytes and seconds.
-        joint: all classes were learned at once.
+        joint: whether all classes were learned at once.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(16, 5), layout="constrained")
@@ -87,9 +88,9 @@ def run_picture(
 
 
 def comparison_picture(title: str, curves: list[Curve]) -> Figure:
-    """Several groups of runs: curves with bands of one standard deviation, and final accuracies.
+    """Draw groups of runs: curves with bands of one standard deviation, and final accuracies.
 
-    The chance level is drawn if it is the same for all.
+    The chance level is drawn if all groups share it.
 
     Args:
         title: what the groups have in common.
@@ -109,7 +110,7 @@ def comparison_picture(title: str, curves: list[Curve]) -> Figure:
 
 
 def _number_dots(axes: Axes, dots: list[tuple[int, float]]) -> None:
-    """The value beside each dot, on the side that the line leaves free; none where they would crowd."""
+    """Write its value beside each dot, away from the line; nothing if there are more than ten."""
     values = [value for _, value in dots]
     for place, (number, value) in enumerate(dots if len(dots) <= 10 else []):
         before, after = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
@@ -146,7 +147,7 @@ def _matrix(axes: Axes, matrix: list[list[float]], joint: bool) -> None:
 
 
 def _bytes(axes: Axes, ledger: dict[str, float]) -> None:
-    """Bars on a logarithmic axis; what takes no bytes is left out."""
+    """Draw bytes as bars on a logarithmic axis, without entries of zero bytes."""
     shown = {label: ledger[name] for name, label in LEDGER_BYTES.items() if ledger[name] > 0}
     axes.barh(list(shown), list(shown.values()), height=0.7, color=COLOURS[5])
     axes.set_xscale("log")
@@ -161,7 +162,7 @@ def _bytes(axes: Axes, ledger: dict[str, float]) -> None:
 
 
 def _seconds(axes: Axes, ledger: dict[str, float]) -> None:
-    """The parts of the training time as one stacked bar, their values in the legend."""
+    """Draw the parts of the training time as one stacked bar, with their values in the legend."""
     start, total = 0.0, max(ledger["train_seconds"], 1e-9)
     for number, (name, label) in enumerate(LEDGER_SECONDS.items()):
         seconds = ledger[name]

@@ -1,11 +1,9 @@
-"""``crumb report``: finished runs as tables, pictures and one HTML page, from what lies in their folders."""
+"""``crumb report``: tables, pictures and an HTML page of the finished runs in some folders."""
 
-import csv
-import io
 from itertools import pairwise
 from pathlib import Path
 
-from crumb_avalanche.report.files import write_csv, write_tex
+from crumb_avalanche.report.files import write_table
 from crumb_avalanche.report.html_report import report_page
 from crumb_avalanche.report.pictures import comparison_picture, run_picture, save
 from crumb_avalanche.report.runs import (
@@ -22,7 +20,7 @@ from crumb_avalanche.report.runs import (
 from crumb_avalanche.report.summary import runs_table, summary_table
 from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
-from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, write_text
+from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, write_csv, write_text
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, number, table
 
@@ -33,7 +31,7 @@ def main(settings: ReportSettings) -> None:
     """Print tables of the runs in some folders; write pictures, a page, and tables as CSV and LaTeX.
 
     Raises:
-        ValueError: no finished run, or some that cannot be read; in the latter case after reporting all others.
+        ValueError: there is no finished run, or a run cannot be read; the others are reported first.
     """
     finished, unfinished, problems = find_runs(settings.folders)
     runs = []
@@ -62,22 +60,22 @@ def main(settings: ReportSettings) -> None:
 
 
 def report_files(groups: list[Group], left_out: list[str], output: Path) -> list[Path]:
-    """Write the page and the same tables as CSV and LaTeX; returns the files.
+    """Write the page and its tables as CSV and LaTeX; returns the paths.
 
     Args:
         groups: what is reported.
-        left_out: what is not, and why, in words.
+        left_out: runs that are left out, with the reason.
         output: an existing folder.
     """
     summary, runs = summary_table(groups), runs_table(groups, output)
-    write_csv(output / "report.csv", runs)
-    write_tex(output / "report.tex", summary)
+    write_table(output / "report.csv", runs)
+    write_table(output / "report.tex", summary)
     write_text(output / "report.html", report_page(groups, summary, runs, left_out))
     return [output / f"report.{kind}" for kind in ("html", "csv", "tex")]
 
 
 def report_run(run: Run, output: Path) -> list[Path]:
-    """Print one run and draw it; returns the pictures."""
+    """Print one run and draw it; returns the paths of the pictures."""
     settings, accuracy_after = run.settings, run.result["accuracy_after"]
     usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(settings["preset"], {})
     special = [name for name in settings if name not in NOT_COMPARED and settings[name] != usual.get(name)]
@@ -104,7 +102,7 @@ def report_run(run: Run, output: Path) -> list[Path]:
 
 
 def report_comparison(groups: list[Group], output: Path) -> list[Path]:
-    """Print groups of runs side by side, draw them, and write the table as CSV; returns the files."""
+    """Print groups of runs side by side, draw them, and write the table as CSV; returns the paths."""
     varying = differences(groups)
     identity = list(dict.fromkeys([*IDENTITY, *varying]))
     header = ["label", "runs", "run_numbers", "final_accuracy_mean", "final_accuracy_std", "memory_bytes"]
@@ -125,8 +123,6 @@ def report_comparison(groups: list[Group], output: Path) -> list[Path]:
         print(table(["", *varying], [[g.label, *(cell(g.settings.get(name)) for name in varying)] for g in groups]))
     for note in notes_on(groups):
         print(f"note: {note}")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    write_text(output / "comparison.csv", text.getvalue())
+    write_csv(output / "comparison.csv", lines)
     title = ", ".join(f"{name} {groups[0].settings[name]}" for name in IDENTITY[:4] if name not in varying)
     return [output / "comparison.csv", *save(comparison_picture(title, [group.curve for group in groups]), output)]

@@ -1,4 +1,4 @@
-"""Finished runs as read from their folders, and runs that differ in their seed only as groups."""
+"""Reads finished runs from their folders, and groups those that differ in their seed only."""
 
 import csv
 import io
@@ -18,12 +18,12 @@ from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, DamagedRunError
 from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 
-# Where things lie, how they are shown and which repetition it is do not tell groups of runs apart.
+# Settings in which the runs of a group may differ: paths, display and the seed.
 NOT_COMPARED = {"run", "runs", *NO_PART_OF_THE_RESULT}
-IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # what every config.yaml must tell
-IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and what else comes first in labels
-JOINT = "joint"  # protocol of what learned all classes at once: there is no order, so it bounds every protocol
-SIGNS_OF_WORK = {"config.yaml", "error.txt", INTERRUPTED}  # in a folder, of a run begun there
+IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # in every config.yaml
+IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and first in labels
+JOINT = "joint"  # protocol of a learner of all classes at once, an upper bound for every protocol
+SIGNS_OF_WORK = {"config.yaml", "error.txt", INTERRUPTED}  # of a run that was started
 LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
 
 
@@ -39,24 +39,24 @@ class Run:
 
     @property
     def joint(self) -> bool:
-        """Whether all classes were learned at once: every experience's classes are tested after the only one."""
+        """Whether all classes were learned at once: one row of accuracies on the classes of several experiences."""
         return len(self.matrix) == 1 and len(self.matrix[0]) > 1
 
     @property
     def classes_seen(self) -> list[int] | None:
-        """Number of classes seen after each experience, if the run tells its classes."""
+        """Number of classes seen after each experience, if the run lists its classes."""
         classes, width = len(self.result.get("classes_order") or ()), len(self.matrix[-1])
         if not classes or self.joint:
             return [classes] if classes else None
         if "classes_per_experience" in self.result:
             return list(accumulate(self.result["classes_per_experience"]))
-        # A run of before these were kept: what follows from its settings, or from experiences of one size.
+        # An older run: its setting, or experiences of equal size.
         size = self.settings.get("classes_per_experience") or (classes // width if classes % width == 0 else None)
         return size and [min(classes, size * (i + 1)) for i in range(width)]
 
     @property
     def compared(self) -> dict:
-        """Settings in which runs of one group agree."""
+        """Settings that are equal in all runs of a group."""
         out = {name: value for name, value in self.settings.items() if name not in NOT_COMPARED}
         if out["benchmark"] == "clip_folder":  # the folder is the benchmark
             out["dataset_root"] = self.settings.get("dataset_root")
@@ -65,18 +65,18 @@ class Run:
         return out | {"experiences": len(self.matrix), "classes": sorted(self.result.get("classes_order") or ())}
 
     def identity(self, by_content: bool) -> str:
-        """The same for runs of one group: what is compared, and of files what is in them.
+        """Key that is equal for the runs of a group: the compared settings, and the content of the files they name.
 
         Args:
-            by_content: off for runs of which some do not tell what was in the files; then their names are compared.
+            by_content: compare files by content; off where a run has no hashes, and their names are compared.
         """
         out = self.compared
-        told = self.result.get("made_from", {}) if by_content else {}
+        content = self.result.get("made_from", {}) if by_content else {}
         if "strategy_settings" in self.result:
-            told = {**told, "strategy_config": self.result["strategy_settings"]}
-        if "dataset_root" in out and "dataset_root" in told:  # of images only names and sizes are told
-            told = {**told, "dataset_root": [out["dataset_root"], told["dataset_root"]]}
-        return json.dumps(out | told, sort_keys=True, default=str)
+            content = {**content, "strategy_config": self.result["strategy_settings"]}
+        if "dataset_root" in out and "dataset_root" in content:  # its hash covers names and sizes of images only
+            content = {**content, "dataset_root": [out["dataset_root"], content["dataset_root"]]}
+        return json.dumps(out | content, sort_keys=True, default=str)
 
 
 @dataclass
@@ -89,12 +89,12 @@ class Group:
 
     @property
     def stream(self) -> tuple:
-        """What must be the same for accuracies to compare: benchmark and protocol, and whose clips they are."""
+        """Benchmark, protocol and folder of clips, which must be equal for accuracies to compare."""
         return tuple(self.settings.get(name) for name in ("benchmark", "protocol", "dataset_root"))
 
     @property
     def curve(self) -> Curve:
-        """Accuracies of the runs as they are drawn."""
+        """Accuracies of the runs, to be drawn."""
         accuracies = [run.result["accuracy_after"] for run in self.runs]
         return Curve.of(self.label, accuracies, self.runs[0].joint, self.runs[0].classes_seen)
 
@@ -104,10 +104,10 @@ class Group:
 
 
 def find_runs(folders: list[str]) -> tuple[list[Path], list[Path], list[str]]:
-    """Look for runs in folders and all that is below them.
+    """Find runs in folders and their subfolders.
 
     Returns:
-        Folders of finished runs, folders of unfinished ones, and what is wrong with the folders given, in words.
+        Folders of finished runs, folders of unfinished ones, and messages about given folders without one.
     """
     finished, unfinished, problems = {}, {}, []
     for given in map(Path, dict.fromkeys(folders)):
@@ -133,16 +133,16 @@ def find_runs(folders: list[str]) -> tuple[list[Path], list[Path], list[str]]:
 
 
 def nothing_finished(given: Path, started: list[Path]) -> str:
-    """Why there is nothing to report, in words."""
+    """Return a message that says why there is nothing to report."""
     text = f"{given} holds no finished run: there is no {RESULT}, which a run writes last, in it or below it. "
     if not started:
-        return text + "Nor is there a config.yaml or interrupted/ of a run cut off; give the --output of crumb run."
+        return text + "Nor is there a config.yaml or interrupted/ of an unfinished run; give the --output of crumb run."
     stopped = [str(folder / INTERRUPTED) for folder in started if (folder / INTERRUPTED).is_dir()]
     failed = [str(folder / "error.txt") for folder in started if (folder / "error.txt").is_file()]
-    kept = f"What an interrupted run had learned, and why it stopped, is kept in {', '.join(stopped)}. "
-    why = f"Why a run of a sweep ended is in {', '.join(failed)}. "
-    gone = "An interrupted run keeps interrupted/; there is none, so it may still be going, or was killed. "
-    text += f"Begun but not finished: {', '.join(map(str, started))}. "
+    kept = f"The state of an interrupted run, and the reason, is kept in {', '.join(stopped)}. "
+    why = f"The error that ended a run of a sweep is in {', '.join(failed)}. "
+    gone = "An interrupted run keeps interrupted/; there is none, so the run is still active or was killed. "
+    text += f"Started but not finished: {', '.join(map(str, started))}. "
     text += kept * bool(stopped) + why * bool(failed) or gone
     configs = [folder / "config.yaml" for folder in started if (folder / "config.yaml").is_file()]
     return text + (f"To start again: crumb run --config {configs[0]}" if configs else "Give the same command again.")
@@ -152,7 +152,7 @@ def read_run(folder: Path) -> Run:
     """Read a finished run.
 
     Raises:
-        DamagedRunError: a file is missing, cannot be parsed or lacks what every run writes.
+        DamagedRunError: a file is missing, cannot be parsed or lacks an entry that every run has.
     """
     result = _read(folder / RESULT, _result)
     settings = _read(folder / "config.yaml", lambda text: _mapping(yaml.safe_load(text), IDENTITY[:4]))
@@ -166,7 +166,9 @@ def _read(path: Path, parse):
     except (OSError, ValueError, TypeError, yaml.YAMLError, csv.Error) as error:
         reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
         cure = f"restore it, repeat the run with --overwrite true, or move {path.parent} elsewhere"
-        text = f"{path} cannot be used: {reason}. A finished run leaves it whole, so it was changed or lost since"
+        text = (
+            f"{path} cannot be used: {reason}. Finished runs have this file complete, so it was changed or lost later"
+        )
         raise DamagedRunError(f"{text}; {cure}") from error
 
 
@@ -188,12 +190,12 @@ def _result(text: str) -> dict:
 
 def _matrix(text: str, result: dict) -> list[list[float]]:
     rows = [",".join(row[1:]).rstrip(",").split(",") for row in csv.reader(io.StringIO(text)) if row][1:]
-    matrix = [[_percent(float(cell)) for cell in row] if any(row) else [] for row in rows]  # not tested: no cells
+    matrix = [[_percent(float(cell)) for cell in row] if any(row) else [] for row in rows]  # no cells: not tested
     count = len(result["accuracy_after"])
     if not matrix or len(matrix) != count or max(map(len, matrix)) != len(matrix[-1]):
-        raise ValueError(f"it has {len(matrix)} rows, but {RESULT} tells of {count} experiences, which take one each")
+        raise ValueError(f"it has {len(matrix)} rows, but {RESULT} has {count} experiences, with a row each")
     if [len(row) > 0 for row in matrix] != [value is not None for value in result["accuracy_after"]]:
-        raise ValueError(f"its rows with numbers are not those of the experiences after which {RESULT} has an accuracy")
+        raise ValueError(f"it has numbers after other experiences than {RESULT} has accuracies for")
     return matrix
 
 
@@ -204,20 +206,23 @@ def _percent(value: float) -> float:
 
 
 def groups_of(runs: list[Run]) -> list[Group]:
-    """Runs that differ in their seed only, together, in the order they were found; labels tell the groups apart."""
+    """Group runs that differ in their seed only, in the order they were found, with distinct labels."""
     by_settings: dict[str, list[Run]] = {}
     by_content = all("made_from" in run.result for run in runs)
     for run in runs:
         by_settings.setdefault(run.identity(by_content), []).append(run)
     groups = [Group(same[0].settings["strategy"], same[0].compared, same) for same in by_settings.values()]
     for group, streams in zip(groups, streams_of(groups)):
-        if len(streams) == 1:  # a bound beside runs of one protocol is told as one of that protocol
+        if len(streams) == 1:  # a joint learner beside runs of one protocol is shown under that protocol
             group.settings["protocol"] = streams[0][1]
     varying = differences(groups)
     for name in [name for name in dict.fromkeys([*IDENTITY[1:], *varying]) if name in varying and name != "strategy"]:
         for label in {group.label for group in groups}:
             alike = [group for group in groups if group.label == label]
-            stream = name in ("benchmark", "protocol")  # always said: accuracies on other streams do not compare
+            stream = name in (
+                "benchmark",
+                "protocol",
+            )  # always in labels: accuracies on different streams do not compare
             if stream or len({cell(group.settings.get(name), 24) for group in alike}) > 1:
                 for group in alike:
                     group.label += f", {name}={cell(group.settings.get(name), 24)}"
@@ -227,7 +232,7 @@ def groups_of(runs: list[Run]) -> list[Group]:
 
 
 def streams_of(groups: list[Group]) -> list[list[tuple]]:
-    """The streams on which each group is to be seen: of a joint one all those of its images, if there are any."""
+    """Return the streams under which each group is shown; a joint learner is under every stream of its images."""
     learned = list(dict.fromkeys(group.stream for group in groups if group.stream[1] != JOINT))
     found = []
     for group in groups:
@@ -237,25 +242,25 @@ def streams_of(groups: list[Group]) -> list[list[tuple]]:
 
 
 def differences(groups: list[Group]) -> list[str]:
-    """Names of the settings that are not the same in all groups."""
+    """Names of the settings that differ between groups."""
     names = dict.fromkeys(name for group in groups for name in group.settings)
     return [name for name in names if any(g.settings.get(name) != groups[0].settings.get(name) for g in groups)]
 
 
 def notes_on(groups: list[Group]) -> list[str]:
-    """What makes a comparison weaker than it looks."""
+    """Return notes on what weakens a comparison of the groups."""
     notes = []
     for group, other in combinations(groups, 2):
         if group.settings == other.settings:
             names = f"{group.label} and {other.label}"
-            notes.append(f"{names}: what is in the files that they name is not the same")
+            notes.append(f"{names}: the files that they name differ in content")
     for group in groups:
         for number, count in Counter(run.result["run"] for run in group.runs).items():
             same = [run for run in group.runs if run.result["run"] == number]
             tables = {run.result.get("frame_table_sha256") for run in same}
             why = "on different images" if len(tables) > 1 else "which are not independent"
             where = ", ".join(str(run.folder) for run in same)
-            notes += [f"{group.label}: run {number} is there {count} times, {why}: {where}"] * (count > 1)
+            notes += [f"{group.label}: run {number} occurs {count} times, {why}: {where}"] * (count > 1)
     if len({frozenset(run.result["run"] for run in group.runs) for group in groups}) > 1:
-        notes.append("not all groups hold the same run numbers, so the orders of classes differ between them")
+        notes.append("groups have different run numbers, so their orders of classes differ")
     return notes

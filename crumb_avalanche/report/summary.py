@@ -1,4 +1,4 @@
-"""The tables of a report as texts: the one place where its numbers are rounded, for page, CSV and LaTeX alike."""
+"""Tables of a report as text; numbers are rounded here, for page, CSV and LaTeX alike."""
 
 import os
 import re
@@ -14,14 +14,14 @@ NUMBER = re.compile(r"([+-]?\d+(\.\d+)?(e[+-]?\d+)?( ± \d+(\.\d+)?)?)?", re.IGN
 
 
 class Cell(NamedTuple):
-    """What a table shows, and what a program reads or sorts by where that is not the text."""
+    """Text of a table cell, and the value that a program reads or sorts by if it differs."""
 
     text: str
     value: str | None = None
 
     @property
     def plain(self) -> str:
-        """For a program: no thousands separators, nothing shortened."""
+        """The value for programs: without thousands separators, not shortened."""
         return self.text if self.value is None else self.value
 
     @property
@@ -34,7 +34,7 @@ EMPTY = Cell("")
 
 
 class Column(NamedTuple):
-    """A name for programs and one for people."""
+    """Name of a column for programs, and its heading."""
 
     name: str
     head: str
@@ -54,12 +54,12 @@ class Table:
 
 
 def percent(values: Sequence[float]) -> Cell:
-    """Mean ± standard deviation (n - 1) of accuracies in percent; of one, the value."""
+    """Mean ± standard deviation (n - 1) of accuracies in percent; a single value alone."""
     return Cell(mean_text(values, ".2f", "±"))
 
 
 def count(value: float) -> Cell:
-    """Bytes, memories: whole, in thousands."""
+    """A whole number with thousands separators."""
     return Cell(f"{value:,.0f}", f"{value:.0f}")
 
 
@@ -75,7 +75,7 @@ def setting(value) -> Cell:
 
 
 def summary_table(groups: list[Group]) -> Table:
-    """One line for each group: accuracy and cost."""
+    """Return a line for each group: accuracy and cost."""
     columns = [
         Column("group", "group"),
         Column("runs", "runs"),
@@ -101,7 +101,7 @@ def summary_table(groups: list[Group]) -> Table:
 
 
 def curves_table(groups: list[Group]) -> Table:
-    """One line for each group: accuracy over all classes seen after each experience; a joint one has the last only."""
+    """Return a line for each group: accuracy over all seen classes after each experience (joint: the last)."""
     width = max(_width(run) for group in groups for run in group.runs)
     columns = [Column("group", "group"), *[Column(f"after_{i + 1}", f"exp {i + 1}") for i in range(width)]]
     rows = []
@@ -112,11 +112,11 @@ def curves_table(groups: list[Group]) -> Table:
 
 
 def runs_table(groups: list[Group], beside: Path) -> Table:
-    """One line for each run: settings that vary, accuracy, bytes, seconds.
+    """Return a line for each run: accuracy, bytes, seconds, and the settings that vary.
 
     Args:
         groups: the runs.
-        beside: the folder that paths to runs start from.
+        beside: folder to which paths of runs are relative.
     """
     width = max(_width(run) for group in groups for run in group.runs)
     names = list(dict.fromkeys(["strategy", "benchmark", "protocol", *differences(groups)]))
@@ -140,17 +140,17 @@ def runs_table(groups: list[Group], beside: Path) -> Table:
 
 
 def _width(run: Run) -> int:
-    """Experiences of the stream."""
+    """Number of experiences of the stream."""
     return len(run.matrix[-1]) if run.joint else len(run.matrix)
 
 
 def _after(run: Run, width: int) -> list[float | None]:
-    """Accuracy after each of ``width`` experiences, ``None`` where there is none."""
-    before = [None] * (_width(run) - 1) if run.joint else []  # learned all at once: what a stream reaches at its end
+    """Accuracy after each of ``width`` experiences; ``None`` where there is none."""
+    before = [None] * (_width(run) - 1) if run.joint else []  # a joint learner compares with the end of a stream
     values = [*before, *run.result["accuracy_after"]]
     return values + [None] * (width - len(values))
 
 
 def _tuned_rate(run: Run):
-    """The learning rate that a run chose by itself."""
+    """The learning rate that was tuned in the run, if it was."""
     return run.result.get("learning_rate") if run.settings.get("learning_rate") is None else None

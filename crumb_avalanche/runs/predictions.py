@@ -1,4 +1,4 @@
-"""What a run answered on every test image at its end, for statistics over images."""
+"""A run's final predictions on all test images, for statistics over images."""
 
 import zipfile
 import zlib
@@ -13,7 +13,7 @@ PREDICTIONS = "predictions.npz"
 
 
 class PredictionsPlugin(SupervisedPlugin):
-    """Keeps labels and answers of the latest evaluation, in its order."""
+    """Record labels and predicted classes of the latest evaluation, in its order."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class PredictionsPlugin(SupervisedPlugin):
 
         Args:
             folder: of the run.
-            rows: ``(N,)``, the row of each image in the frame table, in the order of the evaluation.
+            rows: ``(N,)``, row of each image in the frame table, in the order of the evaluation.
         """
         columns = {"row": rows, "label": self.labels, "answer": self.answers}
         with atomic_write(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
@@ -40,10 +40,13 @@ class PredictionsPlugin(SupervisedPlugin):
 
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:
-    """``row``, ``label`` and ``answer``, each ``(N,)`` int32, sorted by row: the same order for runs of one test set.
+    """Read predictions, sorted by row so that runs on the same test set align.
+
+    Returns:
+        ``row``, ``label`` and ``answer``, each ``(N,)`` int32.
 
     Raises:
-        ValueError: there is no such file, or it is damaged; says which.
+        ValueError: the file is absent or damaged; says which.
     """
     path = folder / PREDICTIONS
     if not path.is_file():

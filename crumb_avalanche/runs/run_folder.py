@@ -1,8 +1,10 @@
-"""What a run leaves behind: files written whole or not at all."""
+"""Files of a run folder, written atomically."""
 
 import csv
+import io
 import json
 import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -23,7 +25,7 @@ class DamagedRunError(ValueError):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically."""
+    """Write a text file atomically."""
     with atomic_write(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
@@ -38,19 +40,26 @@ def write_yaml(path: Path, value: dict) -> None:
     write_text(path, yaml.safe_dump(value, sort_keys=False))
 
 
+def write_csv(path: Path, rows: Iterable[Sequence]) -> None:
+    """Write rows as CSV atomically."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(path, text.getvalue())
+
+
 def write_matrix(path: Path, matrix: list[list[float]]) -> None:
     """Write the accuracy matrix: row i after experience i, column j on the classes of experience j, empty if unseen."""
     width = len(matrix[-1])
     lines = [["after", *[f"experience_{j}" for j in range(width)]]]
     lines += [[i, *[f"{value:.4f}" for value in row], *[""] * (width - len(row))] for i, row in enumerate(matrix)]
-    write_text(path, "\n".join(",".join(map(str, line)) for line in lines) + "\n")
+    write_csv(path, lines)
 
 
 def claim(folder: Path, overwrite: bool) -> None:
-    """Make sure a run may be written to a folder.
+    """Create a folder for a run.
 
     Raises:
-        FinishedRunError: it holds a finished run and ``overwrite`` is off.
+        FinishedRunError: the folder holds a finished run and ``overwrite`` is off.
     """
     if (folder / RESULT).exists() and not overwrite:
         tidy_up(folder)
@@ -61,13 +70,13 @@ def claim(folder: Path, overwrite: bool) -> None:
 
 
 def tidy_up(folder: Path) -> None:
-    """Remove what a finished run keeps no longer, and may have left if it was killed just after its result."""
+    """Remove checkpoints that a finished run left because it was killed just after writing its result."""
     for name in (RESUME, INTERRUPTED):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def metrics_csv(path: Path, evaluator) -> None:
-    """Write everything that Avalanche's evaluator collected: one line per metric and step."""
+    """Write all metrics of Avalanche's evaluator atomically, a line for each metric and step."""
     with atomic_write(path) as unfinished, open(unfinished, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["metric", "step", "value"])

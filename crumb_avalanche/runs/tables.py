@@ -1,13 +1,13 @@
-"""Results as text tables."""
+"""Text tables of results."""
 
 import os
 import re
 import statistics
 from collections.abc import Iterable, Sequence
 
-# entry -> (label, unit); seconds that are parts of the training are listed apart
+# Entry of the ledger -> label.
 LEDGER_BYTES = {
-    "buffer_bytes": "room for memories",  # all of it, taken or not
+    "buffer_bytes": "room for memories",  # free room included
     "label_bytes": "their labels",
     "codebook_bytes": "codebook (float32)",
     "statistics_bytes": "class statistics",
@@ -31,24 +31,24 @@ FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\u
 
 
 def printable(text: str) -> str:
-    """Text in which the replacement character stands for those that no page or picture can hold."""
+    """Replace characters that HTML and XML do not allow by U+FFFD."""
     return FORBIDDEN.sub("\ufffd", text)
 
 
 def cell(value, width: int = 60) -> str:
-    """A setting in a table: the file name of a long path, the head of any other long text."""
+    """Format a setting for a table: the last name of a long path, the beginning of any other long text."""
     text = ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
     text = os.path.basename(text.rstrip("/")) if len(text) > width else text
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -> str:
-    """Mean and standard deviation (n - 1) of some numbers, such as ``76.2 +- 6.0``; of one itself, of none nothing.
+    """Format mean and standard deviation (n - 1), such as ``76.2 +- 6.0``; a single value alone, none as ``""``.
 
     Args:
         values: of the runs.
-        form: of the mean; the deviation is written alike, but without a sign.
-        between: what stands between the two.
+        form: format of the mean, and without its sign of the deviation.
+        between: sign between the two.
     """
     if not values:
         return ""
@@ -57,7 +57,7 @@ def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as their longest cell; the first left-aligned, the others right-aligned."""
+    """Align columns, the first to the left and the others to the right."""
     widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -69,12 +69,12 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def number(value: float | None, form: str = ".1f") -> str:
-    """A number as text; nothing for None."""
+    """Format a number; ``None`` as ``""``."""
     return "" if value is None else f"{value:{form}}"
 
 
 def matrix_table(matrix: list[list[float]], accuracy_after: list[float | None], joint: bool = False) -> str:
-    """The accuracy matrix with the accuracy over all seen classes in the last column, in percent."""
+    """Format the accuracy matrix, in percent, with the accuracy over all seen classes as the last column."""
     width = len(matrix[-1])
     header = ["after", *[f"exp {column + 1}" for column in range(width)], "all seen"]
     rows = []
@@ -85,7 +85,7 @@ def matrix_table(matrix: list[list[float]], accuracy_after: list[float | None], 
 
 
 def ledger_table(ledger: dict[str, float]) -> str:
-    """Bytes and seconds of a run."""
+    """Format bytes and seconds of a run."""
     rows = [[label, f"{int(ledger[name]):,} B"] for name, label in LEDGER_BYTES.items()]
     rows.insert(0, ["memories stored", f"{int(ledger['buffer_items']):,}"])
     total = max(ledger["train_seconds"], 1e-9)
@@ -98,5 +98,5 @@ def ledger_table(ledger: dict[str, float]) -> str:
 
 
 def markdown(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of a Markdown table, the header and its rule among them."""
+    """Format rows of a Markdown table; the caller includes the header and its rule."""
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)

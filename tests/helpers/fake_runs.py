@@ -1,4 +1,4 @@
-"""Run folders made by hand, and their report."""
+"""Hand-made run folders, and their report."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ CLASSES = ["cup", "pear", "dog", "car"]
 
 
 def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger: dict | None = None, **settings) -> Path:
-    """A finished run of two experiences; an offline one learns both at once."""
+    """Write a finished run of two experiences; an offline one learns both at once."""
     joint = settings.get("strategy") == "offline"
     after = [final] if joint else [100.0, final]
     rows = ["0,60.0000,80.0000"] if joint else ["0,100.0000,", "1,60.0000,80.0000"]
@@ -60,7 +60,7 @@ def report(*folders: Path, output: Path | None = None) -> None:
 
 
 def sweep(folder: Path) -> Path:
-    """Three runs of CRUMB with finals 60, 70, 80: mean 70, sample standard deviation sqrt((100 + 0 + 100) / 2) = 10."""
+    """Write three runs of CRUMB: finals 60, 70, 80, mean 70, standard deviation sqrt((100 + 0 + 100) / 2) = 10."""
     for run, final in enumerate([60.0, 70.0, 80.0]):
         ledger = {"memory_bytes": 1000 + run, "buffer_items": 10 + run, "images_per_second": 50.0 + 10 * run}
         fake_run(folder / "crumb" / f"run{run}", final, run, ledger, threads=run + 1)

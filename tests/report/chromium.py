@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
-# Chromium listens on descriptor 3 and answers on 4; the two pipes may lie elsewhere here.
+# Chromium reads from descriptor 3 and writes to 4; the pipes have other numbers here.
 LAUNCH = """
 import fcntl, os, sys
 ends = [fcntl.fcntl(int(text), fcntl.F_DUPFD, 10) for text in sys.argv[1:3]]
@@ -31,7 +31,7 @@ class Browser:
         self.process = subprocess.Popen(command, pass_fds=(theirs, also_theirs), **quiet)
         os.close(theirs), os.close(also_theirs)
         self.rest, self.number, self.session, self.events = b"", 0, None, []
-        self.watchdog = threading.Timer(120, self.process.kill)  # a read that waits for ever would hang the tests
+        self.watchdog = threading.Timer(120, self.process.kill)  # or a read without an answer would hang the tests
         self.watchdog.start()
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -71,7 +71,7 @@ class Browser:
         return [event["params"] for event in self.events if event["method"] in methods]
 
     def click(self, selector: str) -> None:
-        """With the mouse, where the element is."""
+        """Click with the mouse at the centre of an element."""
         self.evaluate(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
         code = f"(() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect();"
         x, y = self.evaluate(code + "return [box.x + box.width / 2, box.y + box.height / 2] })()")

@@ -9,7 +9,7 @@ import pytest
 from fake_runs import fake_run, report, sweep
 
 from crumb_avalanche.report.deviations import deviations_of, meanings
-from crumb_avalanche.report.files import csv_text, tex_escaped, tex_text
+from crumb_avalanche.report.files import tex_escaped, tex_text, write_table
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
 from crumb_avalanche.report.summary import Cell, Column, Table, curves_table, percent, setting, summary_table
 from crumb_avalanche.runs.settings import RunSettings, as_dict
@@ -63,7 +63,7 @@ def test_what_was_not_run_is_empty(tmp_path):
     assert after["finetune"] == ["100.00", "70.00", ""] and after["offline"] == ["", "70.00", ""]
 
 
-def test_a_learning_rate_that_was_tuned_is_that_of_the_run(tmp_path):
+def test_a_tuned_learning_rate_is_listed(tmp_path):
     folder = fake_run(tmp_path / "a", learning_rate=None)
     text = (folder / "result.json").read_text()
     (folder / "result.json").write_text(text.replace("{", '{"learning_rate": 0.003, ', 1))
@@ -111,11 +111,13 @@ def test_tex_escapes(text, escaped):
 NASTY = 'a\\b{c}$d&e#f_g%h~i^j<k>l|m"n[o*p, q\nr'
 
 
-def test_csv_gives_back_what_went_in():
+def test_csv_gives_back_what_went_in(tmp_path):
     table = Table(
         [Column("a", "A"), Column("b", "B")], [[Cell(NASTY), setting([1, 2])], [Cell("1,234", "1234"), Cell("")]]
     )
-    assert list(csv.reader(csv_text(table).splitlines(True))) == [["a", "b"], [NASTY, "1, 2"], ["1234", ""]]
+    write_table(tmp_path / "a.csv", table)
+    with open(tmp_path / "a.csv", newline="") as file:
+        assert list(csv.reader(file)) == [["a", "b"], [NASTY, "1, 2"], ["1234", ""]]
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on this machine")

@@ -161,7 +161,7 @@ def test_differences_between_groups(folder):
     assert "replay_weight" not in {row["setting"]["text"] for row in page_of(folder).tables["settings-same"]}
 
 
-def test_what_is_left_out_is_said(tmp_path):
+def test_runs_that_are_left_out_are_named(tmp_path):
     sweep(tmp_path)
     (tmp_path / "finetune" / "result.json").unlink()
     (tmp_path / "crumb/run2/result.json").write_text("{")
@@ -171,7 +171,7 @@ def test_what_is_left_out_is_said(tmp_path):
     assert "result.json cannot be used" in text and f"without result.json: {tmp_path / 'finetune'}" in text
 
 
-def test_deviations_are_listed_or_said_to_be_none(folder, tmp_path):
+def test_deviations_are_listed(folder, tmp_path):
     rows = {row["setting"]["text"]: row for row in page_of(folder).tables["deviations-table"]}
     assert rows["benchmark"]["groups"]["text"] == "all" and "class_iid" in rows["replay_weight"]["groups"]["text"]
     assert (rows["replay_weight"]["paper"]["text"], rows["replay_weight"]["run"]["text"]) == ("1.0", "5.0")

@@ -1,4 +1,4 @@
-"""``crumb report`` on run folders written by hand: tables, CSV, pictures, and every error by its words."""
+"""``crumb report`` on hand-made run folders: tables, CSV, pictures and errors."""
 
 import csv
 import json
@@ -15,8 +15,8 @@ from crumb_avalanche.report.pictures import bytes_text, comparison_picture, run_
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
 
 
-def whole_pictures(folder: Path) -> None:
-    """Both pictures are there, are what their names say, and nothing half-written is left."""
+def check_pictures(folder: Path) -> None:
+    """Check that both pictures exist in their formats, and that no temporary file is left."""
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "report.svg").read_text().rstrip().endswith("</svg>")
     assert (folder / "report.html").read_text().endswith("</html>\n")
@@ -46,9 +46,9 @@ def test_one_run_as_tables(tmp_path, capsys):
 def test_pictures_go_into_the_run_folder_or_to_output(tmp_path):
     folder = fake_run(tmp_path / "runs" / "a")
     report(tmp_path / "runs")
-    whole_pictures(folder)
+    check_pictures(folder)
     report(folder, output=tmp_path / "new" / "place")
-    whole_pictures(tmp_path / "new" / "place")
+    check_pictures(tmp_path / "new" / "place")
     assert (tmp_path / "new/place/report.svg").read_bytes() == (folder / "report.svg").read_bytes()
 
 
@@ -63,7 +63,7 @@ def test_the_joint_learner_and_one_without_memory(tmp_path, capsys):
     nothing = dict.fromkeys(["buffer_items", "buffer_bytes", "label_bytes", "codebook_bytes", "memory_bytes"], 0)
     report(fake_run(tmp_path / "a", strategy="offline", ledger=nothing))
     assert "joint 60.0 80.0 70.00" in lines_of(capsys.readouterr().out)
-    whole_pictures(tmp_path / "a")
+    check_pictures(tmp_path / "a")
 
 
 def test_a_run_that_does_not_tell_its_classes_has_no_chance_level(tmp_path, capsys):
@@ -99,8 +99,8 @@ def test_comparison_table(tmp_path, capsys):
     assert "finetune 1 25.00 0 B 0 80.0" in lines  # one run has no spread
     assert "times of different runs are comparable only when measured side by side" in out
     assert "settings in which they differ" in lines and "finetune finetune" in lines  # the strategy and nothing else
-    assert "note: not all groups hold the same run numbers" in out
-    whole_pictures(tmp_path)
+    assert "note: groups have different run numbers" in out
+    check_pictures(tmp_path)
 
 
 def test_comparison_csv(tmp_path):
@@ -135,7 +135,7 @@ def test_another_stream_is_always_in_the_label(tmp_path, capsys):
     report(fake_run(tmp_path / "a"), fake_run(tmp_path / "b", strategy="finetune", protocol="class_iid"))
     out = capsys.readouterr().out
     assert "crumb, protocol=class_instance" in out and "finetune, protocol=class_iid" in out
-    whole_pictures(tmp_path)  # beside the first folder
+    check_pictures(tmp_path)  # beside the first folder
 
 
 def test_own_clips_of_two_folders_are_two_benchmarks(tmp_path):
@@ -152,10 +152,10 @@ def test_own_clips_of_two_folders_are_two_benchmarks(tmp_path):
 def test_repeats_of_a_run_are_pointed_out(tmp_path, capsys):
     first, second = fake_run(tmp_path / "a"), fake_run(tmp_path / "b")
     report(first, first, second)  # the same folder twice is one run
-    assert f"run 0 is there 2 times, which are not independent: {first}, {second}" in capsys.readouterr().out
+    assert f"run 0 occurs 2 times, which are not independent: {first}, {second}" in capsys.readouterr().out
     (second / "result.json").write_text((second / "result.json").read_text().replace("abc", "def"))
     report(first, second)
-    assert "run 0 is there 2 times, on different images" in capsys.readouterr().out
+    assert "run 0 occurs 2 times, on different images" in capsys.readouterr().out
 
 
 def test_many_runs_are_in_the_order_of_their_numbers(tmp_path):
@@ -196,7 +196,7 @@ def test_bytes_in_words():
     assert [bytes_text(n) for n in (832, 16384, 2266944, 2192580608)] == ["832 B", "16.4 kB", "2.27 MB", "2.19 GB"]
 
 
-# errors by their words
+# errors
 
 
 def test_nothing_there(tmp_path):
@@ -214,7 +214,7 @@ def test_no_finished_run(tmp_path):
         report(tmp_path)
     folder = fake_run(tmp_path / "a")
     (folder / "result.json").unlink()
-    with pytest.raises(ValueError, match=r"Begun but not finished: .*a\. An interrupted run keeps interrupted/"):
+    with pytest.raises(ValueError, match=r"Started but not finished: .*a\. An interrupted run keeps interrupted/"):
         report(tmp_path)
     (folder / "interrupted").mkdir()
     with pytest.raises(ValueError, match=r"is kept in .*a/interrupted\. To start again: crumb run --config .*a/config"):
@@ -242,7 +242,7 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path, capsys):
         ("ledger.json", json.dumps({**LEDGER, "label_bytes": None}), "it has no usable label_bytes"),
         ("config.yaml", "a: [", r"config\.yaml cannot be used: while parsing"),
         ("config.yaml", "strategy: crumb", "it has no usable benchmark, protocol, preset"),
-        ("accuracy_matrix.csv", "after,a\n0,70\n", r"it has 1 rows, but result\.json tells of 2 experiences"),
+        ("accuracy_matrix.csv", "after,a\n0,70\n", r"it has 1 rows, but result\.json has 2 experiences"),
         ("accuracy_matrix.csv", "after,a\n0,x\n1,2\n", "could not convert string to float: 'x'"),
         ("accuracy_matrix.csv", None, r"accuracy_matrix\.csv cannot be used: it is missing"),
     ],
@@ -262,7 +262,7 @@ def test_one_damaged_run_among_others_does_not_stop_the_report(tmp_path, capsys)
         report(tmp_path)
     # 60 and 70: mean 65, deviation sqrt(2 * 25)
     assert "crumb 2 65.00 +- 7.07" in " ".join(capsys.readouterr().out.split())
-    whole_pictures(tmp_path)
+    check_pictures(tmp_path)
     assert (tmp_path / "comparison.csv").exists()
 
 

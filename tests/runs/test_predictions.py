@@ -1,4 +1,4 @@
-"""Answers on every test image: written whole, read in the order of the table, refused where damaged."""
+"""Predictions on test images: read in the order of the frame table, refused if damaged."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ def evaluated(batches):
     return plugin
 
 
-def test_answers_come_back_by_row(tmp_path):
+def test_predictions_are_read_by_row(tmp_path):
     plugin = evaluated([([1, 0], [[0.0, 2.0], [0.0, 1.0]]), ([1], [[3.0, 1.0]])])
     plugin.write(tmp_path, np.array([7, 2, 5]))
     read = read_predictions(tmp_path)
@@ -45,7 +45,7 @@ def test_missing_and_damaged_files(tmp_path):
         read_predictions(tmp_path)
 
 
-def test_a_flipped_byte_is_told_or_does_no_harm(tmp_path):
+def test_a_flipped_byte_is_reported_or_harmless(tmp_path):
     evaluated([([1] * 400, [[0.0, 1.0]] * 400)]).write(tmp_path, np.arange(400) ** 2)
     whole, told = (tmp_path / PREDICTIONS).read_bytes(), 0
     read = read_predictions(tmp_path)

@@ -88,7 +88,7 @@ def test_a_report_tells_such_runs_apart(tmp_path):
     groups = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
     assert [[run.result["run"] for run in group.runs] for group in groups] == [[0, 2], [1]]
     assert [group.label for group in groups] == ["crumb", "crumb (2)"]
-    assert "crumb and crumb (2): what is in the files that they name is not the same" in notes_on(groups)
+    assert "crumb and crumb (2): the files that they name differ in content" in notes_on(groups)
 
 
 def test_runs_of_before_contents_were_told_are_grouped_by_names(tmp_path):

@@ -1,4 +1,4 @@
-"""Results as text."""
+"""Text tables of results."""
 
 import statistics
 
@@ -18,7 +18,7 @@ def test_a_long_path_is_shown_by_its_last_name():
     assert cell(["cup", "duck"]) == "cup, duck" and cell(None) == "none" and cell("x" * 20, 8) == "xxxxx..."
 
 
-def test_the_ledger_tells_memories_from_the_room_for_them():
+def test_the_ledger_lists_memories_and_the_room_for_them():
     ledger = dict.fromkeys([*LEDGER_BYTES, *LEDGER_SECONDS, "train_seconds", "images_per_second"], 0.0)
     lines = [
         line.split("  ") for line in ledger_table({**ledger, "buffer_items": 15, "buffer_bytes": 2255136}).split("\n")

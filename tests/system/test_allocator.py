@@ -1,4 +1,4 @@
-"""Tensors of a batch's size are made of memory that was used before."""
+"""Tensors of a batch's size reuse freed memory."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def test_batches_use_the_same_memory_again():
+def test_batches_reuse_memory():
     def said(*arguments: str) -> list[str]:
         done = subprocess.run([sys.executable, "-c", PAGES, *arguments], capture_output=True, text=True, check=True)
         return done.stdout.split()
@@ -36,7 +36,7 @@ def test_batches_use_the_same_memory_again():
     assert known == "True" and int(kept) < max(1000, int(said("leave")[0]) / 10)
 
 
-def test_another_c_library_is_left_alone(monkeypatch):
+def test_without_glibc_nothing_changes(monkeypatch):
     def missing(name):
         raise OSError(name)
 

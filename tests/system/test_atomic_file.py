@@ -1,4 +1,4 @@
-"""A file is there whole or not at all."""
+"""Atomic writes: a file is complete or absent."""
 
 import os
 import stat
@@ -31,7 +31,7 @@ def test_an_error_leaves_what_was_there(tmp_path, error):
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
 
 
-def test_two_writers_do_not_meet(tmp_path, monkeypatch):
+def test_two_writers_do_not_interfere(tmp_path, monkeypatch):
     path = tmp_path / "file.txt"
     with atomic_write(path) as one:
         one.write_text("one")
@@ -44,7 +44,7 @@ def test_two_writers_do_not_meet(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_others_may_read_what_they_may_read_of_plain_files(tmp_path, umask):
+def test_permissions_are_those_of_plain_files(tmp_path, umask):
     before = os.umask(umask)
     try:
         (tmp_path / "plain").write_text("text")
@@ -56,7 +56,7 @@ def test_others_may_read_what_they_may_read_of_plain_files(tmp_path, umask):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_what_a_killed_process_of_our_number_left_is_no_model_for_permissions(tmp_path):
+def test_permissions_are_not_those_of_a_leftover(tmp_path):
     (tmp_path / "plain").touch()
     left = tmp_path / f"file.txt.{os.getpid()}.part"
     left.write_text("left")
@@ -68,7 +68,7 @@ def test_what_a_killed_process_of_our_number_left_is_no_model_for_permissions(tm
 
 
 @pytest.mark.skipif(os.name != "posix", reason="numbers of processes of POSIX")
-def test_old_parts_of_processes_that_are_gone_are_removed(tmp_path):
+def test_old_leftovers_of_dead_processes_are_removed(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     lives = os.getppid()
@@ -86,7 +86,7 @@ def test_old_parts_of_processes_that_are_gone_are_removed(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are opened on POSIX alone")
 @pytest.mark.parametrize("refused", [False, True])
-def test_the_name_is_kept_on_disk_where_the_file_system_can(tmp_path, monkeypatch, refused):
+def test_the_folder_is_synced_where_the_file_system_can(tmp_path, monkeypatch, refused):
     path, kept, fsync = tmp_path / "file.txt", [], os.fsync
 
     def watched(handle):
