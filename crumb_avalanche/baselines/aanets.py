@@ -204,6 +204,22 @@ class AANetsPlugin(ImageMemoryPlugin):
                 chosen += frames[best].tolist()
         self.hold(strategy, kept, chosen)
 
+    def state_dict(self):
+        return super().state_dict() | {
+            "random": self.random.bit_generator.state,
+            "old": list(self._old),
+            "steps": self._steps,
+            "branch_bytes": self._branch_bytes,
+            "old_network": {} if self.old_network is None else self.old_network.state_dict(),
+        }
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.random.bit_generator.state = state["random"]
+        self._old, self._steps, self._branch_bytes = list(state["old"]), state["steps"], state["branch_bytes"]
+        if self.old_network is not None:
+            self.old_network.load_state_dict(state["old_network"])
+
 
 def build_aanets(recipe: Recipe) -> StreamStrategy:
     """AANets; the recipe's model gets both branches, and the optimiser is made after that."""

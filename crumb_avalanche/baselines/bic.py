@@ -1,5 +1,6 @@
 """BiC in one pass: distillation, then two scalars against the bias to new classes (Wu et al., CVPR 2019)."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -136,11 +137,10 @@ class SplitExemplars(SelectionRule):
         return chosen
 
     def state_dict(self):
-        return {name: [list(pair) for pair in table.items()] for name, table in vars(self).items() if name != "share"}
+        return copy.deepcopy({name: table for name, table in vars(self).items() if name != "share"})
 
     def load_state_dict(self, state):
-        for name, pairs in state.items():
-            setattr(self, name, dict(pairs))
+        vars(self).update(copy.deepcopy(state))
 
 
 def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSettings) -> tuple[float, float]:
@@ -280,6 +280,23 @@ class BiCPlugin(ImageMemoryPlugin):
     def after_eval_forward(self, strategy, **kwargs):
         if strategy.seen_classes.seen:
             strategy.mb_output = strategy.seen_classes.mask(self.correct(strategy.mb_output))
+
+    def state_dict(self):
+        own = {"old": list(self._old), "old_network": self.old_network.state_dict()}
+        return super().state_dict() | self.answer_state(None) | own
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.load_answer_state(state)
+        self._old = list(state["old"])
+        self.old_network.load_state_dict(state["old_network"])
+
+    def answer_state(self, strategy):
+        return {"alpha": self.alpha, "beta": self.beta}
+
+    def load_answer_state(self, state):
+        self.alpha.copy_(state["alpha"])
+        self.beta.copy_(state["beta"])
 
 
 def build_bic(recipe: Recipe) -> StreamStrategy:

@@ -30,6 +30,20 @@ class ChanceStrategy(StreamStrategy):
     def optimizer_step(self):
         """Nothing: there is nothing to learn."""
 
+    def state_dict(self):
+        return super().state_dict() | {"method": {"random": self._random.get_state()}}
+
+    def load_state_dict(self, state, strict=True):
+        super().load_state_dict(state, strict)
+        self._random.set_state(state["method"]["random"])
+
+    def answer_state(self):
+        return super().answer_state() | {"method": {"random": self._random.get_state()}}
+
+    def load_answer_state(self, state):
+        super().load_answer_state(state)
+        self._random.set_state(state["method"]["random"])
+
 
 FINETUNE = Entry(
     name="finetune",

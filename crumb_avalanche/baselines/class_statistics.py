@@ -68,6 +68,20 @@ class ClosedFormStrategy(StreamStrategy):
     def optimizer_step(self):
         """Nothing: P stays as it was."""
 
+    def state_dict(self):
+        return super().state_dict() | {"method": self.statistics.state_dict()}
+
+    def load_state_dict(self, state, strict=True):
+        super().load_state_dict(state, strict)
+        self.statistics.load_state_dict(state["method"])
+
+    def answer_state(self):
+        return super().answer_state() | {"method": self.statistics.state_dict()}
+
+    def load_answer_state(self, state):
+        super().load_answer_state(state)
+        self.statistics.load_state_dict(state["method"])
+
 
 def closed_form(
     recipe: Recipe, statistics: ClassStatistics, features: Features = pooled_features

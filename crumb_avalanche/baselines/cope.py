@@ -126,6 +126,7 @@ class CoPEPlugin(ImageMemoryPlugin):
 
     def scores(self, embeddings: Tensor) -> Tensor:
         """``(B, classes)``: products with the prototypes by the temperature."""
+        self.prototypes = self.prototypes.to(embeddings.device)
         products = embeddings @ self.prototypes.t() / self.settings.temperature
         return products.masked_fill(~self.known, UNSEEN_LOGIT)
 
@@ -181,6 +182,20 @@ class CoPEPlugin(ImageMemoryPlugin):
         if self.known.any():
             scores = self.scores(normalize(features))
             strategy.mb_output = strategy.seen_classes.mask(scores)
+
+    def state_dict(self):
+        return super().state_dict() | self.answer_state(None) | {"random": self.random.bit_generator.state}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.load_answer_state(state)
+        self.random.bit_generator.state = state["random"]
+
+    def answer_state(self, strategy):
+        return {"prototypes": self.prototypes}
+
+    def load_answer_state(self, state):
+        self.prototypes.copy_(state["prototypes"])
 
 
 def build_cope(recipe: Recipe) -> StreamStrategy:

@@ -91,6 +91,19 @@ class OldNetwork:
     @torch.no_grad()
     def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
         """``(B, classes)`` float32 of ``(B, C, H, W)`` maps. The model lends its structure, not its weights."""
+        self.state = {name: value.to(maps.device) for name, value in self.state.items()}  # a loaded state is on the CPU
         weights = {name: value.float() if value.is_floating_point() else value for name, value in self.state.items()}
         with model.stopwatch.measure("plastic"), evaluating(model.plastic_layers), model.autocast():
             return functional_call(model.plastic_layers, weights, (maps,)).float()
+
+    def state_dict(self) -> dict:
+        """The weights; empty before the first ``take``."""
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what ``state_dict`` returned."""
+        # Weights of a SplitModel lie channels-last, an order that a file does not keep and kernels round by.
+        self.state = {
+            name: value.clone(memory_format=torch.channels_last if value.dim() == 4 else torch.contiguous_format)
+            for name, value in state.items()
+        }

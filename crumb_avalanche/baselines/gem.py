@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from scipy.optimize import nnls
 from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -148,7 +148,7 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
     return present.to(gradient.dtype)
 
 
-class GEMPlugin(SupervisedPlugin):
+class GEMPlugin(StatefulPlugin):
     """Corrects each gradient by those of the past experiences' memories, before the step.
 
     For a strategy that has an ``ImageBuffer`` with ``ExperienceShares`` as ``storage_policy``. At every step P runs

@@ -151,10 +151,10 @@ class GreedyDiversity(SelectionRule):
         return slots.take(label)
 
     def state_dict(self):
-        return {"scores": self.scores.tolist()}
+        return {"scores": self.scores.clone()}
 
     def load_state_dict(self, state):
-        self.scores = torch.tensor(state["scores"])
+        self.scores = state["scores"].clone()
 
 
 class GSSPlugin(ImageMemoryPlugin):

@@ -103,6 +103,8 @@ class ICaRLPlugin(ImageMemoryPlugin):
         self._old: list[int] = []
         self._head = HeadInput()
         self._means: Tensor | None = None
+        self._classes: list[int] = []  # of the means
+        self._loaded: tuple[list[int], Tensor] | None = None  # classes and means of a learner that only answers
 
     @property
     def statistics_bytes(self) -> int:
@@ -111,6 +113,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
 
     def before_training_exp(self, strategy, **kwargs):
         # Lists are cut only after the experience (paper, algorithm 2), so begin_experience has to wait.
+        self._loaded = None
         coming = set(map(int, strategy.experience.dataset.targets))
         self._old = [label for label in strategy.seen_classes.seen if label not in coming]
 
@@ -178,9 +181,16 @@ class ICaRLPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def before_eval(self, strategy, **kwargs):
-        lists = [self.storage_policy.slots.by_class[label] for label in self.storage_policy.classes]
+        self._classes, self._means = self._exemplar_means(strategy)
+
+    def _exemplar_means(self, strategy) -> tuple[list[int], Tensor | None]:
+        """Classes, and their unit means ``(classes, D)``; ``None`` where there are no exemplars."""
+        classes = list(self.storage_policy.classes)
+        if not classes and self._loaded is not None:
+            return self._loaded
+        lists = [self.storage_policy.slots.by_class[label] for label in classes]
         means = [self._stored_features(strategy, slots).mean(0) for slots in lists]
-        self._means = normalize(torch.stack(means)) if means else None
+        return classes, normalize(torch.stack(means)) if means else None
 
     def before_eval_forward(self, strategy, **kwargs):
         self._head.attach(strategy.model)
@@ -190,11 +200,27 @@ class ICaRLPlugin(ImageMemoryPlugin):
         if self._means is None:
             return  # amid the first experience there are no exemplars yet: the head answers
         scores = torch.full_like(strategy.mb_output, UNSEEN_LOGIT)
-        scores[:, self.storage_policy.classes] = -torch.cdist(normalize(features), self._means)
+        scores[:, self._classes] = -torch.cdist(normalize(features), self._means.to(features.device))
         strategy.mb_output = strategy.seen_classes.mask(scores)
 
     def after_eval(self, strategy, **kwargs):
         self._means = None
+
+    def state_dict(self):
+        return super().state_dict() | {"old": list(self._old), "old_network": self.old_network.state_dict()}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self._old, self._loaded = list(state["old"]), None
+        self.old_network.load_state_dict(state["old_network"])
+
+    @torch.no_grad()
+    def answer_state(self, strategy):
+        classes, means = self._exemplar_means(strategy)
+        return {} if means is None else {"classes": classes, "means": means}
+
+    def load_answer_state(self, state):
+        self._loaded = list(state["classes"]), state["means"].clone()
 
 
 def build_icarl(recipe: Recipe) -> StreamStrategy:

@@ -277,6 +277,13 @@ class RainbowPlugin(ExperienceReplayPlugin):
                 loss = loss + (1 - own) * strategy._criterion(logits, labels[others])
             memory_step(strategy, loss, **kwargs)
 
+    def state_dict(self):
+        return super().state_dict() | {"random": self.random.bit_generator.state}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.random.bit_generator.state = state["random"]
+
 
 def build_rainbow(recipe: Recipe) -> StreamStrategy:
     """Rainbow Memory; its SGD has Nesterov's momentum where there is any."""

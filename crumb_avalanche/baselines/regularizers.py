@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.avalanche_fixes import MendedMAS, MendedSI, learning_view
+from crumb_avalanche.training.avalanche_fixes import MendedMAS, MendedSI, learning_view, parameters_of, values_of
+from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -147,6 +148,19 @@ class StreamEWC(EWCPlugin):
             held = sum((one[name].data for one in earlier), torch.zeros_like(importance.data))
             importance.data = importance.data.minimum((limit - held).clamp(min=0))
 
+    def state_dict(self) -> dict:
+        """Importances and old weights by experience."""
+        return {
+            "importances": {number: values_of(kept) for number, kept in self.importances.items()},
+            "saved_params": {number: values_of(kept) for number, kept in self.saved_params.items()},
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what ``state_dict`` returned."""
+        for name, kept in (("importances", self.importances), ("saved_params", self.saved_params)):
+            kept.clear()
+            kept.update({number: parameters_of(values) for number, values in state[name].items()})
+
 
 class StreamMAS(MendedMAS):
     """The host's MAS, its importances measured as ``learning_view`` says, and summed over the experiences.
@@ -216,7 +230,7 @@ def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int]
     return nn.functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)
 
 
-class StreamLwF(SupervisedPlugin):
+class StreamLwF(StatefulPlugin):
     """Distils the plastic layers as they were after the latest experience, over the classes that they had seen.
 
     Li and Hoiem, "Learning without Forgetting", 2016. The host's plugin needs task labels, copies F too and runs it a
@@ -251,6 +265,13 @@ class StreamLwF(SupervisedPlugin):
     def after_training_exp(self, strategy, **kwargs):
         self.old_network.take(strategy.model)
         self.old_classes = list(strategy.seen_classes.seen)
+
+    def state_dict(self):
+        return {"old_classes": list(self.old_classes), "old_network": self.old_network.state_dict()}
+
+    def load_state_dict(self, state):
+        self.old_classes = list(state["old_classes"])
+        self.old_network.load_state_dict(state["old_network"])
 
 
 def _builder(plugin: Callable[[Any], SupervisedPlugin]) -> Callable[[Recipe], StreamStrategy]:

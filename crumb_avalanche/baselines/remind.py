@@ -7,7 +7,6 @@ Defaults are those of its ImageNet script and of the CRUMB paper's port to Squee
 from dataclasses import dataclass
 
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
@@ -18,6 +17,7 @@ from crumb_avalanche.baselines.remind_memory import LocationSample, PQCodeBuffer
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE, ProductQuantizer
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -85,7 +85,7 @@ class RemindSettings:
         return make_quantizer(model.map_shape[0], self.sub_quantizers, self.centroids)
 
 
-class RemindPlugin(SupervisedPlugin):
+class RemindPlugin(StatefulPlugin):
     """REMIND's memory: the table and the first codes at the end of experience 1, then a code for every new image.
 
     Args:
@@ -155,6 +155,23 @@ class RemindPlugin(SupervisedPlugin):
             maps = strategy.model.features(images.to(strategy.device))
             buffer.store(StreamBatch(targets, maps, None, None), strategy.model)
         strategy.optimizer.state.clear()  # a fresh optimiser for the stream
+
+    def state_dict(self):
+        sample = None if self._sample is None else self._sample.state_dict()
+        return {"images_of_class": self.images_of_class, "sample": sample}
+
+    def load_state_dict(self, state):
+        self.images_of_class.copy_(state["images_of_class"])
+        self._sample = None
+        if state["sample"] is not None:
+            self._sample = LocationSample(0, self.settings.fit_vectors, self.storage_policy.slots.random)
+            self._sample.load_state_dict(state["sample"])
+
+    def answer_state(self, strategy):
+        return self.storage_policy.quantizer.state_dict()
+
+    def load_answer_state(self, state):
+        self.storage_policy.quantizer.load_state_dict(state)
 
 
 class RemindStrategy(StreamStrategy):

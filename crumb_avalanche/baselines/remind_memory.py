@@ -51,6 +51,20 @@ class LocationSample:
         self.vectors[self._filled : self._filled + len(drawn)] = drawn.cpu()
         self._filled += len(drawn)
 
+    def state_dict(self) -> dict:
+        """The vectors, and the place in the experience; the generator is the buffer's."""
+        return {
+            "images": self.images,
+            "vectors": self.vectors,
+            "position": self._position,
+            "filled": self._filled,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what ``state_dict`` returned."""
+        self.images, self._position, self._filled = state["images"], state["position"], state["filled"]
+        self.vectors = None if state["vectors"] is None else state["vectors"].clone()
+
 
 class EvictLargest(SelectionRule):
     """Every image is stored; in a full buffer a random memory of the largest class, it included, goes (REMIND)."""

@@ -3,10 +3,10 @@
 import warnings
 from dataclasses import dataclass
 
-from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -44,7 +44,7 @@ class StableSGDSettings:
             raise ValueError(f"batch_size={self.batch_size}: a batch has at least 1 frame")
 
 
-class StableSGDPlugin(SupervisedPlugin):
+class StableSGDPlugin(StatefulPlugin):
     """Before experience ``t`` (from 0): a rate of ``max(first_rate * gamma**t, lowest_rate)`` and no momentum left.
 
     Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020. Their code counts

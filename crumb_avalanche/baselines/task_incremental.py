@@ -1,12 +1,12 @@
 """Evaluation with a hint: which experience an image belongs to. For methods that were made for that setting."""
 
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
+from crumb_avalanche.training.stateful import StatefulPlugin
 
 
-class TaskIncrementalPlugin(SupervisedPlugin):
+class TaskIncrementalPlugin(StatefulPlugin):
     """Answers in evaluation are classes of the experience under test only (task-incremental); training is untouched.
 
     Regularisers such as EWC protect weights, not the balance between old and new outputs: class-incrementally they

@@ -3,11 +3,11 @@
 A buffer writes into one tensor allocated once, so the bytes that the ledger reports are the bytes held.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +15,18 @@ from torch import Tensor
 from crumb_avalanche.memory.packing import bits_per_code, pack, packed_bytes, unpack
 from crumb_avalanche.memory.selection import EveryJth, SelectionRule, Slots
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_file import StateError
 
 
 @dataclass
 class StreamBatch:
-    """What a buffer may take its memories from.
+    """A batch of the stream, offered to a buffer.
 
     Attributes:
         labels: ``(B,)`` int64.
         feature_map: ``(B, C, H, W)`` float32.
-        codes: ``(B, G, H, W)`` codes of the same, or ``None`` where the forward was not quantized.
-        pixels: function from positions in the batch to their ``(n, 3, h, w)`` ``uint8`` images.
+        codes: ``(B, G, H, W)`` codes of the maps, or ``None`` where the forward was not quantized.
+        pixels: maps positions in the batch to ``(n, 3, h, w)`` ``uint8`` images.
     """
 
     labels: Tensor
@@ -35,7 +36,7 @@ class StreamBatch:
 
 
 class MemoryBuffer(ABC):
-    """A class-balanced buffer of at most ``mem_size`` rows in one preallocated tensor.
+    """Class-balanced buffer of at most ``mem_size`` rows in one preallocated tensor.
 
     Args:
         mem_size: capacity in memories.
@@ -58,16 +59,16 @@ class MemoryBuffer(ABC):
 
     @abstractmethod
     def to_rows(self, batch: StreamBatch, positions: Sequence[int], model: SplitModel) -> Tensor:
-        """The memories of some images of a batch, ``(n, ...)``."""
+        """Turn some images of a batch into rows, ``(n, ...)``."""
 
     @abstractmethod
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
-        """Feature maps ``(n, C, H, W)`` to replay, with a gradient to the codebook where codes are stored."""
+        """Turn rows into feature maps ``(n, C, H, W)``, with a gradient to the codebook where codes are stored."""
 
     @staticmethod
     @abstractmethod
     def item_bytes(model: SplitModel) -> int:
-        """Bytes of one memory, its label left out."""
+        """Bytes of one memory, without its label."""
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -88,13 +89,13 @@ class MemoryBuffer(ABC):
         return self.labels.numel() * self.labels.element_size()
 
     def begin_experience(self, labels: Sequence[int], batch_size: int) -> None:
-        """Tell the rule which labels an experience will bring."""
+        """Announce the labels of an experience to the selection rule."""
         coming = {int(label): count for label, count in sorted(Counter(map(int, labels)).items())}
         self._wipe(self.rule.begin_experience(self.slots, coming, batch_size))
 
     @torch.no_grad()
     def store(self, batch: StreamBatch, model: SplitModel) -> int:
-        """Offer a batch to the rule and write what it chose; returns how many were written."""
+        """Offer a batch to the selection rule, write what it chose, and return the number of memories written."""
         labels = batch.labels.tolist()
         chosen = {slot: position for position, slot in self.rule.choose(self.slots, labels)}
         if chosen:
@@ -105,7 +106,7 @@ class MemoryBuffer(ABC):
             where = torch.tensor(list(chosen))
             self.rows[where] = rows
             self.labels[where] = torch.tensor([labels[position] for position in positions], dtype=torch.int16)
-        # Slots set free and not taken again must not keep their bytes.
+        # A freed slot that was not taken again must not keep its bytes.
         if int((self.labels >= 0).sum()) > len(self.slots):
             self._wipe([slot for slot in self.slots.free if self.labels[slot] >= 0])
         return len(chosen)
@@ -115,10 +116,10 @@ class MemoryBuffer(ABC):
 
         Args:
             without: classes to leave out.
-            at_least: wanted size; the batch is the next multiple of the number of classes.
+            at_least: size, rounded up to a multiple of the number of classes.
 
         Returns:
-            ``(n,)`` int64 slots; empty where no other class is stored.
+            ``(n,)`` int64 slots; empty if no other class is stored.
         """
         candidates = [label for label in self.slots.classes if label not in without]
         if not candidates:
@@ -137,12 +138,12 @@ class MemoryBuffer(ABC):
         return self.to_maps(self.rows[slots].to(device), model), labels
 
     def set_capacity(self, new_size: int) -> None:
-        """Change the capacity; surplus memories are given up, the largest classes first.
+        """Change the capacity and evict surplus memories, from the largest classes first.
 
-        A rule follows a smaller capacity at once, a larger one when the next experience begins.
+        The selection rule follows a smaller capacity at once, a larger one at the next experience.
 
         Raises:
-            ValueError: there would not be a memory for each class; or the rule cannot do with that capacity.
+            ValueError: fewer slots than classes stored, or the selection rule does not support the capacity.
         """
         self.rule.check_capacity(new_size)
         if new_size < max(1, len(self.slots.classes)):
@@ -169,32 +170,33 @@ class MemoryBuffer(ABC):
         if smaller:
             self._wipe(self.rule.shrink(slots))
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Tensors only; the random state and the rule travel as UTF-8 bytes of JSON."""
-        notes = {
+    def state_dict(self) -> dict[str, Any]:
+        """Rows, labels, slots, the state of the selection rule and that of the random draws."""
+        return {
+            "rows": self.rows,
+            "labels": self.labels,
+            "free": list(self.slots.free),
+            "by_class": {label: list(slots) for label, slots in self.slots.by_class.items()},
             "random": self.slots.random.bit_generator.state,
-            "free": self.slots.free,
-            "by_class": [[label, slots] for label, slots in self.slots.by_class.items()],
             "rule": self.rule.state_dict(),
         }
-        state = {"labels": self.labels, "notes": torch.tensor(list(json.dumps(notes).encode()), dtype=torch.uint8)}
-        if self.rows is not None:
-            state["rows"] = self.rows
-        return state
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what ``state_dict`` gave."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned.
+
+        Raises:
+            StateError: it is of another capacity.
+        """
         if len(state["labels"]) != self.max_size:
-            raise ValueError(
+            raise StateError(
                 f"the saved buffer has mem_size={len(state['labels'])}, this one {self.max_size}; give the same"
             )
-        notes = json.loads(bytes(state["notes"].tolist()).decode())
         self.labels = state["labels"].clone()
-        self.rows = state["rows"].clone() if "rows" in state else None
-        self.slots.free = notes["free"]
-        self.slots.by_class = {label: slots for label, slots in notes["by_class"]}
-        self.slots.random.bit_generator.state = notes["random"]
-        self.rule.load_state_dict(notes["rule"])
+        self.rows = None if state["rows"] is None else state["rows"].clone()
+        self.slots.free = list(state["free"])
+        self.slots.by_class = {label: list(slots) for label, slots in state["by_class"].items()}
+        self.slots.random.bit_generator.state = state["random"]
+        self.rule.load_state_dict(state["rule"])
 
     def _wipe(self, slots: list[int]) -> None:
         if slots:
@@ -242,7 +244,7 @@ class ImageMemory(MemoryBuffer):
         return model.features(rows)
 
     def replay(self, slots, model):
-        # A small buffer is drawn from many times over, and F is costly: run it once for each image.
+        # A small buffer is drawn from many times over: run F once for each image.
         unique, inverse = slots.unique(return_inverse=True)
         maps, labels = super().replay(unique, model)
         return maps[inverse], labels[inverse.to(labels.device)]

@@ -1,7 +1,7 @@
-"""Which images of the stream are remembered, and which memories make room for them.
+"""Selection rules: which images of the stream are stored, and which memories are evicted for them.
 
-Every rule keeps the classes balanced and never lets more than the capacity be held, at any moment. Rules move numbers
-only; the buffers of ``storage_policy`` hold the bytes.
+Every rule keeps the classes balanced and never holds more than the capacity. Rules move slot numbers only; the buffers
+of ``memory.buffers`` hold the bytes.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Slots:
-    """Which slot of a buffer holds a memory of which class.
+    """The slots of a buffer, and the class of the memory that each holds.
 
     Args:
         capacity: number of slots.
@@ -41,7 +41,7 @@ class Slots:
         return max((len(slots) for slots in self.by_class.values()), default=0)
 
     def release(self, label: int) -> int:
-        """Give up a random memory of a class; its slot becomes free."""
+        """Evict a random memory of a class and return its slot, which becomes free."""
         slots = self.by_class[label]
         place = int(self.random.integers(len(slots)))
         slots[place], slots[-1] = slots[-1], slots[place]
@@ -50,7 +50,7 @@ class Slots:
         return slot
 
     def make_room(self, label: int) -> None:
-        """Make sure a slot is free: the largest class gives one up, ``label`` itself if it is among the largest."""
+        """Make sure a slot is free: evict from a largest class, from ``label`` if it is one of them."""
         if self.free:
             return
         largest = self.largest()
@@ -58,34 +58,34 @@ class Slots:
         self.release(label if label in victims else victims[int(self.random.integers(len(victims)))])
 
     def take(self, label: int) -> int:
-        """A free slot, from now on a memory of ``label``."""
+        """Take a free slot for a memory of ``label``."""
         slot = self.free.pop()
         self.by_class.setdefault(label, []).append(slot)
         return slot
 
     def trim(self, quota: int) -> list[int]:
-        """Shrink every class to the quota; returns the slots set free."""
+        """Shrink every class to the quota and return the freed slots."""
         return [self.release(label) for label in self.by_class for _ in range(max(0, self.count(label) - quota))]
 
 
 class SelectionRule(ABC):
-    """Decides, batch by batch, which images go to which slots.
+    """Chooses, batch by batch, which images go to which slots.
 
     Attributes:
-        second_pass: whether the images are offered in a pass of their own after the experience's training, instead
-            of during the last epoch.
+        second_pass: whether images are offered in a second pass after the experience's training, instead of during
+            the last epoch.
     """
 
     second_pass = False
 
     def begin_experience(self, slots: Slots, coming: dict[int, int], batch_size: int) -> list[int]:
-        """Called before an experience with the number of images of each class to come.
+        """Prepare for an experience, given its number of images of each class.
 
         Returns:
-            slots that were set free, for the buffer to wipe.
+            freed slots, for the buffer to wipe.
 
         Raises:
-            ValueError: there are more classes than slots.
+            ValueError: more classes than slots.
         """
         classes = set(slots.classes) | set(coming)
         if len(classes) > slots.capacity:
@@ -97,7 +97,7 @@ class SelectionRule(ABC):
 
     @abstractmethod
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
-        """Which of a batch's images to store.
+        """Choose the images of a batch to store.
 
         Args:
             slots: updated in place.
@@ -109,26 +109,26 @@ class SelectionRule(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether the rest of the experience need not be offered."""
+        """Whether the rest of the experience can be skipped."""
         return False
 
-    def check_capacity(self, capacity: int) -> None:  # noqa: B027 (most rules can do with any)
-        """Raise ValueError if the rule cannot do with a new capacity."""
+    def check_capacity(self, capacity: int) -> None:  # noqa: B027 (most rules support any)
+        """Raise ValueError if the rule does not support a new capacity."""
 
     def shrink(self, slots: Slots) -> list[int]:
-        """Follow a buffer that was made smaller, maybe within an experience; returns slots set free, to be wiped."""
+        """Follow a buffer that was made smaller, maybe within an experience; returns freed slots, to be wiped."""
         return []
 
     def give_up(self, slots: Slots, label: int) -> int:
-        """Set a memory of a class free, for a buffer that is made smaller; returns its slot."""
+        """Evict a memory of a class from a buffer that is made smaller; returns its slot."""
         return slots.release(label)
 
     def state_dict(self) -> dict:
-        """What the rule must know to go on; plain numbers, lists and dicts."""
+        """Return the state: plain values and tensors."""
         return {}
 
-    def load_state_dict(self, state: dict) -> None:  # noqa: B027 (most rules have something to take up, not all)
-        """Take up where ``state_dict`` was called."""
+    def load_state_dict(self, state: dict) -> None:  # noqa: B027 (nothing to load)
+        """Load what ``state_dict`` returned."""
 
 
 @dataclass
@@ -170,7 +170,7 @@ class EveryJth(SelectionRule):
         return chosen
 
     def state_dict(self):
-        return {"coming": _pairs(self.coming), "offered": _pairs(self.offered), "quota": self.quota}
+        return {"coming": dict(self.coming), "offered": dict(self.offered), "quota": self.quota}
 
     def load_state_dict(self, state):
         self.coming, self.offered = dict(state["coming"]), dict(state["offered"])
@@ -203,7 +203,7 @@ class ClassBalancedReservoir(SelectionRule):
         return chosen
 
     def state_dict(self):
-        return {"seen": _pairs(self.seen), "full": sorted(self.full)}
+        return {"seen": dict(self.seen), "full": sorted(self.full)}
 
     def load_state_dict(self, state):
         self.seen, self.full = dict(state["seen"]), set(state["full"])
@@ -211,19 +211,19 @@ class ClassBalancedReservoir(SelectionRule):
 
 @dataclass
 class ReferenceRule(SelectionRule):
-    """What the published code does, in a second pass over the experience after its training.
+    """The rule of the published code: a second pass over the experience after its training.
 
     Quota ``capacity // classes seen``; within each batch every ``j``-th image of each class, starting with its first,
-    ``j = max(1, (batches - 1) * batch size // capacity)``; a class above its quota drops random members; the pass ends
-    as soon as every class is at its quota, so it reads only the first part of later experiences. Old classes give up
-    what is above theirs when the pass begins: while the experience is learned, all they had is replayed.
+    ``j = max(1, (batches - 1) * batch size // capacity)``; a class above its quota evicts random members; the pass ends
+    as soon as every class is at its quota, so it reads only the first part of later experiences. Old classes are cut
+    to their quota when the pass begins; while the experience is trained on, all their memories are replayed.
     """
 
     second_pass = True
     quota: int = 0
     stride: int = 1
     expected: list[int] = field(default_factory=list)
-    images: int = 0  # of the experience, but for its last batch
+    images: int = 0  # of the experience, without its last batch
     done: bool = False
     trimmed: bool = False
 
@@ -255,7 +255,7 @@ class ReferenceRule(SelectionRule):
         for label in dict.fromkeys(labels):
             candidates = [position for position, other in enumerate(labels) if other == label][:: self.stride]
             held = slots.count(label)
-            # A uniform choice of the quota among the old and the new members.
+            # A uniform choice of the quota among old and new members.
             survivors = set(slots.random.permutation(held + len(candidates))[: self.quota].tolist())
             for _ in range(held - sum(member < held for member in survivors)):
                 slots.release(label)
@@ -270,17 +270,12 @@ class ReferenceRule(SelectionRule):
         return self.done
 
     def state_dict(self):
-        state = {"quota": self.quota, "stride": self.stride, "expected": self.expected, "images": self.images}
+        state = {"quota": self.quota, "stride": self.stride, "expected": list(self.expected), "images": self.images}
         return {**state, "done": self.done, "trimmed": self.trimmed}
 
     def load_state_dict(self, state):
-        self.quota, self.stride, self.images = state["quota"], state["stride"], state.get("images", 0)
-        self.expected, self.done, self.trimmed = list(state["expected"]), state["done"], state.get("trimmed", True)
-
-
-def _pairs(counts: dict[int, int]) -> list[list[int]]:
-    """A dict with integer keys in a form that JSON keeps."""
-    return [[key, value] for key, value in counts.items()]
+        self.quota, self.stride, self.images = state["quota"], state["stride"], state["images"]
+        self.expected, self.done, self.trimmed = list(state["expected"]), state["done"], state["trimmed"]
 
 
 RULES: dict[str, type[SelectionRule]] = {

@@ -51,9 +51,6 @@ class SplitModel(nn.Module):
         feature_memo: remembers F's output for stored images, or ``None`` (see ``FeatureMemo``).
     """
 
-    # Not in a checkpoint: F comes from its own file, the others from F.
-    unsaved = ("feature_extractor", "feature_memo", "_compiled", "_same_alone", "last_map", "last_codes")
-
     def __init__(
         self,
         feature_extractor: nn.Module,

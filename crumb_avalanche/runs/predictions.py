@@ -5,14 +5,14 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from avalanche.training.plugins import SupervisedPlugin
 
 from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.training.stateful import StatefulPlugin
 
 PREDICTIONS = "predictions.npz"
 
 
-class PredictionsPlugin(SupervisedPlugin):
+class PredictionsPlugin(StatefulPlugin):
     """Record labels and predicted classes of the latest evaluation, in its order."""
 
     def __init__(self):
@@ -37,6 +37,12 @@ class PredictionsPlugin(SupervisedPlugin):
         columns = {"row": rows, "label": self.labels, "answer": self.answers}
         with atomic_write(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
             np.savez_compressed(file, **{name: np.asarray(values, np.int32) for name, values in columns.items()})
+
+    def state_dict(self):
+        return {name: np.asarray(getattr(self, name), np.int32) for name in ("labels", "answers")}
+
+    def load_state_dict(self, state):
+        self.labels, self.answers = state["labels"].tolist(), state["answers"].tolist()
 
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:

@@ -1,18 +1,17 @@
 """A progress bar with images/s."""
 
-from avalanche.training.plugins import SupervisedPlugin
 from tqdm import tqdm
 
+from crumb_avalanche.training.stateful import StatefulPlugin
 
-class ProgressPlugin(SupervisedPlugin):
+
+class ProgressPlugin(StatefulPlugin):
     """One bar per training experience, over all its epochs.
 
     Args:
         total: number of experiences, for the title.
         show: whether to draw anything.
     """
-
-    unsaved = ("_bar", "show")
 
     def __init__(self, total: int, show: bool = True):
         super().__init__()

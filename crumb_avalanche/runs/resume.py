@@ -1,4 +1,8 @@
-"""Checkpoints of a run: what is in them, when they are written, and going on from the newest."""
+"""Checkpoints of a run: what they hold, when they are written, and how a run resumes from the newest.
+
+The state of the learner is ``StreamStrategy.state_dict()``: what each plugin of this package says. A plugin of a user
+or of Avalanche is resumed where it has ``state_dict`` and ``load_state_dict``; else it starts anew.
+"""
 
 import time
 from dataclasses import asdict, dataclass, field
@@ -10,22 +14,22 @@ from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
 from crumb_avalanche.training.checkpoint import Checkpoint, CheckpointFolder
 from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
 from crumb_avalanche.training.lr_search import Trial
-from crumb_avalanche.training.state_tree import packed, restored
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+ROWS = ("matrix", "accuracy_after", "ledgers")
 
 
 @dataclass
 class Progress:
-    """What a run has found out so far.
+    """Results of a run so far.
 
     Attributes:
         matrix: accuracy after each experience on the classes of each, percent; empty where it was not tested.
         accuracy_after: accuracy over all seen classes after each experience, percent; ``None`` where it was not tested.
         ledgers: the ledger after each experience.
         trials: of the learning rate, the chosen one first.
-        tuning_seconds: what they took.
-        seconds: from the run's beginning to its latest checkpoint; what was lost after an earlier one is not counted.
-        metrics: steps and values of all that Avalanche's evaluator collected, by name.
+        tuning_seconds: time they took.
+        seconds: time from the start of the run to its latest checkpoint; work lost after an earlier one is not counted.
     """
 
     matrix: list[list[float]] = field(default_factory=list)
@@ -34,21 +38,22 @@ class Progress:
     trials: list[Trial] = field(default_factory=list)
     tuning_seconds: float = 0.0
     seconds: float = 0.0
-    metrics: dict[str, list[list]] = field(default_factory=dict)
 
 
-class GoingOn:
-    """Writes checkpoints of a run, and takes the newest up again.
+class Resume:
+    """Writes checkpoints of a run, and resumes from the newest.
+
+    Rows of the progress and Avalanche's metrics only grow: a checkpoint appends those that are new to its history.
 
     Args:
         folder: of the run; checkpoints lie in ``resume/`` in it until the run is finished.
         settings: as given, before anything is tuned; a checkpoint of others is refused.
-        files: what it is made from (see ``made_from``), and hashes of whatever else must be the same.
-        start: when this process began with the run, by ``time.perf_counter``.
+        files: hashes of the run's input files (see ``runs.provenance``) and of whatever else must be the same.
+        start: when this process began the run, by ``time.perf_counter``.
 
     Attributes:
-        position: where the run is.
-        progress: what it found.
+        position: place of the run in the stream.
+        progress: results so far.
     """
 
     def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float):
@@ -59,26 +64,29 @@ class GoingOn:
         self.every = settings.checkpoint_every
         self.position = Position(0)
         self.progress = Progress()
+        self._written: dict[str, int] = {}  # name of a metric -> values in the history
         self._found: Checkpoint | None = self.files.newest() if self.wanted and not self.anew else None
         if self._found is not None:
             notes = self._found.notes
             self.position = Position(**notes["position"])
-            trials = [Trial(**trial) for trial in notes["progress"].pop("trials")]
-            self.progress = Progress(**notes["progress"], trials=trials)
+            trials = [Trial(**trial) for trial in notes["trials"]]
+            self.progress = Progress(trials=trials, tuning_seconds=notes["tuning_seconds"], seconds=notes["seconds"])
+            for name in ROWS:
+                getattr(self.progress, name).extend(row for record in self._found.records for row in record[name])
         self._clock = start - self.progress.seconds
 
     @property
     def seconds(self) -> float:
-        """What the run has taken so far, in all processes that worked on it."""
+        """Time that the run has taken so far, in all processes that worked on it."""
         return time.perf_counter() - self._clock
 
     @property
     def found(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return self._found is not None
 
     def attach(self, strategy: StreamStrategy) -> None:
-        """Watch a strategy just built, and bring it to the state of a checkpoint found; or give up the old ones."""
+        """Write checkpoints of a strategy just built; load the one found, or remove old ones if starting over."""
         if self.anew:
             self.files.clear()
         if not self.wanted:
@@ -91,12 +99,9 @@ class GoingOn:
         found, self._found = self._found, None
 
         def restore() -> None:
-            state = restored(found.tree, found.tensors, {"strategy": strategy})
-            set_rng_state(state["random"])
-            collected = strategy.evaluator.get_all_metrics()
-            collected.clear()
-            for name, (steps, values) in self.progress.metrics.items():
-                collected[name] = ([*steps], [*values])
+            strategy.load_state_dict(found.state["strategy"])
+            set_rng_state(found.state["random"])
+            self._restore_metrics(found.records)
 
         restore()
         if self.position.inside:
@@ -105,8 +110,41 @@ class GoingOn:
     def save(self, position: Position) -> None:
         """Write a checkpoint."""
         self.position = position
-        if self.wanted:
-            self.progress.seconds = self.seconds
-            self.progress.metrics = dict(self.strategy.evaluator.get_all_metrics())
-            notes = {"position": asdict(position), "progress": asdict(self.progress)}
-            self.files.write(notes, *packed({"strategy": self.strategy, "random": get_rng_state()}))
+        if not self.wanted:
+            return
+        progress = self.progress
+        progress.seconds = self.seconds
+        notes = {
+            "position": asdict(position),
+            "trials": [asdict(trial) for trial in progress.trials],
+            "tuning_seconds": progress.tuning_seconds,
+            "seconds": progress.seconds,
+        }
+        record = {name: getattr(progress, name)[self._written.get(name, 0) :] for name in ROWS}
+        record["metrics"] = {}
+        for name, (steps, values) in self._metrics().items():
+            if new := len(values) - self._written.get(f"metric {name}", 0):
+                record["metrics"][name] = [steps[-new:], values[-new:]]
+        state = {"strategy": self.strategy.state_dict(), "random": get_rng_state()}
+        self.files.write(notes, state, record if any(record.values()) else None)
+        self._count()
+
+    def _metrics(self) -> dict[str, tuple[list, list]]:
+        return self.strategy.evaluator.get_all_metrics()
+
+    def _restore_metrics(self, records: list[dict]) -> None:
+        """Put Avalanche's metrics back as they were at the checkpoint."""
+        collected, latest = self._metrics(), self.strategy.evaluator.last_metric_results
+        collected.clear()
+        latest.clear()
+        for record in records:
+            for name, (steps, values) in record["metrics"].items():
+                collected[name][0].extend(steps)
+                collected[name][1].extend(values)
+                latest[name] = values[-1]
+        self._count()
+
+    def _count(self) -> None:
+        """Remember what the history holds."""
+        self._written = {name: len(getattr(self.progress, name)) for name in ROWS}
+        self._written |= {f"metric {name}": len(values) for name, (_, values) in self._metrics().items()}

@@ -22,7 +22,7 @@ from crumb_avalanche.runs import build, tuning
 from crumb_avalanche.runs.predictions import PredictionsPlugin
 from crumb_avalanche.runs.progress import ProgressPlugin
 from crumb_avalanche.runs.provenance import made_from
-from crumb_avalanche.runs.resume import GoingOn
+from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import (
     INTERRUPTED,
     RESULT,
@@ -40,6 +40,7 @@ from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.system.tensor_file import write_state
 from crumb_avalanche.training.checkpoint_plugin import Position
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
@@ -172,11 +173,11 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
             mem_size,
         )
         plugins.append(cache)
-    going_on = GoingOn(folder, settings, {**files, "frames": stream.table.content_hash()}, start)
-    progress = going_on.progress
+    resume = Resume(folder, settings, {**files, "frames": stream.table.content_hash()}, start)
+    progress = resume.progress
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
-        if not going_on.found:
+        if not resume.found:
             tuning_start = time.perf_counter()
             progress.trials = tuning.trials(settings, stream, model, mem_size, plugins)
             progress.tuning_seconds = time.perf_counter() - tuning_start if progress.trials else 0.0
@@ -202,12 +203,12 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     )
     ledger.storage_policy = getattr(strategy, "storage_policy", None)
     model.quantized_evaluation = settings.evaluate_quantized
-    going_on.attach(strategy)
+    resume.attach(strategy)
     # All that can be refused has been looked at: from here on it is this run that the folder is of.
     (folder / RESULT).unlink(missing_ok=True)
     write_yaml(folder / "config.yaml", as_dict(given))
     try:
-        learn(strategy, benchmark, entry.joint, settings, folder, ledger, going_on)
+        learn(strategy, benchmark, entry.joint, settings, folder, ledger, resume)
     except BaseException:
         # Whatever goes wrong, what was learned so far is kept.
         bar.close()
@@ -243,7 +244,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
         "bad_frames_skipped": len(stream.bad_frames),
         "bad_frames": stream.bad_frames,
         "frame_table_sha256": stream.table.content_hash(),
-        "seconds": going_on.seconds,
+        "seconds": resume.seconds,
         "versions": build.versions(),
     }
     write_json(folder / RESULT, result)
@@ -261,17 +262,17 @@ def learn(
     settings: RunSettings,
     folder: Path,
     ledger: LedgerMetric,
-    going_on: GoingOn,
+    resume: Resume,
 ) -> None:
     """Train on each experience from where the run is, and evaluate on all classes seen so far.
 
-    The findings go into ``going_on.progress``, and a checkpoint is written after each experience. What is learned does
+    The findings go into ``resume.progress``, and a checkpoint is written after each experience. What is learned does
     not depend on how often it is tested.
     """
     loader = {"num_workers": settings.workers}
-    progress = going_on.progress
+    progress = resume.progress
     count = len(benchmark.train_stream)
-    for number in range(going_on.position.experience, count):
+    for number in range(resume.position.experience, count):
         experience = benchmark.train_stream[number]
         strategy.train(experience, eval_streams=[], shuffle=joint, **loader)
         of_each, of_all, found = [], None, "not tested"
@@ -288,7 +289,7 @@ def learn(
         progress.ledgers.append(ledger.result())
         if settings.checkpoint:
             save_state(folder / "checkpoint", strategy)
-        going_on.save(Position(number + 1))
+        resume.save(Position(number + 1))
         print(f"after experience {number + 1}/{count}: {found}", flush=True)
 
 
@@ -317,4 +318,4 @@ def save_state(folder: Path, strategy) -> None:
     save_safetensors(folder / "model.safetensors", model.state_dict(), {"format": "crumb-state-1"})
     policy = getattr(strategy, "storage_policy", None)
     if policy is not None:
-        save_safetensors(folder / "buffer.safetensors", policy.state_dict(), {"format": "crumb-buffer-1"})
+        write_state(folder / "buffer.safetensors", policy.state_dict(), {"format": "crumb-buffer-2"})

@@ -62,10 +62,23 @@ def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata:
     with atomic_write(Path(path)) as unfinished:
         try:
             save_file(plain, unfinished, metadata)
+            _sort_metadata(unfinished)
         except SafetensorError as error:  # gives the system's error number in its text only
             if not (number := re.search(r"\(os error (\d+)\)", str(error))):
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata in a file's header, which safetensors writes in random order: equal states are equal files."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= size:  # longer only where another JSON writer escapes less; the order then stays
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:

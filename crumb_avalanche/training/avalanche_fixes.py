@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import torch
 from avalanche.training.plugins import AGEMPlugin, MASPlugin, SynapticIntelligencePlugin
+from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 
@@ -33,6 +34,25 @@ class _LearningPart:
         return self
 
     eval = train
+
+
+def values_of(kept: dict[str, ParamData]) -> dict:
+    """The state of what the host's regularisers keep of weights, which have no ``state_dict``: tensors and device."""
+    return {"values": {name: one.data for name, one in kept.items()}, "device": _device_of(kept)}
+
+
+def parameters_of(state: dict) -> dict[str, ParamData]:
+    """The inverse of ``values_of``; weights of four axes lie channels-last, as those of every ``SplitModel``."""
+    kept = {}
+    for name, value in state["values"].items():
+        order = torch.channels_last if value.dim() == 4 else torch.contiguous_format
+        value = value.clone(memory_format=order).to(state["device"])
+        kept[name] = ParamData(name, init_tensor=value, device=value.device)
+    return kept
+
+
+def _device_of(kept: dict[str, ParamData]) -> str:
+    return next((one.data.device.type for one in kept.values()), "cpu")
 
 
 @contextmanager
@@ -83,6 +103,15 @@ class MendedMAS(MASPlugin):
             if name in self.importance:
                 shift = weight - self.params[name].data
                 strategy.loss = strategy.loss + self._lambda * (self.importance[name].data * shift.pow(2)).sum()
+
+    def state_dict(self) -> dict:
+        """Importances and old weights; empty before the first experience's end."""
+        return {"importance": values_of(self.importance or {}), "params": values_of(self.params or {})}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what ``state_dict`` returned."""
+        self.importance = parameters_of(state["importance"]) or None
+        self.params = parameters_of(state["params"]) or None
 
 
 class MendedSI(SynapticIntelligencePlugin):
@@ -153,6 +182,18 @@ class MendedSI(SynapticIntelligencePlugin):
             kept.data = kept.data.clamp(min=0)
         _own(self.syn_data["new_theta"])
 
+    def state_dict(self) -> dict:
+        """Old weights, importances and path integrals."""
+        return {
+            "ewc_data": [values_of(kept) for kept in self.ewc_data],
+            "syn_data": {name: values_of(kept) for name, kept in self.syn_data.items()},
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what ``state_dict`` returned."""
+        self.ewc_data = tuple(parameters_of(values) for values in state["ewc_data"])
+        self.syn_data = {name: parameters_of(values) for name, values in state["syn_data"].items()}
+
 
 class MendedAGEM(AGEMPlugin):
     """The host's A-GEM, for a strategy with weights in channels-last memory, as those of every ``SplitModel``.
@@ -163,6 +204,8 @@ class MendedAGEM(AGEMPlugin):
     * the reference loss is over all outputs of the model, those of classes not yet seen included, also where the
       strategy leaves these out (``seen_classes``);
     * the gradients of frozen weights (all of F) are kept, as zeros.
+
+    Its memories are views of the stream's data sets, so it has no ``state_dict`` and cannot be resumed.
     """
 
     def before_training_iteration(self, strategy, **kwargs):

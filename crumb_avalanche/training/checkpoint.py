@@ -1,6 +1,8 @@
-"""Checkpoint files: written whole or not at all, the last good ones kept, damaged ones passed over, no pickle.
+"""Checkpoint files: atomic, checksummed, without pickle; the newest two are kept and damaged ones are passed over.
 
-A file is a ``.safetensors`` file whose metadata hold the settings of the run, the state tree and a digest of it all.
+A checkpoint is a state file (see ``system.tensor_file``) with the settings of the run. What only grows, such as
+metrics, is not written again with each: it is appended to ``history.jsonl`` beside them, of which a checkpoint knows
+its length.
 """
 
 import hashlib
@@ -9,23 +11,22 @@ import os
 import shutil
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
 
-from crumb_avalanche.models.weights import WeightsError, read_metadata, save_safetensors
+from crumb_avalanche.system.tensor_file import StateError, TensorFileError, read_state, write_state
 
-FORMAT = "crumb-checkpoint-1"
-TEXTS = ("settings", "notes", "tree")
+FORMAT = "crumb-checkpoint-2"
+OLDER = ("crumb-checkpoint-1",)
 KEPT = 2
+HISTORY = "history.jsonl"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be written, or belongs to another run."""
+    """A checkpoint that cannot be written, or belongs to another run or version."""
 
 
 @dataclass(frozen=True)
@@ -34,42 +35,92 @@ class Checkpoint:
 
     Attributes:
         number: how many were written before it in this run.
-        notes: plain values of whoever wrote it.
-        tree, tensors: as ``state_tree.packed`` gives them.
+        notes: plain values.
+        state: nested plain values, arrays and tensors.
+        records: of the history up to it.
     """
 
     number: int
     notes: dict
-    tree: str
-    tensors: dict[str, Tensor]
+    state: Any
+    records: list = field(default_factory=list)
 
 
-def digest(texts: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over texts, and names, types, shapes and values of the tensors."""
-    found = hashlib.sha256(json.dumps({name: texts[name] for name in TEXTS}).encode())
-    for name in sorted(tensors):
-        value = tensors[name].contiguous()
-        found.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
-    return found.hexdigest()
+class HistoryFile:
+    """Records that are appended one by one: a JSON line each, with a checksum.
+
+    Args:
+        path: of the file; made by the first ``append``.
+
+    Attributes:
+        length: records that count; those behind them in the file are overwritten by the next ``append``.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.length = 0
+        self._end = 0  # bytes of these records
+
+    def append(self, record: Any) -> None:
+        """Add a record.
+
+        Raises:
+            OSError: the disk is full or the like; the records before it are untouched.
+        """
+        text = json.dumps(record)
+        line = f"{_checksum(self.length, text)} {text}\n".encode()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
+            file.truncate(self._end)
+            file.seek(self._end)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self.length, self._end = self.length + 1, self._end + len(line)
+
+    def read(self, length: int) -> list:
+        """Read the first records and count no others.
+
+        Raises:
+            TensorFileError: one of them is missing or damaged.
+        """
+        records, end = [], 0
+        lines = self.path.read_bytes().splitlines(keepends=True)[:length] if length and self.path.exists() else []
+        for number in range(length):
+            line = lines[number] if number < len(lines) else b""
+            checksum, _, text = line.rstrip(b"\n").partition(b" ")
+            if not line.endswith(b"\n") or checksum != _checksum(number, text).encode():
+                raise TensorFileError(f"line {number + 1} of {self.path} is damaged or missing")
+            records.append(json.loads(text))
+            end += len(line)
+        self.length, self._end = length, end
+        return records
+
+
+def _checksum(number: int, text: str | bytes) -> str:
+    """Of a record and its place, so that no line can stand for another."""
+    content = text if isinstance(text, bytes) else text.encode()
+    return hashlib.sha256(f"{number} ".encode() + content).hexdigest()[:32]
 
 
 class CheckpointFolder:
     """The checkpoints of one run.
 
     Args:
-        folder: made when the first is written.
+        folder: made by the first ``write``.
         settings: plain values that decide the result; a checkpoint of others is refused.
     """
 
     def __init__(self, folder: str | os.PathLike, settings: dict | None = None):
         self.folder = Path(folder)
         self.settings = settings or {}
+        self.history = HistoryFile(self.folder / HISTORY)
         self._damaged: set[int] = set()
 
     def clear(self, but: str | None = None) -> None:
-        """Remove the folder, or all that is in it but the file of a name; the newest checkpoint last."""
+        """Remove the folder, or all its files but one; the newest checkpoint and the history last."""
         self._damaged.clear()
+        self.history = HistoryFile(self.folder / HISTORY)
         with suppress(OSError):  # no folder, or something in it that cannot be removed
             for path in sorted(self.folder.iterdir(), key=lambda path: (not path.is_dir(), path.name)):
                 if path.is_dir() and not path.is_symlink():
@@ -79,28 +130,34 @@ class CheckpointFolder:
             self.folder.rmdir()
 
     def numbers(self) -> list[int]:
-        """Of the files that are there, the newest first."""
+        """Numbers of the files, the newest first."""
         return sorted((int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")), reverse=True)
 
-    def write(self, notes: dict, tree: str, tensors: dict[str, Tensor]) -> Path:
-        """Write the next one, then give up all but the newest two, and first those that ``newest`` found damaged.
+    def write(self, notes: dict, state: Any, record: Any = None) -> Path:
+        """Write the next checkpoint and remove all but the newest two, damaged ones first.
 
         Args:
-            notes: plain values to be read before the tree is.
-            tree, tensors: as ``state_tree.packed`` gives them.
+            notes: plain values.
+            state: see ``tensor_file.flatten``.
+            record: appended to the history, unless it is ``None``.
 
         Raises:
-            CheckpointError: the disk is full or the like; the earlier ones are as they were.
+            CheckpointError: the disk is full or the like; the earlier checkpoints are untouched.
+            StateError: the state holds a value that a file cannot hold.
         """
         numbers = self.numbers()
         path = self.path(numbers[0] + 1 if numbers else 0)
-        texts = {"settings": json.dumps(self.settings, sort_keys=True), "notes": json.dumps(notes), "tree": tree}
         try:
-            save_safetensors(path, tensors, {"format": FORMAT, **texts, "sha256": digest(texts, tensors)})
+            # The history first: a record without its checkpoint is dropped on resume.
+            if record is not None:
+                self.history.append(record)
+            about = {"settings": self.settings, "notes": notes, "records": self.history.length}
+            texts = {name: json.dumps(value, sort_keys=name == "settings") for name, value in about.items()}
+            write_state(path, state, {"format": FORMAT, **texts})
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"the checkpoint {path} cannot be written ({error}); the one before it is untouched. Free some room "
-                "and give the same command again: it goes on from there"
+                "and give the same command again: it resumes from there"
             ) from error
         good = [number for number in numbers if number not in self._damaged]
         for number in {*numbers} - {*good[: KEPT - 1]}:
@@ -108,27 +165,33 @@ class CheckpointFolder:
         return path
 
     def newest(self) -> Checkpoint | None:
-        """The newest that is whole, or ``None`` where there is no file; a damaged one is passed over with a warning.
+        """Read the newest checkpoint that is not damaged, with a warning for each damaged one; ``None`` if none exists.
 
         Raises:
-            CheckpointError: it was made with other settings, of which the first is named; or all are damaged.
+            CheckpointError: it was made with other settings, naming the first, or by an older version; or all are
+                damaged.
         """
         for number in self.numbers():
             path = self.path(number)
             try:
-                metadata = read_metadata(path)
-                tensors = load_file(path)
-                whole = metadata.get("format") == FORMAT and metadata.get("sha256") == digest(metadata, tensors)
-            except (WeightsError, SafetensorError, OSError, KeyError, ValueError):
-                whole = False
-            if not whole:
+                state, metadata = read_state(path)
+                if metadata.get("format") != FORMAT:
+                    raise TensorFileError(f"its format is {metadata.get('format')}, not {FORMAT}")
+                found = {name: json.loads(metadata[name]) for name in ("settings", "notes", "records")}
+                self._check(path, found["settings"])
+                records = self.history.read(found["records"])
+            except (TensorFileError, StateError, SafetensorError, OSError, KeyError, TypeError) as error:
+                if _format_of(path) in OLDER:
+                    raise CheckpointError(
+                        f"{path} was written by an older version ({_format_of(path)}), which this one cannot resume; "
+                        "finish the run with that version, or remove the folder to start over"
+                    ) from error
                 self._damaged.add(number)
-                warnings.warn(f"the checkpoint {path} is damaged; looking at the one before it", stacklevel=2)
+                warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
                 continue
-            self._check(path, json.loads(metadata["settings"]))
-            return Checkpoint(number, json.loads(metadata["notes"]), metadata["tree"], tensors)
+            return Checkpoint(number, found["notes"], state, records)
         if self.numbers():
-            raise CheckpointError(f"no checkpoint in {self.folder} is whole; remove that folder to start over")
+            raise CheckpointError(f"all checkpoints in {self.folder} are damaged; remove that folder to start over")
         return None
 
     def path(self, number: int) -> Path:
@@ -141,6 +204,15 @@ class CheckpointFolder:
             if settings.get(name) != mine.get(name):
                 raise CheckpointError(
                     f"{path.parent} holds checkpoints made with {name}={settings.get(name)!r}, not "
-                    f"{mine.get(name)!r}; go on with the same settings, use another --output, or remove that folder to "
-                    "start over"
+                    f"{mine.get(name)!r}; resume with the same settings, use another --output, or remove that folder "
+                    "to start over"
                 )
+
+
+def _format_of(path: Path) -> str | None:
+    """What kind of file it says it is, unverified."""
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get("format")
+    except (SafetensorError, OSError, ValueError):
+        return None

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from avalanche.training.plugins import SupervisedPlugin
+
+from crumb_avalanche.training.stateful import StatefulPlugin
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class ResumingLoader:
         yield from batches
 
 
-class CheckpointPlugin(SupervisedPlugin):
+class CheckpointPlugin(StatefulPlugin):
     """Calls ``save`` every so many steps, and brings a learner that is to go on to the step after its checkpoint.
 
     Append it to ``strategy.plugins`` when the strategy is built, so that it comes after all others, the clock too:
@@ -70,8 +71,6 @@ class CheckpointPlugin(SupervisedPlugin):
     Attributes:
         epoch_start: torch's random state at the beginning of the epoch.
     """
-
-    unsaved = ("save", "every", "_resume", "_loader")
 
     def __init__(self, save: Callable[[Position], None], every: int = 0):
         super().__init__()
@@ -111,3 +110,9 @@ class CheckpointPlugin(SupervisedPlugin):
         clock = strategy.clock
         if self.every and clock.train_iterations % self.every == 0:
             self.save(Position(clock.train_exp_counter, clock.train_exp_epochs, clock.train_epoch_iterations))
+
+    def state_dict(self):
+        return {"epoch_start": self.epoch_start}
+
+    def load_state_dict(self, state):
+        self.epoch_start = state["epoch_start"]

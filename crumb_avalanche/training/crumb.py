@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.plugins import SeenClassesPlugin
+from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -27,7 +28,7 @@ def memory_step(strategy, loss: Tensor, **kwargs) -> None:
     trigger_plugins(strategy, "after_replay_step", **kwargs)
 
 
-class CRUMBPlugin(SupervisedPlugin):
+class CRUMBPlugin(StatefulPlugin):
     """Losses, replay and storing of CRUMB, for any strategy whose model is a ``SplitModel``.
 
     With another buffer it is that buffer's plain replay: ``CRUMBPlugin(ImageBuffer(15), direct_weight=1,
@@ -179,6 +180,12 @@ class CRUMBPlugin(SupervisedPlugin):
             return strategy.model.pixels(torch.stack(raw).to(strategy.device))
 
         return pixels
+
+    def state_dict(self):
+        return {"position": self._position, "offered": self._offered}
+
+    def load_state_dict(self, state):
+        self._position, self._offered = state["position"], state["offered"]
 
 
 class CRUMBStrategy(StreamStrategy):

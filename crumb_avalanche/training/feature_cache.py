@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
-from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
@@ -21,6 +20,7 @@ from tqdm import tqdm
 from crumb_avalanche.models.feature_memo import USUAL_CAPACITY, FeatureMemo
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.training.stateful import StatefulPlugin
 
 FILL_BATCH = 32
 MEMO_BYTES = 2 * 2**30
@@ -82,7 +82,7 @@ class StillMissing(Sampler):
                 yield items.tolist()
 
 
-class FeatureCache(SupervisedPlugin):
+class FeatureCache(StatefulPlugin):
     """A plugin that puts cached feature maps in the place of images, for training and evaluation.
 
     One file holds ``count`` maps of ``4 * C * H * W`` bytes (346,112 for 512x13x13; the file is sparse until filled),
@@ -110,8 +110,6 @@ class FeatureCache(SupervisedPlugin):
         seconds: time spent filling, in all processes of a run that went on from a checkpoint.
         filled: images computed, likewise.
     """
-
-    unsaved = ("model", "workers", "progress", "folder", "maps", "done")
 
     def __init__(
         self,
@@ -217,6 +215,12 @@ class FeatureCache(SupervisedPlugin):
             tasks = list(map(int, images.targets_task_labels))
             attributes.append(DataAttribute(tasks, "targets_task_labels", use_in_getitem=True))
         return AvalancheDataset([maps], data_attributes=attributes)
+
+    def state_dict(self):
+        return {"filled": self.filled, "seconds": self.seconds}
+
+    def load_state_dict(self, state):
+        self.filled, self.seconds = state["filled"], state["seconds"]
 
 
 def files_key(paths: Iterable[str | os.PathLike]) -> str:

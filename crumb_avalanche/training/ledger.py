@@ -40,8 +40,6 @@ class LedgerMetric(PluginMetric[dict]):
         storage_policy: the buffer; ``None`` takes the strategy's own, if it has one.
     """
 
-    unsaved = ("_start",)  # of this process's clock
-
     def __init__(self, storage_policy: CompactBuffer | None = None):
         super().__init__()
         self.storage_policy = storage_policy
@@ -52,6 +50,7 @@ class LedgerMetric(PluginMetric[dict]):
         self.train_seconds = 0.0
         self.images = 0
         self._parts = dict.fromkeys(PARTS, 0.0)
+        self._before = dict.fromkeys(PARTS, 0.0)
 
     def result(self) -> dict[str, float]:
         return dict(self.entries)
@@ -118,3 +117,18 @@ class LedgerMetric(PluginMetric[dict]):
 
     def __str__(self) -> str:
         return "Ledger"
+
+    def state_dict(self) -> dict:
+        """Counts and seconds so far; ``before`` are the stopwatch's at the beginning of the experience."""
+        return {
+            "entries": self.entries,
+            "train_seconds": self.train_seconds,
+            "images": self.images,
+            "parts": self._parts,
+            "before": self._before,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what ``state_dict`` returned."""
+        self.entries, self._parts, self._before = dict(state["entries"]), dict(state["parts"]), dict(state["before"])
+        self.train_seconds, self.images = state["train_seconds"], state["images"]

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.plugins import TrainingDivergedError
+from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -112,7 +113,7 @@ def chosen(trials: Sequence[Trial]) -> Trial:
     return min(as_good, key=lambda trial: trial.learning_rate)
 
 
-class HeadLoss(SupervisedPlugin):
+class HeadLoss(StatefulPlugin):
     """The cross-entropy of the head's logits in an evaluation, whatever a plugin after it makes of them.
 
     Attributes:

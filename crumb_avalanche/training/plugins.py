@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.stateful import StatefulPlugin
 
 # Logit of a class not yet seen: no probability is left to it, and losses stay finite.
 UNSEEN_LOGIT = -1e4
@@ -26,7 +26,7 @@ def check_outputs(labels: Iterable[int], outputs: int) -> None:
         )
 
 
-class SeenClassesPlugin(SupervisedPlugin):
+class SeenClassesPlugin(StatefulPlugin):
     """Losses and predictions over the classes seen so far: logits of all others are set to -10,000.
 
     Put it first in the plugin list. It works with any strategy whose model gives ``(B, classes)`` logits.
@@ -69,8 +69,19 @@ class SeenClassesPlugin(SupervisedPlugin):
         if self.seen:
             strategy.mb_output = self.mask(strategy.mb_output)
 
+    def state_dict(self):
+        return {"seen": list(self.seen)}
 
-class EpochSchedule(SupervisedPlugin):
+    def load_state_dict(self, state):
+        self.seen, self._unseen = list(state["seen"]), None
+
+    def answer_state(self, strategy):
+        return self.state_dict()
+
+    load_answer_state = load_state_dict
+
+
+class EpochSchedule(StatefulPlugin):
     """Many epochs on the first experience, one on each later (paper, "Training protocols"); for any strategy.
 
     Args:
@@ -87,7 +98,7 @@ class EpochSchedule(SupervisedPlugin):
         strategy.train_epochs = self.first if strategy.clock.train_exp_counter == 0 else self.later
 
 
-class ClampGradients(SupervisedPlugin):
+class ClampGradients(StatefulPlugin):
     """Clamp every gradient element to ``[-limit, limit]`` before each step (the reference code's 10).
 
     Args:
@@ -112,10 +123,11 @@ class TrainingDivergedError(RuntimeError):
     """The loss became NaN or infinite; the model was put back to its last good state."""
 
 
-class DivergenceGuard(SupervisedPlugin):
+class DivergenceGuard(StatefulPlugin):
     """Stop at a loss that is not finite, with the weights that last gave a finite one.
 
-    Keeps one copy of the trainable weights, and of the plastic layers' running statistics, taken before each step.
+    Keeps one copy of the trainable weights, and of the plastic layers' running statistics, taken before each step. The
+    copy is not part of the state, because the first step after a resume takes it anew.
     """
 
     def __init__(self):

@@ -39,7 +39,7 @@ class State:
         tensors["random.numpy"] = torch.from_numpy(numbers.astype(np.int64))
         values = {"history": history, "processes": self.group.size, "numpy": place, "python": random.getstate()}
         if self.group.is_leader:
-            checkpoints.write(values, "", tensors)
+            checkpoints.write(values, tensors)
 
     def take(self, checkpoints: CheckpointFolder) -> list[dict[str, float]]:
         """Bring back the leader's latest checkpoint in every process; returns the history up to it.
@@ -48,7 +48,7 @@ class State:
             CheckpointError: see ``CheckpointFolder.newest``; or another number of processes.
         """
         found = checkpoints.newest() if self.group.is_leader else None
-        tensors, values = (found.tensors, found.notes) if found else ({}, None)
+        tensors, values = (found.state, found.notes) if found else ({}, None)
         values = self.group.broadcast_value(values)
         if values is None:
             return []

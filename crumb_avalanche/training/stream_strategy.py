@@ -1,6 +1,7 @@
 """The strategy that every stream learner here builds on: frame order, seen classes, epochs, clamped gradients."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from avalanche.training.plugins import SupervisedPlugin
@@ -10,6 +11,7 @@ from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
+from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
 
 
 class StreamStrategy(SupervisedTemplate):
@@ -30,12 +32,6 @@ class StreamStrategy(SupervisedTemplate):
         frames_in_order: whether batches come in the order of the experience's data set.
         seen_classes: the ``SeenClassesPlugin``.
     """
-
-    # What an experience or a step brings along, and no checkpoint needs.
-    unsaved = (
-        *("experience", "adapted_dataset", "dataloader", "mbatch", "mb_output", "loss", "_eval_streams"),
-        *("current_eval_stream", "_stop_training", "is_training", "_criterion", "device"),
-    )
 
     def __init__(
         self,
@@ -103,3 +99,39 @@ class StreamStrategy(SupervisedTemplate):
     def optimizer_step(self):
         with self.model.stopwatch.measure("plastic"):
             super().optimizer_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that training goes on from, as plain values and tensors.
+
+        Keys: ``model`` (without the frozen F), ``optimizer`` (PyTorch's state), ``clock``, ``training``, ``seconds``,
+        ``plugins`` (each plugin's and metric's own ``state_dict``), ``buffers``, and ``method`` where a subclass has a
+        state of its own. Tensors are the live ones, not copies.
+
+        A plugin without ``state_dict``, of Avalanche or of a user, is not in it and starts anew. Global RNG state is
+        not in it either.
+        """
+        return strategy_state(self)
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """Load what ``state_dict`` returned into a strategy built with the same settings.
+
+        Args:
+            state: it is copied.
+            strict: the plugins that have a state must be the same; else what only one side has is left out.
+
+        Raises:
+            StateError: the state is of another strategy, network or version.
+        """
+        load_strategy_state(self, state, strict)
+
+    def answer_state(self) -> dict[str, Any]:
+        """Return what evaluation needs, without optimiser, replay buffer and, where answers draw none, RNG state."""
+        return answer_state(self)
+
+    def load_answer_state(self, state: dict[str, Any]) -> None:
+        """Load what ``answer_state`` returned into a strategy built with the same settings; it then answers the same.
+
+        Raises:
+            StateError: the state is of another strategy or network.
+        """
+        load_answer_state(self, state)

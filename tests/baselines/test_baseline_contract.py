@@ -1,25 +1,42 @@
 """What every strategy of the registry has to keep, whatever it does inside."""
 
+import copy
+import importlib
+import json
 import pickle
+import pkgutil
 import re
 
 import numpy as np
 import pytest
 import torch
+from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from watched import Answers, plugin_of
 
+import crumb_avalanche
 from crumb_avalanche.baselines.entry import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state
 from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.state_tree import packed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 BUDGET = 8 * 3 * 16**2  # eight images of 16 pixels
 STREAM_LEARNERS = [name for name, entry in STRATEGIES.items() if not entry.joint]
+
+
+class Outputs(SupervisedPlugin):
+    """Collects the outputs of an evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs = []
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.outputs.append(strategy.mb_output.clone())
 
 
 class Watch(SupervisedPlugin):
@@ -42,7 +59,7 @@ class Watch(SupervisedPlugin):
 
 
 def learn(name, make_model, make_stream, protocol="class_instance", experiences=2, method=None):
-    """A strategy after some experiences, with what was watched; all global states of chance are set."""
+    """A strategy after some experiences, with what was watched; the global RNG state is set."""
     entry = STRATEGIES[name]
     torch.manual_seed(0)
     np.random.seed(0)
@@ -64,12 +81,35 @@ def weights(strategy):
 
 
 def state(strategy):
-    """All that a checkpoint would keep of its model, buffers and statistics, without what a clock says."""
-    clocks = (Watch, EvaluationPlugin, type(strategy.clock), Answers)
-    plugins = [plugin for plugin in strategy.plugins if not isinstance(plugin, clocks)]
-    kept = {"model": strategy.model.state_dict(), "plugins": plugins}
-    kept |= {name: getattr(strategy, name, None) for name in ("storage_policy", "statistics", "_random")}
-    return packed(kept)[1]
+    """A copy of a strategy's state: the tensors, and the rest without what a clock says."""
+    tree, tensors = flatten(copy.deepcopy(strategy.state_dict()))
+    return [pair for pair in json.loads(json.dumps(tree))["dict"] if pair[0] != "seconds"], tensors
+
+
+def assert_same(first, second):
+    (tree, tensors), (other_tree, others) = first, second
+    assert tree == other_tree and tensors.keys() == others.keys()
+    assert all(torch.equal(tensors[key], others[key]) for key in tensors)
+
+
+def logits_of(strategy, stream):
+    """``(N, classes)``, the outputs of the strategy on all classes seen."""
+    watch = Outputs()
+    strategy.plugins.append(watch)
+    strategy.eval(stream.test_stream[:2])
+    strategy.plugins.remove(watch)
+    return torch.cat(watch.outputs)
+
+
+def built_anew(name, make_model, make_stream):
+    """A strategy with the same settings that was not trained, with other weights where training changes them."""
+    strategy, stream, *_ = learn(name, make_model, make_stream, experiences=0)
+    torch.manual_seed(99)
+    with torch.no_grad():
+        for weight in strategy.model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight) * 0.1)
+    return strategy, stream
 
 
 @pytest.mark.parametrize("protocol", ["class_instance", "class_iid"])
@@ -115,7 +155,7 @@ def test_keeps_its_bytes_within_the_budget_at_every_step(name, make_model, make_
 @pytest.mark.parametrize("name", STREAM_LEARNERS)
 def test_the_same_twice(name, make_model, make_stream):
     first, second = (state(learn(name, make_model, make_stream)[0]) for _ in range(2))
-    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    assert_same(first, second)
 
 
 @pytest.mark.parametrize("name", STREAM_LEARNERS)
@@ -134,7 +174,73 @@ def test_survives_pickling(name, make_model, make_stream):
         np.random.seed(5)
         one.train(stream.train_stream[2])
     first, second = state(strategy), state(again)
-    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    assert_same(first, second)
+
+
+@pytest.mark.parametrize("name", STREAM_LEARNERS)
+def test_a_state_loaded_into_a_strategy_built_anew_answers_and_trains_on_the_same(
+    name, make_model, make_stream, tmp_path
+):
+    strategy, stream, *_ = learn(name, make_model, make_stream)
+    write_state(tmp_path / "state.safetensors", strategy.state_dict(), {})
+    again, its_stream = built_anew(name, make_model, make_stream)
+    again.load_state_dict(read_state(tmp_path / "state.safetensors")[0])
+    assert_same(state(strategy), state(again))
+    assert torch.equal(logits_of(again, its_stream), logits_of(strategy, stream))
+    ends = []
+    for one, data in ((strategy, stream), (again, its_stream)):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        one.train(data.train_stream[2])
+        ends.append(state(one))
+    assert_same(*ends)
+
+
+@pytest.mark.parametrize("name", [name for name in STREAM_LEARNERS if name != "chance"])
+def test_the_answer_state_suffices_for_the_same_answers(name, make_model, make_stream, tmp_path):
+    strategy, stream, *_ = learn(name, make_model, make_stream)
+    answers, everything = tmp_path / "answers.safetensors", tmp_path / "state.safetensors"
+    write_state(answers, strategy.answer_state(), {})
+    write_state(everything, strategy.state_dict(), {})
+    again, its_stream = built_anew(name, make_model, make_stream)
+    expected = logits_of(strategy, stream)
+    assert not torch.equal(logits_of(again, its_stream), expected)
+    again.load_answer_state(read_state(answers)[0])
+    assert torch.equal(logits_of(again, its_stream), expected)
+    assert answers.stat().st_size < everything.stat().st_size
+    names = read_tensors(answers)[0].keys()
+    assert not [key for key in names if re.search("optimizer|buffers|random|old_network|feature_extractor", key)]
+
+
+def test_a_state_of_another_strategy_is_refused(make_model, make_stream):
+    saved = learn("er", make_model, make_stream, experiences=1)[0].state_dict()
+    for name, facts in (
+        ("icarl", "ExperienceReplayPlugin, ICaRLPlugin"),
+        ("finetune", "ReplayPlugin; build"),
+    ):
+        other = built_anew(name, make_model, make_stream)[0]
+        before = weights(other)
+        with pytest.raises(StateError, match=facts):
+            other.load_state_dict(saved)
+        assert all(torch.equal(value, before[key]) for key, value in weights(other).items())
+    with pytest.raises(StateError, match=r"1 replay buffers, the strategy has 0"):
+        other.load_state_dict(saved, strict=False)
+    loose = built_anew("rainbow_memory", make_model, make_stream)[0]
+    loose.load_state_dict(saved, strict=False)
+    assert loose.seen_classes.seen == saved["plugins"]["SeenClassesPlugin"]["seen"]
+
+
+def test_every_plugin_of_the_package_says_its_state():
+    for module in pkgutil.walk_packages(crumb_avalanche.__path__, "crumb_avalanche."):
+        if module.name.split(".")[1] in ("training", "baselines", "runs"):
+            importlib.import_module(module.name)
+    kinds = [BasePlugin]
+    for kind in kinds:
+        kinds += [one for one in kind.__subclasses__() if one not in kinds]
+    ours = [kind for kind in kinds if kind.__module__.startswith("crumb_avalanche.")]
+    assert len(ours) > 20
+    without = [kind.__name__ for kind in ours if not hasattr(kind, "state_dict")]
+    assert without == ["MendedAGEM"]  # its memories are views of the stream's data sets
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -16,6 +16,12 @@ class Answers(SupervisedPlugin):
     def after_eval_iteration(self, strategy, **kwargs):
         self.given += strategy.mb_output.argmax(1).tolist()
 
+    def state_dict(self):
+        return {"given": list(self.given)}
+
+    def load_state_dict(self, state):
+        self.given = list(state["given"])
+
 
 class Order(SupervisedPlugin):
     """The frames of the stream, as they come."""

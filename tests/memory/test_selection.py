@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule, Slots
+from crumb_avalanche.system.tensor_file import flatten, unflatten
 
 
 def batches_of(labels, size):
@@ -220,7 +221,8 @@ def test_a_rule_goes_on_from_its_state_as_if_nothing_had_happened(name, after):
         chosen = []
         for number, batch in enumerate(batches_of(labels, size)):
             if restart and number == after:
-                state = json.loads(json.dumps(rule.state_dict()))
+                tree, tensors = flatten(rule.state_dict())
+                state = unflatten(json.loads(json.dumps(tree)), tensors)
                 rule = RULES[name]()
                 rule.load_state_dict(state)
             chosen.append((rule.choose(slots, batch), rule.finished))

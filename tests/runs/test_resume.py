@@ -5,8 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from avalanche.training.plugins import EvaluationPlugin
 
-from crumb_avalanche.runs.resume import GoingOn
+from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.registry import build_strategy
+from crumb_avalanche.runs.resume import Resume
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.training.checkpoint_plugin import Position
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 FILES = ("accuracy_matrix.csv", "predictions.npz", "checkpoint/model.safetensors", "checkpoint/buffer.safetensors")
@@ -93,7 +98,7 @@ def test_an_experience_that_was_learned_is_not_learned_again(
 def test_seconds_are_those_of_all_processes_that_worked_on_it(crumb, tiny, tmp_path, cut_after, monkeypatch):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
     clock = SimpleNamespace(perf_counter=lambda: clock.now)
-    save = GoingOn.save
+    save = Resume.save
 
     def save_after_a_minute(self, position):
         clock.now += 60
@@ -104,7 +109,7 @@ def test_seconds_are_those_of_all_processes_that_worked_on_it(crumb, tiny, tmp_p
         clock.now = now
         monkeypatch.setattr("crumb_avalanche.runs.run.time", clock)
         monkeypatch.setattr("crumb_avalanche.runs.resume.time", clock)
-        monkeypatch.setattr(GoingOn, "save", save_after_a_minute)
+        monkeypatch.setattr(Resume, "save", save_after_a_minute)
 
     new_process(1000.0)
     cut_after(12)  # in the second experience
@@ -178,7 +183,7 @@ def test_other_settings_are_refused_and_overwrite_starts_over(crumb, tiny, tmp_p
     monkeypatch.undo()
     code, _, err = crumb(*arguments, "--learning-rate", "0.002")
     assert code == 1
-    assert "holds checkpoints made with learning_rate=0.001, not 0.002; go on with the same settings" in err
+    assert "holds checkpoints made with learning_rate=0.001, not 0.002; resume with the same settings" in err
     assert yaml.safe_load((tmp_path / "cut" / "config.yaml").read_text())["learning_rate"] == 0.001
     code, out, _ = crumb(*arguments, "--learning-rate", "0.002", "--overwrite", "true")
     assert code == 0 and "after experience 1/2" in out
@@ -192,10 +197,48 @@ def test_a_damaged_checkpoint_costs_only_the_time_since_the_one_before(
     with pytest.raises(PowerCut):
         crumb(*arguments)
     monkeypatch.undo()
-    newest = max((tmp_path / "cut" / "resume").iterdir())
+    newest = max((tmp_path / "cut" / "resume").glob("*.safetensors"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    with pytest.warns(UserWarning, match="is damaged; looking at the one before it"):
+    with pytest.warns(UserWarning, match="is damaged"):
         assert crumb(*arguments)[0] == 0
     assert bits(tmp_path / "cut") == bits(undisturbed)
+
+
+def test_the_bytes_of_a_checkpoint_do_not_grow_with_the_number_of_experiences(tmp_path, make_model, make_stream):
+    stream = make_stream()
+    strategy = build_strategy(
+        "crumb", make_model(), LearningSettings(first_epochs=1), 8, 0, evaluator=EvaluationPlugin(loggers=[])
+    )
+    resume = Resume(tmp_path, RunSettings(output=str(tmp_path)), {}, 0.0)
+    resume.attach(strategy)
+    strategy.train(stream.train_stream[0])
+    metrics = strategy.evaluator.all_metric_results
+    history, files, lines = tmp_path / "resume" / "history.jsonl", [], []
+    for number in range(40):
+        resume.progress.matrix.append([12.5, 25.0])
+        resume.progress.accuracy_after.append(18.75)
+        resume.progress.ledgers.append({"buffer_bytes": 1234})
+        for name in ("Top1_Acc", "Loss"):
+            metrics[name][0].append(100 + number)
+            metrics[name][1].append(0.5)
+        before = history.stat().st_size if history.exists() else 0
+        resume.save(Position(10 + number))
+        lines.append(history.stat().st_size - before)
+        files.append(max((tmp_path / "resume").glob("*.safetensors")).stat().st_size)
+    assert max(lines) - min(lines) < 16 and max(files) - min(files) < 64
+    again = Resume(tmp_path, RunSettings(output=str(tmp_path)), {}, 0.0)
+    assert (again.position, again.progress.matrix) == (Position(49), [[12.5, 25.0]] * 40)
+    rebuilt = build_strategy(
+        "crumb", make_model(), LearningSettings(first_epochs=1), 8, 0, evaluator=EvaluationPlugin(loggers=[])
+    )
+    again.attach(rebuilt)
+    assert rebuilt.evaluator.get_all_metrics() == metrics
+    assert rebuilt.evaluator.get_last_metrics() == strategy.evaluator.get_last_metrics() | {
+        "Top1_Acc": 0.5,
+        "Loss": 0.5,
+    }
+    size = history.stat().st_size
+    again.save(Position(49))
+    assert history.stat().st_size == size, "nothing is new"

@@ -105,3 +105,11 @@ def test_older_files_are_read_with_a_warning_and_files_of_others_silently(tmp_pa
 def test_an_absent_file(tmp_path):
     with pytest.raises(TensorFileError, match="there is no file"):
         read_metadata(tmp_path / "a.safetensors")
+
+
+def test_equal_states_are_equal_files(tmp_path):
+    state = {"weights": torch.arange(3.0), "name": 'ü "quoted"\n\x1f'}
+    for number in range(8):
+        write_state(tmp_path / str(number), state, {"format": "test", "a": "1", "b": "2\t"})
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
+    assert read_state(tmp_path / "0")[0]["name"] == state["name"]

@@ -1,15 +1,18 @@
-"""Checkpoint files: whole or not there, the newest good one is found, others' are refused, nothing in them is run."""
+"""Checkpoint files: atomic, the newest good one is found, those of other settings are refused, no code in them runs."""
 
 import errno
 import json
 import pickle
+import warnings
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from crumb_avalanche.models import weights
+from crumb_avalanche.system import tensor_file
 from crumb_avalanche.training import checkpoint
-from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder, digest
+from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder, HistoryFile
 
 SETTINGS = {"learning_rate": 0.001, "strategy": "crumb"}
 TENSORS = {"t0": torch.arange(6.0).view(2, 3), "t1": torch.tensor(7), "t2": torch.empty(0)}
@@ -22,22 +25,22 @@ def files(tmp_path):
 
 def test_what_is_written_is_read(files):
     assert files.newest() is None
-    files.write({"place": 3}, '{"a": 1}', TENSORS)
+    files.write({"place": 3}, TENSORS)
     found = files.newest()
-    assert (found.number, found.notes, found.tree) == (0, {"place": 3}, '{"a": 1}')
-    assert all(torch.equal(found.tensors[name], TENSORS[name]) for name in TENSORS)
+    assert (found.number, found.notes, found.records) == (0, {"place": 3}, [])
+    assert all(torch.equal(found.state[name], TENSORS[name]) for name in TENSORS)
 
 
 def test_the_newest_two_are_kept(files):
     for place in range(5):
-        files.write({"place": place}, "{}", TENSORS)
+        files.write({"place": place}, TENSORS)
     assert files.numbers() == [4, 3]
     assert files.newest().notes == {"place": 4}
 
 
 def test_all_is_removed_but_a_name(files):
     files.clear()  # nothing there yet
-    files.write({}, "{}", TENSORS)
+    files.write({}, TENSORS)
     (files.folder / "maps").mkdir()
     (files.folder / "maps" / "lock").touch()
     (files.folder / "lock").touch()
@@ -49,7 +52,7 @@ def test_all_is_removed_but_a_name(files):
 
 def test_the_newest_is_removed_last(files, monkeypatch):
     for place in range(2):
-        files.write({"place": place}, "{}", TENSORS)
+        files.write({"place": place}, TENSORS)
     (files.folder / "maps").mkdir()
     unlink = type(files.folder).unlink
 
@@ -66,38 +69,38 @@ def test_the_newest_is_removed_last(files, monkeypatch):
 
 @pytest.mark.parametrize("position", [0.001, 0.3, 0.6, 0.999])
 def test_a_flipped_bit_anywhere_is_noticed_and_the_one_before_it_is_taken(files, position):
-    files.write({"place": 0}, '{"a": 1}', TENSORS)
-    path = files.write({"place": 1}, '{"a": 1}', TENSORS)
+    files.write({"place": 0}, TENSORS)
+    path = files.write({"place": 1}, TENSORS)
     content = bytearray(path.read_bytes())
     content[int(position * len(content))] ^= 0x10
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"00000001.safetensors is damaged; looking at the one before it"):
+    with pytest.warns(UserWarning, match=r"00000001.safetensors is damaged"):
         assert files.newest().notes == {"place": 0}
 
 
 def test_a_damaged_one_is_given_up_before_the_good_one(files):
     for place in range(3):
-        files.write({"place": place}, "{}", TENSORS)
+        files.write({"place": place}, TENSORS)
     files.path(2).write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="is damaged"):
         files.newest()
-    files.write({"place": 3}, "{}", TENSORS)
+    files.write({"place": 3}, TENSORS)
     assert files.numbers() == [3, 1]
     files.path(3).write_bytes(b"damaged too")
     with pytest.warns(UserWarning, match="is damaged"):
         assert files.newest().notes == {"place": 1}
     files.clear()
     for place in range(5):
-        files.write({"place": place}, "{}", TENSORS)
+        files.write({"place": place}, TENSORS)
     assert files.numbers() == [4, 3]
 
 
 def test_a_cut_off_file_and_nothing_good_at_all(files):
-    path = files.write({}, "{}", TENSORS)
+    path = files.write({}, TENSORS)
     path.write_bytes(path.read_bytes()[:40])
     with (
         pytest.warns(UserWarning, match="is damaged"),
-        pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"),
+        pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged; remove that folder"),
     ):
         files.newest()
 
@@ -107,7 +110,7 @@ def test_a_pickle_in_its_place_is_never_run(files, tmp_path):
         def __reduce__(self):
             return (open, (str(tmp_path / "run"), "w"))
 
-    path = files.write({}, "{}", TENSORS)
+    path = files.write({}, TENSORS)
     path.write_bytes(pickle.dumps(Evil()))
     with pytest.warns(UserWarning, match="is damaged"), pytest.raises(CheckpointError, match="remove that folder"):
         files.newest()
@@ -115,44 +118,136 @@ def test_a_pickle_in_its_place_is_never_run(files, tmp_path):
 
 
 def test_other_settings_are_refused_by_name(files):
-    files.write({}, "{}", TENSORS)
+    files.write({}, TENSORS)
     other = CheckpointFolder(files.folder, {**SETTINGS, "learning_rate": 0.01})
-    words = "holds checkpoints made with learning_rate=0.001, not 0.01; go on with the same settings, use another"
+    words = "holds checkpoints made with learning_rate=0.001, not 0.01; resume with the same settings, use another"
     with pytest.raises(CheckpointError, match=words):
         other.newest()
 
 
 def test_a_full_disk_leaves_the_earlier_ones(files, monkeypatch):
-    files.write({"place": 0}, "{}", TENSORS)
+    files.write({"place": 0}, TENSORS)
 
     def full(tensors, path, metadata):
         with open(path, "wb") as file:
             file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(weights, "save_file", full)
+    monkeypatch.setattr(tensor_file, "save_file", full)
     words = r"00000001.safetensors cannot be written \(.*No space left on device\); the one before it is untouched"
     with pytest.raises(CheckpointError, match=words):
-        files.write({"place": 1}, "{}", TENSORS)
+        files.write({"place": 1}, TENSORS)
     assert [path.name for path in files.folder.iterdir()] == ["00000000.safetensors"]
     assert files.newest().notes == {"place": 0}
 
 
-def test_the_digest_depends_on_everything():
-    texts = {"settings": "a", "notes": "b", "tree": "c"}
-    first = digest(texts, TENSORS)
-    others = [
-        digest({**texts, "tree": "d"}, TENSORS),
-        digest(texts, {**TENSORS, "t1": torch.tensor(8)}),
-        digest(texts, {**TENSORS, "t0": torch.arange(6.0).view(3, 2)}),
-        digest(texts, {**TENSORS, "t0": TENSORS["t0"].double()}),
-        digest(texts, {name: TENSORS[name] for name in ("t0", "t1")}),
-    ]
-    assert len({first, *others}) == 6
-    assert digest(dict(reversed(texts.items())), dict(reversed(TENSORS.items()))) == first
-
-
 def test_metadata_are_plain_text(files):
-    path = files.write({"place": 1}, "{}", TENSORS)
-    metadata = weights.read_metadata(path)
+    path = files.write({"place": 1}, TENSORS)
+    metadata = tensor_file.read_metadata(path)
     assert metadata["format"] == checkpoint.FORMAT and json.loads(metadata["settings"]) == SETTINGS
+
+
+def records(number):
+    """As many records, each of its own."""
+    return [{"row": [place, 0.5], "name": f"ü{place}"} for place in range(number)]
+
+
+def test_the_history_is_read_up_to_each_checkpoint(files):
+    for place, record in enumerate(records(3)):
+        files.write({"place": place}, TENSORS, record)
+    files.write({"place": 3}, TENSORS)  # nothing new
+    again = CheckpointFolder(files.folder, SETTINGS)
+    assert again.newest().records == records(3)
+    again.write({"place": 4}, TENSORS, {"row": "new"})
+    assert CheckpointFolder(files.folder, SETTINGS).newest().records == [*records(3), {"row": "new"}]
+
+
+def test_records_beyond_the_checkpoint_are_dropped(files, monkeypatch):
+    """As after a kill between the record and its checkpoint, or within the record."""
+    for record in records(2):
+        files.write({}, TENSORS, record)
+    whole = files.history.path.read_bytes()
+    for tail in (b"", b"half a rec"):
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "write_state", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+            again = CheckpointFolder(files.folder, SETTINGS)
+            again.newest()
+            with pytest.raises(KeyboardInterrupt):
+                again.write({}, TENSORS, {"row": "lost"})
+        with open(files.history.path, "ab") as file:
+            file.write(tail)
+        again = CheckpointFolder(files.folder, SETTINGS)
+        assert again.newest().records == records(2)
+    again.write({}, TENSORS, {"row": "new"})
+    assert CheckpointFolder(files.folder, SETTINGS).newest().records == [*records(2), {"row": "new"}]
+    assert files.history.path.read_bytes().startswith(whole) and b"lost" not in files.history.path.read_bytes()
+
+
+def test_a_history_starts_over_with_its_checkpoints(files):
+    for record in records(2):
+        files.write({}, TENSORS, record)
+    files.clear()
+    files.write({}, TENSORS, {"row": "first"})
+    assert CheckpointFolder(files.folder, SETTINGS).newest().records == [{"row": "first"}]
+
+
+def test_a_damaged_record_costs_the_checkpoints_that_need_it(files):
+    for place, record in enumerate(records(2)):
+        files.write({"place": place}, TENSORS, record)
+    lines = files.history.path.read_bytes().splitlines(keepends=True)
+    files.history.path.write_bytes(lines[0] + lines[1].replace(b"0.5", b"0.6"))
+    with pytest.warns(UserWarning, match=r"00000001.safetensors is damaged \(line 2 of .*history.jsonl"):
+        found = CheckpointFolder(files.folder, SETTINGS).newest()
+    assert (found.notes, found.records) == ({"place": 0}, records(1))
+    files.history.path.write_bytes(lines[1] + lines[0])  # each line is good, in another place
+    with pytest.warns(UserWarning, match="line 1 of"), pytest.raises(CheckpointError, match="are damaged"):
+        CheckpointFolder(files.folder, SETTINGS).newest()
+
+
+def test_none_of_200_random_flips_is_silent(files):
+    state = {
+        "weights": torch.randn(40, 5),
+        "random": torch.get_rng_state()[:200],
+        "plain": [1, 2.5, {"a": (True, None)}],
+    }
+    generator = torch.Generator().manual_seed(0)
+    for place, record in enumerate(records(2)):
+        files.write({"place": place}, state, record)
+    contents = {path: path.read_bytes() for path in (files.path(1), files.history.path)}
+    for number in range(200):
+        path = [*contents][number % 4 == 0]
+        content = bytearray(contents[path])
+        place, bit = (int(torch.randint(most, (), generator=generator)) for most in (len(content), 8))
+        content[place] ^= 1 << bit
+        path.write_bytes(content)
+        again = CheckpointFolder(files.folder, SETTINGS)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                found = again.newest()
+            except CheckpointError:
+                found = None  # a flip in the first record, which both checkpoints need
+        assert any("is damaged" in str(one.message) for one in said), (path.name, place, bit)
+        assert found is None or found.notes == {"place": 0}
+        path.write_bytes(contents[path])
+    assert CheckpointFolder(files.folder, SETTINGS).newest().notes == {"place": 1}
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_by_name(files):
+    files.folder.mkdir()
+    old = {"format": "crumb-checkpoint-1", "settings": json.dumps(SETTINGS), "notes": "{}", "tree": "{}", "sha256": "0"}
+    save_file(TENSORS, files.path(0), old)
+    with pytest.raises(
+        CheckpointError, match=r"00000000.safetensors .*older version \(crumb-checkpoint-1\).*start over"
+    ):
+        files.newest()
+    assert files.path(0).exists()
+
+
+def test_a_history_alone(tmp_path):
+    history = HistoryFile(tmp_path / "history.jsonl")
+    assert history.read(0) == []
+    with pytest.raises(tensor_file.TensorFileError, match=r"line 1 of .*history.jsonl is damaged or missing"):
+        history.read(1)
+    history.append({"a": float("nan")})
+    assert np.isnan(HistoryFile(history.path).read(1)[0]["a"])

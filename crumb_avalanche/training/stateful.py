@@ -1,0 +1,200 @@
+"""The state of a strategy as plain values and tensors: what resume goes on from, and what answers need.
+
+Every part says its own state with ``state_dict`` and takes it back with ``load_state_dict``: plugins, replay buffers,
+metrics. A strategy is rebuilt from its settings first; a state holds only what training changed. Tensors of a state are
+the live ones, not copies: write the state, or copy it, before training goes on.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from avalanche.training.plugins import SupervisedPlugin
+from torch import nn
+
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_file import StateError
+
+FROZEN = "feature_extractor."
+
+
+class StatefulPlugin(SupervisedPlugin):
+    """A plugin that says its state; the base has none.
+
+    ``answer_state`` is the part of it that evaluation needs, besides the model and the classes seen.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, which does not include a replay buffer in ``storage_policy``."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned."""
+
+    def answer_state(self, strategy) -> dict[str, Any]:
+        """Return what answers need."""
+        return {}
+
+    def load_answer_state(self, state: dict[str, Any]) -> None:
+        """Load what ``answer_state`` returned; training does not go on from it."""
+
+
+def parts(strategy) -> dict[str, Any]:
+    """The strategy's plugins and metrics by class name; a second one of a class is ``Name 2``."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for part in [*strategy.plugins, *getattr(strategy.evaluator, "metrics", ())]:
+        name = type(part).__name__
+        seen[name] += 1
+        found[name if seen[name] == 1 else f"{name} {seen[name]}"] = part
+    return found
+
+
+def buffers(strategy) -> Iterator[Any]:
+    """The replay buffers of the strategy and its plugins, each once."""
+    known = set()
+    for part in (strategy, *strategy.plugins):
+        buffer = getattr(part, "storage_policy", None)
+        if hasattr(buffer, "state_dict") and id(buffer) not in known:
+            known.add(id(buffer))
+            yield buffer
+
+
+def strategy_state(strategy) -> dict[str, Any]:
+    """Return all that training goes on from; see ``StreamStrategy.state_dict``."""
+    states = {name: part.state_dict() for name, part in parts(strategy).items() if hasattr(part, "state_dict")}
+    return {
+        "model": model_state(strategy.model),
+        "optimizer": optimizer_state(strategy.optimizer, strategy.model),
+        "clock": dict(_counters(strategy.clock)),
+        "training": {
+            "train_epochs": strategy.train_epochs,
+            "train_mb_size": strategy.train_mb_size,
+            "in_epoch": strategy._in_epoch,
+            "begun": strategy.optimized_param_id is not None,
+        },
+        "seconds": dict(strategy.model.stopwatch.seconds) if hasattr(strategy.model, "stopwatch") else {},
+        "plugins": {name: state for name, state in states.items() if state},
+        "buffers": [buffer.state_dict() for buffer in buffers(strategy)],
+    }
+
+
+def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) -> None:
+    """Load what ``strategy_state`` returned; see ``StreamStrategy.load_state_dict``."""
+    live = {name: part for name, part in parts(strategy).items() if hasattr(part, "state_dict")}
+    expected, saved = {name: part.state_dict() for name, part in live.items()}, state["plugins"]
+    # What can be refused is refused before anything is changed.
+    if strict and (odd := {name for name, own in expected.items() if own} ^ saved.keys()):
+        raise StateError(
+            f"only one of state and strategy has the plugins {', '.join(sorted(odd))}; build the strategy with the "
+            "same plugins, or load with strict=False, which leaves them out"
+        )
+    for name in saved.keys() & live.keys():
+        if saved[name].keys() != expected[name].keys():
+            raise StateError(
+                f"the state of {name} holds {', '.join(saved[name])}, not {', '.join(expected[name])}; it was written "
+                "by another version"
+            )
+    mine = [*buffers(strategy)]
+    if len(mine) != len(state["buffers"]):
+        raise StateError(
+            f"the state holds {len(state['buffers'])} replay buffers, the strategy has {len(mine)}; build the same one"
+        )
+    load_model_state(strategy.model, state["model"])
+    load_optimizer_state(strategy.optimizer, strategy.model, state["optimizer"])
+    vars(strategy.clock).update(state["clock"])
+    training = state["training"]
+    strategy.train_epochs, strategy.train_mb_size = training["train_epochs"], training["train_mb_size"]
+    strategy._in_epoch = training["in_epoch"]
+    # Without it the host would take the first experience for the optimiser's first, and reset its state.
+    strategy.optimized_param_id = dict(strategy.model.named_parameters()) if training["begun"] else None
+    if hasattr(strategy.model, "stopwatch"):
+        strategy.model.stopwatch.seconds.clear()
+        strategy.model.stopwatch.seconds.update(state["seconds"])
+    for buffer, its_state in zip(mine, state["buffers"]):
+        buffer.load_state_dict(its_state)
+    for name in saved.keys() & live.keys():
+        live[name].load_state_dict(saved[name])
+
+
+def answer_state(strategy) -> dict[str, Any]:
+    """Return what answers need; see ``StreamStrategy.answer_state``."""
+    live = {name: part for name, part in parts(strategy).items() if hasattr(part, "answer_state")}
+    states = {name: part.answer_state(strategy) for name, part in live.items()}
+    return {"model": model_state(strategy.model), "plugins": {name: state for name, state in states.items() if state}}
+
+
+def load_answer_state(strategy, state: dict[str, Any]) -> None:
+    """Load what ``answer_state`` returned; see ``StreamStrategy.load_answer_state``."""
+    load_model_state(strategy.model, state["model"])
+    live = parts(strategy)
+    for name, saved in state["plugins"].items():
+        if not hasattr(live.get(name), "load_answer_state"):
+            raise StateError(f"the state holds answers of {name}, which the strategy does not have; build the same one")
+        live[name].load_answer_state(saved)
+
+
+def model_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict of a model, without the frozen F of a ``SplitModel``."""
+    state = model.state_dict()
+    if isinstance(model, SplitModel):
+        return {name: tensor for name, tensor in state.items() if not name.startswith(FROZEN)}
+    return state
+
+
+def load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Load what ``model_state`` returned, in place.
+
+    Raises:
+        StateError: names or shapes differ; names the first.
+    """
+    mine = model_state(model)
+    for name in {**mine, **state}:
+        given, wanted = (tuple(one[name].shape) if name in one else "missing" for one in (state, mine))
+        if given != wanted:
+            raise StateError(f"{name} is {given} in the state, but {wanted} in the model: it is of another network")
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            tensor.copy_(state[name])
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+    """PyTorch's state of an optimiser, with the names of its weights: the host adds F's to those it was built with.
+
+    Raises:
+        StateError: it holds weights that are not the model's.
+    """
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    groups = [[names.get(id(weight)) for weight in group["params"]] for group in optimizer.param_groups]
+    if any(None in group for group in groups):
+        raise StateError("the optimizer holds weights that are not the model's; build it from model.parameters()")
+    return {"weights": groups, **optimizer.state_dict()}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Any]) -> None:
+    """Load what ``optimizer_state`` returned.
+
+    Raises:
+        StateError: another number of groups, or weights that the model does not have.
+    """
+    named, groups = dict(model.named_parameters()), state["weights"]
+    missing = [name for group in groups for name in group if name not in named]
+    if missing or len(groups) != len(optimizer.param_groups):
+        raise StateError(
+            f"the optimizer's state has {len(groups)} groups, not {len(optimizer.param_groups)}, or weights that the "
+            f"model lacks ({', '.join(missing) or 'none'}); build the same strategy"
+        )
+    for group, names in zip(optimizer.param_groups, groups):
+        group["params"] = [named[name] for name in names]
+    optimizer.load_state_dict(copy.deepcopy({name: state[name] for name in ("state", "param_groups")}))
+    for weight, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == weight.shape:
+                # In the weight's order of axes, which a file does not keep.
+                values[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value).detach()
+
+
+def _counters(clock) -> Iterator[tuple[str, int]]:
+    return ((name, value) for name, value in vars(clock).items() if isinstance(value, int))

@@ -1,0 +1,34 @@
+"""RNG state of Python, numpy and torch: saved, restored, and of as many GPUs as there are."""
+
+import random
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
+from crumb_avalanche.system.tensor_file import read_state, write_state
+
+
+def test_the_state_survives_a_file(tmp_path):
+    write_state(tmp_path / "rng.safetensors", get_rng_state(), {})
+    expected = torch.rand(3), np.random.rand(3), random.random()
+    set_rng_state(read_state(tmp_path / "rng.safetensors")[0])
+    assert torch.equal(torch.rand(3), expected[0]) and np.array_equal(np.random.rand(3), expected[1])
+    assert random.random() == expected[2]
+
+
+@pytest.mark.parametrize("here", [0, 1, 2, 3])
+def test_rng_states_of_as_many_gpus_as_there_are(monkeypatch, here):
+    now, taken = get_rng_state(), []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: here)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: taken.append((state, device)))
+    states = {**now, "cuda": ["of 0", "of 1"]}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        set_rng_state(states)
+    assert taken == [("of 0", 0), ("of 1", 1)][:here]
+    words = rf"of 2 GPUs, but {here} are here.*use 2 GPUs"
+    assert [bool(re.search(words, str(one.message))) for one in said] == [True] * (here < 2)
