@@ -16,6 +16,7 @@ from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import MendedMAS, MendedSI, learning_view
+from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -216,7 +217,7 @@ def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int]
     return nn.functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)
 
 
-class StreamLwF(SupervisedPlugin):
+class StreamLwF(BatchPlugin):
     """Distils the plastic layers as they were after the latest experience, over the classes that they had seen.
 
     Li and Hoiem, "Learning without Forgetting", 2016. The host's plugin needs task labels, copies F too and runs it a
@@ -244,7 +245,7 @@ class StreamLwF(SupervisedPlugin):
     def before_backward(self, strategy, **kwargs):
         if not self.old_network.state:
             return
-        old = self.old_network.logits(strategy.model, strategy.model.last_map)
+        old = self.old_network.logits(strategy.model, self.batch.feature_map)
         loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.settings.temperature)
         strategy.loss = strategy.loss + self.settings.alpha * loss
 

@@ -312,13 +312,13 @@ def test_same_seed_same_bits(make_model, make_stream, rule, fused):
 def test_naive_with_the_plugins_is_the_strategy(make_model, make_stream):
     ready, own = make_model(), make_model()
     first = train(ready, make_stream(), CodeBuffer(MEM_SIZE), direct_weight=0.5).storage_policy
-    buffer = CodeBuffer(MEM_SIZE)
+    buffer, seen = CodeBuffer(MEM_SIZE), SeenClassesPlugin()
     strategy = Naive(
         model=own,
         optimizer=torch.optim.SGD(own.parameters(), **SGD),
         criterion=nn.CrossEntropyLoss(),
         train_mb_size=BATCH,
-        plugins=[SeenClassesPlugin(), EpochSchedule(EPOCHS), CRUMBPlugin(buffer, direct_weight=0.5)],
+        plugins=[seen, EpochSchedule(EPOCHS), CRUMBPlugin(buffer, direct_weight=0.5, seen=seen)],
         evaluator=EvaluationPlugin(loggers=[]),
     )
     for experience in make_stream().train_stream:
@@ -394,9 +394,8 @@ def test_only_the_last_epoch_is_stored(make_model, make_stream):
 
 
 def test_nothing_of_a_batch_is_kept(make_model, make_stream):
-    model = make_model()
-    train(model, make_stream(), CodeBuffer(MEM_SIZE))
-    assert model.last_map is None and model.last_codes is None
+    strategy = train(make_model(), make_stream(), CodeBuffer(MEM_SIZE))
+    assert strategy.memory.batch is None and not strategy.memory._records and not strategy.model._map_hooks
 
 
 def test_a_replay_loss_that_is_not_finite_stops_the_training(make_model, make_stream):
