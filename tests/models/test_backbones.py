@@ -236,3 +236,13 @@ def test_split_at_freezes_only_the_front():
     assert weights_hash(model.feature_extractor) == before
     # P is in training mode, so its batch norm moves.
     assert int(model.plastic_layers.get_submodule("layer4.0.bn1").num_batches_tracked) == 1
+
+
+def test_a_codebook_is_made_by_default_where_f_is_not_empty():
+    made = split_backbone("small_cnn", None, n_classes=2, image_size=32).codebook
+    assert (made.codebook_size, made.codebook_dim) == (256, 16) and not made.blocks.any()
+    own = Codebook(8, 8)
+    assert split_backbone("small_cnn", None, n_classes=2, image_size=32, codebook=own).codebook is own
+    for none in (None, False):
+        assert split_backbone("small_cnn", None, n_classes=2, image_size=32, codebook=none).codebook is None
+    assert split_backbone("mlp", None, n_classes=2, image_size=8).codebook is None
