@@ -29,7 +29,8 @@ _HOMES = {
     "FeatureCache": "training.feature_cache",
     "SmallCNN": "models.backbones",
     "LedgerMetric": "training.ledger",
-    "prepare": "models.calibration",
+    "calibrate": "models.calibration",
+    "prepare": "models.calibration",  # deprecated name of calibrate
     "pretrain": "training.pretraining",
 }
 

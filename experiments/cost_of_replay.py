@@ -72,7 +72,7 @@ def built(name: str, settings: RunSettings, stream, experiences: list, cache):
     from avalanche.training.plugins import EvaluationPlugin
 
     from crumb_avalanche.baselines.registry import build_strategy, get_strategy
-    from crumb_avalanche.models.calibration import prepare
+    from crumb_avalanche.models.calibration import calibrate
     from crumb_avalanche.runs import build
 
     strategy, method = LEARNERS[name]
@@ -84,7 +84,7 @@ def built(name: str, settings: RunSettings, stream, experiences: list, cache):
         warnings.filterwarnings("ignore", "No loggers specified")  # nothing is evaluated
         evaluator = EvaluationPlugin(loggers=[])
     start = time.perf_counter()
-    prepare(model, experiences[0].dataset, settings.codebook_init, settings.run)
+    calibrate(model, experiences[0].dataset, settings.codebook_init, settings.run)
     return build_strategy(
         strategy,
         model,

@@ -135,7 +135,7 @@ def measure(settings: RunSettings, method: Method, experiences: int | None = Non
 
     from crumb_avalanche.baselines.registry import build_strategy
     from crumb_avalanche.baselines.task_incremental import TaskIncrementalPlugin
-    from crumb_avalanche.models.calibration import prepare
+    from crumb_avalanche.models.calibration import calibrate
     from crumb_avalanche.runs import build
     from crumb_avalanche.runs.progress import ProgressPlugin
     from crumb_avalanche.runs.run import accuracy_on
@@ -152,7 +152,7 @@ def measure(settings: RunSettings, method: Method, experiences: int | None = Non
     model = build.build_model(settings, stream.benchmark.n_classes, codebook=False).to(settings.device)
     model.set_precision(settings.precision)
     if not settings.pretrained:
-        prepare(model, train[0].dataset, seed=settings.run)
+        calibrate(model, train[0].dataset, seed=settings.run)
     if settings.compile:
         model.compile()
     plugins = [ProgressPlugin(len(train), settings.progress)]

@@ -31,7 +31,7 @@ from crumb_avalanche import (
     EpochSchedule,
     LedgerMetric,
     SeenClassesPlugin,
-    prepare,
+    calibrate,
     split_backbone,
 )
 
@@ -81,7 +81,7 @@ def write_cifar100(root: Path, per_class: int = 2) -> None:
 
 def build(benchmark, device: str, n_classes: int):
     model = split_backbone("small_cnn", None, n_classes=n_classes, codebook=Codebook(16, 16), image_size=SIZE)
-    prepare(model, benchmark.train_stream[0].dataset)
+    calibrate(model, benchmark.train_stream[0].dataset)
     model.to(device)
     return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
@@ -155,12 +155,12 @@ def test_the_plugin_in_avalanches_own_strategy(tmp_path):
         5, dataset_root=tmp_path, seed=1, train_transform=GREY, eval_transform=GREY, return_task_id=True
     )
     model, optimizer = build(benchmark, "cpu", 10)
-    policy = CodeBuffer(20)
+    policy, seen = CodeBuffer(20), SeenClassesPlugin()
     strategy = Naive(
         model=model,
         optimizer=optimizer,
         train_mb_size=6,
-        plugins=[SeenClassesPlugin(), EpochSchedule(2), CRUMBPlugin(policy)],
+        plugins=[seen, EpochSchedule(2), CRUMBPlugin(policy, seen=seen)],
         evaluator=EvaluationPlugin(accuracy_metrics(stream=True), loggers=[InteractiveLogger()]),
     )
     for experience in benchmark.train_stream:

@@ -132,10 +132,10 @@ class AANetsPlugin(ImageMemoryPlugin):
         with model.stopwatch.measure("replay"):
             slots = draw(self.storage_policy, len(strategy.mb_y))
             maps, labels = self.storage_policy.replay(slots, model)
-            logits = self._logits(model, maps)
+            logits = self.logits(model, maps)
             strategy.loss = (strategy.loss + strategy._criterion(logits, labels)) / 2
             if self.old_network is not None:
-                logits, maps = torch.cat([strategy.mb_output, logits]), torch.cat([model.last_map, maps])
+                logits, maps = torch.cat([strategy.mb_output, logits]), torch.cat([self.batch.feature_map, maps])
                 old_logits = self.old_network.logits(model, maps)
                 loss = distillation_loss(logits, old_logits, self._old, self.settings.temperature)
                 strategy.loss = strategy.loss + self.settings.distillation * loss
@@ -147,7 +147,7 @@ class AANetsPlugin(ImageMemoryPlugin):
         if self._old:
             self._steps += 1
             if self._steps % self.settings.outer_every == 0:
-                self._outer_step(strategy, strategy.model.last_map, strategy.mb_y, **kwargs)
+                self._outer_step(strategy, self.batch.feature_map, self.batch.labels, **kwargs)
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):
@@ -179,7 +179,7 @@ class AANetsPlugin(ImageMemoryPlugin):
                 where = torch.cat(places).to(labels.device)
                 parts.append((maps[where], labels[where]))
             balanced, targets = (torch.cat(part) for part in zip(*parts))
-            strategy.replay_loss = strategy._criterion(self._logits(model, balanced), targets)
+            strategy.replay_loss = strategy._criterion(self.logits(model, balanced), targets)
             trigger_plugins(strategy, "on_replay_loss", **kwargs)
             share = model.plastic_layers.blended.share
             (gradient,) = torch.autograd.grad(strategy.replay_loss, [share])

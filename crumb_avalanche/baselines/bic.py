@@ -14,6 +14,7 @@ from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memor
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.batch_plugin import in_last_epoch
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -222,11 +223,12 @@ class BiCPlugin(ImageMemoryPlugin):
         self.storage_policy.rule.offered = {}
 
     def after_forward(self, strategy, **kwargs):
-        strategy.mb_output = self._mask(self.correct(strategy.mb_output))
+        super().after_forward(strategy, **kwargs)
+        strategy.mb_output = self.mask(self.correct(strategy.mb_output))
 
     def before_backward(self, strategy, **kwargs):
         model, storage = strategy.model, self.storage_policy
-        logits, labels, maps = strategy.mb_output, strategy.mb_y, model.last_map
+        logits, labels, maps = strategy.mb_output, self.batch.labels, self.batch.feature_map
         weights = 1.0 - torch.tensor(storage.rule.held_out(labels.tolist())).float()
         if self._old:
             with model.stopwatch.measure("replay"):
@@ -234,7 +236,7 @@ class BiCPlugin(ImageMemoryPlugin):
                 stored = [slot for slots in lists for slot in (slots[storage.rule.validating(len(slots)) :] or slots)]
                 if stored:
                     replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
-                    logits = torch.cat([logits, self._mask(self.correct(model.classify(replayed)))])
+                    logits = torch.cat([logits, self.mask(self.correct(model.classify(replayed)))])
                     labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
                     weights = torch.cat([weights, torch.ones(len(its_labels))])
                 old_logits = self.correct(self.old_network.logits(model, maps))
@@ -252,7 +254,7 @@ class BiCPlugin(ImageMemoryPlugin):
         return -(targets * (logits / self.settings.temperature).log_softmax(1)).sum(1)
 
     def after_training_iteration(self, strategy, **kwargs):
-        if strategy.clock.train_exp_epochs < strategy.train_epochs - 1:
+        if not in_last_epoch(strategy):
             self.storage_policy.rule.pass_by(strategy.mb_y.tolist())
         super().after_training_iteration(strategy, **kwargs)
 
@@ -274,7 +276,7 @@ class BiCPlugin(ImageMemoryPlugin):
         with evaluating(strategy.model):
             for part in torch.tensor([slot for slots in lists for slot in slots[:each]]).split(strategy.eval_mb_size):
                 logits, labels = self.memory_logits(strategy, part)
-                answers.append((self._mask(self.correct(logits)), labels))
+                answers.append((self.mask(self.correct(logits)), labels))
         return torch.cat([logits for logits, _ in answers]), torch.cat([labels for _, labels in answers])
 
     def after_eval_forward(self, strategy, **kwargs):

@@ -149,13 +149,15 @@ class CoPEPlugin(ImageMemoryPlugin):
             self.prototypes[label] = normalize(momentum * self.prototypes[label] + (1 - momentum) * mean, dim=0)
 
     def before_forward(self, strategy, **kwargs):
-        self._head.attach(strategy.model)
+        super().before_forward(strategy, **kwargs)
+        self._head.attach(strategy.model, strategy.mb_x)
 
     def after_forward(self, strategy, **kwargs):
+        super().after_forward(strategy, **kwargs)
         embeddings = normalize(self._head.release())
         self.begin(embeddings, strategy.mb_y)
         self._batch = embeddings, strategy.mb_y
-        strategy.mb_output = self._mask(self.scores(embeddings))
+        strategy.mb_output = self.mask(self.scores(embeddings))
 
     def before_backward(self, strategy, **kwargs):
         model, storage = strategy.model, self.storage_policy
@@ -175,7 +177,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         self._batch = None
 
     def before_eval_forward(self, strategy, **kwargs):
-        self._head.attach(strategy.model)
+        self._head.attach(strategy.model, strategy.mb_x)
 
     def after_eval_forward(self, strategy, **kwargs):
         features = self._head.release()

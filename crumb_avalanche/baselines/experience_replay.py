@@ -14,7 +14,7 @@ from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.crumb import CRUMBPlugin
+from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -89,56 +89,39 @@ def draw(buffer: CompactBuffer, count: int) -> Tensor:
     return draw_from(buffer.slots.random, held, count)
 
 
-class ImageMemoryPlugin(CRUMBPlugin):
-    """Raw images kept during the last epoch of each experience, and no loss: a method adds its own.
+class ImageMemoryPlugin(StoringPlugin):
+    """Stores raw images during the last epoch of each experience; a method adds its own loss.
 
-    Images are found beside a feature cache as ``CRUMBPlugin`` finds them.
-
-    Args:
-        storage_policy: the buffer, with its rule.
+    A method that chooses its memories itself calls ``hold`` after an experience.
     """
 
-    def __init__(self, storage_policy: CompactBuffer):
-        super().__init__(storage_policy, direct_weight=1.0, codebook_weight=0.0)
-
-    def before_backward(self, strategy, **kwargs):
-        """Nothing: the loss of the new batch is the strategy's."""
-
-    def after_update(self, strategy, **kwargs):
-        """Nothing: there is no replay step of its own."""
-
-    def after_training_exp(self, strategy, **kwargs):
-        """Nothing: a method that chooses its memories calls ``hold``."""
+    def before_training_exp(self, strategy, **kwargs):
+        super().before_training_exp(strategy, **kwargs)
+        strategy.model.quantized_training = False
 
     def memory_logits(self, strategy, slots: Tensor) -> tuple[Tensor, Tensor]:
         """``(n, classes)`` logits over the classes seen and ``(n,)`` labels of drawn memories; F runs once for each."""
         maps, labels = self.storage_policy.replay(slots, strategy.model)
-        return self._logits(strategy.model, maps), labels
+        return self.logits(strategy.model, maps), labels
 
-    @staticmethod
-    def frames(strategy, positions: Sequence[int]) -> Tensor:
-        """``(n, 3, h, w)`` ``uint8`` frames of the present experience, beside a feature cache too."""
-        images = torch.stack([strategy.experience.dataset[int(position)][0] for position in positions])
-        return strategy.model.pixels(images.to(strategy.device))
-
-    def hold(self, strategy, kept: Sequence[int], frames: Sequence[int]) -> None:
+    def hold(self, strategy, kept: Sequence[int], positions: Sequence[int]) -> None:
         """From now on hold the memories in some slots, and some frames of the present experience; no others.
 
         Args:
             strategy: in training, its buffer with the rule ``ChosenFrames``.
             kept: slots.
-            frames: positions in the experience; a class's memories lie in this order behind those it keeps.
+            positions: frames of the experience; a class's memories lie in this order behind those it keeps.
         """
         buffer, kept = self.storage_policy, set(kept)
         for label, members in buffer.slots.by_class.items():
             buffer.slots.free += [slot for slot in members if slot not in kept]
             buffer.slots.by_class[label] = [slot for slot in members if slot in kept]
         targets = strategy.experience.dataset.targets
-        for start in range(0, max(1, len(frames)), strategy.eval_mb_size):  # at least once: it wipes what was freed
-            part = frames[start : start + strategy.eval_mb_size]
+        for start in range(0, max(1, len(positions)), strategy.eval_mb_size):  # at least once: it wipes what was freed
+            part = positions[start : start + strategy.eval_mb_size]
 
-            def pixels(positions: Sequence[int], part=part) -> Tensor:
-                return self.frames(strategy, [part[position] for position in positions])
+            def pixels(places: Sequence[int], part=part) -> Tensor:
+                return frames(strategy, [part[place] for place in places])
 
             labels = torch.tensor([int(targets[position]) for position in part], dtype=torch.int64)
             buffer.store(StreamBatch(labels, torch.empty(0), None, pixels), strategy.model)
@@ -252,10 +235,8 @@ class DarkReplayPlugin(ImageMemoryPlugin):
 
 
 def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_changes) -> StreamStrategy:
-    """A strategy with a plugin that keeps images, whose buffer the ledger finds as ``storage_policy``."""
-    strategy = StreamStrategy(optimizer=recipe.optimizer(**optimizer_changes), **recipe.common(plugin))
-    strategy.storage_policy = plugin.storage_policy
-    return strategy
+    """Build a strategy with a plugin that stores images."""
+    return StreamStrategy(memory=plugin, optimizer=recipe.optimizer(**optimizer_changes), **recipe.common())
 
 
 def build_er(recipe: Recipe) -> StreamStrategy:

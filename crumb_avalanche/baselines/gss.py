@@ -15,6 +15,7 @@ from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.batch_plugin import in_last_epoch
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -190,20 +191,20 @@ class GSSPlugin(ImageMemoryPlugin):
                 count = min(len(held), max(batch, self.settings.compared))
                 slots = draw_from(storage.slots.random, held, count)
                 maps, labels = storage.replay(slots, model)
-                replay_loss = strategy._criterion(self._logits(model, maps[:batch]), labels[:batch])
+                replay_loss = strategy._criterion(self.logits(model, maps[:batch]), labels[:batch])
                 strategy.loss = strategy.loss + self.weight * replay_loss
             compared = slice(self.settings.compared)
             self._drawn = slots[compared], maps[compared], labels[compared]
 
     def after_training_iteration(self, strategy, **kwargs):
-        if strategy.clock.train_exp_epochs == strategy.train_epochs - 1:
+        if in_last_epoch(strategy):
             model, settings = strategy.model, self.settings
-            slots, maps, labels = [], model.last_map, strategy.mb_y
+            slots, maps, labels = [], self.batch.feature_map, self.batch.labels
             if self._drawn is not None:
                 slots = self._drawn[0].tolist()
                 maps, labels = torch.cat([maps, self._drawn[1]]), torch.cat([labels, self._drawn[2]])
             with model.stopwatch.measure("replay"):
-                gradients = sample_gradients(model, maps, labels, self._mask, settings.head_only, settings.chunk)
+                gradients = sample_gradients(model, maps, labels, self.mask, settings.head_only, settings.chunk)
             self.storage_policy.rule.offer(gradients.cpu(), slots)
         self._drawn = None
         super().after_training_iteration(strategy, **kwargs)

@@ -18,6 +18,7 @@ from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -119,7 +120,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
 
     def before_backward(self, strategy, **kwargs):
         model, storage = strategy.model, self.storage_policy
-        logits, labels, maps = strategy.mb_output, strategy.mb_y, model.last_map
+        logits, labels, maps = strategy.mb_output, self.batch.labels, self.batch.feature_map
         old_logits = None
         if self._old:
             with model.stopwatch.measure("replay"):
@@ -162,7 +163,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
                 if place < len(members):
                     pictures.append(storage.rows[members[place]].clone())
                 else:
-                    pictures.append(self.frames(strategy, [positions[place - len(members)]])[0].cpu())
+                    pictures.append(frames(strategy, [positions[place - len(members)]])[0].cpu())
                 chosen.append(label)
         storage.begin_experience(labels.tolist(), strategy.train_mb_size)
 
@@ -193,7 +194,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
         return classes, normalize(torch.stack(means)) if means else None
 
     def before_eval_forward(self, strategy, **kwargs):
-        self._head.attach(strategy.model)
+        self._head.attach(strategy.model, strategy.mb_x)
 
     def after_eval_forward(self, strategy, **kwargs):
         features = self._head.release()

@@ -17,6 +17,7 @@ from crumb_avalanche.baselines.experience_replay import (
 )
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.crumb import memory_step
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -243,16 +244,14 @@ class RainbowPlugin(ExperienceReplayPlugin):
         model = strategy.model
 
         def answers(images: Tensor) -> Tensor:
-            return self._logits(model, self._fresh_features(model, images))
+            return self.logits(model, self._fresh_features(model, images))
 
         scores = []
         with evaluating(model), torch.no_grad():
             for start in range(0, len(candidates), strategy.eval_mb_size):
                 part = candidates[start : start + strategy.eval_mb_size]
                 images = [
-                    self.storage_policy.rows[[place]].to(strategy.device)
-                    if is_memory
-                    else self.frames(strategy, [place])
+                    self.storage_policy.rows[[place]].to(strategy.device) if is_memory else frames(strategy, [place])
                     for is_memory, place in part
                 ]
                 scores += uncertainties(torch.cat(images), answers, self.perturbations).tolist()
@@ -271,7 +270,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
             mixed, others, own = images, slice(None), 1.0
             if self.random.random() < self.settings.cutmix:
                 mixed, others, own = cutmix(images, self.random)
-            logits = self._logits(model, self._fresh_features(model, mixed))
+            logits = self.logits(model, self._fresh_features(model, mixed))
             loss = own * strategy._criterion(logits, labels)
             if own < 1:
                 loss = loss + (1 - own) * strategy._criterion(logits, labels[others])

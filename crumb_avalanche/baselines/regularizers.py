@@ -16,7 +16,7 @@ from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import MendedMAS, MendedSI, learning_view, parameters_of, values_of
-from crumb_avalanche.training.stateful import StatefulPlugin
+from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -230,7 +230,7 @@ def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int]
     return nn.functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)
 
 
-class StreamLwF(StatefulPlugin):
+class StreamLwF(BatchPlugin):
     """Distils the plastic layers as they were after the latest experience, over the classes that they had seen.
 
     Li and Hoiem, "Learning without Forgetting", 2016. The host's plugin needs task labels, copies F too and runs it a
@@ -258,7 +258,7 @@ class StreamLwF(StatefulPlugin):
     def before_backward(self, strategy, **kwargs):
         if not self.old_network.state:
             return
-        old = self.old_network.logits(strategy.model, strategy.model.last_map)
+        old = self.old_network.logits(strategy.model, self.batch.feature_map)
         loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.settings.temperature)
         strategy.loss = strategy.loss + self.settings.alpha * loss
 
@@ -267,9 +267,13 @@ class StreamLwF(StatefulPlugin):
         self.old_classes = list(strategy.seen_classes.seen)
 
     def state_dict(self):
-        return {"old_classes": list(self.old_classes), "old_network": self.old_network.state_dict()}
+        return super().state_dict() | {
+            "old_classes": list(self.old_classes),
+            "old_network": self.old_network.state_dict(),
+        }
 
     def load_state_dict(self, state):
+        super().load_state_dict(state)
         self.old_classes = list(state["old_classes"])
         self.old_network.load_state_dict(state["old_network"])
 

@@ -17,7 +17,7 @@ from crumb_avalanche.baselines.remind_memory import LocationSample, PQCodeBuffer
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE, ProductQuantizer
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.stateful import StatefulPlugin
+from crumb_avalanche.training.batch_plugin import StoringPlugin, in_last_epoch
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -85,7 +85,7 @@ class RemindSettings:
         return make_quantizer(model.map_shape[0], self.sub_quantizers, self.centroids)
 
 
-class RemindPlugin(StatefulPlugin):
+class RemindPlugin(StoringPlugin):
     """REMIND's memory: the table and the first codes at the end of experience 1, then a code for every new image.
 
     Args:
@@ -96,8 +96,7 @@ class RemindPlugin(StatefulPlugin):
     """
 
     def __init__(self, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int, n_classes: int):
-        super().__init__()
-        self.storage_policy = storage_policy
+        super().__init__(storage_policy)
         self.settings = settings
         self.seed = seed
         self.images_of_class = torch.zeros(n_classes if settings.decay_per_class else 0, dtype=torch.int32)
@@ -110,8 +109,8 @@ class RemindPlugin(StatefulPlugin):
         return self.storage_policy.quantizer.table_bytes + counters.numel() * counters.element_size()
 
     def before_training_exp(self, strategy, **kwargs):
+        super().before_training_exp(strategy, **kwargs)
         buffer = self.storage_policy
-        buffer.begin_experience(strategy.experience.dataset.targets, strategy.train_mb_size)
         if not buffer.quantizer.fitted:
             self._sample = LocationSample(len(strategy.adapted_dataset), self.settings.fit_vectors, buffer.slots.random)
 
@@ -134,12 +133,20 @@ class RemindPlugin(StatefulPlugin):
             self.images_of_class[label] += 1
         return sum(rates) / len(rates)
 
+    def before_forward(self, strategy, **kwargs):
+        if not self.storage_policy.quantizer.fitted:
+            super().before_forward(strategy, **kwargs)
+
+    def after_forward(self, strategy, **kwargs):
+        if not self.storage_policy.quantizer.fitted:  # else the strategy sets the batch, with its own codes
+            super().after_forward(strategy, **kwargs)
+
     def after_training_iteration(self, strategy, **kwargs):
         if self.storage_policy.quantizer.fitted:
-            self.storage_policy.store(strategy.take_batch(), strategy.model)
-        elif strategy.clock.train_exp_epochs == strategy.train_epochs - 1:
-            self._sample.take(strategy.model.last_map)
-        strategy.model.forget_batch()
+            self.storage_policy.store(self.batch, strategy.model)
+        elif in_last_epoch(strategy):
+            self._sample.take(self.batch.feature_map)
+        self.batch = None
 
     def after_training_exp(self, strategy, **kwargs):
         buffer = self.storage_policy
@@ -158,9 +165,10 @@ class RemindPlugin(StatefulPlugin):
 
     def state_dict(self):
         sample = None if self._sample is None else self._sample.state_dict()
-        return {"images_of_class": self.images_of_class, "sample": sample}
+        return super().state_dict() | {"images_of_class": self.images_of_class, "sample": sample}
 
     def load_state_dict(self, state):
+        super().load_state_dict(state)
         self.images_of_class.copy_(state["images_of_class"])
         self._sample = None
         if state["sample"] is not None:
@@ -186,15 +194,11 @@ class RemindStrategy(StreamStrategy):
         stream_arguments: see ``StreamStrategy``.
     """
 
-    def __init__(
-        self, *, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int = 0, plugins=(), **stream_arguments
-    ):
-        self.storage_policy = storage_policy
+    def __init__(self, *, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int = 0, **stream_arguments):
         self.settings = settings
-        self._batch: StreamBatch | None = None
         self._replayed: tuple[Tensor, Tensor] | None = None
-        own = RemindPlugin(storage_policy, settings, seed, stream_arguments["model"].n_classes)
-        super().__init__(plugins=[*plugins, own], **stream_arguments)
+        memory = RemindPlugin(storage_policy, settings, seed, stream_arguments["model"].n_classes)
+        super().__init__(memory=memory, **stream_arguments)
 
     def make_train_dataloader(self, **kwargs):
         """As ``StreamStrategy``'s; one image a batch after the first experience, where samples come one at a time."""
@@ -215,7 +219,7 @@ class RemindStrategy(StreamStrategy):
             new = self._crop(quantizer.decode(codes))
             old, targets = self._mixed_memories(len(new))
         logits = model.classify(torch.cat([new, old]))
-        self._batch = StreamBatch(self.mb_y, maps, codes, None)
+        self.memory.batch = StreamBatch(self.mb_y, maps, codes, None)
         self._replayed = self.seen_classes.mask(logits[len(new) :]), targets
         return logits[: len(new)]
 
@@ -226,11 +230,6 @@ class RemindStrategy(StreamStrategy):
         self._replayed = None
         new = functional.one_hot(self.mb_y, logits.shape[1]).to(targets)
         return self._criterion(torch.cat([self.mb_output, logits]), torch.cat([new, targets]))
-
-    def take_batch(self) -> StreamBatch:
-        """The latest new images with their codes, which are then let go of."""
-        batch, self._batch = self._batch, None
-        return batch
 
     def _crop(self, maps: Tensor) -> Tensor:
         if self.settings.crop_scale == 1:

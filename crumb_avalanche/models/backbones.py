@@ -180,7 +180,7 @@ def split_backbone(
     weights: str | None = "torchvision",
     *,
     n_classes: int,
-    codebook: Codebook | None = None,
+    codebook: Codebook | bool | None = True,
     cut_layer: int | None = None,
     relu_logits: bool = False,
     head_kernel: int = 1,
@@ -195,7 +195,8 @@ def split_backbone(
         weights: ``"torchvision"`` downloads ImageNet weights from torchvision; a path reads a ``.npz``,
             ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
         n_classes: outputs of the new head.
-        codebook: put between the halves.
+        codebook: put between the halves. ``True`` makes a ``Codebook()`` of 256 memory blocks of 16 values, where F
+            is not empty; ``None`` or ``False`` makes a model without one.
         cut_layer: number of leading ``features`` modules (ResNet-18: see ``_resnet18``) that go into F; default the
             paper's. 0 leaves F empty: the whole network is plastic, and its maps are the normalised images.
         relu_logits: ReLU between SqueezeNet's last convolution and the pool (the reference code).
@@ -220,6 +221,8 @@ def split_backbone(
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))
     cut_layer = default_cut if cut_layer is None else cut_layer
+    if isinstance(codebook, bool):
+        codebook = Codebook() if codebook and cut_layer else None
     model = split(
         network,
         cut_layer=cut_layer,

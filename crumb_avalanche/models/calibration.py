@@ -1,5 +1,6 @@
-"""Before a stream: measure feature maps of a few images, fold the feature scale in, fill the codebook."""
+"""Calibration before a stream: the feature scale and the first codebook, from feature maps of a few images."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -11,21 +12,23 @@ from crumb_avalanche.models.codebook_init import INITIALISERS
 from crumb_avalanche.models.split_model import SplitModel
 
 CHUNK = 4  # images that pass F at once
-LOCATIONS = 16  # of a map, at least, that are looked at
+LOCATIONS = 16  # measured in each map, at least
 
 
 @torch.no_grad()
-def prepare(
+def calibrate(
     model: SplitModel, images: Dataset, codebook_init: str = "matched", seed: int = 0, measured_images: int = 64
 ) -> SplitModel:
-    """Make a freshly built model ready to learn, from images of the first experience (or of pretraining).
+    """Set the feature scale and the first codebook of a new model.
+
+    ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss call it before the first experience if nobody has.
 
     Args:
-        model: changed in place: ``feature_scale``, biases of the plastic layers, ``codebook.blocks``.
-        images: items ``(image, ...)``, images as for ``SplitModel.extract``.
+        model: changed in place: ``feature_scale``, biases of the plastic layers, ``codebook.blocks``, ``calibrated``.
+        images: items ``(image, ...)`` of the first experience or of pretraining; images as for ``SplitModel.extract``.
         codebook_init: a name in ``codebook_init.INITIALISERS``.
         seed: of the initialiser.
-        measured_images: how many images, evenly spread over the data set, are looked at.
+        measured_images: number of images to measure, evenly spread over the data set.
 
     Returns:
         The model.
@@ -48,16 +51,23 @@ def prepare(
     factor = model.fold_feature_scale(sample, whole)
     if model.codebook is not None:
         INITIALISERS[codebook_init](model.codebook, sample.mul_(factor), torch.Generator().manual_seed(seed))
+    model.calibrated = True
     return model
 
 
-def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Evenly spread locations of feature maps, at least 16 of a map that has as many.
+def prepare(*arguments, **keywords) -> SplitModel:
+    """Deprecated name of ``calibrate``."""
+    warnings.warn("prepare is now called calibrate; use that name", DeprecationWarning, stacklevel=2)
+    return calibrate(*arguments, **keywords)
 
-    All of 64 maps at once would take ten times CRUMB's whole memory, and say no more.
+
+def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Take evenly spread locations of feature maps, at least 16 of a map that has as many.
+
+    All locations of 64 maps would take ten times the memory of CRUMB and measure the same.
 
     Args:
-        maps: ``(B, C, H, W)`` tensors, a few maps each.
+        maps: ``(B, C, H, W)`` tensors.
 
     Returns:
         ``(N, C, 1, L)`` of all ``N`` maps.

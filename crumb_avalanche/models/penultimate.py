@@ -19,26 +19,46 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 class HeadInput:
-    """Catches what goes into the head in one forward pass: the penultimate activation, whatever layer the head is."""
+    """Records the input of the head in a forward pass: the penultimate activation, whatever layer the head is."""
 
     def __init__(self):
-        self._handle = None
-        self._caught: list[Tensor] = []  # P may take a batch in parts
+        self._handles = []
+        self._recorded: list[Tensor] = []  # P may take a batch in parts
+        self._recording = False
 
-    def attach(self, model: nn.Module) -> None:
-        """Catch the next pass of a ``SplitModel``."""
+    def attach(self, model: nn.Module, images: Tensor | None = None) -> None:
+        """Record the next pass of a ``SplitModel``.
+
+        Args:
+            images: the very tensor whose pass is recorded, the latest if there are several; default any pass of the
+                plastic layers.
+        """
         self.release()
         head = model.plastic_layers.get_submodule(model.head)
-        self._handle = head.register_forward_pre_hook(self._catch)
+        self._handles = [head.register_forward_pre_hook(self._record)]
+        self._recording = images is None
+        if images is None:
+            return
 
-    def _catch(self, module: nn.Module, arguments: tuple) -> None:
-        self._caught.append(arguments[0])
+        def begin(module: nn.Module, arguments: tuple) -> None:
+            self._recording = arguments[0] is images
+            if self._recording:
+                self._recorded = []
+
+        def end(module: nn.Module, arguments: tuple, logits: Tensor) -> None:
+            self._recording = False
+
+        self._handles += [model.register_forward_pre_hook(begin), model.register_forward_hook(end)]
+
+    def _record(self, module: nn.Module, arguments: tuple) -> None:
+        if self._recording:
+            self._recorded.append(arguments[0])
 
     def take(self) -> Tensor | None:
         """``(B, D, ...)`` float32 as it was; ``None`` if there was no pass since ``attach``."""
-        if self._handle is not None:
-            self._handle.remove()
-        parts, self._caught, self._handle = self._caught, [], None
+        for handle in self._handles:
+            handle.remove()
+        parts, self._recorded, self._handles = self._recorded, [], []
         return torch.cat(parts).float() if parts else None
 
     def release(self) -> Tensor | None:

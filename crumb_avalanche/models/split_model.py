@@ -5,11 +5,15 @@ Paper: "Feature extraction and classification". F is frozen for good, batch-norm
 
 import contextlib
 import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.feature_memo import FeatureMemo
@@ -29,6 +33,21 @@ IMAGES_AT_A_TIME = 8
 MAPS_AT_A_TIME = 24
 
 
+@dataclass(frozen=True)
+class ForwardRecord:
+    """What a forward pass in training mode computed between images and logits.
+
+    Attributes:
+        images: the tensor that was passed in.
+        feature_map: ``(B, C, H, W)`` float32, scaled, detached.
+        codes: ``(B, G, H, W)``, or ``None`` if the pass was not quantized.
+    """
+
+    images: Tensor
+    feature_map: Tensor
+    codes: Tensor | None
+
+
 class SplitModel(nn.Module):
     """``P(F(x))``, where ``F`` never learns, and ``P(decode(encode(F(x))))`` where a codebook is given.
 
@@ -45,8 +64,7 @@ class SplitModel(nn.Module):
     Attributes:
         map_shape: ``(C, H, W)`` of one feature map.
         feature_scale: what F's output is multiplied by (see ``fold_feature_scale``).
-        last_map: ``(B, C, H, W)``, detached; F's output of the latest training forward, until ``forget_batch``.
-        last_codes: ``(B, G, H, W)`` codes of the same, or ``None`` if the forward was not quantized.
+        calibrated: whether ``calibrate`` was called on this model, or on the one that its state dict is of.
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: remembers F's output for stored images, or ``None`` (see ``FeatureMemo``).
     """
@@ -68,8 +86,8 @@ class SplitModel(nn.Module):
         self.quantized_training = True
         self.quantized_evaluation = False
         self.precision = "fp32"
-        self.last_map: Tensor | None = None
-        self.last_codes: Tensor | None = None
+        self.calibrated = False
+        self._map_hooks: OrderedDict[int, Callable[[ForwardRecord], None]] = OrderedDict()
         self.stopwatch = Stopwatch()
         self.feature_memo: FeatureMemo | None = None
         self._same_alone: dict[tuple, bool] = {}
@@ -101,7 +119,21 @@ class SplitModel(nn.Module):
         return self
 
     def __getstate__(self):
-        return {**self.__dict__, "_compiled": [None], "last_map": None, "last_codes": None}
+        return {**self.__dict__, "_compiled": [None], "_map_hooks": OrderedDict()}
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}calibrated"] = torch.tensor(self.calibrated)
+
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        # Files that are older than the flag hold calibrated models only.
+        self.calibrated = bool(state_dict.pop(f"{prefix}calibrated", True))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the model needs no ``calibrate``: it was called, or the codebook was filled in another way."""
+        return self.calibrated or (self.codebook is not None and bool(self.codebook.blocks.any()))
 
     @property
     def n_classes(self) -> int:
@@ -235,13 +267,25 @@ class SplitModel(nn.Module):
         codes = None
         if quantized and self.codebook is not None:
             codes = self.encode(feature_map)
-        if self.training:
-            self.last_map, self.last_codes = feature_map, codes
+        if self.training and self._map_hooks:
+            record = ForwardRecord(images, feature_map, codes)
+            for hook in tuple(self._map_hooks.values()):
+                hook(record)
         return self.classify(feature_map if codes is None else self.codebook.decode(codes))
 
-    def forget_batch(self) -> None:
-        """Let go of the latest batch's map and codes."""
-        self.last_map = self.last_codes = None
+    def register_map_hook(self, hook: Callable[[ForwardRecord], None]) -> RemovableHandle:
+        """Call a function with the ``ForwardRecord`` of every forward pass in training mode.
+
+        Returns:
+            A handle; its ``remove()`` removes the hook. Copies of the model have no hooks.
+        """
+        handle = RemovableHandle(self._map_hooks)
+        self._map_hooks[handle.id] = hook
+        return handle
+
+    def use_feature_memo(self, memo: FeatureMemo | None) -> None:
+        """Take F's output of ``uint8`` images from a memo; ``None`` computes it every time."""
+        self.feature_memo = memo
 
     def reset_head(self, n_classes: int) -> None:
         """Replace the head by a freshly initialised one (before streaming; paper, same section).

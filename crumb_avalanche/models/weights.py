@@ -54,7 +54,8 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
     """Load a weight file into a model, all of it or nothing.
 
-    Batch counters of batch norms (``num_batches_tracked``) may be absent: they play no part in evaluation.
+    Batch counters of batch norms (``num_batches_tracked``) may be absent: they play no part in evaluation. So may
+    ``calibrated``: files without it hold calibrated models.
 
     Raises:
         WeightsError: see ``read_weights``; or names or shapes differ, the first mismatch being named.
@@ -67,7 +68,7 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
     expected = model.state_dict()
     kind = type(model).__name__
     for name, tensor in expected.items():
-        if name.endswith("num_batches_tracked") and name not in state:
+        if name.endswith(("num_batches_tracked", "calibrated")) and name not in state:
             continue
         if name not in state:
             raise WeightsError(

@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
-from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.weights import read_metadata, weights_hash
 from crumb_avalanche.runs import build
 from crumb_avalanche.runs.command_settings import PretrainSettings
@@ -134,7 +134,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     with group.leader_first():  # it may download
         model = build.build_model(settings, classes, codebook=True).to(group.device(settings.device))
     if group.is_leader:
-        prepare(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
+        calibrate(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
     group.broadcast_module(model)
     # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
     samples = getattr(images, "samples", None)

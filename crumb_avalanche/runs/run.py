@@ -16,7 +16,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import nn
 
 from crumb_avalanche.baselines.registry import build_strategy, get_strategy
-from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.weights import save_safetensors
 from crumb_avalanche.runs import build, tuning
 from crumb_avalanche.runs.predictions import PredictionsPlugin
@@ -154,7 +154,7 @@ def run_once(settings: RunSettings, verbose: bool = True) -> dict:
     model = build.build_model(settings, benchmark.n_classes, entry.codebook).to(settings.device)
     model.set_precision(settings.precision)
     if not settings.pretrained:
-        prepare(model, benchmark.train_stream[0].dataset, settings.codebook_init, settings.run)
+        calibrate(model, benchmark.train_stream[0].dataset, settings.codebook_init, settings.run)
     if settings.compile:
         model.compile()
     mem_size = build.memory_size(settings, entry, model, stream.entry, benchmark.n_classes)

@@ -10,8 +10,10 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
+from crumb_avalanche.training.storage_policies import CompactBuffer
 
 
 class StreamStrategy(SupervisedTemplate):
@@ -26,6 +28,7 @@ class StreamStrategy(SupervisedTemplate):
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
         first_epochs: epochs on the first experience.
         train_epochs: epochs on each later one.
+        memory: the plugin that stores memories, as ``storage_policy``; run after ``plugins``.
         train_mb_size, eval_mb_size, device, plugins, evaluator, eval_every: as for every Avalanche strategy.
 
     Attributes:
@@ -48,12 +51,15 @@ class StreamStrategy(SupervisedTemplate):
         plugins: Sequence[SupervisedPlugin] = (),
         evaluator=default_evaluator,
         eval_every: int = -1,
+        memory: StoringPlugin | None = None,
         **base_kwargs,
     ):
         self.seen_classes = SeenClassesPlugin()
+        self.memory = memory
         self.frames_in_order = False
         self._in_epoch = False
         # Seen classes first, for every loss needs them; the guard and the clamp after all losses are added up.
+        own = [] if memory is None else [memory]
         last = [DivergenceGuard()] + ([] if clamp_gradients is None else [ClampGradients(clamp_gradients)])
         super().__init__(
             model=model,
@@ -63,11 +69,16 @@ class StreamStrategy(SupervisedTemplate):
             train_epochs=train_epochs,
             eval_mb_size=eval_mb_size,
             device=device,
-            plugins=[self.seen_classes, EpochSchedule(first_epochs, train_epochs), *plugins, *last],
+            plugins=[self.seen_classes, EpochSchedule(first_epochs, train_epochs), *plugins, *own, *last],
             evaluator=evaluator,
             eval_every=eval_every,
             **base_kwargs,
         )
+
+    @property
+    def storage_policy(self) -> CompactBuffer | None:
+        """The buffer of the plugin that stores memories; ``None`` if there is no such plugin."""
+        return None if self.memory is None else self.memory.storage_policy
 
     def stop_training(self) -> None:
         """Let one more epoch of this experience be the last, the one in which memories are stored.

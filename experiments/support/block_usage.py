@@ -115,7 +115,7 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
     import copy
 
     from crumb_avalanche.baselines.registry import get_strategy
-    from crumb_avalanche.models.calibration import prepare
+    from crumb_avalanche.models.calibration import calibrate
     from crumb_avalanche.models.weights import load_weights
     from crumb_avalanche.runs import build
     from crumb_avalanche.training.feature_cache import FeatureCache
@@ -130,7 +130,7 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
     before = build.build_model(settings, stream.benchmark.n_classes, entry.codebook).to(settings.device)
     before.set_precision(settings.precision)
     if not settings.pretrained:
-        prepare(before, stream.benchmark.train_stream[0].dataset, settings.codebook_init, settings.run)
+        calibrate(before, stream.benchmark.train_stream[0].dataset, settings.codebook_init, settings.run)
     after = copy.deepcopy(before)
     load_weights(after, kept)
     datasets = [experience.dataset for experience in stream.benchmark.test_stream]

@@ -19,7 +19,7 @@ from crumb_avalanche.baselines.aanets import (
 )
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.closed_form.feature_moments import pooled_features
-from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
 
@@ -51,7 +51,7 @@ def ready(make_model, make_stream):
     def made(classes=None, **arguments):
         stream = make_stream() if classes is None else make_stream(classes=classes)
         n_classes = 4 if classes is None else len(classes)
-        return prepare(make_model(n_classes=n_classes, codebook=False), stream.train_stream[0].dataset), stream
+        return calibrate(make_model(n_classes=n_classes, codebook=False), stream.train_stream[0].dataset), stream
 
     return made
 

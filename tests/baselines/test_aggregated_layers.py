@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Plugin .* implements incompatibl
 
 def small_squeezenet():
     torch.manual_seed(0)
-    return split_backbone("squeezenet1_0", None, n_classes=4, image_size=64)
+    return split_backbone("squeezenet1_0", None, n_classes=4, image_size=64, codebook=None)
 
 
 def small_traced():

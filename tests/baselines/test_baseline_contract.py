@@ -17,7 +17,7 @@ from watched import Answers, plugin_of
 import crumb_avalanche
 from crumb_avalanche.baselines.entry import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
-from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state
 from crumb_avalanche.training.ledger import LedgerMetric
 
@@ -64,7 +64,7 @@ def learn(name, make_model, make_stream, protocol="class_instance", experiences=
     torch.manual_seed(0)
     np.random.seed(0)
     stream = make_stream(protocol=protocol, classes=CLASSES)
-    model = prepare(make_model(n_classes=6, codebook=entry.codebook), stream.train_stream[0].dataset)
+    model = calibrate(make_model(n_classes=6, codebook=entry.codebook), stream.train_stream[0].dataset)
     count = entry.memories_in_budget(model, BUDGET, stream.n_classes, exact=True)
     watch, answers = Watch(), Answers()
     evaluator = EvaluationPlugin(loggers=[])

@@ -269,7 +269,7 @@ def test_holding_chosen_frames(make_model, make_stream):
     stream, model = make_stream(), make_model(codebook=False)
     plugin = HoldingPlugin(ImageBuffer(5, ChosenFrames()), [([], [19, 0, 5]), ([2, 0], [7, 1, 3]), ([0, 1], [])])
     common = recipe(ER, model, settings=LearningSettings(batch_size=6, eval_batch_size=2, first_epochs=1))
-    strategy = StreamStrategy(optimizer=common.optimizer(), **common.common(plugin))
+    strategy = StreamStrategy(optimizer=common.optimizer(), memory=plugin, **common.common())
     data = [list(experience.dataset) for experience in stream.train_stream]
     buffer = plugin.storage_policy
 

@@ -147,10 +147,11 @@ def test_as_many_memories_are_compared_with_and_f_runs_once_for_each(compared, i
     def spy(gradients, drawn):
         buffer = strategy.storage_policy
         assert len(gradients) == len(strategy.mb_y) + len(drawn) and len(set(drawn)) == len(drawn)
+        count = len(extracted)
         maps = model.features(buffer.rows[drawn]) if drawn else torch.empty(0, *model.map_shape)
-        if drawn:
-            extracted.pop()  # our own
-        maps, labels = torch.cat([model.last_map, maps]), torch.cat([strategy.mb_y, buffer.labels[drawn].long()])
+        new = model.features(strategy.mb_x)
+        del extracted[count:]  # our own
+        maps, labels = torch.cat([new, maps]), torch.cat([strategy.mb_y, buffer.labels[drawn].long()])
         assert torch.allclose(gradients, sample_gradients(model, maps, labels, strategy.seen_classes.mask), atol=1e-6)
         offered.append(len(drawn))
         offer(gradients, drawn)

@@ -67,7 +67,7 @@ class Spy(SupervisedPlugin):
         # The host's plugins come before the method's: nothing is drawn yet.
         buffer, model = strategy.storage_policy, strategy.model
         self.sizes.append(len(buffer))
-        logits, labels, maps = [strategy.mb_output.detach()], [strategy.mb_y], [model.last_map]
+        logits, labels, maps = [strategy.mb_output.detach()], [strategy.mb_y], [model.features(strategy.mb_x)]
         old = sorted(set(strategy.seen_classes.seen) - set(map(int, strategy.experience.dataset.targets)))
         if set(old) & set(buffer.classes):
             random = copy.deepcopy(buffer.slots.random)
@@ -283,5 +283,5 @@ def test_the_rule_stores_in_order():
 
 def test_features_of_training_are_not_kept(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream)
-    assert strategy.model.last_map is None and not strategy.model.plastic_layers.head._forward_pre_hooks
+    assert strategy.memory.batch is None and not strategy.model.plastic_layers.head._forward_pre_hooks
     assert penultimate(strategy.model, torch.zeros(1, 8, 4, 4)).shape == (1, 8)

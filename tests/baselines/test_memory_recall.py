@@ -161,7 +161,7 @@ def test_old_classes_are_replayed_after_every_new_batch_and_every_image_counts_o
 
 
 def test_bytes():
-    model = split_backbone("squeezenet1_0", None, n_classes=10)
+    model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
     assert [MEMORY_RECALL.bytes_of_item(model, settings) for settings in BOTH] == [4_104, 692_232]
     budget = 15 * 3 * 224**2
     assert [MEMORY_RECALL.memories_in_budget(model, budget, 10, settings) for settings in BOTH] == [550, 3]

@@ -26,7 +26,7 @@ from crumb_avalanche.baselines.rainbow_memory import (
     shift,
     uncertainties,
 )
-from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
 
@@ -228,7 +228,7 @@ def held(strategy):
 @pytest.mark.parametrize("mem_size", [8, 9])
 def test_the_memory_is_what_a_slow_loop_chooses(make_model, make_stream, mem_size):
     stream = make_stream()
-    model = prepare(make_model(codebook=False), stream.train_stream[0].dataset)
+    model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
     strategy = build(model, mem_size=mem_size, memory_epochs=0, copies=6)
     spread = set()
     for number, experience in enumerate(stream.train_stream):
@@ -258,7 +258,7 @@ def test_the_memory_is_balanced(make_model, make_stream):
 
 def test_votes_are_of_evaluation_and_the_same_each_time(make_model, make_stream):
     stream = make_stream()
-    model = prepare(make_model(codebook=False), stream.train_stream[0].dataset)
+    model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
     norm = nn.BatchNorm2d(8)
     model.plastic_layers.relu = nn.Sequential(norm, nn.Dropout(0.5))
     strategy = build(model, memory_epochs=0)
@@ -312,7 +312,7 @@ def test_memory_epochs_learn_the_memories(make_model, make_stream):
     losses = []
     for epochs in (0, 8):
         stream = make_stream()
-        model = prepare(make_model(codebook=False), stream.train_stream[0].dataset)
+        model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
         strategy = train(model, stream, memory_epochs=epochs, cutmix=0.0)
         model.eval()
         maps, labels = strategy.storage_policy.replay(torch.arange(9), model)

@@ -12,14 +12,14 @@ from crumb_avalanche.models.backbones import split_backbone
 
 
 def test_its_settings_reach_it():
-    model = split_backbone("squeezenet1_0", n_classes=4, weights=None)
+    model = split_backbone("squeezenet1_0", n_classes=4, weights=None, codebook=None)
     strategy = build_strategy("rda", model, LearningSettings(), 8, 0, method={"own": 0.0, "shrinkage": 1e-4})
     assert (strategy.statistics.own, strategy.statistics.shrinkage) == (0.0, 1e-4)
 
 
 @pytest.mark.parametrize(("images", "whole", "directions"), [(15, False, 66), (4, False, 16), (70, True, 32)])
 def test_what_a_budget_buys(images, whole, directions):
-    model = split_backbone("squeezenet1_0", n_classes=8, weights=None)
+    model = split_backbone("squeezenet1_0", n_classes=8, weights=None, codebook=None)
     budget = images * 3 * 224**2
     count = RDA.memories_in_budget(model, budget, 8)
     strategy = build_strategy("rda", model, LearningSettings(), count, 0)
@@ -31,7 +31,7 @@ def test_what_a_budget_buys(images, whole, directions):
 
 
 def test_a_budget_without_a_direction_for_each_class():
-    model = split_backbone("squeezenet1_0", n_classes=8, weights=None)
+    model = split_backbone("squeezenet1_0", n_classes=8, weights=None, codebook=None)
     with pytest.raises(ValueError, match="the budget buys 7 principal directions, but the stream has 8 classes"):
         build_strategy("rda", model, LearningSettings(), 7, 0)
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from crumb_avalanche.baselines.aanets import distillation_loss
 from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.regularizers import (
     EWC,
@@ -25,7 +26,6 @@ from crumb_avalanche.baselines.regularizers import (
     StreamLwF,
     StreamMAS,
     StreamSI,
-    distillation_loss,
     largest_importance,
 )
 from crumb_avalanche.models.split_model import SplitModel

@@ -331,7 +331,7 @@ def test_state_travels_with_its_table(make_model):
 
 
 def test_bytes_at_the_papers_cut():
-    model = split_backbone("squeezenet1_0", None, n_classes=10)
+    model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
     settings = RemindSettings()
     assert PQCodeBuffer.item_bytes(model) == REMIND.bytes_of_item(model, settings) == 5_408
     assert REMIND.fixed_bytes(model, settings, 10) == 524_288

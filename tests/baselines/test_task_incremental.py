@@ -13,7 +13,7 @@ from crumb_avalanche.baselines.entry import LearningSettings, Recipe
 from crumb_avalanche.baselines.gem import GEM
 from crumb_avalanche.baselines.regularizers import EWC, LWF, MAS, SI
 from crumb_avalanche.baselines.task_incremental import TaskIncrementalPlugin
-from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.models.calibration import calibrate
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
@@ -46,7 +46,7 @@ def stream():
 
 def learner(entry, make_model, stream, *plugins, **method):
     torch.manual_seed(0)
-    model = prepare(make_model(codebook=False), stream.train_stream[0].dataset)
+    model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
     evaluator = EvaluationPlugin(accuracy_metrics(experience=True), loss_metrics(experience=True), loggers=[])
     settings = LearningSettings(learning_rate=0.01, batch_size=5, first_epochs=2)
     host = dict(plugins=plugins, evaluator=evaluator)

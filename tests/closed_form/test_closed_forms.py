@@ -148,7 +148,7 @@ def test_pooled_features_are_the_input_of_the_head(make_model, pixels):
     assert torch.allclose(pooled_features(model, pixels), by_hand, atol=1e-5)
     assert model.training and feature_length(model) == 8
     # A convolutional head behind a dropout, with a pool after it.
-    squeezenet = split_backbone("squeezenet1_0", None, n_classes=3, image_size=64).train()
+    squeezenet = split_backbone("squeezenet1_0", None, n_classes=3, image_size=64, codebook=None).train()
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     by_hand = squeezenet.plastic_layers.features(squeezenet.features(images)).mean((2, 3))
     assert feature_length(squeezenet) == 512

@@ -165,7 +165,7 @@ def test_few_images_of_few_classes(images):
 
 
 def test_moments_by_hand():
-    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32)
+    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     maps = model.features(images)
     head = model.eval().plastic_layers.features(maps).mean((2, 3))
@@ -195,7 +195,7 @@ def test_mean_and_deviation_are_those_of_torch(shape):
 
 @pytest.mark.parametrize("name", ["squeezenet1_0", "mobilenet_v2", "resnet18"])
 def test_other_networks_need_no_constant(name):
-    model = split_backbone(name, n_classes=3, weights=None, image_size=64)
+    model = split_backbone(name, n_classes=3, weights=None, image_size=64, codebook=None)
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     assert FeatureMoments()(model, images).isfinite().all()
 

@@ -35,7 +35,7 @@ def test_maps_at_224_pixels(name):
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_pixels_and_normalised_images_give_the_same_maps(name):
-    model = split_backbone(name, None, n_classes=5, image_size=64)
+    model = split_backbone(name, None, n_classes=5, image_size=64, codebook=None)
     pixels = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     floats = (pixels.float() / 255 - model.pixel_mean) / model.pixel_std
     torch.testing.assert_close(model.extract(floats), model.extract(pixels), rtol=1e-4, atol=1e-4)
@@ -44,7 +44,7 @@ def test_pixels_and_normalised_images_give_the_same_maps(name):
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_batch_norm_below_the_cut_stands_still_while_p_learns(name):
-    model = split_backbone(name, None, n_classes=3, image_size=64).train()
+    model = split_backbone(name, None, n_classes=3, image_size=64, codebook=None).train()
     assert not any(module.training for module in model.feature_extractor.modules())
     before, plastic = weights_hash(model.feature_extractor), weights_hash(model.plastic_layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
@@ -70,7 +70,7 @@ def whole(name, n_classes, model):
 def test_a_split_network_is_still_the_network(name):
     # torchvision's SqueezeNet has a ReLU behind its last convolution, which is a choice here.
     relu = {"relu_logits": True} if "squeezenet" in name else {}
-    model = split_backbone(name, None, n_classes=7, image_size=64, **relu).eval()
+    model = split_backbone(name, None, n_classes=7, image_size=64, **relu, codebook=None).eval()
     torch.testing.assert_close(model(images()), whole(name, 7, model)(images()), rtol=1e-4, atol=1e-5)
 
 
@@ -84,36 +84,38 @@ def test_a_split_network_is_still_the_network(name):
     ],
 )
 def test_other_cuts(name, cut, shape):
-    model = split_backbone(name, None, n_classes=2, cut_layer=cut, image_size=64)
+    model = split_backbone(name, None, n_classes=2, cut_layer=cut, image_size=64, codebook=None)
     assert model.map_shape == shape
     assert model(images()).shape == (2, 2)
 
 
 def test_the_head_of_the_reference_code():
-    model = split_backbone("squeezenet1_0", None, n_classes=4, head_kernel=3, relu_logits=True, image_size=64)
+    model = split_backbone(
+        "squeezenet1_0", None, n_classes=4, head_kernel=3, relu_logits=True, image_size=64, codebook=None
+    )
     head = model.plastic_layers.head
     assert (head.kernel_size, head.padding, head.out_channels) == ((3, 3), (1, 1), 4)
     assert model(images()).min() >= 0
     torch.manual_seed(0)
-    assert split_backbone("squeezenet1_0", None, n_classes=4, image_size=64)(images()).min() < 0
+    assert split_backbone("squeezenet1_0", None, n_classes=4, image_size=64, codebook=None)(images()).min() < 0
     for name in ("mobilenet_v2", "resnet18"):
         with pytest.raises(ValueError, match="relu_logits and head_kernel describe SqueezeNet"):
-            split_backbone(name, None, n_classes=4, head_kernel=3)
+            split_backbone(name, None, n_classes=4, head_kernel=3, codebook=None)
 
 
 def test_weights_come_from_a_file(tmp_path):
     network = models.squeezenet1_1(weights=None)
     torch.save(network.state_dict(), tmp_path / "w.pth")
-    model = split_backbone("squeezenet1_1", tmp_path / "w.pth", n_classes=4, image_size=64)
+    model = split_backbone("squeezenet1_1", tmp_path / "w.pth", n_classes=4, image_size=64, codebook=None)
     assert torch.equal(model.feature_extractor[0].weight, network.features[0].weight)
     assert torch.equal(model.plastic_layers.features[0].squeeze.weight, network.features[12].squeeze.weight)
     with pytest.raises(WeightsError, match=re.escape("w.pth has no 'conv1.weight', which ResNet needs")):
-        split_backbone("resnet18", tmp_path / "w.pth", n_classes=4)
+        split_backbone("resnet18", tmp_path / "w.pth", n_classes=4, codebook=None)
 
 
 def test_an_unknown_backbone_is_an_error():
     with pytest.raises(ValueError, match=r"backbone 'alexnet' is unknown; known are squeezenet1_0, .*; for others"):
-        split_backbone("alexnet", None, n_classes=2)
+        split_backbone("alexnet", None, n_classes=2, codebook=None)
 
 
 def test_split_at_equals_the_whole_network():
@@ -234,3 +236,13 @@ def test_split_at_freezes_only_the_front():
     assert weights_hash(model.feature_extractor) == before
     # P is in training mode, so its batch norm moves.
     assert int(model.plastic_layers.get_submodule("layer4.0.bn1").num_batches_tracked) == 1
+
+
+def test_a_codebook_is_made_by_default_where_f_is_not_empty():
+    made = split_backbone("small_cnn", None, n_classes=2, image_size=32).codebook
+    assert (made.codebook_size, made.codebook_dim) == (256, 16) and not made.blocks.any()
+    own = Codebook(8, 8)
+    assert split_backbone("small_cnn", None, n_classes=2, image_size=32, codebook=own).codebook is own
+    for none in (None, False):
+        assert split_backbone("small_cnn", None, n_classes=2, image_size=32, codebook=none).codebook is None
+    assert split_backbone("mlp", None, n_classes=2, image_size=8).codebook is None

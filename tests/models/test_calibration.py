@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from crumb_avalanche.models.calibration import prepare, sample_of
+from crumb_avalanche.models.calibration import calibrate, prepare, sample_of
 from crumb_avalanche.models.split_model import REFERENCE_SCALE
+from crumb_avalanche.models.weights import check_and_load
 
 
 class Recorded:
@@ -26,10 +27,10 @@ class Recorded:
 
 def test_images_are_spread_over_the_data_set(make_model):
     data = Recorded(26)
-    prepare(make_model(), data, measured_images=6)
+    calibrate(make_model(), data, measured_images=6)
     assert data.asked == [0, 5, 10, 15, 20, 25]
     few = Recorded(3)
-    prepare(make_model(), few, measured_images=6)
+    calibrate(make_model(), few, measured_images=6)
     assert few.asked == [0, 1, 2], "each once"
 
 
@@ -37,7 +38,7 @@ def test_blocks_are_taken_from_maps_that_have_the_scale_already(make_model):
     blocks = []
     for seed in (1, 1, 2):
         data, model = Recorded(26), make_model()
-        assert prepare(model, data, "sampled", seed, measured_images=6) is model
+        assert calibrate(model, data, "sampled", seed, measured_images=6) is model
         maps = model.features(data.images[[0, 5, 10, 15, 20, 25]])
         assert float(model.feature_scale) != 1.0
         assert float(maps[maps > 0].std()) == pytest.approx(REFERENCE_SCALE, rel=1e-4)
@@ -57,4 +58,26 @@ def test_sixteen_locations_of_a_map_are_enough():
 
 def test_an_unknown_initialiser_is_named(make_model):
     with pytest.raises(ValueError, match="codebook_init is 'magic'; known are matched, "):
-        prepare(make_model(), Recorded(4), "magic")
+        calibrate(make_model(), Recorded(4), "magic")
+
+
+def test_calibrated_is_part_of_the_state_and_older_files_count_as_calibrated(make_model):
+    model, twin = make_model(codebook=False), make_model(codebook=False)
+    assert not model.is_calibrated
+    twin.load_state_dict(model.state_dict())
+    assert not twin.is_calibrated
+    calibrate(model, Recorded(4))
+    twin.load_state_dict(model.state_dict())
+    assert twin.is_calibrated
+    older = {name: value for name, value in model.state_dict().items() if name != "calibrated"}
+    for load in (lambda one: one.load_state_dict(older), lambda one: check_and_load(one, older, "a file")):
+        other = make_model(codebook=False)
+        load(other)
+        assert other.is_calibrated
+    assert make_model().is_calibrated, "its codebook was filled by hand"
+
+
+def test_the_old_name_warns(make_model):
+    with pytest.warns(DeprecationWarning, match="calibrate"):
+        model = prepare(make_model(codebook=False), Recorded(4), measured_images=2)
+    assert model.is_calibrated

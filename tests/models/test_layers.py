@@ -29,7 +29,7 @@ def test_it_is_the_average_of_the_convolution():
 
 def test_squeezenet_has_it_unless_a_relu_or_a_larger_kernel_stands_between():
     for settings in ({}, {"relu_logits": True}, {"head_kernel": 3}):
-        model = split_backbone("squeezenet1_0", None, n_classes=4, image_size=64, **settings)
+        model = split_backbone("squeezenet1_0", None, n_classes=4, image_size=64, **settings, codebook=None)
         assert isinstance(model.plastic_layers.head, AveragingConv2d) == (not settings)
         model.reset_head(7)
         assert isinstance(model.plastic_layers.head, AveragingConv2d) == (not settings)
@@ -38,7 +38,7 @@ def test_squeezenet_has_it_unless_a_relu_or_a_larger_kernel_stands_between():
 
 def test_squeezenets_logits_are_those_of_the_average_behind_the_convolution():
     torch.manual_seed(0)
-    model = split_backbone("squeezenet1_0", None, n_classes=4, image_size=64).eval()
+    model = split_backbone("squeezenet1_0", None, n_classes=4, image_size=64, codebook=None).eval()
     maps = torch.relu(torch.randn(2, *model.map_shape))
     expected = model.classify(maps)
     plain = nn.Conv2d(512, 4, 1)

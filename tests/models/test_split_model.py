@@ -99,7 +99,7 @@ def test_forward_goes_through_the_codebook_as_the_two_settings_say(model, pixels
 
 
 def test_a_map_has_the_same_bits_in_any_batch():
-    model = split_backbone("squeezenet1_0", weights=None, n_classes=4)
+    model = split_backbone("squeezenet1_0", weights=None, n_classes=4, codebook=None)
     pixels = torch.randint(0, 256, (24, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     together = model.extract(pixels)
     assert together.is_contiguous(memory_format=torch.channels_last)
@@ -110,7 +110,7 @@ def test_a_map_has_the_same_bits_in_any_batch():
 
 @pytest.mark.parametrize(("name", "size"), [("small_cnn", 64), ("squeezenet1_0", 64), ("squeezenet1_1", 96)])
 def test_a_single_image_has_the_bits_that_it_has_in_a_batch(name, size):
-    model = split_backbone(name, weights=None, n_classes=4, image_size=size)
+    model = split_backbone(name, weights=None, n_classes=4, image_size=size, codebook=None)
     pixels = torch.randint(0, 256, (9, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     together = model.extract(pixels)  # eight and one
     for place in range(9):
@@ -175,26 +175,34 @@ def test_maps_of_a_cache_pass_for_images(model, pixels):
     torch.testing.assert_close(model.features(maps), 3 * maps)
 
 
-def test_the_last_map_is_kept_in_training_and_forgotten_when_told(model, pixels):
+def test_a_map_hook_gets_map_and_codes_of_every_training_pass(model, pixels):
+    records, others = [], []
+    handle, other = model.register_map_hook(records.append), model.register_map_hook(others.append)
     model.eval()(pixels)
-    assert model.last_map is None and model.last_codes is None
+    assert not records
     model.train()(pixels)
-    assert torch.equal(model.last_map, model.features(pixels)) and not model.last_map.requires_grad
-    assert torch.equal(model.last_codes, model.codebook.encode(model.last_map))
+    assert records[0] is others[0] and records[0].images is pixels
+    assert torch.equal(records[0].feature_map, model.features(pixels)) and not records[0].feature_map.requires_grad
+    assert torch.equal(records[0].codes, model.codebook.encode(records[0].feature_map))
     model.quantized_training = False
+    model(pixels[:2])
+    assert len(records[1].feature_map) == 2 and records[1].codes is None
+    handle.remove()
     model(pixels)
-    assert model.last_map is not None and model.last_codes is None
-    model.forget_batch()
-    assert model.last_map is None and model.last_codes is None
+    assert len(records) == 2 and len(others) == 3
+    other.remove()
+    assert not model._map_hooks
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_are_whole_and_carry_no_batch(model, pixels, clone):
+def test_copies_are_whole_and_have_no_hooks(model, pixels, clone):
     model.fold_feature_scale(model.features(pixels))
-    model.train()(pixels)
+    model.register_map_hook(lambda record: None)
     twin = clone(model)
-    assert twin.last_map is None and twin.last_codes is None
-    assert model.last_map is not None
+    assert not twin._map_hooks and len(model._map_hooks) == 1
+    model._map_hooks.clear()
+    model.train()
+    twin.train()
     assert weights_hash(twin) == weights_hash(model)
     assert torch.equal(twin(pixels), model(pixels))
     train_steps(twin, pixels)

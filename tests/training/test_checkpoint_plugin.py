@@ -11,7 +11,7 @@ from watched import Answers
 
 from crumb_avalanche.baselines.entry import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
-from crumb_avalanche.models.calibration import prepare
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
 from crumb_avalanche.system.tensor_file import flatten, read_state, write_state
 from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
@@ -28,7 +28,7 @@ def build(name, make_model, make_stream, save, every=1):
     torch.manual_seed(0)
     np.random.seed(0)
     stream = make_stream(classes=CLASSES)
-    model = prepare(make_model(n_classes=6, codebook=entry.codebook), stream.train_stream[0].dataset)
+    model = calibrate(make_model(n_classes=6, codebook=entry.codebook), stream.train_stream[0].dataset)
     count = entry.memories_in_budget(model, BUDGET, stream.n_classes)
     answers = Answers()
     strategy = build_strategy(

@@ -1,6 +1,7 @@
 """CRUMB against a plain PyTorch loop that anyone can read beside the paper's algorithm 1."""
 
 import copy
+import inspect
 import re
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth, ReferenceRule
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
@@ -312,13 +315,13 @@ def test_same_seed_same_bits(make_model, make_stream, rule, fused):
 def test_naive_with_the_plugins_is_the_strategy(make_model, make_stream):
     ready, own = make_model(), make_model()
     first = train(ready, make_stream(), CodeBuffer(MEM_SIZE), direct_weight=0.5).storage_policy
-    buffer = CodeBuffer(MEM_SIZE)
+    buffer, seen = CodeBuffer(MEM_SIZE), SeenClassesPlugin()
     strategy = Naive(
         model=own,
         optimizer=torch.optim.SGD(own.parameters(), **SGD),
         criterion=nn.CrossEntropyLoss(),
         train_mb_size=BATCH,
-        plugins=[SeenClassesPlugin(), EpochSchedule(EPOCHS), CRUMBPlugin(buffer, direct_weight=0.5)],
+        plugins=[seen, EpochSchedule(EPOCHS), CRUMBPlugin(buffer, direct_weight=0.5, seen=seen)],
         evaluator=EvaluationPlugin(loggers=[]),
     )
     for experience in make_stream().train_stream:
@@ -394,9 +397,8 @@ def test_only_the_last_epoch_is_stored(make_model, make_stream):
 
 
 def test_nothing_of_a_batch_is_kept(make_model, make_stream):
-    model = make_model()
-    train(model, make_stream(), CodeBuffer(MEM_SIZE))
-    assert model.last_map is None and model.last_codes is None
+    strategy = train(make_model(), make_stream(), CodeBuffer(MEM_SIZE))
+    assert strategy.memory.batch is None and not strategy.memory._records and not strategy.model._map_hooks
 
 
 def test_a_replay_loss_that_is_not_finite_stops_the_training(make_model, make_stream):
@@ -439,3 +441,67 @@ def test_a_trained_strategy_can_be_copied_and_goes_on(make_model, make_stream):
     twin.train(make_stream().train_stream[0])
     assert weights_hash(twin.model) == weights_hash(strategy.model)
     assert torch.equal(twin.storage_policy.rows, strategy.storage_policy.rows)
+
+
+def small(codebook=True):
+    """A network of known weights whose codebook is empty."""
+    torch.manual_seed(0)
+    return split_backbone("small_cnn", None, n_classes=4, image_size=16, codebook=codebook)
+
+
+def test_a_model_an_optimiser_and_a_size_are_enough(make_stream):
+    results = []
+    for by_hand in (False, True):
+        model, stream = small(), make_stream()
+        assert not model.is_calibrated and model.codebook.codebook_size == 256
+        memory = dict(mem_size=MEM_SIZE)
+        if by_hand:
+            calibrate(model, stream.train_stream[0].dataset)
+            memory = dict(storage_policy=CodeBuffer(MEM_SIZE))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        strategy = CRUMBStrategy(model=model, optimizer=optimizer, evaluator=EvaluationPlugin(loggers=[]), **memory)
+        torch.manual_seed(1)
+        for experience in stream.train_stream:
+            strategy.train(experience)
+        assert strategy.model.is_calibrated and float(model.feature_scale) != 1
+        results.append((weights_hash(model), strategy.storage_policy.rows))
+    (one, rows), (two, others) = results
+    assert one == two and torch.equal(rows, others) and len(rows) == MEM_SIZE
+
+
+def test_naive_calibrates_too_and_only_once(make_stream):
+    stream, model = make_stream(), small()
+    strategy = Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        criterion=nn.CrossEntropyLoss(),
+        plugins=[CRUMBPlugin(CodeBuffer(MEM_SIZE))],
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    strategy.train(stream.train_stream[0])
+    scale = float(model.feature_scale)
+    assert scale != 1 and model.calibrated
+    strategy.train(stream.train_stream[1])
+    assert float(model.feature_scale) == scale
+
+
+def test_a_calibrated_or_directly_trained_model_is_left_alone(make_model, make_stream):
+    by_hand = make_model()
+    train(by_hand, make_stream(), CodeBuffer(MEM_SIZE))
+    assert float(by_hand.feature_scale) == 1 and not by_hand.calibrated
+    direct = small(codebook=None)
+    train(direct, make_stream(), ImageBuffer(MEM_SIZE), **DIRECT)
+    assert float(direct.feature_scale) == 1
+
+
+@pytest.mark.parametrize("given", [{}, {"mem_size": 5, "storage_policy": CodeBuffer(5)}])
+def test_a_buffer_comes_from_one_place(make_model, given):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"mem_size or storage_policy.*" + ("both.*5" if given else "neither")):
+        CRUMBStrategy(model=model, optimizer=optimizer, **given)
+
+
+def test_the_signature_says_how_many_epochs():
+    parameters = inspect.signature(CRUMBStrategy).parameters
+    assert [parameters[name].default for name in ("first_epochs", "train_epochs", "train_mb_size")] == [10, 1, 21]

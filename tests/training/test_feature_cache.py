@@ -142,7 +142,7 @@ def test_another_cut_is_another_file(tmp_path, cut):
     def made(cut):
         torch.manual_seed(0)
         if isinstance(cut, int):
-            return split_backbone("small_cnn", weights=None, n_classes=2, image_size=32, cut_layer=cut)
+            return split_backbone("small_cnn", weights=None, n_classes=2, image_size=32, cut_layer=cut, codebook=None)
         return split_at(models.resnet18(weights=None), cut, n_classes=2, image_size=32)
 
     other = {10: 11, 11: 12, "layer1.1.add": "layer1.1.relu_1", "layer1.1.relu_1": "layer1.1.add"}[cut]

@@ -1,0 +1,155 @@
+"""Plugins that hold the batch a strategy trains on, with the feature map and codes of its forward pass."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
+from crumb_avalanche.training.plugins import SeenClassesPlugin
+from crumb_avalanche.training.stateful import StatefulPlugin
+from crumb_avalanche.training.storage_policies import CompactBuffer
+
+
+def in_last_epoch(strategy) -> bool:
+    """Whether the current epoch is the last one of the experience."""
+    return strategy.clock.train_exp_epochs == strategy.train_epochs - 1
+
+
+class BatchPlugin(StatefulPlugin):
+    """Holds the batch of the current iteration.
+
+    The batch is recorded from the forward pass on ``strategy.mb_x``, the very tensor. Other forward passes of the
+    model, by a plugin or on a second batch as in Avalanche's ``ER_ACE``, have no effect on it. If the strategy does not
+    pass ``mb_x`` to the model, the feature map is computed again.
+
+    Attributes:
+        batch: the images of the iteration, from ``after_forward`` to ``after_training_iteration``; else ``None``.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.batch: StreamBatch | None = None
+        self._records: list[ForwardRecord] = []
+        self._handle = None
+        self._position = 0  # of the batch in the epoch, in images
+
+    def before_training_epoch(self, strategy, **kwargs):
+        self._position = 0
+
+    def before_forward(self, strategy, **kwargs):
+        self._stop_recording()  # an earlier forward pass may have raised
+        self._handle = strategy.model.register_map_hook(self._records.append)
+
+    def after_forward(self, strategy, **kwargs):
+        found = [record for record in self._records if record.images is strategy.mb_x]
+        self._stop_recording()
+        record = found[-1] if found else ForwardRecord(strategy.mb_x, strategy.model.features(strategy.mb_x), None)
+        pixels = pixels_of(strategy, record.images, self._position)
+        self.batch = StreamBatch(strategy.mb_y, record.feature_map, record.codes, pixels)
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self._position += len(strategy.mb_y)
+        self.batch = None
+
+    def state_dict(self):
+        return {"position": self._position}
+
+    def load_state_dict(self, state):
+        self._position = state["position"]
+
+    def _stop_recording(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle, self._records = None, []
+
+
+class StoringPlugin(BatchPlugin):
+    """Stores images of the last epoch of each experience in a buffer.
+
+    Args:
+        storage_policy: the buffer, with its selection rule.
+        seen: the mask over the classes seen, for logits of memories; default the ``seen_classes`` of the strategy.
+    """
+
+    def __init__(self, storage_policy: CompactBuffer, seen: SeenClassesPlugin | None = None):
+        super().__init__()
+        self.storage_policy = storage_policy
+        self.seen = seen
+        self._seen: SeenClassesPlugin | None = None  # that of the strategy, if it has one
+        self._offered = False  # whether the rule was offered images of this experience
+
+    def before_training_exp(self, strategy, **kwargs):
+        self._seen = seen_classes_of(strategy, self.seen)
+        self.storage_policy.begin_experience(strategy.experience.dataset.targets, strategy.train_mb_size)
+        self._offered = False
+
+    def after_training_iteration(self, strategy, **kwargs):
+        if in_last_epoch(strategy) and not self.storage_policy.rule.second_pass:
+            self.storage_policy.store(self.batch, strategy.model)
+            self._offered = True
+        super().after_training_iteration(strategy, **kwargs)
+
+    def state_dict(self):
+        return {**super().state_dict(), "offered": self._offered}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self._offered = state["offered"]
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """``(B, classes)`` logits, those of unseen classes masked if the strategy masks its own."""
+        return logits if self._seen is None else self._seen.mask(logits)
+
+    def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
+        """Masked logits ``(B, classes)`` of feature maps ``(B, C, H, W)``."""
+        return self.mask(model.classify(maps))
+
+
+def seen_classes_of(strategy, given: SeenClassesPlugin | None) -> SeenClassesPlugin | None:
+    """The mask that a plugin was given, else the one that the strategy has as ``seen_classes``.
+
+    Raises:
+        ValueError: the plugin list has a ``SeenClassesPlugin`` that was not handed over: losses of new images and of
+            memories would be over different classes.
+    """
+    seen = getattr(strategy, "seen_classes", None) if given is None else given
+    listed = [plugin for plugin in strategy.plugins if isinstance(plugin, SeenClassesPlugin)]
+    if any(plugin is not seen for plugin in listed):
+        raise ValueError(
+            "the plugin list has a SeenClassesPlugin that was not handed to the storing plugin: losses of new images "
+            "and of memories would be over different classes; write CRUMBPlugin(..., seen=that_plugin)"
+        )
+    return seen
+
+
+def pixels_of(strategy, images: Tensor, start: int, in_order: bool = False) -> Callable[[Sequence[int]], Tensor]:
+    """Make a function from positions in a batch to their ``(n, 3, h, w)`` ``uint8`` images.
+
+    Args:
+        strategy: in training.
+        images: the batch as the model takes it. If a cache put feature maps in its place, the pixels are read from the
+            experience.
+        start: position of the batch in the experience.
+        in_order: whether the batch is in the order of the experience even if the strategy shuffles.
+    """
+    in_order = in_order or getattr(strategy, "frames_in_order", False)
+
+    def pixels(positions: Sequence[int]) -> Tensor:
+        if images.shape[1] == 3:
+            return strategy.model.pixels(images[list(positions)])
+        if not in_order:
+            raise ValueError(
+                "images can be stored beside a feature cache only in frame order: train with shuffle=False, or "
+                "without the cache"
+            )
+        return frames(strategy, [start + position for position in positions])
+
+    return pixels
+
+
+def frames(strategy, positions: Sequence[int]) -> Tensor:
+    """``(n, 3, h, w)`` ``uint8`` frames of the current experience, read from its data set."""
+    images = torch.stack([strategy.experience.dataset[int(position)][0] for position in positions])
+    return strategy.model.pixels(images.to(strategy.device))
