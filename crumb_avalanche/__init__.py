@@ -29,6 +29,8 @@ _HOMES = {
     "FeatureCache": "training.feature_cache",
     "SmallCNN": "models.backbones",
     "LedgerMetric": "training.ledger",
+    "build_strategy": "baselines.registry",
+    "recommended_strategy": "baselines.registry",
     "calibrate": "models.calibration",
     "prepare": "models.calibration",  # deprecated name of calibrate
     "pretrain": "training.pretraining",

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support import common_options
 from table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
+from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.atomic_file import atomic_write
 
@@ -67,48 +68,20 @@ class CostSettings:
             raise ValueError("experiences=1 is none after the first, where replay begins; give 2 or more, or 0 for all")
 
 
-def built(name: str, settings: RunSettings, stream, experiences: list, cache):
-    """One of the learners, ready; and the seconds that it took to measure maps and make a codebook."""
+def built(name: str, settings: RunSettings, stream, cache):
+    """The session of one of the learners."""
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.baselines.registry import build_strategy, get_strategy
-    from crumb_avalanche.models.calibration import calibrate
-    from crumb_avalanche.runs import build
+    from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.process import set_up_process
+    from crumb_avalanche.runs.session import Session
 
     strategy, method = LEARNERS[name]
-    entry, classes = get_strategy(strategy), stream.benchmark.n_classes
-    build.set_up_process(settings.threads, settings.run)
-    model = build.build_model(settings, classes, entry.codebook).to(settings.device).set_precision(settings.precision)
-    count = build.memory_size(replace(settings, strategy=strategy), entry, model, stream.entry, classes)
+    plan = RunPlan.of(replace(settings, strategy=strategy, method=method))
+    set_up_process(plan.threads, plan.run)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")  # nothing is evaluated
-        evaluator = EvaluationPlugin(loggers=[])
-    start = time.perf_counter()
-    calibrate(model, experiences[0].dataset, settings.codebook_init, settings.run)
-    return build_strategy(
-        strategy,
-        model,
-        build.learning_settings(settings, stream.entry),
-        count,
-        settings.run,
-        settings.device,
-        method,
-        plugins=[] if cache is None else [cache],
-        evaluator=evaluator,
-    ), time.perf_counter() - start
-
-
-def feature_cache(settings: RunSettings, stream):
-    """Where F(x) is kept, if anywhere."""
-    from crumb_avalanche.runs import build
-    from crumb_avalanche.training.feature_cache import FeatureCache
-
-    if not settings.feature_cache:
-        return None
-    model = build.build_model(settings, stream.benchmark.n_classes, False).to(settings.device)
-    arguments = (len(stream.table), stream.images_key, settings.workers, settings.progress)
-    model.set_precision(settings.precision)
-    return FeatureCache(settings.feature_cache, model, *arguments, half=settings.cache_precision == "fp16")
+        return Session.build(plan, stream, cache=cache, evaluator=EvaluationPlugin(loggers=[]))
 
 
 def read_through(dataset, cache):
@@ -210,34 +183,36 @@ def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: d
 def main(settings: RunSettings, cost: CostSettings) -> None:
     """Measure everything."""
     from crumb_avalanche.baselines.remind import RemindSettings
-    from crumb_avalanche.runs import build
+    from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.process import set_up_process
+    from crumb_avalanche.runs.stream import open_stream
     from crumb_avalanche.training.ledger import LedgerMetric
 
-    settings, output, usual = settings.resolved(), Path(cost.output), RemindSettings()
+    plan, output, usual = RunPlan.of(settings), Path(cost.output), RemindSettings()
     output.mkdir(parents=True, exist_ok=True)
-    build.set_up_process(settings.threads, settings.run)
-    stream = build.build_stream(settings, settings.run, joint=False)
-    cache, experiences = (
-        feature_cache(settings, stream),
-        list(stream.benchmark.train_stream)[: cost.experiences or None],
-    )
+    set_up_process(plan.threads, plan.run)
+    stream = open_stream(plan, joint=False)
+    experiences = list(stream.benchmark.train_stream)[: cost.experiences or None]
     first = experiences[0].dataset
     first = first.subset(range(min(cost.table_images or len(first), len(first))))
     for experience in experiences if cost.stream_images else ():
         experience.dataset = experience.dataset.subset(range(min(cost.stream_images, len(experience.dataset))))
     images = sum(len(experience.dataset) for experience in experiences[1:])
-    learners, prepared = {}, {}
+    sessions, cache = {}, None
     for name in LEARNERS:
-        learners[name], prepared[name] = built(name, settings, stream, experiences, cache)
-    seconds, drawable = streamed(learners, experiences, cache, settings.workers)
+        sessions[name] = built(name, settings, stream, cache)
+        cache = sessions[name].cache  # one for all
+    learners = {name: session.strategy for name, session in sessions.items()}
+    prepared = {name: session.calibration_seconds for name, session in sessions.items()}
+    seconds, drawable = streamed(learners, experiences, cache, plan.workers)
     if drawable < 2 * usual.replays:
         print(f"note: REMIND began with {drawable} memories, too few for {usual.replays} mixtures: it costs more")
 
     counted = {name: LedgerMetric().count(strategy)["memory_bytes"] for name, strategy in learners.items()}
     held = {CRUMB: counted[CRUMB], ALL_MAPS: counted[BATCHES], SAMPLE: counted[BATCHES]}
     quantizer = usual.quantizer(learners[BATCHES].model)
-    task = {name: getattr(settings, name) for name in ("codebook_size", "codebook_dim", "codebook_init")}
-    task |= dict(seed=settings.run, measured_images=cost.measured_images, fit_vectors=usual.fit_vectors)
+    task = {name: getattr(plan, name) for name in ("codebook_size", "codebook_dim", "codebook_init")}
+    task |= dict(seed=plan.run, measured_images=cost.measured_images, fit_vectors=usual.fit_vectors)
     task |= dict(sub_quantizers=quantizer.sub_quantizers, bits=quantizer.bits, threads=torch.get_num_threads())
     with tempfile.TemporaryDirectory(dir=output) as folder:
         task["file"] = str(Path(folder) / "maps")
@@ -246,7 +221,7 @@ def main(settings: RunSettings, cost: CostSettings) -> None:
     frames = f"{len(experiences[0].dataset)} + {images} frames, tables from {len(first)} maps"
     where = f"{task['threads']} threads, F from {'images' if cache is None else 'a cache'}"
     show(
-        f"{settings.benchmark}, {settings.protocol}, run {settings.run}: {frames}, {where}",
+        f"{plan.benchmark}, {plan.protocol}, run {plan.run}: {frames}, {where}",
         {name: sum(values[1:]) / images for name, values in seconds.items()},
         {name: prepared[name] + sum(values) for name, values in seconds.items()},
         {kind: figures["bytes"] for kind, figures in making.items()},
@@ -263,16 +238,14 @@ def command_line():
     parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_class_arguments(CostSettings)
     parser.add_argument("--quick", action="store_true", help="rendered shapes and a tiny network, to see it work")
-    nothing = {"strategy", "strategy_config", "family", "runs", "output", "overwrite", "checkpoint", "compile"}
-    parser.add_class_arguments(RunSettings, skip=nothing)
+    nothing = {"strategy", "method", "family", "runs", "output", "overwrite", "checkpoint", "compile"}
+    add_run_arguments(parser, nothing)
     parser.set_defaults(threads=1)
     return parser
 
 
 if __name__ == "__main__":
-    from crumb_avalanche.cli.__init__ import underscored
-
-    chosen = command_line().parse_args(underscored(sys.argv[1:])).as_dict()
+    chosen = command_line().parse_args(run_arguments(sys.argv[1:])).as_dict()
     quick = chosen.pop("quick")
     own = CostSettings(**{item.name: chosen.pop(item.name) for item in fields(CostSettings)})
     run_settings = RunSettings(**chosen)

@@ -24,7 +24,7 @@ from support.finished_runs import FinishedRun, finished_runs
 from support.saved_picture import COLOURS, STYLE, save_picture
 from support.sweep import exit_code, grid
 
-from crumb_avalanche.runs.run_folder import write_text, write_yaml
+from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
 TABLE, RECOMMENDED = "recommended", "recommended"
@@ -96,7 +96,7 @@ class Line:
 def changes_of(
     rows: Sequence[Row], options: CommonOptions, protocol: str, budget: int | None = None
 ) -> dict[str, dict]:
-    """Settings of each row by its folder; writes the settings of the methods to files there.
+    """Settings of each row by its folder.
 
     Args:
         rows: rows of the table.
@@ -112,9 +112,7 @@ def changes_of(
         if not {"budget_bytes", "mem_size"} & set(row.settings):
             settings |= {"budget_bytes": budget} if budget is not None else QUICK_BUDGET if options.quick else {}
         if row.method:
-            path = options.output / "settings" / f"{row.folder}.yaml"
-            write_yaml(path, row.method)
-            settings["strategy_config"] = str(path)
+            settings["method"] = row.method
         changes[f"{protocol}/{row.folder}"] = settings
     return changes
 

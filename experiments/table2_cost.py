@@ -31,7 +31,7 @@ from support.saved_picture import COLOURS, STYLE, save_picture
 from table_memory import ALL_MAPS
 
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_json, write_text
-from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.runs.tables import markdown, table
 
 TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
@@ -113,7 +113,7 @@ def measure_once(settings: RunSettings, own: CostSettings) -> None:
         FinishedRunError: it was measured with other settings.
     """
     folder = Path(own.output)
-    left_out = NO_PART_OF_THE_RESULT - {"feature_cache", "threads"}  # these change seconds and bytes
+    left_out = NON_RESULT_SETTINGS - {"feature_cache", "threads"}  # these change seconds and bytes
     made_with = {name: value for name, value in {**as_dict(settings), **asdict(own)}.items() if name not in left_out}
     made_with["feature_cache"] = settings.feature_cache is not None
     notes = folder / "made_with.json"

@@ -29,27 +29,25 @@ from support.side_by_side import Cell, find
 from support.sweep import exit_code, grid
 
 from crumb_avalanche.runs.command_settings import PretrainSettings
-from crumb_avalanche.runs.run_folder import write_yaml
 from crumb_avalanche.runs.settings import RunSettings
 
 TABLE, PAPER_DATASET, OURS = "table4", "core50", ROWS[0]
 QUICK_ROWS = ("MeRec replay", "Half capacity", "Pretrain weights", "Uniform init.", "16-dim. blocks", "Direct loss")
 
 
-def settings_of(row: Ablation, starts: Starts, mem_size: int, config: Path) -> dict | str:
+def settings_of(row: Ablation, starts: Starts, mem_size: int) -> dict | str:
     """What is different in the runs of a row; or in words why there are none.
 
     Args:
         row: of the table.
         starts: the pretrained files.
         mem_size: maps that "Ours" stores.
-        config: file with the settings of Memory Recall.
     """
-    known = set(RunSettings.__dataclass_fields__) - {"direct_weight", "codebook_weight"}
+    known = set(RunSettings.__dataclass_fields__)
     shared = {name: value for name, value in row.pretraining.items() if name in known}
     changes = {"mem_size": max(1, round(mem_size * row.capacity)), "codebook_dim": 8, **shared, **row.stream}
     if changes.get("strategy") == "memory_recall":
-        changes["strategy_config"] = str(config)
+        changes["method"] = MEMORY_RECALL
     if row.start != STOCK and starts.file(row.start):
         changes["pretrained"] = str(starts.file(row.start))
     elif row.start != STOCK and starts.folder is not None:
@@ -68,11 +66,10 @@ def assembled(
     paper = read_paper_numbers()
     todo: dict[str, dict] = {}
     cells = []
-    config = options.output / "memory_recall.yaml"
-    ours = settings_of(OURS, starts, mem_size, config)
+    ours = settings_of(OURS, starts, mem_size)
     for protocol in protocols:
         for row in rows:
-            changes = settings_of(row, starts, mem_size, config)
+            changes = settings_of(row, starts, mem_size)
             runnable = isinstance(changes, dict)
             same = runnable and changes == ours  # "Vanilla pretrain" where Ours has no pretraining either
             name = f"{protocol}/{OURS.folder if same else row.folder}"
@@ -152,7 +149,6 @@ def main() -> int:
     mem_size = chosen.mem_size or MEM_SIZES.get(options.benchmark, MEM_SIZES[PAPER_DATASET])
     protocols = options.protocols(options.benchmark, chosen.protocols)
     todo, cells = assembled(rows, options, protocols, starts, mem_size)
-    write_yaml(options.output / "memory_recall.yaml", MEMORY_RECALL)
     failed = options.do(grid(options.settings(options.benchmark), options.output, options.runs, todo))
     findings = find(cells, options.runs)
     heading = f"Table 4, ablations; {starts.described}"

@@ -28,8 +28,10 @@ from pathlib import Path
 import matplotlib
 from support import common_options
 
-from crumb_avalanche.cli.__init__ import underscored
-from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
+from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments
+from crumb_avalanche.runs.older_settings import recorded_settings
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ FIGURES = {
 }
 # Settings of `crumb run` that none of these methods reads, or that belong to one run.
 LEFT_OUT = {
-    *("strategy", "strategy_config", "family", "run", "checkpoint", "evaluate_quantized"),
-    *("budget_images", "budget_bytes", "mem_size", "replay_weight", "replay_steps", "fused", "storing_rule"),
-    *("codebook_size", "codebook_dim", "codebook_init", "freeze_codebook", "direct_weight", "codebook_weight"),
+    *("strategy", "method", "family", "run", "checkpoint", "evaluate_quantized"),
+    *("budget_images", "budget_bytes", "mem_size", "replay_weight", "replay_steps", "fused", "selection_rule"),
+    *("codebook_size", "codebook_dim", "codebook_init"),
 }
 
 
@@ -78,7 +80,7 @@ def parser():
     command.add_argument("--methods", type=str, help="some of them, such as ewc,lwf; fine-tuning is always there")
     command.add_argument("--strengths", type=str, help="other strengths than in METHODS, such as si=10000,lwf=10")
     command.add_argument("--experiences", type=int, help="only so many from the start of the stream; default all")
-    command.add_class_arguments(RunSettings, skip=LEFT_OUT)
+    add_run_arguments(command, LEFT_OUT)
     command.set_defaults(output="runs/task_incremental")
     return command
 
@@ -119,11 +121,16 @@ def with_strengths(methods: list[Method], text: str | None) -> list[Method]:
     ]
 
 
+def planned(settings: RunSettings, method: Method) -> RunPlan:
+    """The plan of one method."""
+    return RunPlan.of(replace(settings, strategy=method.strategy, method=method.settings))
+
+
 def measure(settings: RunSettings, method: Method, experiences: int | None = None) -> dict[str, float]:
     """The figures of one method in one run.
 
     Args:
-        settings: resolved, with ``run`` set.
+        settings: with ``run`` set.
         method: which, and how.
         experiences: length of the stream; default all of it.
 
@@ -133,42 +140,28 @@ def measure(settings: RunSettings, method: Method, experiences: int | None = Non
     from avalanche.evaluation.metrics import accuracy_metrics
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.baselines.registry import build_strategy
     from crumb_avalanche.baselines.task_incremental import TaskIncrementalPlugin
-    from crumb_avalanche.models.calibration import calibrate
-    from crumb_avalanche.runs import build
+    from crumb_avalanche.runs.process import set_up_process
     from crumb_avalanche.runs.progress import ProgressPlugin
     from crumb_avalanche.runs.run import accuracy_on
-    from crumb_avalanche.training.feature_cache import FeatureCache
+    from crumb_avalanche.runs.session import Session
+    from crumb_avalanche.runs.stream import open_stream
 
-    build.set_up_process(settings.threads, settings.run)  # the same first weights for all methods
-    stream = build.build_stream(settings, settings.run, joint=False)
+    plan = planned(settings, method)
+    set_up_process(plan.threads, plan.run)  # the same first weights for all methods
+    stream = open_stream(plan, joint=False)
     train, test = stream.benchmark.train_stream[:experiences], stream.benchmark.test_stream[:experiences]
     if len(train) < 2:
         raise ValueError(
             f"the stream has {len(train)} experience, so nothing can be forgotten; give --experiences 2 or more, and "
             "--classes-per-experience low enough"
         )
-    model = build.build_model(settings, stream.benchmark.n_classes, codebook=False).to(settings.device)
-    model.set_precision(settings.precision)
-    if not settings.pretrained:
-        calibrate(model, train[0].dataset, seed=settings.run)
-    if settings.compile:
-        model.compile()
-    plugins = [ProgressPlugin(len(train), settings.progress)]
-    if settings.feature_cache:
-        arguments = (settings.workers, settings.progress, settings.cache_precision == "fp16")
-        plugins.append(FeatureCache(settings.feature_cache, model, len(stream.table), stream.images_key, *arguments))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
         evaluator = EvaluationPlugin(accuracy_metrics(experience=True, stream=True), loggers=[])
-    learning = build.learning_settings(settings, stream.entry)
-    strategy = build_strategy(
-        *(method.strategy, model, learning, 0, settings.run, settings.device, method.settings),
-        plugins=plugins,
-        evaluator=evaluator,
-    )
-    hint, loader = TaskIncrementalPlugin(), {"num_workers": settings.workers}
+    bar = ProgressPlugin(len(train), plan.progress)
+    strategy = Session.build(plan, stream, plugins=[bar], evaluator=evaluator).strategy
+    hint, loader = TaskIncrementalPlugin(), {"num_workers": plan.workers}
 
     def with_hint(experiences) -> list[float]:
         strategy.plugins.append(hint)
@@ -201,13 +194,16 @@ def measured(settings: RunSettings, method: Method, experiences: int | None = No
 
     path = Path(settings.output) / f"{method.strategy}_run{settings.run}.json"
     compared = {
-        name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT | LEFT_OUT
+        name: value
+        for name, value in as_dict(planned(settings, method)).items()
+        if name not in NON_RESULT_SETTINGS | LEFT_OUT
     } | asdict(method)
     if experiences is not None:
         compared["experiences"] = experiences
     if path.exists() and not settings.overwrite:
         kept = json.loads(path.read_text())
-        if kept["made_with"] != compared:
+        then = recorded_settings(kept["made_with"], {})
+        if {name: value for name, value in then.items() if name not in LEFT_OUT - {"strategy"}} != compared:
             raise FinishedRunError(
                 f"{path} was made with other settings; choose another --output, or start over with --overwrite true"
             )
@@ -290,7 +286,7 @@ def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Measure what is missing, then report."""
     command = parser()
-    values = command.parse_args(underscored(sys.argv[1:] if arguments is None else arguments)).as_dict()
+    values = command.parse_args(run_arguments(sys.argv[1:] if arguments is None else arguments)).as_dict()
     methods = with_strengths(chosen_methods(values.pop("methods")), values.pop("strengths"))
     quick, experiences = values.pop("quick"), values.pop("experiences")
     names = {item.name for item in fields(RunSettings)}
@@ -301,7 +297,7 @@ def main(arguments: list[str] | None = None) -> None:
     figures: dict[str, list[dict]] = {method.strategy: [] for method in methods}
     for run in settings.run_numbers():
         for method in methods:
-            one = replace(settings, run=run, runs=None, strategy=method.strategy).resolved()
+            one = replace(settings, run=run, runs=None)
             found = measured(one, method, experiences)
             figures[method.strategy].append(found)
             print(

@@ -93,7 +93,7 @@ def crumb(capsys):
 def tiny(clips) -> list[str]:
     """Settings of a run that takes a second."""
     return [
-        *("run", "--benchmark", "clip_folder", "--dataset-root", str(clips), "--weights", "none"),
+        *("run", "--benchmark", "clip_folder", "--dataset-root", str(clips), "--preset", "paper", "--weights", "none"),
         *("--backbone", "small_cnn", "--image-size", "32", "--batch-size", "8"),
         *("--first-epochs", "2", "--threads", "1", "--progress", "false"),
     ]

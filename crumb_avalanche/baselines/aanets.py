@@ -5,7 +5,6 @@ Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2
 """
 
 import copy
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from crumb_avalanche.baselines.aggregated_layers import AggregatedLayers
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd
 from crumb_avalanche.baselines.experience_replay import ChosenFrames, ImageMemoryPlugin, draw, memory_strategy
+from crumb_avalanche.baselines.memory_settings import AANetsSettings
 from crumb_avalanche.closed_form.feature_moments import pooled_features
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
@@ -39,40 +39,6 @@ class OldBranches(OldNetwork):
         super().take(model)
         changing = model.plastic_layers.changing()
         self.state = {name: value for name, value in self.state.items() if name in changing}
-
-
-@dataclass(frozen=True)
-class AANetsSettings:
-    """Settings of AANets on iCaRL's loss, with its authors' values where they can be kept in a single pass.
-
-    Attributes:
-        outer_every: inner steps between two updates of the share of the stable branch; one at least an experience.
-        a_learning_rate: of these updates (the authors' 1e-8, in many epochs, hardly moves it).
-        distillation: weight of the distillation loss; with 0 there is no old network, and the budget buys more images.
-        temperature: of the distillation.
-        half_old_network: keep the old network as float16.
-        count_stable_branch: take the second branch out of the budget (1.05 MB at SqueezeNet's cut: 15 images leave 4
-            exemplars), for no other method has it. Off: it is a part of the network, as in the paper, and the ledger
-            has it there.
-    """
-
-    outer_every: int = 50
-    a_learning_rate: float = 1e-2
-    distillation: float = 0.25
-    temperature: float = 2.0
-    half_old_network: bool = True
-    count_stable_branch: bool = True
-
-    def __post_init__(self):
-        if self.outer_every < 1:
-            raise ValueError(f"outer_every={self.outer_every}: there is at least 1 inner step between two updates")
-        if self.a_learning_rate < 0 or self.distillation < 0:
-            raise ValueError(
-                f"a_learning_rate={self.a_learning_rate}, distillation={self.distillation}: rates and weights are not "
-                "negative"
-            )
-        if self.temperature <= 0:
-            raise ValueError(f"temperature={self.temperature}: it is above 0")
 
 
 class HerdedFrames(ChosenFrames):

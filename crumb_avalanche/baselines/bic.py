@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
+from crumb_avalanche.baselines.memory_settings import BiCSettings
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
@@ -19,40 +20,6 @@ from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 _SMALLEST_ALPHA = 0.01
-
-
-@dataclass(frozen=True)
-class BiCSettings:
-    """Own settings of BiC.
-
-    Attributes:
-        temperature: of the distillation.
-        validation_share: of a class's exemplars, kept from the network's training for the bias stage; at least one.
-        bias_epochs: steps of the bias stage, each over the whole validation set.
-        bias_learning_rate: of Adam there, divided by ten after each quarter of the steps. (The authors use SGD with
-            this rate; Adam's steps do not depend on the scale of the logits, which the feature scale sets here.)
-        bias_decay: weight of ``beta ** 2 / 2`` in that stage's loss.
-        half_old_network: keep the old network as float16; see ``OldNetwork``.
-    """
-
-    temperature: float = 2.0
-    validation_share: float = 0.1
-    bias_epochs: int = 200
-    bias_learning_rate: float = 0.1
-    bias_decay: float = 0.1
-    half_old_network: bool = True
-
-    def __post_init__(self):
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}, but must be above 0")
-        if not 0 < self.validation_share < 1:
-            raise ValueError(f"validation_share is {self.validation_share}, but must be between 0 and 1")
-        if self.bias_epochs < 1:
-            raise ValueError(f"bias_epochs is {self.bias_epochs}, but must be 1 or more")
-        if not self.bias_learning_rate > 0:
-            raise ValueError(f"bias_learning_rate is {self.bias_learning_rate}, but must be above 0")
-        if not self.bias_decay >= 0:
-            raise ValueError(f"bias_decay is {self.bias_decay}, but must not be negative")
 
 
 def spread(count: int, total: int) -> list[int]:

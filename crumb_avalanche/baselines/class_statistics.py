@@ -4,11 +4,11 @@ The features are those before the head, averaged over locations (512 for Squeeze
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from crumb_avalanche.baselines.closed_form_settings import SldaSettings
 from crumb_avalanche.baselines.entry import Entry, NoSettings, Recipe
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
@@ -89,21 +89,6 @@ def closed_form(
     """A strategy that makes one pass over each experience, the first as well."""
     arguments = recipe.common() | {"first_epochs": 1, "train_epochs": 1}
     return ClosedFormStrategy(statistics=statistics, features=features, optimizer=recipe.optimizer(), **arguments)
-
-
-@dataclass(frozen=True)
-class SldaSettings:
-    """Settings of streaming LDA.
-
-    Attributes:
-        shrinkage: share of the unit matrix in the covariance.
-    """
-
-    shrinkage: float = 1e-4
-
-    def __post_init__(self):
-        if not 0 < self.shrinkage <= 1:
-            raise ValueError(f"shrinkage is {self.shrinkage}; it is a share: above 0 and at most 1")
 
 
 NCM = Entry(

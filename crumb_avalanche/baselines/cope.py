@@ -3,8 +3,6 @@
 Continual Prototype Evolution: Learning Online from Non-Stationary Data Streams, ICCV 2021.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,6 +11,7 @@ from torch.nn.functional import logsigmoid, normalize, one_hot
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
+from crumb_avalanche.baselines.memory_settings import CoPESettings
 from crumb_avalanche.closed_form.feature_moments import feature_length
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.models.penultimate import HeadInput, penultimate
@@ -20,29 +19,6 @@ from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class CoPESettings:
-    """Own settings of CoPE.
-
-    Attributes:
-        prototype_momentum: share of the old prototype that a batch leaves.
-        temperature: that similarities are divided by.
-        random_prototypes: start a prototype at random, as the authors' code does; else at the mean of its class in the
-            first batch with it. A stream has a few dozen batches of a class: with a momentum of 0.99 most of a random
-            start would still be there when the class is over, and the answer to it next to chance.
-    """
-
-    prototype_momentum: float = 0.99
-    temperature: float = 0.1
-    random_prototypes: bool = False
-
-    def __post_init__(self):
-        if not 0 <= self.prototype_momentum <= 1:
-            raise ValueError(f"prototype_momentum is {self.prototype_momentum}, but must be from 0 to 1")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}, but must be above 0")
 
 
 class BalancedMemories(ClassBalancedReservoir):

@@ -1,49 +1,16 @@
 """What the registry knows of a strategy, and what a strategy is built from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from crumb_avalanche.baselines.method_settings import LearningSettings, NoSettings, method_settings
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class LearningSettings:
-    """What every strategy needs to know besides its model.
-
-    Attributes:
-        learning_rate, momentum, weight_decay: of SGD over all weights that learn, the codebook included.
-        batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
-        direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
-        storing_rule: a name in ``memory.selection.RULES``.
-        freeze_codebook: whether the memory blocks stay as initialised.
-    """
-
-    learning_rate: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    batch_size: int = 21
-    eval_batch_size: int = 128
-    first_epochs: int = 10
-    epochs: int = 1
-    clamp_gradients: float | None = None
-    direct_weight: float = 0.0
-    codebook_weight: float = 1.0
-    replay_weight: float = 1.0
-    replay_steps: int = 1
-    fused: bool = False
-    storing_rule: str = "every_jth"
-    freeze_codebook: bool = False
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """A method without settings of its own."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +78,7 @@ class Entry:
         item_bytes: bytes of one memory, of a model and the method's settings; default the buffer's.
         fixed_bytes: bytes kept whatever is stored (codebooks, class statistics), of model, settings and number of
             classes. They are taken from the budget before memories are counted.
-        generous: whether a last memory is granted if three quarters of it fit (CRUMB; gives the paper's 417).
+        round_up: whether a last memory is granted if three quarters of it fit (CRUMB; gives the paper's 417).
         codebook: whether its model has a codebook.
         joint: whether it is trained on all classes at once, shuffled (a bound, no stream learner).
         each_class: whether its buffer must have room for a memory of each class.
@@ -130,7 +97,7 @@ class Entry:
     buffer: type[CompactBuffer] | None = None
     item_bytes: Callable[[SplitModel, Any], int] | None = None
     fixed_bytes: Callable[[SplitModel, Any, int], int] = field(default=lambda model, method, n_classes: 0)
-    generous: bool = False
+    round_up: bool = False
     codebook: bool = False
     joint: bool = False
     gradient: bool = True
@@ -176,7 +143,7 @@ class Entry:
         if self.codebook and exact:
             fixed = tensor_bytes([model.codebook.blocks])
         item = self.bytes_of_item(model, method)
-        count = (budget_bytes - fixed + (item // 4 if self.generous and not exact else 0)) // item
+        count = (budget_bytes - fixed + (item // 4 if self.round_up and not exact else 0)) // item
         if count < 1:
             raise ValueError(
                 f"a budget of {budget_bytes} bytes holds no memory of {item} bytes"
@@ -186,22 +153,5 @@ class Entry:
         return count
 
     def method_settings(self, changes: dict[str, Any] | None = None) -> Any:
-        """The method's own settings, with some values changed.
-
-        Raises:
-            ValueError: a name that the method has no setting for, or a value of another type; the known are listed.
-        """
-        changes = changes or {}
-        known = {item.name: item for item in fields(self.method)}
-        for name, value in changes.items():
-            if name not in known:
-                has = f"has {', '.join(known)}" if known else "has none of its own"
-                raise ValueError(f"strategy {self.name} has no setting {name!r}; it {has}")
-            default = getattr(self.method(), name)
-            number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
-            if default is not None and not number and type(value) is not type(default):
-                raise ValueError(
-                    f"{name} of strategy {self.name} is {value!r}, but must be of type {type(default).__name__}, such "
-                    f"as its default {default!r}"
-                )
-        return replace(self.method(), **changes)
+        """The method's own settings, with some values changed; see ``method_settings``."""
+        return method_settings(self.name, changes)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
+from crumb_avalanche.baselines.memory_settings import DarkReplaySettings
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.split_model import SplitModel
@@ -183,23 +184,6 @@ def dark_loss(logits: Tensor, stored: Tensor) -> Tensor:
     """
     known = stored != UNSEEN_LOGIT
     return (logits - stored).masked_fill(~known, 0.0).square().sum() / known.sum()
-
-
-@dataclass(frozen=True)
-class DarkReplaySettings:
-    """Settings of DER++, with its authors' values.
-
-    Attributes:
-        alpha: weight of the difference to the stored logits.
-        beta: weight of the loss of the stored labels; 0 is plain DER.
-    """
-
-    alpha: float = 0.1
-    beta: float = 0.5
-
-    def __post_init__(self):
-        if min(self.alpha, self.beta) < 0:
-            raise ValueError(f"alpha={self.alpha}, beta={self.beta}: weights of losses are not negative")
 
 
 class DarkReplayPlugin(ImageMemoryPlugin):

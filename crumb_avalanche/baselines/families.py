@@ -11,6 +11,8 @@ the defaults of its own settings class, or in ``method`` where these are another
 
 from dataclasses import asdict, dataclass, field, replace
 
+from crumb_avalanche.training.replay_settings import ReplaySettings
+
 FAMILIES = ("fair", "paper")
 
 
@@ -27,7 +29,7 @@ class PaperSettings:
         batch_size: images a batch; ``None`` is the benchmark's (21 for video, 128 for images).
         first_epochs: epochs on the first experience.
         head_kernel, relu_logits: of SqueezeNet's head.
-        clamp_gradients, replay_weight, storing_rule: of CRUMB's own code.
+        clamp_gradients, replay_weight, selection_rule: of CRUMB's own code.
         method: settings of the method's own that differ from its defaults.
         on: what is different on some benchmarks, by name.
     """
@@ -44,8 +46,8 @@ class PaperSettings:
     head_kernel: int = 3
     relu_logits: bool = True
     clamp_gradients: float = 0.0
-    replay_weight: float = 1.0
-    storing_rule: str = "every_jth"
+    replay_weight: float = ReplaySettings.replay_weight
+    selection_rule: str = ReplaySettings.selection_rule
     method: dict = field(default_factory=dict, hash=False)
     on: dict[str, dict] = field(default_factory=dict, hash=False)
 
@@ -84,7 +86,7 @@ _OFFLINE = PaperSettings(
 )
 # CRUMB's published code: F frozen, gradients clamped, replay loss times five.
 _CRUMB = PaperSettings(
-    cut_layer=None, learning_rate=1e-3, clamp_gradients=10.0, replay_weight=5.0, storing_rule="reference"
+    cut_layer=None, learning_rate=1e-3, clamp_gradients=10.0, replay_weight=5.0, selection_rule="reference"
 )
 _GSS_TOYBOX = dict(backbone="slim_resnet18", batch_size=100, learning_rate=1e-4, first_epochs=15)
 

@@ -3,14 +3,13 @@
 Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", 2017.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.memory_settings import GEMSettings
 from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.stateful import StatefulPlugin
@@ -22,22 +21,6 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 _RIDGE = 1e-10
 _PRODUCT_TOLERANCE = 1e-9
 _REFINEMENTS = 10
-
-
-@dataclass(frozen=True)
-class GEMSettings:
-    """Settings of GEM.
-
-    Attributes:
-        margin: least weight of each past gradient in a corrected step, ``memory_strength`` of GEM's authors (0.5; the
-            paper's port: 1).
-    """
-
-    margin: float = 0.5
-
-    def __post_init__(self):
-        if self.margin < 0:
-            raise ValueError(f"margin is {self.margin}, but must not be negative")
 
 
 class ExperienceShares(SelectionRule):

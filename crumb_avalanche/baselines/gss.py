@@ -1,7 +1,6 @@
 """GSS-greedy: memories whose gradients point in as many directions as possible (Aljundi et al., NeurIPS 2019)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch.nn.functional import cross_entropy, normalize
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
+from crumb_avalanche.baselines.memory_settings import GSSSettings
 from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
@@ -21,27 +21,6 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 # What the authors' code gives the first memories, which have nothing to be similar to, as a cosine.
 _FIRST_COSINE = 0.1
-
-
-@dataclass(frozen=True)
-class GSSSettings:
-    """Own settings of GSS-greedy.
-
-    Attributes:
-        compared: random memories whose gradients a frame's gradient is compared with.
-        head_only: take the gradient of the head alone, not of all plastic layers. Saves time and, for the length of a
-            step, memory: 4 bytes a weight for each frame of a batch and each memory that is compared with.
-        chunk: gradients that are computed at once.
-    """
-
-    compared: int = 10
-    head_only: bool = False
-    chunk: int = 32
-
-    def __post_init__(self):
-        for name in ("compared", "chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
 
 
 def sample_gradients(

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, allot, draw_from, herd, trim
 from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memory_strategy
+from crumb_avalanche.baselines.memory_settings import ICaRLSettings
 from crumb_avalanche.closed_form.feature_moments import pooled_features
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule, Slots
@@ -22,17 +22,6 @@ from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class ICaRLSettings:
-    """Own settings of iCaRL; the paper has none besides the number of exemplars, which is the budget.
-
-    Attributes:
-        half_old_network: keep the old network as float16; see ``OldNetwork``.
-    """
-
-    half_old_network: bool = True
 
 
 class Prioritised(SelectionRule):

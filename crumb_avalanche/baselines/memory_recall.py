@@ -5,37 +5,15 @@ Forgetting", 2021; here as the CRUMB paper has it, in the place of its memory bl
 replay").
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.baselines.memory_settings import MemoryRecallSettings
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class MemoryRecallSettings:
-    """Settings of Memory Recall.
-
-    Attributes:
-        per_channel: a mean and a deviation for each channel (4,104 bytes a class at 512); off: for each value of the
-            map, as the paper has it (692,232 bytes a class at 512x13x13, so that 15 images buy 3 classes).
-        clamp: negative draws become 0 where the class never had a negative value (maps behind a ReLU); off: the
-            paper's, which leaves them.
-    """
-
-    per_channel: bool = True
-    clamp: bool = True
-
-    def values(self, model: SplitModel) -> int:
-        """Means of one class."""
-        channels, height, width = model.map_shape
-        return channels if self.per_channel else channels * height * width
 
 
 class GaussianBuffer(CompactBuffer):

@@ -15,42 +15,13 @@ from crumb_avalanche.baselines.experience_replay import (
     held_slots,
     memory_strategy,
 )
+from crumb_avalanche.baselines.memory_settings import RainbowSettings
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.crumb import memory_step
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class RainbowSettings:
-    """Settings of Rainbow Memory, with its authors' values.
-
-    Attributes:
-        copies: perturbed copies of a candidate that vote on its uncertainty.
-        candidates: frames of each class of an experience that are scored, evenly spread over it. F runs on each copy
-            of each; the authors score every frame.
-        memory_epochs: epochs over the memory after each experience (5 in the paper's comparison; the authors have 256).
-        cutmix: chance of a batch of these to be mixed.
-        stream_rate: factor of the rate while frames of later experiences are seen for the first time.
-    """
-
-    copies: int = 12
-    candidates: int = 25
-    memory_epochs: int = 5
-    cutmix: float = 0.5
-    stream_rate: float = 0.1
-
-    def __post_init__(self):
-        if self.copies < 1 or self.candidates < 1:
-            raise ValueError(f"copies={self.copies}, candidates={self.candidates}: there is at least 1 of each")
-        if self.memory_epochs < 0:
-            raise ValueError(f"memory_epochs={self.memory_epochs}: it is 0 or more")
-        if not 0 <= self.cutmix <= 1:
-            raise ValueError(f"cutmix={self.cutmix}: a probability from 0 to 1")
-        if self.stream_rate < 0:
-            raise ValueError(f"stream_rate={self.stream_rate}: a factor of the rate is not negative")
 
 
 def shift(images: Tensor, down: int, right: int) -> Tensor:

@@ -10,12 +10,13 @@ from crumb_avalanche.baselines.bic import BIC
 from crumb_avalanche.baselines.bounds import CHANCE, FINETUNE, OFFLINE
 from crumb_avalanche.baselines.class_statistics import NCM, SLDA
 from crumb_avalanche.baselines.cope import COPE
-from crumb_avalanche.baselines.entry import Entry, LearningSettings, Recipe
+from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.experience_replay import DER, ER
 from crumb_avalanche.baselines.gem import GEM
 from crumb_avalanche.baselines.gss import GSS
 from crumb_avalanche.baselines.icarl import ICARL
 from crumb_avalanche.baselines.memory_recall import MEMORY_RECALL
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.rainbow_memory import RAINBOW_MEMORY
 from crumb_avalanche.baselines.random_projection import RANPAC
 from crumb_avalanche.baselines.regularized_discriminant import RDA
@@ -26,7 +27,7 @@ from crumb_avalanche.baselines.stable_sgd import STABLE_SGD
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-__all__ = ["STRATEGIES", "Entry", "LearningSettings", "build_strategy", "get_strategy"]
+__all__ = ["STRATEGIES", "Entry", "LearningSettings", "build_strategy", "get_strategy", "recommended_strategy"]
 
 STRATEGIES: dict[str, Entry] = {
     entry.name: entry
@@ -53,9 +54,9 @@ def get_strategy(name: str) -> Entry:
 def build_strategy(
     name: str,
     model: SplitModel,
-    settings: LearningSettings,
-    mem_size: int,
-    seed: int,
+    settings: LearningSettings | None = None,
+    mem_size: int = 0,
+    seed: int = 0,
     device: str = "cpu",
     method: dict[str, Any] | None = None,
     **host,
@@ -65,7 +66,7 @@ def build_strategy(
     Args:
         name: in ``STRATEGIES``.
         model: with a codebook where the entry says so.
-        settings: see ``LearningSettings``.
+        settings: see ``LearningSettings``; default its defaults.
         mem_size: capacity of the buffer, in memories.
         seed: of the method's random draws.
         device: as for every Avalanche strategy.
@@ -80,4 +81,18 @@ def build_strategy(
     if hasattr(model, "quantized_training"):  # a method without memory blocks learns beside those of a model given
         model.quantized_training = entry.codebook
     chosen = entry.method_settings(method)
+    settings = LearningSettings() if settings is None else settings
     return entry.build(Recipe(model, settings, chosen, mem_size, model.n_classes, seed, device, host))
+
+
+def recommended_strategy(model: SplitModel, n_classes: int | None = None, **host) -> StreamStrategy:
+    """The strategy that is most accurate at the same bytes, ready to train: regularised discriminant analysis.
+
+    Args:
+        model: its frozen and plastic layers give the features.
+        n_classes: of the whole stream; a model with another number of outputs gets a new head. Default the model's.
+        host: ``plugins``, ``evaluator`` and so on, for Avalanche.
+    """
+    if n_classes not in (None, model.n_classes):
+        model.reset_head(n_classes)
+    return build_strategy("rda", model, **host)

@@ -1,9 +1,9 @@
 """Regularised discriminant analysis as a strategy (Friedman, "Regularized Discriminant Analysis", JASA 1989)."""
 
 import math
-from dataclasses import dataclass
 
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy, closed_form
+from crumb_avalanche.baselines.closed_form_settings import RdaSettings
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter
@@ -12,34 +12,6 @@ from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDisc
 # The common covariance is kept whole where that leaves the first number of directions a class; beside it more than the
 # second are of no use.
 LEAST_BESIDE_WHOLE, MOST_BESIDE_WHOLE = 4, 32
-
-
-@dataclass(frozen=True)
-class RdaSettings:
-    """Settings of regularised discriminant analysis.
-
-    Attributes:
-        own: share of a class's own covariance beside the common one; 0 is linear discriminant analysis.
-        shrinkage: of the common covariance, in units of features by images. 1, for frames of a video are alike: they
-            tell less of it than as many unrelated images.
-        maps: features of the map that enters the plastic layers, beside those of the head's input.
-        deviations: deviations over locations, beside means.
-        power: to which features are raised, with their sign; 1 leaves them.
-    """
-
-    own: float = 0.3
-    shrinkage: float = 1.0
-    maps: bool = True
-    deviations: bool = True
-    power: float = 0.7
-
-    def __post_init__(self):
-        if not 0 <= self.own < 1:
-            raise ValueError(f"own is {self.own}; it is a share: at least 0 and below 1")
-        if not self.shrinkage > 0:
-            raise ValueError(f"shrinkage is {self.shrinkage}; give a positive number, or some covariance is singular")
-        if not 0 < self.power <= 1:
-            raise ValueError(f"power is {self.power}; features are raised to it: above 0 and at most 1")
 
 
 def moments(settings: RdaSettings) -> FeatureMoments:

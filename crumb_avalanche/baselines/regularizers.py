@@ -4,7 +4,6 @@ Only weights that learn are held, and only classes seen so far count. What is ke
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,98 +13,11 @@ from torch import Tensor, nn
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork
+from crumb_avalanche.baselines.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import MendedMAS, MendedSI, learning_view, parameters_of, values_of
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-def _not_negative(settings: object, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) < 0:
-            raise ValueError(f"{name} is {getattr(settings, name)}, but must not be negative")
-
-
-def _between_0_and_1(settings: object, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(settings, name) <= 1:
-            raise ValueError(f"{name} is {getattr(settings, name)}, but must be from 0 to 1")
-
-
-def _above_0(settings: object, *names: str) -> None:
-    for name in names:
-        if not getattr(settings, name) > 0:
-            raise ValueError(f"{name} is {getattr(settings, name)}, but must be above 0")
-
-
-@dataclass(frozen=True)
-class EWCSettings:
-    """Settings of EWC.
-
-    Attributes:
-        weight: of the sum of Fisher information times squared shift (the paper's port: 100).
-        online: one set of importances, summed over the experiences, instead of one for each.
-        decay: with ``online``, what the earlier sum is multiplied by at each new experience.
-    """
-
-    weight: float = 100.0
-    online: bool = False
-    decay: float = 1.0
-
-    def __post_init__(self):
-        _not_negative(self, "weight")
-        _between_0_and_1(self, "decay")
-
-
-@dataclass(frozen=True)
-class SISettings:
-    """Settings of SI.
-
-    Attributes:
-        weight: of the sum of importance times squared shift (the paper's port: 0.01).
-        damping: added to the squared shift that a path integral is divided by (the paper's port: 0.1).
-    """
-
-    weight: float = 0.01
-    damping: float = 0.1
-
-    def __post_init__(self):
-        _not_negative(self, "weight")
-        _above_0(self, "damping")
-
-
-@dataclass(frozen=True)
-class MASSettings:
-    """Settings of MAS.
-
-    Attributes:
-        weight: of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
-        decay: what the importances so far are multiplied by before a new experience's are added.
-    """
-
-    weight: float = 1.0
-    decay: float = 1.0
-
-    def __post_init__(self):
-        _not_negative(self, "weight")
-        _between_0_and_1(self, "decay")
-
-
-@dataclass(frozen=True)
-class LwFSettings:
-    """Settings of LwF.
-
-    Attributes:
-        alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
-        temperature: of both softmaxes (LwF's authors: 2).
-    """
-
-    alpha: float = 1.0
-    temperature: float = 2.0
-
-    def __post_init__(self):
-        _not_negative(self, "alpha")
-        _above_0(self, "temperature")
 
 
 def largest_importance(strategy, weight: float) -> float:

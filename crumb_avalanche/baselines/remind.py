@@ -4,8 +4,6 @@ Hayes, Kafle, Shrestha, Acharya and Kanan, "REMIND Your Neural Network to Preven
 Defaults are those of its ImageNet script and of the CRUMB paper's port to SqueezeNet's 512x13x13 maps.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,76 +11,11 @@ from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.feature_crops import random_resized_crops
-from crumb_avalanche.baselines.remind_memory import LocationSample, PQCodeBuffer, balanced_choice, make_quantizer
+from crumb_avalanche.baselines.memory_settings import RemindSettings
+from crumb_avalanche.baselines.remind_memory import LocationSample, PQCodeBuffer, balanced_choice
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE, ProductQuantizer
-from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.batch_plugin import StoringPlugin, in_last_epoch
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class RemindSettings:
-    """Settings of REMIND.
-
-    Attributes:
-        sub_quantizers: groups of channels with a table each; the largest divisor of C up to this is taken.
-        centroids: rows of a table; of 1-channel groups at most 16 (4 bits a value).
-        fit_vectors: locations of first-experience maps that k-means sees (256 a centroid, where faiss too would stop);
-            they are held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
-        samples_at_a_time: one optimiser step for each new image, with ``replays`` memories, as the authors have it;
-            off: one step for each batch of the stream, with ``batch_replays`` memories for each new image.
-        replays: memories mixed with one new image, where samples come one at a time.
-        batch_replays: the same, where they come in batches; 2 make a step cost about as much as CRUMB's two. The loss
-            is the mean over all rows in both.
-        crop_scale: smallest share of a map's area that a crop keeps; 1 turns cropping off.
-        mixup_alpha: of the Beta distribution of the mixing weight; 0 turns mixup off.
-        weight_decay: of SGD.
-        decay_per_class: whether the learning rate decays with the number of images of the new image's class: from
-            ``rate_start``, geometrically every ``rate_step`` images, to ``rate_end`` after ``rate_images`` (and on).
-            Off: the learning rate of all strategies, as in the CRUMB paper's port.
-    """
-
-    sub_quantizers: int = 32
-    centroids: int = 256
-    fit_vectors: int = 65_536
-    samples_at_a_time: bool = False
-    replays: int = 50
-    batch_replays: int = 2
-    crop_scale: float = 4 / 13
-    mixup_alpha: float = 0.1
-    weight_decay: float = 1e-5
-    decay_per_class: bool = False
-    rate_start: float = 0.1
-    rate_end: float = 0.001
-    rate_step: int = 100
-    rate_images: int = 1300
-
-    def __post_init__(self):
-        for name in ("sub_quantizers", "fit_vectors", "replays", "batch_replays", "rate_step", "rate_images"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
-        if not 2 <= self.centroids <= LARGEST_TABLE:
-            raise ValueError(f"centroids is {self.centroids}; a code is one byte, so give 2 to {LARGEST_TABLE}")
-        if not 0 < self.crop_scale <= 1:
-            raise ValueError(f"crop_scale is {self.crop_scale}; it is a share of the map: above 0, at most 1 (no crop)")
-        if self.mixup_alpha < 0 or self.weight_decay < 0:
-            raise ValueError(
-                f"mixup_alpha={self.mixup_alpha}, weight_decay={self.weight_decay}: neither can be negative (0: none)"
-            )
-        if not 0 < self.rate_end <= self.rate_start:
-            raise ValueError(
-                f"rate_end={self.rate_end} and rate_start={self.rate_start}: rates are positive and decay, so give a "
-                "rate_end up to rate_start"
-            )
-
-    @property
-    def replays_per_image(self) -> int:
-        return self.replays if self.samples_at_a_time else self.batch_replays
-
-    def quantizer(self, model: SplitModel) -> ProductQuantizer:
-        """An empty product quantizer for a model's maps."""
-        return make_quantizer(model.map_shape[0], self.sub_quantizers, self.centroids)
 
 
 class RemindPlugin(StoringPlugin):

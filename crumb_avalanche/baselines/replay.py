@@ -1,6 +1,7 @@
 """CRUMB, and plain replay of images and of feature maps through the same two steps and the same selection rule."""
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.method_settings import CrumbSettings
 from crumb_avalanche.memory.selection import RULES, SelectionRule
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer, ImageBuffer, MapBuffer
@@ -25,7 +26,7 @@ def replay_strategy(
     settings = recipe.settings
     return CRUMBStrategy(
         optimizer=recipe.optimizer(),
-        storage_policy=buffer(recipe.mem_size, make_rule(settings.storing_rule), recipe.seed),
+        storage_policy=buffer(recipe.mem_size, make_rule(settings.selection_rule), recipe.seed),
         direct_weight=direct_weight,
         codebook_weight=codebook_weight,
         replay_weight=settings.replay_weight,
@@ -37,9 +38,9 @@ def replay_strategy(
 
 def build_crumb(recipe: Recipe) -> StreamStrategy:
     """CRUMB; the codebook learns unless it is frozen."""
-    settings = recipe.settings
-    recipe.model.codebook.requires_grad_(not settings.freeze_codebook)
-    return replay_strategy(recipe, CodeBuffer, settings.direct_weight, settings.codebook_weight)
+    method = recipe.method
+    recipe.model.codebook.requires_grad_(not method.freeze_codebook)
+    return replay_strategy(recipe, CodeBuffer, method.direct_weight, method.codebook_weight)
 
 
 CRUMB = Entry(
@@ -48,10 +49,11 @@ CRUMB = Entry(
     source="Talbot et al., Tuned Compositional Feature Replays for Efficient Stream Learning",
     stores="codes of feature maps, and the codebook",
     build=build_crumb,
+    method=CrumbSettings,
     buffer=CodeBuffer,
     # One byte a value, as the paper counts it; the ledger has the float32 that it really takes.
     fixed_bytes=lambda model, method, n_classes: model.codebook.blocks.numel(),
-    generous=True,
+    round_up=True,
     codebook=True,
     each_class=True,
 )

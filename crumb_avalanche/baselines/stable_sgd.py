@@ -1,47 +1,13 @@
 """Stable SGD: no memory and no penalty, but a training regime that ends in wide minima."""
 
 import warnings
-from dataclasses import dataclass
 
 from torch import nn
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.penalty_settings import StableSGDSettings
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class StableSGDSettings:
-    """Settings of Stable SGD, with its authors' values on split CIFAR-100.
-
-    The rate of the first experience is the one that all strategies share: the authors' 0.15 belongs to a small ResNet
-    trained from scratch.
-
-    Attributes:
-        gamma: factor of the rate from each experience to the next.
-        lowest_rate: the rate falls no lower.
-        momentum: of SGD.
-        dropout: probability of the dropout layers that the plastic layers have.
-        batch_size: of training, instead of the one that all strategies share; small ones add noise to the steps.
-    """
-
-    gamma: float = 0.85
-    lowest_rate: float = 5e-5
-    momentum: float = 0.8
-    dropout: float = 0.1
-    batch_size: int = 10
-
-    def __post_init__(self):
-        if not 0 < self.gamma <= 1:
-            raise ValueError(f"gamma={self.gamma}: the rate decays by a factor above 0 and up to 1")
-        if self.lowest_rate < 0:
-            raise ValueError(f"lowest_rate={self.lowest_rate}: a rate is not negative")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}: it lies from 0 up to, not including, 1")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: a probability from 0 up to, not including, 1")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: a batch has at least 1 frame")
 
 
 class StableSGDPlugin(StatefulPlugin):

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tqdm import tqdm
-
 from benchmarks_toybox_ilab.prepare.core import check, prepare
 from crumb_avalanche.runs.command_settings import PrepareSettings
 from crumb_avalanche.system.folder_lock import locked
+from crumb_avalanche.system.progress import progress_bar as new_bar
 
 
 class IncompleteError(ValueError):
@@ -68,12 +67,12 @@ def progress_bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
 
     It is drawn at the first call, and what was done before that is no part of the rate.
     """
-    bar: tqdm | None = None
+    bar = None
 
     def step(done: int, total: int, images: int | None = None) -> None:
         nonlocal bar
         if bar is None:
-            bar = tqdm(desc=title, unit=unit, total=total or None, initial=done, unit_scale=unit == "B")
+            bar = new_bar(total, title, unit, initial=done, scale=unit == "B")
         bar.update(done - bar.n)
         if images is not None:
             bar.set_postfix_str(f"{images} images", refresh=False)

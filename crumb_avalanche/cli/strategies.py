@@ -26,7 +26,7 @@ def described(entry: Entry) -> str:
     default = entry.method()
     settings = ", ".join(f"{item.name} {getattr(default, item.name)!r}" for item in fields(default))
     if settings:
-        lines.append(f"  own settings (--strategy-config FILE)  {settings}")
+        lines.append(f"  own settings (--method.NAME VALUE)  {settings}")
     return "\n".join(lines)
 
 
@@ -37,4 +37,4 @@ def budget_rule(entry: Entry) -> str:
     if not entry.budgeted:
         return "none: nothing of it grows with the budget; the ledger tells what it keeps"
     rule = "(budget - fixed bytes) / bytes of one memory, rounded down"
-    return rule + ("; a last one is granted if three quarters of it fit" if entry.generous else "")
+    return rule + ("; a last one is granted if three quarters of it fit" if entry.round_up else "")

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from crumb_avalanche.report.runs import NOT_COMPARED, Group
 from crumb_avalanche.report.summary import Cell, setting
-from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
-from crumb_avalanche.runs.settings import RunSettings, as_dict
+from crumb_avalanche.runs.older_settings import usual_settings
+from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import cell
 
 BENCHMARKS = ("core50", "toybox", "ilab", "icub", "ilab_core50", "cifar100", "imagenet")
 PRETRAINED = "with CRUMB on ImageNet"  # for the paper's main results; preset paper has no such file to download
-PAPER = as_dict(RunSettings()) | DEFAULTS | PRESETS["paper"]
+PAPER = usual_settings("", "paper")
 # Not settings but facts about a run, or what is compared: methods, presets and protocols.
 IGNORED = {*NOT_COMPARED, "benchmark", "protocol", "strategy", "preset", "family", "device", "on_bad_frame", "fps"}
 IGNORED |= {"pretrained", "experiences", "classes", "dataset_root"}
@@ -38,14 +38,15 @@ def deviations_of(groups: list[Group]) -> list[Deviation]:
 
 def _of_group(group: Group) -> list[tuple[str, Cell, Cell]]:
     settings, found = group.settings, []
+    usual = PAPER | usual_settings(settings["benchmark"], "paper", settings["strategy"])
     if settings["benchmark"] not in BENCHMARKS:
         found.append(("benchmark", Cell("one of " + ", ".join(BENCHMARKS)), setting(settings["benchmark"])))
     if "pretrained" in settings and (settings["strategy"] == "crumb" or settings["pretrained"] is not None):
         found.append(("pretrained", Cell(PRETRAINED), setting(settings["pretrained"])))
     for name, value in settings.items():
-        if name in IGNORED or value == PAPER.get(name):
+        if name in IGNORED or value in (usual.get(name), PAPER.get(name)):
             continue
-        run, paper = _cell(value), _cell(PAPER[name]) if name in PAPER else Cell("unknown setting")
+        run, paper = _cell(value), _cell(usual[name]) if name in usual else Cell("unknown setting")
         if name == "learning_rate" and value is None:
             rates = dict.fromkeys(run.result.get("learning_rate") for run in group.runs)
             if list(rates) == [None]:

@@ -173,7 +173,8 @@ def _settings(groups: list[Group]) -> tuple[Table | None, Table]:
     varying, meaning, first = differences(groups), meanings(), groups[0].settings
     columns = [Column("group", "group"), *[Column(str(name), str(name)) for name in varying]]
     rows = [[Cell(group.label), *[setting(group.settings.get(name)) for name in varying]] for group in groups]
-    same = [name for name in dict.fromkeys([*IDENTITY, *first]) if name in first and name not in varying]
+    shared = [name for name in first if all(name in group.settings for group in groups)]
+    same = [name for name in dict.fromkeys([*filter(shared.__contains__, IDENTITY), *shared]) if name not in varying]
     same_rows = [[Cell(str(name)), setting(first[name]), Cell(meaning.get(name, ""))] for name in same]
     same_columns = [Column(name, name) for name in ("setting", "value", "meaning")]
     return Table(columns, rows) if varying else None, Table(same_columns, same_rows)

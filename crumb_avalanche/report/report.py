@@ -19,9 +19,8 @@ from crumb_avalanche.report.runs import (
 )
 from crumb_avalanche.report.summary import runs_table, summary_table
 from crumb_avalanche.runs.command_settings import ReportSettings
-from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
+from crumb_avalanche.runs.older_settings import usual_settings
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, write_csv, write_text
-from crumb_avalanche.runs.settings import RunSettings, as_dict
 from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, number, table
 
 MAIN_SETTINGS = [*IDENTITY, "run", "weights", "backbone", "first_epochs", "epochs", "batch_size", "learning_rate"]
@@ -77,7 +76,7 @@ def report_files(groups: list[Group], left_out: list[str], output: Path) -> list
 def report_run(run: Run, output: Path) -> list[Path]:
     """Print one run and draw it; returns the paths of the pictures."""
     settings, accuracy_after = run.settings, run.result["accuracy_after"]
-    usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(settings["preset"], {})
+    usual = usual_settings(settings["benchmark"], settings["preset"], settings["strategy"])
     special = [name for name in settings if name not in NOT_COMPARED and settings[name] != usual.get(name)]
     names = [name for name in dict.fromkeys(MAIN_SETTINGS + special) if settings.get(name) is not None]
     print(f"{run.folder}\n" + table(["setting", "value"], [[name, cell(settings[name])] for name in names]))

@@ -14,12 +14,14 @@ from pathlib import Path
 import yaml
 
 from crumb_avalanche.report.curves import Curve
+from crumb_avalanche.runs.older_settings import recorded_settings
+from crumb_avalanche.runs.provenance import recorded_provenance
 from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, DamagedRunError
-from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 
 # Settings in which the runs of a group may differ: paths, display and the seed.
-NOT_COMPARED = {"run", "runs", *NO_PART_OF_THE_RESULT}
+NOT_COMPARED = {"run", "runs", *NON_RESULT_SETTINGS}
 IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # in every config.yaml
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and first in labels
 JOINT = "joint"  # protocol of a learner of all classes at once, an upper bound for every protocol
@@ -52,7 +54,8 @@ class Run:
             return list(accumulate(self.result["classes_per_experience"]))
         # An older run: its setting, or experiences of equal size.
         size = self.settings.get("classes_per_experience") or (classes // width if classes % width == 0 else None)
-        return size and [min(classes, size * (i + 1)) for i in range(width)]
+        seen = size and [min(classes, size * (i + 1)) for i in range(width)]
+        return seen if seen and seen[-1] == classes else None
 
     @property
     def compared(self) -> dict:
@@ -71,9 +74,7 @@ class Run:
             by_content: compare files by content; off where a run has no hashes, and their names are compared.
         """
         out = self.compared
-        content = self.result.get("made_from", {}) if by_content else {}
-        if "strategy_settings" in self.result:
-            content = {**content, "strategy_config": self.result["strategy_settings"]}
+        content = recorded_provenance(self.result) if by_content else {}
         if "dataset_root" in out and "dataset_root" in content:  # its hash covers names and sizes of images only
             content = {**content, "dataset_root": [out["dataset_root"], content["dataset_root"]]}
         return json.dumps(out | content, sort_keys=True, default=str)
@@ -156,6 +157,7 @@ def read_run(folder: Path) -> Run:
     """
     result = _read(folder / RESULT, _result)
     settings = _read(folder / "config.yaml", lambda text: _mapping(yaml.safe_load(text), IDENTITY[:4]))
+    settings = flat(recorded_settings(settings, result))
     ledger = _read(folder / "ledger.json", lambda text: _mapping(json.loads(text), LEDGER_ENTRIES, int | float))
     return Run(folder, settings, result, ledger, _read(folder / "accuracy_matrix.csv", lambda t: _matrix(t, result)))
 
@@ -208,7 +210,7 @@ def _percent(value: float) -> float:
 def groups_of(runs: list[Run]) -> list[Group]:
     """Group runs that differ in their seed only, in the order they were found, with distinct labels."""
     by_settings: dict[str, list[Run]] = {}
-    by_content = all("made_from" in run.result for run in runs)
+    by_content = all({"provenance", "made_from"} & run.result.keys() for run in runs)
     for run in runs:
         by_settings.setdefault(run.identity(by_content), []).append(run)
     groups = [Group(same[0].settings["strategy"], same[0].compared, same) for same in by_settings.values()]
@@ -244,7 +246,16 @@ def streams_of(groups: list[Group]) -> list[list[tuple]]:
 def differences(groups: list[Group]) -> list[str]:
     """Names of the settings that differ between groups."""
     names = dict.fromkeys(name for group in groups for name in group.settings)
-    return [name for name in names if any(g.settings.get(name) != groups[0].settings.get(name) for g in groups)]
+    return [name for name in names if _differs(name, groups)]
+
+
+def _differs(name: str, groups: list[Group]) -> bool:
+    if name.startswith("method."):  # compared between runs of one method
+        return any(
+            one.settings["strategy"] == other.settings["strategy"] and one.settings[name] != other.settings[name]
+            for one, other in combinations([group for group in groups if name in group.settings], 2)
+        )
+    return any(group.settings.get(name) != groups[0].settings.get(name) for group in groups)
 
 
 def notes_on(groups: list[Group]) -> list[str]:

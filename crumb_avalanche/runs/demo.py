@@ -6,19 +6,19 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from tqdm import tqdm
 
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import PRETRAINING_CLASSES, ToyShapesFrames
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
 from crumb_avalanche.models.backbones import SmallCNN
 from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.weights import save_safetensors
-from crumb_avalanche.report import report
-from crumb_avalanche.runs import build, pretrain, run
-from crumb_avalanche.runs.command_settings import DemoSettings, PretrainSettings, ReportSettings
+from crumb_avalanche.runs import pretrain, run
+from crumb_avalanche.runs.command_settings import DemoSettings, PretrainSettings
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.process import set_up_process
 from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.system.folder_lock import locked
+from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.training.pretraining import read_pretrained
 
 SIZE = 64
@@ -26,19 +26,15 @@ BENCHMARK = "toy_shapes"
 STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
 
 
-def main(settings: DemoSettings) -> None:
-    """Do everything, then show the table and the picture.
+def demonstrate(settings: DemoSettings) -> list[Path]:
+    """Pretrain and stream; what the folder holds of the same demo is not done again.
+
+    Returns:
+        The run folders.
 
     Raises:
         FinishedRunError: the folder holds a demo of another seed.
-        FolderInUseError: another process works on the demo in the folder.
     """
-    with locked(Path(settings.output)):
-        demonstrate(settings)
-
-
-def demonstrate(settings: DemoSettings) -> None:
-    """Pretrain, stream and report; what the folder holds of the same demo is not done again."""
     folder = Path(settings.output)
     pretrained = folder / "pretrained.safetensors"
     if pretrained.exists() and not settings.overwrite:
@@ -49,7 +45,7 @@ def demonstrate(settings: DemoSettings) -> None:
                 "with --overwrite true"
             )
     else:
-        build.set_up_process(settings.threads, settings.seed)
+        set_up_process(settings.threads, settings.seed)
         images = shapes(pixel_transform(SIZE), settings.progress)
         print(f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes")
         network = train_network(images, progress=settings.progress)
@@ -72,7 +68,7 @@ def demonstrate(settings: DemoSettings) -> None:
             ),
         )
     print("\n3. streaming ten other shapes, two classes at a time; after the first two, every clip is seen once")
-    stream = RunSettings(
+    settings_of_all = RunSettings(
         benchmark=BENCHMARK,
         backbone="small_cnn",
         image_size=SIZE,
@@ -84,23 +80,27 @@ def demonstrate(settings: DemoSettings) -> None:
         threads=settings.threads,
         overwrite=settings.overwrite,
         progress=settings.progress,
-    ).resolved()
-    for name in STRATEGIES:
-        output = folder / name
-        one = replace(stream, strategy=name, output=str(output))
+    )
+    folders = [folder / name for name in STRATEGIES]
+    for name, output in zip(STRATEGIES, folders):
+        one = RunPlan.of(replace(settings_of_all, strategy=name, output=str(output)))
         if (output / RESULT).exists() and not settings.overwrite:
             run.finished_result(output, one)
         else:
             print(f"\n{name}")
             run.run_once(one, verbose=False)
-    report.main(ReportSettings([str(folder / name) for name in STRATEGIES], str(folder)))
+    return folders
 
 
 def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
     """All frames of the pretraining shapes, drawn once: ``(N, 3, 64, 64)`` uint8 and labels."""
     table = ToyShapesFrames(classes=PRETRAINING_CLASSES, size=SIZE)
-    rows = tqdm(range(len(table)), unit=" images", desc="drawing shapes", disable=not progress)
-    images = TensorDataset(torch.stack([transform(table.read(row)) for row in rows]), torch.tensor(table.labels))
+    drawn = []
+    with progress_bar(len(table), "drawing shapes", show=progress) as bar:
+        for row in range(len(table)):
+            drawn.append(transform(table.read(row)))
+            bar.update(1)
+    images = TensorDataset(torch.stack(drawn), torch.tensor(table.labels))
     images.targets = table.labels.tolist()
     return images
 
@@ -112,7 +112,7 @@ def train_network(images: TensorDataset, epochs: int = 5, progress: bool = True)
     optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * len(loader))
     mean, std = torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), torch.tensor(PIXEL_STD).view(1, 3, 1, 1)
-    with tqdm(total=epochs * len(images), unit=" images", desc="training", disable=not progress) as bar:
+    with progress_bar(epochs * len(images), "training", show=progress) as bar:
         for _ in range(epochs):
             for batch, labels in loader:
                 batch = ((batch.float() / 255 - mean) / std).contiguous(memory_format=torch.channels_last)

@@ -17,8 +17,9 @@ from torch.utils.data import Dataset, Subset
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.weights import read_metadata, weights_hash
-from crumb_avalanche.runs import build
 from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.process import check_device, set_up_process
+from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import as_dict, part_for
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
@@ -28,7 +29,7 @@ from crumb_avalanche.training.feature_cache import FeatureCache, MapDataset, fil
 from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, save_pretrained
 
 # Settings that do not change the result, so that a pretraining that was cut off may go on with others.
-NO_PART_OF_THE_RESULT = {"output", "overwrite", "dataset_root", "feature_cache", "threads", "workers", "progress"}
+NON_RESULT_SETTINGS = {"output", "overwrite", "dataset_root", "feature_cache", "threads", "workers", "progress"}
 
 
 def main(settings: PretrainSettings) -> None:
@@ -36,7 +37,7 @@ def main(settings: PretrainSettings) -> None:
     output = Path(settings.output)
     if output.suffix != ".safetensors":
         raise ValueError(f"output is {output}; a pretrained file ends in .safetensors")
-    build.check_device(settings.device)
+    check_device(settings.device)
     if output.exists() and not settings.overwrite:
         tidy_up(output)
         refuse(output)
@@ -45,7 +46,7 @@ def main(settings: PretrainSettings) -> None:
         if group.size > 1:  # the cores of a machine are shared, and one process tells what happens
             threads = settings.threads or max(1, (os.cpu_count() or 1) // group.local_size)
             settings = replace(settings, threads=threads, progress=settings.progress and group.is_leader)
-        build.set_up_process(settings.threads, settings.seed)
+        set_up_process(settings.threads, settings.seed)
         with sole_writer(output, settings.overwrite, group):
             with group.leader_first():  # it may download
                 images = open_images(settings)
@@ -132,7 +133,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     classes = int(labels.max()) + 1
     rows = choose_rows(labels, settings.images_per_class, settings.seed)
     with group.leader_first():  # it may download
-        model = build.build_model(settings, classes, codebook=True).to(group.device(settings.device))
+        model = build_model(settings, classes, codebook=True).to(group.device(settings.device))
     if group.is_leader:
         calibrate(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
     group.broadcast_module(model)
@@ -140,7 +141,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     samples = getattr(images, "samples", None)
     names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
     key = f"{names} {len(images)} {pixel_transform(settings.image_size)!r}"
-    decides = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
+    decides = {name: value for name, value in as_dict(settings).items() if name not in NON_RESULT_SETTINGS}
     decides["frozen_weights"] = weights_hash(model.feature_extractor)  # not only the name of their file
     if samples:
         decides["files"] = names

@@ -1,7 +1,6 @@
-"""A progress bar with images/s."""
+"""Progress of a run: images/s of each experience."""
 
-from tqdm import tqdm
-
+from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 
@@ -10,22 +9,20 @@ class ProgressPlugin(StatefulPlugin):
 
     Args:
         total: number of experiences, for the title.
-        show: whether to draw anything.
+        show: off prints nothing.
     """
 
     def __init__(self, total: int, show: bool = True):
         super().__init__()
         self.total = total
         self.show = show
-        self._bar: tqdm | None = None
+        self._bar = None
 
     def before_training_epoch(self, strategy, **kwargs):
         if self._bar is None:
             number = strategy.clock.train_exp_counter + 1
             images = len(strategy.adapted_dataset) * strategy.train_epochs
-            self._bar = tqdm(
-                total=images, unit=" images", desc=f"experience {number}/{self.total}", disable=not self.show
-            )
+            self._bar = progress_bar(images, f"experience {number}/{self.total}", show=self.show)
 
     def after_training_iteration(self, strategy, **kwargs):
         self._bar.update(len(strategy.mb_y))
@@ -34,7 +31,7 @@ class ProgressPlugin(StatefulPlugin):
         self.close()
 
     def close(self) -> None:
-        """Take the bar down, also after an error."""
+        """Close the bar, also after an error."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

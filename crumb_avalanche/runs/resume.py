@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from crumb_avalanche.runs.run_folder import RESUME
-from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
 from crumb_avalanche.training.checkpoint import Checkpoint, CheckpointFolder
 from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
@@ -57,7 +57,7 @@ class Resume:
     """
 
     def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float):
-        compared = {name: value for name, value in as_dict(settings).items() if name not in NO_PART_OF_THE_RESULT}
+        compared = {name: value for name, value in as_dict(settings).items() if name not in NON_RESULT_SETTINGS}
         self.files = CheckpointFolder(folder / RESUME, {**compared, **files})
         self.wanted = settings.checkpoint
         self.anew = settings.overwrite

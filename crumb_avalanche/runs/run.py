@@ -15,13 +15,14 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from torch import nn
 
-from crumb_avalanche.baselines.registry import build_strategy, get_strategy
-from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.weights import save_safetensors
-from crumb_avalanche.runs import build, tuning
+from crumb_avalanche.runs import tuning
+from crumb_avalanche.runs.older_settings import recorded_settings
+from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.predictions import PredictionsPlugin
+from crumb_avalanche.runs.process import check_device, set_up_process
 from crumb_avalanche.runs.progress import ProgressPlugin
-from crumb_avalanche.runs.provenance import made_from
+from crumb_avalanche.runs.provenance import frame_table_hash, provenance, recorded_provenance, versions
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import (
     INTERRUPTED,
@@ -34,62 +35,66 @@ from crumb_avalanche.runs.run_folder import (
     write_json,
     write_matrix,
     write_text,
-    write_yaml,
 )
-from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings, as_dict
+from crumb_avalanche.runs.session import Session
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, flat
+from crumb_avalanche.runs.stream import Stream, describe, open_stream
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.tensor_file import write_state
 from crumb_avalanche.training.checkpoint_plugin import Position
-from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 def main(settings: RunSettings) -> None:
     """Do one run, or several with a summary."""
-    settings = settings.resolved()
+    plan = RunPlan.of(settings)
     for name in ("output", "feature_cache"):
-        if (value := getattr(settings, name)) and Path(value).is_file():
+        if (value := getattr(plan, name)) and Path(value).is_file():
             raise ValueError(f"{name} is {value}, which is a file; give a folder")
-    numbers = settings.run_numbers()
-    if settings.runs is None:
-        with locked(Path(settings.output)):
-            result = run_once(settings)
-        print(f"\nresults in {settings.output}; see also: crumb report {settings.output}")
+    numbers = plan.run_numbers()
+    default = " (default for your own clips)" * (settings.preset is None and plan.preset == "recommended")
+    print(f"{plan.benchmark}: preset {plan.preset}{default}, strategy {plan.strategy}", flush=True)
+    if plan.runs is None:
+        with locked(Path(plan.output)):
+            result = run_once(plan)
+        print(f"\nresults in {plan.output}; see also: crumb report {plan.output}")
         print(f"final accuracy {result['final_accuracy']:.2f} %")
         return
-    accuracies = []
-    for number in numbers:
-        folder = Path(settings.output) / f"run{number}"
-        if (folder / RESULT).exists() and not settings.overwrite:
-            result = finished_result(folder, replace(settings, run=number, runs=None, output=str(folder)))
-            tidy_up(folder)
-            print(f"run {number}: already finished, final accuracy {result['final_accuracy']:.2f} %")
-        else:
-            print(f"run {number}")
-            with locked(folder):
-                result = run_once(replace(settings, run=number, runs=None, output=str(folder)))
-        accuracies.append(result["final_accuracy"])
+    accuracies = [run_of_several(plan, number)["final_accuracy"] for number in numbers]
     spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
     summary = {
-        "benchmark": settings.benchmark,
-        "protocol": settings.protocol,
-        "strategy": settings.strategy,
-        "preset": settings.preset,
+        "benchmark": plan.benchmark,
+        "protocol": plan.protocol,
+        "strategy": plan.strategy,
+        "preset": plan.preset,
         "runs": numbers,
         "final_accuracy": accuracies,
         "final_accuracy_mean": statistics.fmean(accuracies),
         "final_accuracy_std": spread,
     }
-    write_json(Path(settings.output) / "summary.json", summary)
+    write_json(Path(plan.output) / "summary.json", summary)
     count, kind = ("1 run", "") if spread is None else (f"{len(numbers)} runs", " (mean, standard deviation)")
-    print(f"\n{settings.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
+    print(f"\n{plan.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
 
 
-def finished_result(folder: Path, settings: RunSettings) -> dict:
-    """The result of a finished run, if it was made with the same settings and from the same files.
+def run_of_several(plan: RunPlan, number: int) -> dict:
+    """The result of one of several runs: read from its folder if it is finished, else made."""
+    folder = Path(plan.output) / f"run{number}"
+    one = replace(plan, run=number, runs=None, output=str(folder))
+    if (folder / RESULT).exists() and not plan.overwrite:
+        result = finished_result(folder, one)
+        tidy_up(folder)
+        print(f"run {number}: already finished, final accuracy {result['final_accuracy']:.2f} %")
+        return result
+    print(f"run {number}")
+    with locked(folder):
+        return run_once(one)
+
+
+def finished_result(folder: Path, plan: RunPlan) -> dict:
+    """The result of a finished run, if it was made with the same settings and from the same files and frames.
 
     Raises:
         FinishedRunError: it was made with others, or does not say with which.
@@ -98,25 +103,33 @@ def finished_result(folder: Path, settings: RunSettings) -> dict:
     if not (folder / "config.yaml").exists():
         raise FinishedRunError(f"{folder} holds a {RESULT} without its config.yaml; restore it, or take both away")
     result = read_mapping(folder / RESULT, json.loads)
-    config = read_mapping(folder / "config.yaml", yaml.safe_load)
-    then = {"strategy_config": result.get("strategy_settings"), **result.get("made_from", {})}
-    now = made_from(settings)
-    for name, value in as_dict(settings).items():
-        by_content = then.get(name) is not None and name in now
-        if name in NO_PART_OF_THE_RESULT and not by_content:
-            continue
-        old, new = (then[name], now[name]) if by_content else (config.get(name), value)
-        if old != new and by_content and name == "dataset_root":
+    then = recorded_settings(read_mapping(folder / "config.yaml", yaml.safe_load), result)
+    start_over = "use another --output, or start over with crumb run --overwrite true"
+    hashes_then, hashes_now = recorded_provenance(result), provenance(plan)
+    for name in hashes_then.keys() & hashes_now.keys():
+        if hashes_then[name] == hashes_now[name]:
+            then[name] = getattr(plan, name)  # the same content, wherever it is
+        elif name == "dataset_root":
             raise FinishedRunError(
-                f"{folder} holds a finished run of other clips: below {value} some were added, removed or changed "
-                "since; use another --output, or start over with crumb run --overwrite true"
+                f"{folder} holds a finished run of other clips: below {plan.dataset_root} some were added, removed or "
+                f"changed since; {start_over}"
             )
-        if old != new:
+        else:
             raise FinishedRunError(
-                f"{folder} holds a finished run with {name}={old!r}, not {new!r}"
-                f"{' (what decides is what is in it, not where it lies)' * by_content}; use another --output, or start "
-                "over with crumb run --overwrite true"
+                f"{folder} holds a finished run with {name}={hashes_then[name]!r}, not {hashes_now[name]!r} (the "
+                f"content decides, not the place); {start_over}"
             )
+    for name, new in flat(as_dict(plan)).items():
+        old = flat(then).get(name)
+        if name not in NON_RESULT_SETTINGS and old != new:
+            raise FinishedRunError(f"{folder} holds a finished run with {name}={old!r}, not {new!r}; {start_over}")
+    frames_then = result.get("frame_table_sha256")
+    frames_now = frame_table_hash(plan, result.get("bad_frames", []))
+    if None not in (frames_then, frames_now) and frames_then != frames_now:
+        raise FinishedRunError(
+            f"{folder} holds a finished run on other frames: the table of images and of what is tested had SHA-256 "
+            f"{frames_then[:16]}, and has {frames_now[:16]} now; {start_over}"
+        )
     return result
 
 
@@ -133,150 +146,117 @@ def read_mapping(path: Path, parse) -> dict:
     return found
 
 
-def run_once(settings: RunSettings, verbose: bool = True) -> dict:
-    """One run in this process; returns what ``result.json`` holds, and prints the tables if ``verbose``.
+class Recorder:
+    """What watches a run: metrics, ledger, predictions and progress.
+
+    Args:
+        experiences: of the stream.
+        progress: whether to show progress.
+    """
+
+    def __init__(self, experiences: int, progress: bool):
+        self.predictions = PredictionsPlugin()
+        self.bar = ProgressPlugin(experiences, progress)
+        self.ledger = LedgerMetric()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
+            self.evaluator = EvaluationPlugin(
+                accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), self.ledger, loggers=[]
+            )
+
+    @property
+    def plugins(self) -> list:
+        """Plugins of the strategy."""
+        return [self.bar, self.predictions]
+
+
+def run_once(plan: RunPlan, verbose: bool = True) -> dict:
+    """One run in this process.
+
+    Args:
+        plan: what to run.
+        verbose: print the tables.
+
+    Returns:
+        What ``result.json`` holds.
 
     Raises:
         ValueError: settings, images or weights that cannot be used; says what to change.
     """
-    folder = Path(settings.output)
-    start = time.perf_counter()
-    entry = get_strategy(settings.strategy)
-    claim(folder, settings.overwrite)
-    build.check_device(settings.device)
-    given, files = settings, made_from(settings)
-    build.set_up_process(settings.threads, settings.run)
-    stream = build.build_stream(settings, settings.run, entry.joint)
-    benchmark = stream.benchmark
-    images, told = build.frames_of(stream)
+    start, folder = time.perf_counter(), Path(plan.output)
+    claim(folder, plan.overwrite)
+    check_device(plan.device)
+    hashes = provenance(plan)
+    set_up_process(plan.threads, plan.run)
+    stream = open_stream(plan)
+    images, text = describe(stream)
     if verbose:
-        print(told, flush=True)
-    model = build.build_model(settings, benchmark.n_classes, entry.codebook).to(settings.device)
-    model.set_precision(settings.precision)
-    if not settings.pretrained:
-        calibrate(model, benchmark.train_stream[0].dataset, settings.codebook_init, settings.run)
-    if settings.compile:
-        model.compile()
-    mem_size = build.memory_size(settings, entry, model, stream.entry, benchmark.n_classes)
-
-    plugins = []
-    cache = None
-    if settings.feature_cache:
-        cache = FeatureCache(
-            settings.feature_cache,
-            model,
-            len(stream.table),
-            stream.images_key,
-            settings.workers,
-            settings.progress,
-            settings.cache_precision == "fp16",
-            mem_size,
-        )
-        plugins.append(cache)
-    resume = Resume(folder, settings, {**files, "frames": stream.table.content_hash()}, start)
-    progress = resume.progress
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
-        if not resume.found:
-            tuning_start = time.perf_counter()
-            progress.trials = tuning.trials(settings, stream, model, mem_size, plugins)
-            progress.tuning_seconds = time.perf_counter() - tuning_start if progress.trials else 0.0
-        if progress.trials:
-            print(tuning.described(progress.trials))
-            settings = replace(settings, learning_rate=progress.trials[0].learning_rate)
-        predictions = PredictionsPlugin()
-        bar = ProgressPlugin(len(benchmark.train_stream), settings.progress)
-        ledger = LedgerMetric()
-        evaluator = EvaluationPlugin(
-            accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), ledger, loggers=[]
-        )
-    strategy = build_strategy(
-        settings.strategy,
-        model,
-        build.learning_settings(settings, stream.entry),
-        mem_size,
-        settings.run,
-        settings.device,
-        build.strategy_settings(settings),
-        plugins=[*plugins, bar, predictions],
-        evaluator=evaluator,
-    )
-    ledger.storage_policy = getattr(strategy, "storage_policy", None)
-    model.quantized_evaluation = settings.evaluate_quantized
-    resume.attach(strategy)
-    # All that can be refused has been looked at: from here on it is this run that the folder is of.
-    (folder / RESULT).unlink(missing_ok=True)
-    write_yaml(folder / "config.yaml", as_dict(given))
+        print(text, flush=True)
+    recorder = Recorder(len(stream.benchmark.train_stream), plan.progress)
+    resume = Resume(folder, plan, {**hashes, "frames": stream.table.content_hash()}, start)
+    session = build_session(plan, stream, recorder, resume)
+    begin(folder, session, plan)
     try:
-        learn(strategy, benchmark, entry.joint, settings, folder, ledger, resume)
+        learn(session, folder, recorder.ledger, resume)
     except BaseException:
-        # Whatever goes wrong, what was learned so far is kept.
-        bar.close()
-        keep_interrupted(folder / INTERRUPTED, strategy)
+        # Keep what was learned so far, whatever the error is.
+        recorder.bar.close()
+        keep_interrupted(folder / INTERRUPTED, session.strategy)
         raise
-    metrics_csv(folder / "metrics.csv", evaluator)
-    predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in benchmark.test_stream]))
-    matrix, accuracy_after, ledgers = progress.matrix, progress.accuracy_after, progress.ledgers
-    write_matrix(folder / "accuracy_matrix.csv", matrix)
-    ledgers[-1]["feature_cache_seconds"] = cache.seconds if cache else 0.0
-    ledgers[-1]["feature_cache_images_filled"] = cache.filled if cache else 0
-    write_json(folder / "ledger.json", {**ledgers[-1], "after_experience": ledgers})
-    result = {
-        "benchmark": settings.benchmark,
-        "protocol": settings.protocol,
-        "strategy": settings.strategy,
-        "strategy_settings": files["strategy_config"],
-        "made_from": files,
-        "family": settings.family,
-        "preset": settings.preset,
-        "learning_rate": settings.learning_rate,
-        "learning_rate_trials": [asdict(trial) for trial in progress.trials],
-        "tuning_seconds": progress.tuning_seconds,
-        "run": settings.run,
-        "final_accuracy": accuracy_after[-1],
-        "accuracy_after": accuracy_after,
-        "final_accuracy_per_experience": matrix[-1],
-        "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
-        "classes_per_experience": [len(test.classes_in_this_experience) for test in benchmark.test_stream],
-        **images,
-        "mem_size": mem_size,
-        "feature_scale": float(model.feature_scale),
-        "bad_frames_skipped": len(stream.bad_frames),
-        "bad_frames": stream.bad_frames,
-        "frame_table_sha256": stream.table.content_hash(),
-        "seconds": resume.seconds,
-        "versions": build.versions(),
-    }
+    ledger = write_records(folder, session, recorder, resume)
+    result = result_of(plan, session, resume) | images | {"provenance": hashes}
     write_json(folder / RESULT, result)
-    tidy_up(folder)  # no checkpoint is needed any more, nor what an earlier attempt left
+    tidy_up(folder)  # removes checkpoints, and what an earlier attempt left
     if verbose:
-        print(matrix_table(matrix, accuracy_after, joint=entry.joint))
-        print(ledger_table(ledgers[-1]))
+        print(matrix_table(resume.progress.matrix, resume.progress.accuracy_after, joint=session.entry.joint))
+        print(ledger_table(ledger))
     return result
 
 
-def learn(
-    strategy: StreamStrategy,
-    benchmark,
-    joint: bool,
-    settings: RunSettings,
-    folder: Path,
-    ledger: LedgerMetric,
-    resume: Resume,
-) -> None:
+def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Resume) -> Session:
+    """The session of a run; a checkpoint that is found brings its learning rate and its state."""
+    progress = resume.progress
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No loggers specified")
+        session = Session.build(
+            plan,
+            stream,
+            plugins=recorder.plugins,
+            evaluator=recorder.evaluator,
+            trials=progress.trials if resume.found else None,
+        )
+    if not resume.found:
+        progress.trials, progress.tuning_seconds = session.trials, session.tuning_seconds
+    if progress.trials:
+        print(tuning.described(progress.trials))
+    recorder.ledger.storage_policy = getattr(session.strategy, "storage_policy", None)
+    resume.attach(session.strategy)
+    return session
+
+
+def begin(folder: Path, session: Session, plan: RunPlan) -> None:
+    """Make the folder this run's, after everything that can be refused was checked."""
+    (folder / RESULT).unlink(missing_ok=True)
+    # The learning rate stays as planned: a repetition tunes it again.
+    planned = plan.with_capacity(session.plan.capacity)
+    write_text(folder / "config.yaml", f"# sha256 of the plan: {planned.sha256}\n{planned}")
+
+
+def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume) -> None:
     """Train on each experience from where the run is, and evaluate on all classes seen so far.
 
     The findings go into ``resume.progress``, and a checkpoint is written after each experience. What is learned does
     not depend on how often it is tested.
     """
-    loader = {"num_workers": settings.workers}
+    plan, strategy, benchmark, joint = session.plan, session.strategy, session.stream.benchmark, session.entry.joint
+    loader = {"num_workers": plan.workers}
     progress = resume.progress
     count = len(benchmark.train_stream)
     for number in range(resume.position.experience, count):
         experience = benchmark.train_stream[number]
         strategy.train(experience, eval_streams=[], shuffle=joint, **loader)
         of_each, of_all, found = [], None, "not tested"
-        if number in (0, count - 1) or (number + 1) % settings.evaluate_every == 0:
+        if number in (0, count - 1) or (number + 1) % plan.evaluate_every == 0:
             # The joint learner has seen every class after its one experience.
             seen = benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
             with preserve_rng_state():
@@ -287,7 +267,7 @@ def learn(
         progress.matrix.append(of_each)
         progress.accuracy_after.append(of_all)
         progress.ledgers.append(ledger.result())
-        if settings.checkpoint:
+        if plan.checkpoint:
             save_state(folder / "checkpoint", strategy)
         resume.save(Position(number + 1))
         print(f"after experience {number + 1}/{count}: {found}", flush=True)
@@ -302,8 +282,53 @@ def accuracy_on(metrics: dict, experience: int) -> float:
     )
 
 
+def write_records(folder: Path, session: Session, recorder: Recorder, resume: Resume) -> dict:
+    """Write metrics, predictions, accuracy matrix and ledger; returns the ledger after the last experience."""
+    progress, cache = resume.progress, session.cache
+    metrics_csv(folder / "metrics.csv", recorder.evaluator)
+    tests = session.stream.benchmark.test_stream
+    recorder.predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in tests]))
+    write_matrix(folder / "accuracy_matrix.csv", progress.matrix)
+    ledger = progress.ledgers[-1]
+    ledger["feature_cache_seconds"] = cache.seconds if cache else 0.0
+    ledger["feature_cache_images_filled"] = cache.filled if cache else 0
+    write_json(folder / "ledger.json", {**ledger, "after_experience": progress.ledgers})
+    return ledger
+
+
+def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
+    """What ``result.json`` says of the plan, the stream and the accuracies."""
+    progress, stream = resume.progress, session.stream
+    benchmark = stream.benchmark
+    return {
+        "benchmark": plan.benchmark,
+        "protocol": plan.protocol,
+        "strategy": plan.strategy,
+        "strategy_settings": plan.method,
+        "plan_sha256": plan.sha256,
+        "family": plan.family,
+        "preset": plan.preset,
+        "learning_rate": session.plan.learning_rate,
+        "learning_rate_trials": [asdict(trial) for trial in progress.trials],
+        "tuning_seconds": progress.tuning_seconds,
+        "run": plan.run,
+        "final_accuracy": progress.accuracy_after[-1],
+        "accuracy_after": progress.accuracy_after,
+        "final_accuracy_per_experience": progress.matrix[-1],
+        "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
+        "classes_per_experience": [len(test.classes_in_this_experience) for test in benchmark.test_stream],
+        "mem_size": session.plan.capacity,
+        "feature_scale": float(session.model.feature_scale),
+        "bad_frames_skipped": len(stream.bad_frames),
+        "bad_frames": stream.bad_frames,
+        "frame_table_sha256": stream.table.content_hash(),
+        "seconds": resume.seconds,
+        "versions": versions(),
+    }
+
+
 def keep_interrupted(folder: Path, strategy) -> None:
-    """Weights, buffer and the error that is being handled; a disk that takes no more does not hide that error."""
+    """Keep weights, buffer and the error that is being handled; an error of the disk does not hide it."""
     reason = traceback.format_exc()
     try:
         write_text(folder / "error.txt", reason)
@@ -313,7 +338,7 @@ def keep_interrupted(folder: Path, strategy) -> None:
 
 
 def save_state(folder: Path, strategy) -> None:
-    """Weights and buffer as they are now."""
+    """Write weights and buffer."""
     model: nn.Module = strategy.model
     save_safetensors(folder / "model.safetensors", model.state_dict(), {"format": "crumb-state-1"})
     policy = getattr(strategy, "storage_policy", None)

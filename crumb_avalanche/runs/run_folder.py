@@ -7,8 +7,6 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import yaml
-
 from crumb_avalanche.system.atomic_file import atomic_write
 
 RESULT = "result.json"
@@ -33,11 +31,6 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value) -> None:
     """Write JSON atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_yaml(path: Path, value: dict) -> None:
-    """Write YAML atomically, keys in their order."""
-    write_text(path, yaml.safe_dump(value, sort_keys=False))
 
 
 def write_csv(path: Path, rows: Iterable[Sequence]) -> None:

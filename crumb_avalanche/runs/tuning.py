@@ -1,43 +1,34 @@
 """The learning rate of a run of the family *fair*: tuned on its first experience."""
 
-import copy
 from dataclasses import replace
 
-from crumb_avalanche.baselines.registry import build_strategy, get_strategy
-from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.runs import build
-from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.stream import open_stream
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.training.lr_search import Trial, tune
 
 
-def trials(settings: RunSettings, stream: build.Stream, model: SplitModel, mem_size: int, plugins: list) -> list[Trial]:
-    """All rates tried, the chosen one first; none where a rate is given or no gradient steps are taken.
+def trials(session) -> list[Trial]:
+    """Try learning rates on copies of a session's model.
 
     A bound that is trained on all classes at once is tuned on the first experience too, as a stream learner would be.
+
+    Args:
+        session: a ``Session`` without a strategy.
+
+    Returns:
+        All rates tried, the chosen one first; none where the plan has a rate or the strategy takes no gradient steps.
     """
-    entry = get_strategy(settings.strategy)
-    if settings.learning_rate is not None or not entry.gradient:
+    plan, entry = session.plan, session.entry
+    if plan.learning_rate is not None or not entry.gradient:
         return []
-    if entry.joint:
-        stream = build.build_stream(settings, settings.run, joint=False)
+    stream = open_stream(plan, joint=False) if entry.joint else session.stream
 
     def learner(rate, evaluator):
-        chosen = replace(settings, learning_rate=rate, first_epochs=1)
-        return build_strategy(
-            settings.strategy,
-            copy.deepcopy(model),
-            build.learning_settings(chosen, stream.entry),
-            mem_size,
-            settings.run,
-            settings.device,
-            build.strategy_settings(settings) | entry.tuning,
-            plugins=list(plugins),
-            evaluator=evaluator,
-        )
+        trial = replace(plan, learning_rate=rate, first_epochs=1, method={**plan.method, **entry.tuning})
+        return session.new_strategy(trial, session.copied_model(), evaluator=evaluator)
 
     first = stream.benchmark.train_stream[0]
-    return tune(learner, first, head_loss=entry.scores_answer, num_workers=settings.workers)
+    return tune(learner, first, head_loss=entry.scores_answer, num_workers=plan.workers)
 
 
 def described(trials: list[Trial]) -> str:

@@ -15,11 +15,11 @@ from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from torch import nn
 from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
-from tqdm import tqdm
 
 from crumb_avalanche.models.feature_memo import USUAL_CAPACITY, FeatureMemo
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 FILL_BATCH = 32
@@ -165,7 +165,7 @@ class FeatureCache(StatefulPlugin):
         # A generator of its own: a loader draws a seed, and filling must not move the learner's random numbers.
         loader = DataLoader(images, batch_sampler=order, num_workers=self.workers, generator=torch.Generator())
         device = self.model.pixel_mean.device
-        with tqdm(total=len(rows), unit=" images", desc="feature cache", disable=not self.progress) as bar:
+        with progress_bar(len(rows), "feature cache", show=self.progress) as bar:
             for image, *_ in loader:
                 batch = rows[order.taken.popleft()]
                 self.maps[batch] = self._stored(self.model.extract(image.to(device)).cpu().numpy())

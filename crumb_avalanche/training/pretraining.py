@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
-from tqdm import tqdm
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, read_metadata, read_weights, save_safetensors
 from crumb_avalanche.system.process_group import SingleProcess
+from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining_state import State
 
@@ -125,7 +125,7 @@ def pretrain(
     for epoch in range(len(history), settings.epochs):
         totals = torch.zeros(3)
         hidden = not (progress and group.is_leader)
-        with tqdm(total=len(maps), unit=" images", desc=f"epoch {epoch + 1}", disable=hidden) as bar:
+        with progress_bar(len(maps), f"epoch {epoch + 1}", show=not hidden) as bar:
             for number, (images, labels) in enumerate(loader):
                 count = min(settings.batch_size, len(maps) - number * settings.batch_size)  # of all processes
                 counted = len(labels) if group.rank < count else 0

@@ -87,7 +87,7 @@ ROWS: tuple[Ablation, ...] = (
     Ablation(_PRETRAINING, "Pretrain weights", start=WEIGHTS_OF_OURS, needs="CRUMB pretraining"),
     Ablation(_PRETRAINING, "Pretrain mem. blocks", start=BLOCKS_OF_OURS, needs="CRUMB pretraining"),
     Ablation(_PRETRAINING, "CIFAR100 pretrain", start="cifar100", needs="CRUMB pretraining on CIFAR-100"),
-    Ablation("Freeze memory", "Freeze memory", dict(freeze_codebook=True)),
+    Ablation("Freeze memory", "Freeze memory", dict(method=dict(freeze_codebook=True))),
     Ablation(_INIT, "Normal init.", {}, dict(codebook_init="normal"), "init_normal"),
     Ablation(_INIT, "Uniform init.", {}, dict(codebook_init="uniform"), "init_uniform"),
     Ablation(_INIT, "Dense matched init.", {}, dict(codebook_init="dense_matched"), "init_dense_matched"),
@@ -105,8 +105,10 @@ ROWS: tuple[Ablation, ...] = (
     _length(16, adjusted=True),
     _length(32, adjusted=True),
     Ablation(_LOSS, "Ours - direct loss", {}, dict(direct_weight=0.0), "no_direct_loss", needs="CRUMB pretraining"),
-    Ablation(_LOSS, "Ours + direct loss", dict(direct_weight=1.0)),
-    Ablation(_LOSS, "Direct loss", dict(direct_weight=1.0, codebook_weight=0.0), note="replay is of codes"),
+    Ablation(_LOSS, "Ours + direct loss", dict(method=dict(direct_weight=1.0))),
+    Ablation(
+        *(_LOSS, "Direct loss", dict(method=dict(direct_weight=1.0, codebook_weight=0.0))), note="replay is of codes"
+    ),
     # 1,430 maps of 64x14x14 take the bytes of 200 of SqueezeNet's.
     Ablation("CNN architecture", "MobileNetV2 CNN", {}, _MOBILENET, "mobilenet_v2", 1430 / 200),
 )

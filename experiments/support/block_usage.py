@@ -1,7 +1,7 @@
 """Which memory blocks the test images of a run use, and where on an image they fire (paper, Fig. 5)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -114,40 +114,30 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
     """
     import copy
 
-    from crumb_avalanche.baselines.registry import get_strategy
-    from crumb_avalanche.models.calibration import calibrate
     from crumb_avalanche.models.weights import load_weights
-    from crumb_avalanche.runs import build
-    from crumb_avalanche.training.feature_cache import FeatureCache
+    from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.process import set_up_process
+    from crumb_avalanche.runs.session import Session
+    from crumb_avalanche.runs.stream import open_stream
 
     kept = folder / "checkpoint" / "model.safetensors"
     if not kept.is_file():
         raise ValueError(f"{folder} has no checkpoint/model.safetensors; run it again with --checkpoint true")
-    settings = settings.resolved()
-    entry = get_strategy(settings.strategy)
-    build.set_up_process(settings.threads, settings.run)
-    stream = build.build_stream(settings, settings.run, joint=False)
-    before = build.build_model(settings, stream.benchmark.n_classes, entry.codebook).to(settings.device)
-    before.set_precision(settings.precision)
-    if not settings.pretrained:
-        calibrate(before, stream.benchmark.train_stream[0].dataset, settings.codebook_init, settings.run)
+    plan = RunPlan.of(replace(settings, progress=False, compile=False))
+    set_up_process(plan.threads, plan.run)
+    session = Session.build(plan, open_stream(plan, joint=False), learner=False)
+    before, cache = session.model, session.cache
     after = copy.deepcopy(before)
     load_weights(after, kept)
-    datasets = [experience.dataset for experience in stream.benchmark.test_stream]
-    rows = np.concatenate([np.asarray(list(dataset.frame_row)) for dataset in datasets])
-    if settings.feature_cache:
-        arguments = (len(stream.table), stream.images_key, settings.workers, False)
-        half = settings.cache_precision == "fp16"
-        cache = FeatureCache(settings.feature_cache, before, *arguments, half=half)
+    datasets = [experience.dataset for experience in session.stream.benchmark.test_stream]
+    rows = [np.asarray(list(dataset.frame_row)) for dataset in datasets]
+    if cache is not None:
         labels = [list(map(int, dataset.targets)) for dataset in datasets]
-        datasets = [
-            cache.dataset(dataset, np.asarray(list(dataset.frame_row)), known)
-            for dataset, known in zip(datasets, labels)
-        ]
+        datasets = [cache.dataset(*parts) for parts in zip(datasets, rows, labels)]
 
     def batches() -> Iterator[Tensor]:
         for dataset in datasets:
             for start in range(0, len(dataset), CHUNK):
                 yield torch.stack([dataset[place][0] for place in range(start, min(start + CHUNK, len(dataset)))])
 
-    return RebuiltRun(stream.table, rows, before.eval(), after.eval(), batches)
+    return RebuiltRun(session.stream.table, np.concatenate(rows), before.eval(), after.eval(), batches)

@@ -59,9 +59,10 @@ class Outcome:
 
 def learn(settings: RunSettings) -> None:
     """The work on a cell: what ``crumb run`` does."""
+    from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.run import run_once
 
-    run_once(settings.resolved())
+    run_once(RunPlan.of(settings))
 
 
 def is_finished(cell: Cell) -> bool:
@@ -73,9 +74,10 @@ def is_finished(cell: Cell) -> bool:
     """
     if cell.settings.overwrite or not (cell.folder / RESULT).exists():
         return False
+    from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.run import finished_result
 
-    finished_result(cell.folder, cell.settings.resolved())
+    finished_result(cell.folder, RunPlan.of(cell.settings))
     tidy_up(cell.folder)
     return True
 

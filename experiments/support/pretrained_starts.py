@@ -167,9 +167,9 @@ def made_with(file: Path) -> dict:
 
 def decisive(settings: dict) -> dict:
     """The settings of `crumb pretrain` among some that decide what it makes; of files and folders their place."""
-    from crumb_avalanche.runs.pretrain import NO_PART_OF_THE_RESULT
+    from crumb_avalanche.runs.pretrain import NON_RESULT_SETTINGS
 
-    names = {item.name for item in fields(PretrainSettings)} - NO_PART_OF_THE_RESULT - {"device"}
+    names = {item.name for item in fields(PretrainSettings)} - NON_RESULT_SETTINGS - {"device"}
     chosen = {name: value for name, value in settings.items() if name in names}
     for name in ("data", "weights"):
         if Path(chosen.get(name, "")).exists():

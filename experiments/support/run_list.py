@@ -3,19 +3,21 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 from support.finished_runs import FinishedRun
 
+from crumb_avalanche.runs.older_settings import recorded_settings, usual_settings
+from crumb_avalanche.runs.presets import DEFAULTS
+from crumb_avalanche.runs.provenance import recorded_provenance
 from crumb_avalanche.runs.run_folder import write_text
-from crumb_avalanche.runs.settings import NO_PART_OF_THE_RESULT, RunSettings
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat
 
 COLUMNS = ("row", "benchmark", "protocol", "run", "final_accuracy", "seconds", "frame_table_sha256", "settings")
 SHOWN_APART = {"benchmark", "protocol", "run", "runs"}
-FILES = {"weights", "pretrained", "strategy_config"}  # by name: where they lie is nobody else's matter
+FILES = {"weights", "pretrained"}  # by name: where they lie is nobody else's matter
 
 
 class Listed(NamedTuple):
@@ -35,11 +37,13 @@ def settings_text(run: FinishedRun) -> str:
     path = run.folder / "config.yaml"
     if not path.exists():
         return ""
-    contents = run.result.get("made_from", {})
-    usual = {item.name: item.default for item in fields(RunSettings)}
+    contents = recorded_provenance(run.result)
+    settings = flat(recorded_settings(yaml.safe_load(path.read_text()), run.result))
+    usual = usual_settings(settings["benchmark"], settings.get("preset") or "paper", settings["strategy"])
     parts = []
-    for name, value in yaml.safe_load(path.read_text()).items():
-        if name in NO_PART_OF_THE_RESULT | SHOWN_APART or value == usual.get(name):
+    for name, value in settings.items():
+        usual_value = value is None or (value == usual.get(name) and name not in DEFAULTS)
+        if usual_value or name in NON_RESULT_SETTINGS | SHOWN_APART:
             continue
         if name in FILES and value is not None:
             text = str(contents.get(name, ""))

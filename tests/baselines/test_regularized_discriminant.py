@@ -48,12 +48,13 @@ def test_a_wrong_share_is_refused(value):
 
 
 def test_it_is_the_recommended_preset():
+    from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.settings import RunSettings
 
-    chosen = RunSettings(preset="recommended").resolved()
+    chosen = RunPlan.of(RunSettings(preset="recommended"))
     assert (chosen.strategy, chosen.codebook_init) == ("rda", "kmeans")
-    assert RunSettings().resolved().strategy == "crumb" and RunSettings().resolved().codebook_init == "matched"
-    assert RunSettings(preset="recommended", strategy="crumb").resolved().strategy == "crumb"
-    paper, recommended = (asdict(RunSettings(preset=name).resolved()) for name in ("paper", "recommended"))
+    assert RunPlan.of(RunSettings()).strategy == "crumb" and RunPlan.of(RunSettings()).codebook_init == "matched"
+    assert RunPlan.of(RunSettings(preset="recommended", strategy="crumb")).strategy == "crumb"
+    paper, recommended = (asdict(RunPlan.of(RunSettings(preset=name))) for name in ("paper", "recommended"))
     changed = {name for name in paper if paper[name] != recommended[name]}
-    assert changed == {"preset", "strategy", "codebook_init"} and "rda" in STRATEGIES
+    assert changed == {"preset", "strategy", "codebook_init", "method"} and "rda" in STRATEGIES

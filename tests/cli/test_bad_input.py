@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from crumb_avalanche.models.backbones import SmallCNN
-from crumb_avalanche.runs.build import _grouped
+from crumb_avalanche.runs.stream import _grouped
 
 
 def fails(crumb, *arguments) -> str:
@@ -27,7 +27,7 @@ def test_unknown_names_list_the_known(crumb, tiny, tmp_path):
     assert "'resnet' is unknown; known are squeezenet1_0" in err
     err = fails(crumb, *tiny, "--output", tmp_path, "--codebook-init", "zeros")
     assert "known are matched" in err
-    err = fails(crumb, *tiny, "--output", tmp_path, "--storing-rule", "all")
+    err = fails(crumb, *tiny, "--output", tmp_path, "--selection-rule", "all")
     assert "known are every_jth, reservoir, reference" in err
     assert "unrecognized" in fails(crumb, *tiny, "--output", tmp_path, "--budget-image", "3").lower()
     assert "class_instance" in fails(crumb, *tiny, "--output", tmp_path, "--protocol", "iid")
@@ -194,7 +194,7 @@ def test_a_value_that_is_refused_late_leaves_the_finished_run(crumb, tiny, tmp_p
     def refuse(*arguments, **keywords):
         raise ValueError("no such method")
 
-    monkeypatch.setattr("crumb_avalanche.runs.run.build_strategy", refuse)
+    monkeypatch.setattr("crumb_avalanche.runs.session.build_strategy", refuse)
     assert "no such method" in fails(crumb, *tiny, "--output", tmp_path, "--overwrite", "true", "--epochs", "3")
     assert before == {name: (tmp_path / name).read_bytes() for name in before}
 
@@ -216,7 +216,7 @@ def test_stopped_by_hand(crumb, tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr("crumb_avalanche.training.stream_strategy.StreamStrategy.optimizer_step", stop)
     code, _, err = crumb(*tiny, "--output", tmp_path / "a")
-    assert code == 130 and err.splitlines()[-1].startswith("crumb run: stopped; the same command goes on from the last")
+    assert code == 130 and err.splitlines()[-1].startswith("crumb run: stopped; the same command resumes at the last")
     code, _, err = crumb(*tiny, "--output", tmp_path / "b", "--checkpoint", "false")
     assert code == 130 and "is in interrupted/ in the output folder" in err.splitlines()[-1]
     assert (tmp_path / "b" / "interrupted" / "model.safetensors").exists()

@@ -15,7 +15,7 @@ from benchmarks_toybox_ilab.prepare import core as library
 from benchmarks_toybox_ilab.prepare.core import Report
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
-from crumb_avalanche.cli.__init__ import underscored
+from crumb_avalanche.cli.parser import present
 from crumb_avalanche.system.folder_lock import in_use, locked
 
 
@@ -80,8 +80,8 @@ def test_every_way_to_say_check(crumb, called, arguments, checks):
 
 
 def test_other_arguments_are_not_taken_for_the_value_of_check():
-    assert underscored(["--check", "--dataset-root", "D"]) == ["--check=true", "--dataset_root", "D"]
-    assert underscored(["--check", "True"]) == ["--check", "True"] and underscored(["--check"]) == ["--check=true"]
+    assert present(["--check", "--dataset-root", "D"]) == ["--check=true", "--dataset_root", "D"]
+    assert present(["--check", "True"]) == ["--check", "True"] and present(["--check"]) == ["--check=true"]
 
 
 def test_settings_reach_the_library(crumb, called, monkeypatch):

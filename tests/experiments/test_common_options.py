@@ -6,6 +6,8 @@ import pytest
 from called_script import called
 from support.common_options import common_options, parser_for, run_script
 
+from crumb_avalanche.runs.plan import RunPlan
+
 
 def options(*given, several=False):
     return common_options(parser_for("Doc.", "runs/table9", several).parse_args([*given]))
@@ -27,7 +29,7 @@ def test_settings():
     assert options("--checkpoint-every", "50").base.checkpoint
     quick = options("--quick", "--benchmark", "core50", "--dataset-root", "IMAGES", "--preset", "reference")
     assert quick.roots == {"toy_shapes_short": None} and quick.runs == [0] and quick.base.preset == "paper"
-    quick.settings("toy_shapes_short").resolved()
+    RunPlan.of(quick.settings("toy_shapes_short"))
 
 
 def test_protocols():

@@ -12,7 +12,7 @@ import torch
 from called_script import called
 from made_runs import made_run
 from PIL import Image
-from support.ablation_rows import ROWS, STOCK
+from support.ablation_rows import MEMORY_RECALL, ROWS, STOCK
 from support.common_options import common_options, parser_for, rows_named
 from support.paper_numbers import read_paper_numbers
 from support.pretrained_starts import Starts, command
@@ -21,6 +21,7 @@ from table4_ablations import OURS, assembled, settings_of, starts_of
 
 from crumb_avalanche.models.weights import save_safetensors
 from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
@@ -43,18 +44,18 @@ def test_rows_are_those_of_the_paper():
 def test_rows_change_settings_that_there_are(tmp_path):
     for row in ROWS:
         RunSettings(**{name: value for name, value in row.stream.items()})
-        changes = settings_of(row, starts(), 200, tmp_path / "config.yaml")
+        changes = settings_of(row, starts(), 200)
         if row.needs:
             own = " or --cifar100-start" if row.name == "CIFAR100 pretrain" else ""
             assert changes == f"needs {row.needs}: --starts{own}"
         else:
-            replace(RunSettings(), **changes).resolved()
+            RunPlan.of(replace(RunSettings(), **changes))
             assert "pretrained" not in changes and changes["codebook_dim"] in (4, 8, 16, 32)
 
 
 def test_what_rows_change(tmp_path):
     def of(name):
-        return settings_of(BY_NAME[name], starts(), 200, tmp_path / "config.yaml")
+        return settings_of(BY_NAME[name], starts(), 200)
 
     ours = of("Ours")
     assert ours == dict(mem_size=200, codebook_dim=8)
@@ -63,9 +64,9 @@ def test_what_rows_change(tmp_path):
     assert of("16-dim. blocks adj.") == dict(mem_size=400, codebook_dim=16)
     assert of("32-dim. blocks adj.") == dict(mem_size=800, codebook_dim=32)
     assert of("MobileNetV2 CNN")["mem_size"] == 1430 and of("MobileNetV2 CNN")["weights"] == "torchvision"
-    assert of("Ours + direct loss")["direct_weight"] == 1.0 and "codebook_weight" not in of("Ours + direct loss")
-    assert of("Direct loss")["codebook_weight"] == 0.0
-    assert of("MeRec replay")["strategy_config"] == str(tmp_path / "config.yaml")
+    assert of("Ours + direct loss")["method"] == {"direct_weight": 1.0}
+    assert of("Direct loss")["method"]["codebook_weight"] == 0.0
+    assert of("MeRec replay")["method"] == MEMORY_RECALL
     folders = {row.folder for row in ROWS}
     assert len(folders) == len(ROWS) - 2, "only rows that are Ours share a folder"
 
@@ -75,19 +76,19 @@ def test_rows_with_starts(tmp_path):
         (tmp_path / f"{name}.safetensors").write_bytes(b"")
     some = starts(tmp_path)
     ours = str(tmp_path / "ours.safetensors")
-    assert settings_of(BY_NAME["Ours"], some, 200, tmp_path)["pretrained"] == ours
-    assert settings_of(BY_NAME["Ours p.t. + im. rep."], some, 200, tmp_path)["pretrained"] == ours
-    assert settings_of(BY_NAME["Freeze memory"], some, 200, tmp_path)["pretrained"] == ours
-    assert "pretrained" not in settings_of(BY_NAME["Vanilla pretrain"], some, 200, tmp_path)
-    uniform = settings_of(BY_NAME["Uniform init."], some, 200, tmp_path)
+    assert settings_of(BY_NAME["Ours"], some, 200)["pretrained"] == ours
+    assert settings_of(BY_NAME["Ours p.t. + im. rep."], some, 200)["pretrained"] == ours
+    assert settings_of(BY_NAME["Freeze memory"], some, 200)["pretrained"] == ours
+    assert "pretrained" not in settings_of(BY_NAME["Vanilla pretrain"], some, 200)
+    uniform = settings_of(BY_NAME["Uniform init."], some, 200)
     assert uniform["pretrained"] == str(tmp_path / "init_uniform.safetensors")
-    words = settings_of(BY_NAME["Ours - direct loss"], some, 200, tmp_path)
+    words = settings_of(BY_NAME["Ours - direct loss"], some, 200)
     assert words == f"needs CRUMB pretraining: {tmp_path / 'no_direct_loss'}.safetensors"
 
 
 def test_a_cifar_start_alone_fills_its_row(tmp_path):
     row = BY_NAME["CIFAR100 pretrain"]
-    assert settings_of(row, starts(), 200, tmp_path).endswith("on CIFAR-100: --starts or --cifar100-start")
+    assert settings_of(row, starts(), 200).endswith("on CIFAR-100: --starts or --cifar100-start")
     file = tmp_path / "made.safetensors"
     parser = parser_for("Doc.", "runs")
     for name in ("--cifar100-start", "--starts", "--pretrain-data", "--pretrain-root"):
@@ -99,8 +100,8 @@ def test_a_cifar_start_alone_fills_its_row(tmp_path):
         starts_of(chosen, common_options(chosen))
     file.write_bytes(b"")
     some = starts_of(chosen, common_options(chosen))
-    assert settings_of(row, some, 200, tmp_path)["pretrained"] == str(file)
-    assert "pretrained" not in settings_of(OURS, some, 200, tmp_path)
+    assert settings_of(row, some, 200)["pretrained"] == str(file)
+    assert "pretrained" not in settings_of(OURS, some, 200)
     assert some.described.endswith("without CRUMB pretraining, but where the row says otherwise")
 
 

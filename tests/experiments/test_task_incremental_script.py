@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from crumb_avalanche.runs.plan import RunPlan
+
 SCRIPT = Path(__file__).parents[2] / "experiments" / "task_incremental.py"
 
 
@@ -83,7 +85,7 @@ def test_unknown_methods_are_told(script):
 
 def test_a_stream_may_be_cut_short(script):
     changes = {**script.QUICK, "classes_per_experience": 2}
-    settings = script.RunSettings(**changes, strategy="finetune", threads=1).resolved()
+    settings = RunPlan.of(script.RunSettings(**changes, strategy="finetune", threads=1))
     figures = script.measure(settings, script.Method("finetune"), experiences=2)
     assert len(figures["after_learning"]) == len(figures["after_the_stream"]) == 2  # of five
     with pytest.raises(ValueError, match="the stream has 1 experience, so nothing can be forgotten; give"):

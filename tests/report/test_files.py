@@ -12,6 +12,7 @@ from crumb_avalanche.report.deviations import deviations_of, meanings
 from crumb_avalanche.report.files import tex_escaped, tex_text, write_table
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
 from crumb_avalanche.report.summary import Cell, Column, Table, curves_table, percent, setting, summary_table
+from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 
 
@@ -140,9 +141,11 @@ def differences(folder, **settings) -> dict[str, tuple[str, str]]:
 
 
 def test_deviations(tmp_path):
-    found = differences(tmp_path / "a", replay_weight=5.0, freeze_codebook=True, budget_images=30, weights="/w/x.npz")
+    found = differences(
+        tmp_path / "a", replay_weight=5.0, method=dict(freeze_codebook=True), budget_images=30, weights="/w/x.npz"
+    )
     assert found["replay_weight"] == ("1.0", "5.0")
-    assert found["freeze_codebook"] == ("False", "True")
+    assert found["method.freeze_codebook"] == ("False", "True")
     assert found["budget_images"] == ("default", "30")
     assert found["weights"] == ("torchvision", "/w/x.npz")
     assert found["benchmark"][1] == "toy_shapes" and "core50" in found["benchmark"][0]
@@ -155,7 +158,7 @@ def test_deviations(tmp_path):
 
 
 def test_a_run_as_in_the_paper_has_none(tmp_path):
-    settings = as_dict(RunSettings(benchmark="core50", strategy="finetune").resolved())
+    settings = as_dict(RunPlan.of(RunSettings(benchmark="core50", strategy="finetune")))
     fake_run(tmp_path / "a", **{name: value for name, value in settings.items() if name != "run"})
     assert deviations_of(groups_in(tmp_path)) == []
 

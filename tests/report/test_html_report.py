@@ -13,6 +13,7 @@ from html_pages import ATTACK, Page, csv_of, mixed, page_of, page_with
 from markupsafe import escape
 
 from crumb_avalanche.report.html_report import environment
+from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 
 
@@ -175,7 +176,7 @@ def test_deviations_are_listed(folder, tmp_path):
     rows = {row["setting"]["text"]: row for row in page_of(folder).tables["deviations-table"]}
     assert rows["benchmark"]["groups"]["text"] == "all" and "class_iid" in rows["replay_weight"]["groups"]["text"]
     assert (rows["replay_weight"]["paper"]["text"], rows["replay_weight"]["run"]["text"]) == ("1.0", "5.0")
-    settings = as_dict(RunSettings(benchmark="core50", strategy="finetune").resolved())
+    settings = as_dict(RunPlan.of(RunSettings(benchmark="core50", strategy="finetune")))
     report(fake_run(tmp_path / "a", **{name: value for name, value in settings.items() if name != "run"}))
     assert "None: all settings are those of preset paper." in page_of(tmp_path / "a").text
 

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesFrames
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+from crumb_avalanche.cli import demo as command
 from crumb_avalanche.models.weights import save_safetensors
 from crumb_avalanche.runs import demo
 from crumb_avalanche.runs.command_settings import DemoSettings
@@ -33,9 +34,9 @@ def test_a_folder_of_another_seed_or_in_use_is_refused(tmp_path):
     file = tmp_path / "pretrained.safetensors"
     save_safetensors(file, {"x": torch.zeros(1)}, {"format": FORMAT, "made_with": '{"seed": 0}'})
     with pytest.raises(FinishedRunError, match="holds a demo with seed=0, not 3; use another --output, or start over"):
-        demo.main(DemoSettings(output=str(tmp_path), seed=3))
+        command.main(DemoSettings(output=str(tmp_path), seed=3))
     with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by process"):
-        demo.main(DemoSettings(output=str(tmp_path)))
+        command.main(DemoSettings(output=str(tmp_path)))
 
 
 @pytest.mark.slow

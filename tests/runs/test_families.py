@@ -9,7 +9,8 @@ import yaml
 from crumb_avalanche.baselines.families import PAPER, paper_method_settings, paper_settings
 from crumb_avalanche.baselines.registry import STRATEGIES
 from crumb_avalanche.runs import tuning
-from crumb_avalanche.runs.build import build_model, memory_size, strategy_settings
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.training.lr_search import RATES, tune
 
@@ -63,12 +64,12 @@ def test_the_offline_bound_is_tuned_on_the_first_experience_too(crumb, tiny, tmp
 
 
 def test_what_is_given_wins_over_family_over_preset():
-    settings = RunSettings(strategy="ewc", family="paper", preset="paper").resolved()
+    settings = RunPlan.of(RunSettings(strategy="ewc", family="paper", preset="paper"))
     assert (settings.cut_layer, settings.learning_rate, settings.head_kernel) == (0, 1e-4, 3)
-    assert RunSettings(strategy="ewc", family="paper", learning_rate=0.5).resolved().learning_rate == 0.5
-    usual = RunSettings(strategy="ewc").resolved()
+    assert RunPlan.of(RunSettings(strategy="ewc", family="paper", learning_rate=0.5)).learning_rate == 0.5
+    usual = RunPlan.of(RunSettings(strategy="ewc"))
     assert (usual.cut_layer, usual.learning_rate, usual.head_kernel, usual.image_size) == (None, 1e-3, 1, 224)
-    assert RunSettings(strategy="ewc", family="fair").resolved().learning_rate is None
+    assert RunPlan.of(RunSettings(strategy="ewc", family="fair")).learning_rate is None
 
 
 def test_rows_of_the_paper_by_hand():
@@ -95,13 +96,12 @@ def test_rows_of_the_paper_by_hand():
     assert set(PAPER) < set(STRATEGIES)
 
 
-def test_own_settings_of_the_family_give_way_to_those_of_a_file(tmp_path):
-    (tmp_path / "mine.yaml").write_text("gamma: 0.5")
-    settings = RunSettings(strategy="stable_sgd", benchmark="toybox", family="paper").resolved()
-    assert strategy_settings(settings) == dict(batch_size=128, gamma=0.95)
-    assert strategy_settings(replace(settings, family=None)) == {}
-    mine = replace(settings, strategy_config=str(tmp_path / "mine.yaml"))
-    assert strategy_settings(mine) == dict(batch_size=128, gamma=0.5)
+def test_own_settings_of_the_family_give_way_to_those_given():
+    settings = RunSettings(strategy="stable_sgd", benchmark="toybox", family="paper")
+    usual = RunPlan.of(RunSettings(strategy="stable_sgd", benchmark="toybox")).method
+    assert RunPlan.of(settings).method == {**usual, "batch_size": 128, "gamma": 0.95}
+    mine = RunPlan.of(replace(settings, method=dict(gamma=0.5)))
+    assert mine.method == {**usual, "batch_size": 128, "gamma": 0.5}
 
 
 def test_a_method_that_the_authors_did_not_run(crumb, tiny, tmp_path):
@@ -111,7 +111,7 @@ def test_a_method_that_the_authors_did_not_run(crumb, tiny, tmp_path):
 
 @pytest.mark.parametrize("strategy", PAPER)
 def test_every_row_of_the_paper_builds_its_network(strategy):
-    settings = RunSettings(strategy=strategy, benchmark="core50", family="paper", weights="none").resolved()
+    settings = RunPlan.of(RunSettings(strategy=strategy, benchmark="core50", family="paper", weights="none"))
     model = build_model(settings, 10, STRATEGIES[strategy].codebook)
     whole = strategy not in ("crumb", "image_replay", "memory_recall", "remind")
     frozen = sum(parameter.numel() for parameter in model.feature_extractor.parameters())
@@ -121,26 +121,21 @@ def test_every_row_of_the_paper_builds_its_network(strategy):
 
 
 def test_the_paper_budget_counts_images_of_224_pixels():
-    from benchmarks_toybox_ilab.catalog import get_benchmark
-
-    settings = RunSettings(strategy="rainbow_memory", benchmark="core50", family="paper").resolved()
-    model = build_model(settings, 10, False)
-    size = memory_size(settings, STRATEGIES["rainbow_memory"], model, get_benchmark("core50"), 10)
+    plan = RunPlan.of(RunSettings(strategy="rainbow_memory", benchmark="core50", family="paper"))
+    size = capacity_of(plan, STRATEGIES["rainbow_memory"], build_model(plan, 10, False))
     assert size == 15 * 224**2 // 128**2
 
 
 def test_the_paper_counts_codebooks_of_crumb_only():
     """Its supplement, S5: 15 images for iCaRL on CORe50, whatever else it keeps; 417 maps for CRUMB and REMIND."""
-    from benchmarks_toybox_ilab.catalog import get_benchmark
-
     sizes = {}
     for strategy in ("icarl", "crumb", "remind"):
-        settings = RunSettings(strategy=strategy, benchmark="core50", family="paper", weights="none").resolved()
+        settings = RunPlan.of(RunSettings(strategy=strategy, benchmark="core50", family="paper", weights="none"))
         model = build_model(settings, 10, STRATEGIES[strategy].codebook)
-        sizes[strategy] = memory_size(settings, STRATEGIES[strategy], model, get_benchmark("core50"), 10)
-    fair = RunSettings(strategy="crumb", benchmark="core50", family="fair", weights="none").resolved()
+        sizes[strategy] = capacity_of(settings, STRATEGIES[strategy], model)
+    fair = RunPlan.of(RunSettings(strategy="crumb", benchmark="core50", family="fair", weights="none"))
     model = build_model(fair, 10, True)
-    exact = memory_size(fair, STRATEGIES["crumb"], model, get_benchmark("core50"), 10)
+    exact = capacity_of(fair, STRATEGIES["crumb"], model)
     assert exact == (15 * 3 * 224**2 - 4 * 256 * 16) // 5408 == 414  # the codebook at its four bytes a value
     assert sizes == {"icarl": 15, "crumb": 417, "remind": 417}
 

@@ -7,7 +7,8 @@ from fake_data import TINY, write_tiny, write_video
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from crumb_avalanche.baselines.registry import get_strategy
-from crumb_avalanche.runs.build import build_model, memory_size
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
 
 PAPER = [name for name, benchmark in BENCHMARKS.items() if "reference" in benchmark.options]
@@ -25,16 +26,16 @@ def results(crumb, output, *arguments):
 
 @pytest.fixture(scope="module")
 def squeezenet():
-    return build_model(RunSettings(weights="none").resolved(), 10, codebook=True)
+    return build_model(RunPlan.of(RunSettings(weights="none")), 10, codebook=True)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_the_papers_memory_sizes_come_out_of_the_budget_in_images(squeezenet, name):
     """(images * 150,528 - 256 * 16) / 5,408; supplement, S5."""
-    settings = RunSettings(benchmark=name).resolved()
-    entry = BENCHMARKS[name]
-    assert memory_size(settings, get_strategy("crumb"), squeezenet, entry, 10) == MEMORIES[name]
-    assert memory_size(settings, get_strategy("image_replay"), squeezenet, entry, 10) == entry.budget_images
+    plan = RunPlan.of(RunSettings(benchmark=name))
+    assert capacity_of(plan, get_strategy("crumb"), squeezenet) == MEMORIES[name]
+    images = RunPlan.of(RunSettings(benchmark=name, strategy="image_replay"))
+    assert capacity_of(images, get_strategy("image_replay"), squeezenet) == BENCHMARKS[name].budget_images
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -39,7 +39,7 @@ def test_every_strategy_leaves_the_run_folder(crumb, tiny, tmp_path, strategy):
     # every test object gives as many frames, so the whole is the mean of the parts
     assert result["final_accuracy"] == pytest.approx(sum(result["final_accuracy_per_experience"]) / 2)
     assert f"final accuracy {result['final_accuracy']:.2f} %" in out
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["storing_rule"] == "every_jth"
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["selection_rule"] == "every_jth"
     ledger = json.loads((tmp_path / "ledger.json").read_text())
     kept = ("buffer_bytes", "label_bytes", "codebook_bytes", "statistics_bytes")
     assert ledger["memory_bytes"] == sum(ledger[name] for name in kept)
@@ -98,10 +98,10 @@ def test_the_feature_cache_changes_no_result(crumb, tiny, tmp_path, strategy):
 @pytest.mark.parametrize(
     "more",
     [
-        ("--preset", "paper", "--storing-rule", "reservoir", "--fused", "true", "--codebook-init", "kmeans"),
-        ("--evaluate-quantized", "true", "--direct-weight", "1", "--protocol", "class_iid"),
+        ("--preset", "paper", "--selection-rule", "reservoir", "--fused", "true", "--codebook-init", "kmeans"),
+        ("--evaluate-quantized", "true", "--method.direct-weight", "1", "--protocol", "class_iid"),
         ("--precision", "bf16", "--codebook-size", "16", "--replay-steps", "2", "--clamp-gradients", "10"),
-        ("--storing-rule", "reference", "--replay-weight", "5", "--freeze-codebook", "true"),
+        ("--selection-rule", "reference", "--replay-weight", "5", "--method.freeze_codebook", "true"),
     ],
 )
 def test_the_levers_are_single_settings(crumb, tiny, tmp_path, more):
@@ -113,11 +113,9 @@ def test_the_levers_reach_the_learner(make_learner):
         replay_weight=5.0,
         replay_steps=3,
         fused=True,
-        storing_rule="reference",
-        freeze_codebook=True,
+        selection_rule="reference",
         clamp_gradients=0.1,
-        direct_weight=0.5,
-        codebook_weight=2.0,
+        method=dict(freeze_codebook=True, direct_weight=0.5, codebook_weight=2.0),
     )
     plugins = {type(plugin): plugin for plugin in strategy.plugins}
     crumb = plugins[CRUMBPlugin]
@@ -135,9 +133,9 @@ def test_the_levers_reach_the_learner(make_learner):
 def make_learner():
     """CRUMB as the command line builds it, with some settings."""
 
-    def make(**settings):
+    def make(method=None, **settings):
         model = split_backbone("small_cnn", n_classes=4, weights=None, codebook=Codebook(16, 16), image_size=32)
-        return model, build_strategy("crumb", model, LearningSettings(**settings), 8, 0)
+        return model, build_strategy("crumb", model, LearningSettings(**settings), 8, 0, method=method)
 
     return make
 
@@ -146,8 +144,8 @@ def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(crumb,
     weights, losses = {}, {}
     for name, flags in (
         ("plain", ("--learning-rate", "0.02")),
-        ("frozen", ("--freeze-codebook", "true", "--learning-rate", "0.02")),
-        ("none", ("--freeze-codebook", "true", "--learning-rate", "0")),
+        ("frozen", ("--method.freeze-codebook", "true", "--learning-rate", "0.02")),
+        ("none", ("--method.freeze-codebook", "true", "--learning-rate", "0")),
         ("quantized", ("--evaluate-quantized", "true", "--learning-rate", "0.02")),
     ):
         run(crumb, tiny, tmp_path / name, "--mem-size", "6", *flags)
@@ -164,7 +162,8 @@ def test_the_reference_preset_on_a_squeezenet(crumb, tiny, tmp_path):
     more = ("--preset", "reference", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
     run(crumb, tiny, tmp_path, *more)
     settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    expected = dict(replay_weight=5.0, clamp_gradients=10.0, relu_logits=True, head_kernel=3, storing_rule="reference")
+    expected = dict(replay_weight=5.0, clamp_gradients=10.0, relu_logits=True, head_kernel=3)
+    expected["selection_rule"] = "reference"
     assert {name: settings[name] for name in expected} == expected
 
 

@@ -8,8 +8,8 @@ import pytest
 
 CODE = """
 import os, sys
-from crumb_avalanche.cli import give_way_to_others
-give_way_to_others()
+from crumb_avalanche.system.threads import limit_openmp_spin
+limit_openmp_spin()
 print("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
 """
 

@@ -1,0 +1,135 @@
+"""The settings of every method by its name, checked before torch is loaded. Imports neither torch nor Avalanche."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from crumb_avalanche.baselines.closed_form_settings import RanpacSettings, RdaSettings, SldaSettings
+from crumb_avalanche.baselines.memory_settings import (
+    AANetsSettings,
+    BiCSettings,
+    CoPESettings,
+    DarkReplaySettings,
+    GEMSettings,
+    GSSSettings,
+    ICaRLSettings,
+    MemoryRecallSettings,
+    RainbowSettings,
+    RemindSettings,
+)
+from crumb_avalanche.baselines.penalty_settings import (
+    EWCSettings,
+    LwFSettings,
+    MASSettings,
+    SISettings,
+    StableSGDSettings,
+)
+from crumb_avalanche.training.replay_settings import ReplaySettings
+
+
+@dataclass(frozen=True)
+class LearningSettings:
+    """What every strategy needs to know besides its model.
+
+    Attributes:
+        learning_rate, momentum, weight_decay: of SGD over all weights that learn, the codebook included.
+        batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
+        replay_weight, replay_steps, fused, selection_rule: see ``ReplaySettings``.
+    """
+
+    learning_rate: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    batch_size: int = 21
+    eval_batch_size: int = 128
+    first_epochs: int = 10
+    epochs: int = 1
+    clamp_gradients: float | None = None
+    replay_weight: float = ReplaySettings.replay_weight
+    replay_steps: int = ReplaySettings.replay_steps
+    fused: bool = ReplaySettings.fused
+    selection_rule: str = ReplaySettings.selection_rule
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """A method without settings of its own."""
+
+
+@dataclass(frozen=True)
+class CrumbSettings:
+    """Settings of CRUMB.
+
+    Attributes:
+        direct_weight: alpha of eq. 3, the weight of the loss on unquantized maps.
+        codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
+        freeze_codebook: keep the memory blocks as initialised.
+    """
+
+    direct_weight: float = ReplaySettings.direct_weight
+    codebook_weight: float = ReplaySettings.codebook_weight
+    freeze_codebook: bool = False
+
+    def __post_init__(self):
+        for name in ("direct_weight", "codebook_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more")
+
+
+METHOD_SETTINGS: dict[str, type] = {
+    "crumb": CrumbSettings,
+    "finetune": NoSettings,
+    "offline": NoSettings,
+    "chance": NoSettings,
+    "ewc": EWCSettings,
+    "si": SISettings,
+    "mas": MASSettings,
+    "lwf": LwFSettings,
+    "stable_sgd": StableSGDSettings,
+    "gem": GEMSettings,
+    "icarl": ICaRLSettings,
+    "bic": BiCSettings,
+    "gss": GSSSettings,
+    "cope": CoPESettings,
+    "aanets": AANetsSettings,
+    "remind": RemindSettings,
+    "rainbow_memory": RainbowSettings,
+    "memory_recall": MemoryRecallSettings,
+    "image_replay": NoSettings,
+    "map_replay": NoSettings,
+    "er": NoSettings,
+    "der": DarkReplaySettings,
+    "ncm": NoSettings,
+    "slda": SldaSettings,
+    "ranpac": RanpacSettings,
+    "rda": RdaSettings,
+}
+
+
+def method_settings(strategy: str, changes: dict[str, Any] | None = None) -> Any:
+    """The settings that only one method has, with some values changed.
+
+    Args:
+        strategy: a name in ``METHOD_SETTINGS``.
+        changes: values by name; the others keep their defaults.
+
+    Raises:
+        ValueError: unknown strategy, unknown setting, or a value of the wrong type; the known names are listed.
+    """
+    if strategy not in METHOD_SETTINGS:
+        raise ValueError(f"strategy {strategy!r} is unknown; known are {', '.join(METHOD_SETTINGS)}")
+    default = METHOD_SETTINGS[strategy]()
+    known = [item.name for item in fields(default)]
+    for name, value in (changes or {}).items():
+        if name not in known:
+            has = f"has {', '.join(known)}" if known else "has none of its own"
+            raise ValueError(f"strategy {strategy} has no setting {name!r}; it {has}")
+        usual = getattr(default, name)
+        number = isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool)
+        if usual is not None and not number and type(value) is not type(usual):
+            raise ValueError(
+                f"{name} of strategy {strategy} is {value!r}, but must be of type {type(usual).__name__}, such as its "
+                f"default {usual!r}"
+            )
+        # 1 and 1.0 are the same setting, and compare as the same in files.
+        changes = {**changes, name: float(value)} if number else changes
+    return replace(default, **(changes or {}))

@@ -1,0 +1,125 @@
+"""Settings of the methods that store no images: penalties, stable SGD. Imports neither torch nor Avalanche."""
+
+from dataclasses import dataclass
+
+
+def _not_negative(settings: object, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < 0:
+            raise ValueError(f"{name} is {getattr(settings, name)}, but must not be negative")
+
+
+def _between_0_and_1(settings: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(settings, name) <= 1:
+            raise ValueError(f"{name} is {getattr(settings, name)}, but must be from 0 to 1")
+
+
+def _above_0(settings: object, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise ValueError(f"{name} is {getattr(settings, name)}, but must be above 0")
+
+
+@dataclass(frozen=True)
+class EWCSettings:
+    """Settings of EWC.
+
+    Attributes:
+        weight: of the sum of Fisher information times squared shift (the paper's port: 100).
+        online: one set of importances, summed over the experiences, instead of one for each.
+        decay: with ``online``, what the earlier sum is multiplied by at each new experience.
+    """
+
+    weight: float = 100.0
+    online: bool = False
+    decay: float = 1.0
+
+    def __post_init__(self):
+        _not_negative(self, "weight")
+        _between_0_and_1(self, "decay")
+
+
+@dataclass(frozen=True)
+class SISettings:
+    """Settings of SI.
+
+    Attributes:
+        weight: of the sum of importance times squared shift (the paper's port: 0.01).
+        damping: added to the squared shift that a path integral is divided by (the paper's port: 0.1).
+    """
+
+    weight: float = 0.01
+    damping: float = 0.1
+
+    def __post_init__(self):
+        _not_negative(self, "weight")
+        _above_0(self, "damping")
+
+
+@dataclass(frozen=True)
+class MASSettings:
+    """Settings of MAS.
+
+    Attributes:
+        weight: of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
+        decay: what the importances so far are multiplied by before a new experience's are added.
+    """
+
+    weight: float = 1.0
+    decay: float = 1.0
+
+    def __post_init__(self):
+        _not_negative(self, "weight")
+        _between_0_and_1(self, "decay")
+
+
+@dataclass(frozen=True)
+class LwFSettings:
+    """Settings of LwF.
+
+    Attributes:
+        alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
+        temperature: of both softmaxes (LwF's authors: 2).
+    """
+
+    alpha: float = 1.0
+    temperature: float = 2.0
+
+    def __post_init__(self):
+        _not_negative(self, "alpha")
+        _above_0(self, "temperature")
+
+
+@dataclass(frozen=True)
+class StableSGDSettings:
+    """Settings of Stable SGD, with its authors' values on split CIFAR-100.
+
+    The rate of the first experience is the one that all strategies share: the authors' 0.15 belongs to a small ResNet
+    trained from scratch.
+
+    Attributes:
+        gamma: factor of the rate from each experience to the next.
+        lowest_rate: the rate falls no lower.
+        momentum: of SGD.
+        dropout: probability of the dropout layers that the plastic layers have.
+        batch_size: of training, instead of the one that all strategies share; small ones add noise to the steps.
+    """
+
+    gamma: float = 0.85
+    lowest_rate: float = 5e-5
+    momentum: float = 0.8
+    dropout: float = 0.1
+    batch_size: int = 10
+
+    def __post_init__(self):
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"gamma={self.gamma}: the rate decays by a factor above 0 and up to 1")
+        if self.lowest_rate < 0:
+            raise ValueError(f"lowest_rate={self.lowest_rate}: a rate is not negative")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum}: it lies from 0 up to, not including, 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout}: a probability from 0 up to, not including, 1")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size}: a batch has at least 1 frame")

@@ -1,0 +1,148 @@
+"""Flags and ``config.yaml`` files of earlier versions, translated to the present settings."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks_toybox_ilab.catalog import BENCHMARKS
+from crumb_avalanche.baselines.method_settings import METHOD_SETTINGS, CrumbSettings, method_settings
+from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
+from crumb_avalanche.runs.settings import RunSettings, as_dict, flat
+
+RENAMED = {"storing_rule": "selection_rule"}
+OF_CRUMB = tuple(asdict(CrumbSettings()))  # common settings once, of which only CRUMB took notice
+FILE = "strategy_config"  # a YAML file with the settings of the method
+DERIVED = ("budget", "capacity")  # what a plan adds to the settings that it was made from
+DECIDED = ("classes_per_experience", "batch_size")  # None in older files meant the benchmark's
+
+
+def present_arguments(arguments: list[str]) -> list[str]:
+    """A command line with the flags of earlier versions replaced; a note on stderr names the present ones.
+
+    Args:
+        arguments: flags with underscores; see ``underscored``.
+
+    Raises:
+        ValueError: a file of settings that cannot be read.
+    """
+    present, rest = [], list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        flag, equals, value = argument.partition("=")
+        name = flag.removeprefix("--")
+        if not flag.startswith("--") or name not in (*RENAMED, *OF_CRUMB, FILE, "config"):
+            present.append(argument)
+            continue
+        if not equals and rest:
+            value = rest.pop(0)
+        if name == "config":
+            present += ["--config", _present_config(value)]
+        elif name == FILE:
+            values = read_method(value)
+            present += [f"--method.{key}={json.dumps(setting)}" for key, setting in values.items()]
+            _note(flag, " ".join(f"--method.{key} {json.dumps(setting)}" for key, setting in values.items()))
+        else:
+            flag = f"--{RENAMED[name]}" if name in RENAMED else f"--method.{name}"
+            present.append(f"{flag}={value}")
+            _note(f"--{name}", flag)
+    return present
+
+
+def _note(old: str, new: str) -> None:
+    old, new = old.replace("_", "-"), new.replace("_", "-")
+    print(f"note: {old} is deprecated; give {new or 'nothing: the file is empty'}", file=sys.stderr)
+
+
+def _present_config(path: str) -> str:
+    """A configuration file as text that the command line takes in its place; the path if it is no mapping of ours."""
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return path  # the command line refuses it, and says why
+    if not isinstance(values, dict) or not {*RENAMED, *OF_CRUMB, FILE, *DERIVED} & values.keys():
+        return path
+    beside = Path(path).with_name("result.json")
+    result = None
+    if values.get(FILE) is not None and not Path(values[FILE]).is_file() and beside.is_file():
+        result = json.loads(beside.read_text(encoding="utf-8"))
+    return yaml.safe_dump(present_settings(values, result), sort_keys=False)
+
+
+def present_settings(values: dict[str, Any], result: dict | None = None) -> dict[str, Any]:
+    """The settings of a ``config.yaml`` under their present names, without what follows from them.
+
+    Args:
+        values: of the file, in any version's form; unknown names are kept.
+        result: the ``result.json`` of the same run, which holds the method's settings where the file names a file.
+
+    Raises:
+        ValueError: a file of settings that cannot be read.
+    """
+    present = {RENAMED.get(name, name): value for name, value in values.items()}
+    strategy = present.get("strategy")
+    of_crumb = {name: present.pop(name) for name in OF_CRUMB if name in present}
+    file = present.pop(FILE, None)
+    if result is not None and "strategy_settings" in result:
+        method = dict(result["strategy_settings"])
+    else:
+        method = {} if file is None else read_method(file)
+    if strategy in (None, "crumb"):
+        method = {**of_crumb, **method}
+    if method or "method" in present:
+        present["method"] = {**method, **(present.get("method") or {})}
+    return {name: value for name, value in present.items() if name not in DERIVED}
+
+
+def recorded_settings(values: dict[str, Any], result: dict) -> dict[str, Any]:
+    """The settings of a finished run, as a plan of today has them: with the benchmark's and the method's values.
+
+    Args:
+        values: of its ``config.yaml``.
+        result: its ``result.json``.
+    """
+    # A file that the method's settings came from may be gone or changed: what the result says of them counts.
+    older = {name: value for name, value in values.items() if name != FILE or "strategy_settings" not in result}
+    try:
+        present = present_settings(older, result)
+    except ValueError:
+        present = present_settings({name: value for name, value in older.items() if name != FILE}, result)
+    benchmark = BENCHMARKS.get(present.get("benchmark", ""))
+    for name in DECIDED:
+        if benchmark is not None and name in present and present[name] is None:
+            present[name] = getattr(benchmark, name)
+    method = present.get("method", {})
+    known = present.get("strategy") in METHOD_SETTINGS
+    if known and set(method) <= set(asdict(METHOD_SETTINGS[present["strategy"]]())):
+        present["method"] = asdict(method_settings(present["strategy"], method))
+    return present
+
+
+def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> dict[str, Any]:
+    """The settings of a run that gives none but these; those of the method as ``method.NAME``."""
+    usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(preset, {}) | {"preset": preset}
+    usual["method"] = asdict(METHOD_SETTINGS[strategy]()) if strategy in METHOD_SETTINGS else {}
+    if benchmark in BENCHMARKS:
+        usual |= {name: getattr(BENCHMARKS[benchmark], name) for name in DECIDED}
+    return flat(usual)
+
+
+def read_method(path: str) -> dict[str, Any]:
+    """The settings in a YAML file.
+
+    Raises:
+        ValueError: the file is missing or holds no mapping.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"there is no strategy config {file}; give the method's settings as --method.NAME VALUE")
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is no YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} holds {values!r}; it must hold settings, one  name: value  a line")
+    return values

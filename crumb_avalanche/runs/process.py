@@ -1,0 +1,32 @@
+"""Set-up of the whole process, once before a run: device, threads, seeds, allocator."""
+
+import random
+
+import numpy as np
+import torch
+
+from crumb_avalanche.system.allocator import keep_freed_memory
+from crumb_avalanche.system.threads import set_threads
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        ValueError: no device of torch's, or a GPU that this torch does not see.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}; give cpu, cuda, or one of several such as cuda:1") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {name}, but torch sees {torch.cuda.device_count()} GPUs here; give --device cpu")
+
+
+def set_up_process(threads: int, seed: int) -> None:
+    """Set CPU threads and all global seeds, and keep freed memory for the next batch."""
+    keep_freed_memory()
+    set_threads(threads)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

@@ -1,0 +1,208 @@
+"""A plan turned into objects: stream, model, feature cache, learning rate, strategy."""
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from crumb_avalanche.baselines.registry import Entry, build_strategy, get_strategy
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.weights import check_and_load
+from crumb_avalanche.runs import tuning
+from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.process import check_device
+from crumb_avalanche.runs.stream import Stream, open_stream
+from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.lr_search import Trial
+from crumb_avalanche.training.pretraining import read_pretrained
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass
+class Session:
+    """What a plan describes, built. ``set_up_process`` comes first where results are to be repeatable.
+
+    Attributes:
+        plan: with its capacity, and with the learning rate that was tuned.
+        entry: of the strategy in the registry.
+        stream: of the run.
+        model: calibrated on the first experience, or pretrained.
+        cache: of the feature maps; ``None`` without ``plan.feature_cache``.
+        strategy: ready to train; ``None`` if only the parts before it were wanted.
+        trials: of the learning rate, the chosen one first.
+        calibration_seconds: time to measure feature maps and fill the codebook.
+        tuning_seconds: time to tune the learning rate.
+    """
+
+    plan: RunPlan
+    entry: Entry
+    stream: Stream
+    model: SplitModel
+    cache: FeatureCache | None = None
+    strategy: StreamStrategy | None = None
+    trials: list[Trial] = field(default_factory=list)
+    calibration_seconds: float = 0.0
+    tuning_seconds: float = 0.0
+
+    @classmethod
+    def build(
+        cls,
+        plan: RunPlan,
+        stream: Stream | None = None,
+        *,
+        cache: FeatureCache | None = None,
+        plugins: Sequence[Any] = (),
+        evaluator: Any = None,
+        trials: list[Trial] | None = None,
+        learner: bool = True,
+    ) -> "Session":
+        """Build everything.
+
+        Args:
+            plan: what to build.
+            stream: opened before; default the plan's.
+            cache: opened before; default the plan's.
+            plugins: of the strategy, after the cache.
+            evaluator: of the strategy.
+            trials: of a learning rate that was tuned before; default tunes it if the plan leaves it open.
+            learner: off builds stream, model and cache alone.
+
+        Raises:
+            ValueError: settings, images or weights that cannot be used; says what to change.
+        """
+        entry = get_strategy(plan.strategy)
+        check_device(plan.device)
+        stream = open_stream(plan) if stream is None else stream
+        model = build_model(plan, stream.benchmark.n_classes, entry.codebook).to(plan.device)
+        model.set_precision(plan.precision)
+        start = time.perf_counter()
+        if not plan.pretrained:
+            calibrate(model, stream.benchmark.train_stream[0].dataset, plan.codebook_init, plan.run)
+        seconds = time.perf_counter() - start
+        if plan.compile:
+            model.compile()
+        if learner:
+            plan = plan.with_capacity(capacity_of(plan, entry, model))
+        session = cls(plan, entry, stream, model, cache, calibration_seconds=seconds)
+        if cache is None and plan.feature_cache:
+            session.cache = session.open_cache()
+        if learner:
+            session.tune(trials)
+            session.strategy = session.new_strategy(session.plan, model, plugins, evaluator)
+            model.quantized_evaluation = plan.evaluate_quantized
+        return session
+
+    def open_cache(self) -> FeatureCache:
+        """The feature cache of the plan, for the model and the images of the stream."""
+        return FeatureCache(
+            self.plan.feature_cache,
+            self.model,
+            len(self.stream.table),
+            self.stream.images_key,
+            self.plan.workers,
+            self.plan.progress,
+            half=self.plan.cache_precision == "fp16",
+            stored_images=self.plan.capacity or 0,
+        )
+
+    def tune(self, trials: list[Trial] | None = None) -> None:
+        """Set the plan's learning rate to that of the best trial, if the plan leaves it open; see ``tuning.trials``."""
+        start = time.perf_counter()
+        if trials is None:
+            trials = tuning.trials(self)
+            self.tuning_seconds = time.perf_counter() - start if trials else 0.0
+        self.trials = trials
+        if trials:
+            self.plan = replace(self.plan, learning_rate=trials[0].learning_rate)
+
+    def new_strategy(
+        self, plan: RunPlan, model: SplitModel, plugins: Sequence[Any] = (), evaluator: Any = None
+    ) -> StreamStrategy:
+        """A new strategy on a model, with the session's cache before other plugins."""
+        return build_strategy(
+            plan.strategy,
+            model,
+            plan.learning,
+            plan.capacity,
+            plan.run,
+            plan.device,
+            plan.method,
+            plugins=[*([] if self.cache is None else [self.cache]), *plugins],
+            evaluator=evaluator,
+        )
+
+    def copied_model(self) -> SplitModel:
+        """A copy of the model, to train without changing it."""
+        return copy.deepcopy(self.model)
+
+
+def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:
+    """The split model with its weights, before it is calibrated on images.
+
+    Raises:
+        ValueError: a pretrained file that was made with other settings.
+    """
+    table = Codebook(settings.codebook_size, settings.codebook_dim) if codebook else None
+    pretrained = getattr(settings, "pretrained", None)
+    weights = None if pretrained or settings.weights == "none" else settings.weights
+    arguments = dict(
+        name=settings.backbone,
+        codebook=table,
+        relu_logits=settings.relu_logits,
+        head_kernel=settings.head_kernel,
+        image_size=settings.image_size,
+        cut_layer=settings.cut_layer,
+    )
+    if not pretrained:
+        return split_backbone(weights=weights, n_classes=n_classes, **arguments)
+    state, made_with = read_pretrained(pretrained)
+    wanted = ["backbone", "cut_layer", "head_kernel"] + (["codebook_size", "codebook_dim"] if codebook else [])
+    for name in wanted:
+        if made_with.get(name) != getattr(settings, name):
+            raise ValueError(
+                f"{pretrained} was made with {name}={made_with.get(name)}, this run asks for "
+                f"{name}={getattr(settings, name)}; give the same, or pretrain anew"
+            )
+    model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)
+    if not codebook:
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("codebook.")}
+    check_and_load(model, state, pretrained)
+    model.reset_head(n_classes)
+    return model
+
+
+def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
+    """Number of memories that the budget buys; every strategy gets the same bytes.
+
+    Raises:
+        ValueError: fewer memories than classes, for a method that needs one of each; or statistics that exceed a budget
+            that was given, or that of the family fair.
+    """
+    method = entry.method_settings(plan.method)
+    n_classes = model.n_classes
+    if not entry.budgeted:
+        fixed = entry.fixed_bytes(model, method, n_classes)
+        if (plan.family == "fair" or plan.budget_given) and fixed > plan.budget:
+            raise ValueError(
+                f"{plan.strategy} keeps {fixed} bytes of statistics for {n_classes} classes, more than the budget of "
+                f"{plan.budget}; raise --budget-images or --budget-bytes"
+            )
+        return 0
+    if plan.mem_size is not None:
+        count = plan.mem_size
+    else:
+        # The paper charges CRUMB's codebook, but neither REMIND's nor the old networks that others keep.
+        charged = plan.family != "paper" or entry.codebook
+        exact = plan.family == "fair"
+        count = entry.memories_in_budget(model, plan.budget, n_classes, method, charged, exact)
+    if entry.each_class and count < n_classes:
+        raise ValueError(
+            f"mem_size={count} cannot hold a memory of each of the {n_classes} classes; raise --mem-size, "
+            f"--budget-images or --budget-bytes until it is at least {n_classes}"
+        )
+    return count

@@ -1,0 +1,111 @@
+"""The stream of a run: its table of frames and its experiences."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
+from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.baselines.registry import get_strategy
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.presets import CLIPS
+from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.training.feature_cache import files_key
+
+
+@dataclass
+class Stream:
+    """A benchmark and the table that it was made from.
+
+    Attributes:
+        images_key: names the images as they are now, and their transform, for the feature cache.
+    """
+
+    entry: Benchmark
+    table: FrameTable
+    benchmark: Any
+    bad_frames: list[str]
+    images_key: str
+
+
+def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
+    """The stream of one run.
+
+    Args:
+        plan: benchmark, protocol and run.
+        joint: all classes in one experience; default what the strategy needs.
+
+    Raises:
+        ValueError: missing root, or a folder that does not have the benchmark's layout.
+    """
+    from benchmarks_toybox_ilab.streams.protocols import make_benchmark
+    from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+
+    joint = get_strategy(plan.strategy).joint if joint is None else joint
+    entry = get_benchmark(plan.benchmark)
+    table = entry.table(plan.dataset_root, plan.run, plan.reference_stream, plan.fps)
+    bad = []
+    if plan.on_bad_frame == "skip":
+        with progress_bar(len(table), "checking frames", show=plan.progress) as bar:
+            bad = table.bad_rows(progress=lambda done, total: bar.update(1))
+        table = table.without([row for row, _ in bad])
+        bad = [message for _, message in bad]
+    transform = pixel_transform(plan.image_size)
+    benchmark = make_benchmark(
+        table,
+        "offline" if joint else plan.protocol,
+        plan.run,
+        plan.classes_per_experience,
+        transform,
+        transform,
+        entry.class_groups(table, plan.reference_stream),
+        plan.reference_stream,
+    )
+    if entry.needs_root:
+        images = files_key(Path(table.root) / path for path in table.path)
+        if table.reader is not None:  # another reader sees other pixels
+            images += f" {type(table.reader).__name__}"
+    else:
+        images = f"{table.frames_hash()} {table.reader!r}"
+    return Stream(entry, benchmark.frame_table, benchmark, bad, f"{images} {transform!r}")
+
+
+def describe(stream: Stream) -> tuple[dict[str, Any], str]:
+    """How many images are trained on and tested, and what is held out of the user's own clips.
+
+    Warns where there is one class only.
+
+    Returns:
+        The same as values for ``result.json`` and as text.
+    """
+    table = stream.table
+    found: dict[str, Any] = {"images": {split: len(table.rows(split)) for split in ("train", "test")}}
+    text = f"{len(table.classes)} classes"
+    if stream.entry.name == CLIPS:
+        objects = set(zip(table.class_name, table.object_name, strict=True))
+        clips = set(zip(table.class_name, table.object_name, table.session, strict=True))
+        text += f", {len(objects)} objects, {len(clips)} clips"
+    text += f": {found['images']['train']:,} images to learn, {found['images']['test']:,} to test"
+    if stream.entry.name == CLIPS:
+        found["held_out"] = held_out_of(table)
+        text += "\nheld out for the test:" + _grouped(found["held_out"])
+    if len(table.classes) == 1:
+        warnings.warn(
+            f"there is one class only, {table.classes[0]}, so every answer is right; give folders of more", stacklevel=2
+        )
+    return found, text
+
+
+def _grouped(held_out: dict[str, str], most: int = 10) -> str:
+    """One line for all classes of which as much is held out; at most ``most`` lines, and as many names in each."""
+    alike: dict[str, list[str]] = {}
+    for class_name, what in held_out.items():
+        alike.setdefault(what.partition(":")[0], []).append(class_name)
+    lines = [
+        f"\n  {', '.join(names[:most])}{f' and {len(names) - most} more' * (len(names) > most)}: {what}"
+        for what, names in alike.items()
+    ]
+    left = sum(map(len, list(alike.values())[most:]))
+    return "".join(lines[:most]) + f"\n  and of {left} more classes (held_out in result.json)" * (left > 0)

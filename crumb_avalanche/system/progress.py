@@ -1,0 +1,82 @@
+"""Progress bars in a terminal, plain lines in a file."""
+
+import sys
+import time
+from typing import TextIO
+
+from tqdm import tqdm
+
+SECONDS = 5.0  # between two lines
+
+
+class Lines:
+    """The part of a ``tqdm`` bar that is used here, as a line every few seconds.
+
+    Args:
+        total: number of items; 0 or ``None`` if it is not known.
+        title: stands before the numbers.
+        unit: of the items.
+        initial: items done before, which do not count in the rate.
+        scale: print large numbers with k, M, G.
+        file: where the lines go.
+    """
+
+    def __init__(self, total: int | None, title: str, unit: str, initial: int, scale: bool, file: TextIO):
+        self.n, self.total, self.title, self.unit, self.initial = initial, total or None, title, unit, initial
+        self.scale, self.file = scale, file
+        self._start = self._latest = time.monotonic()
+        self._printed, self._note = None, ""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def update(self, count: int = 1) -> None:
+        """Count items as done."""
+        self.n += count
+        if time.monotonic() - self._latest >= SECONDS:
+            self._print()
+
+    def set_postfix_str(self, text: str, refresh: bool = False) -> None:
+        """Set the text after the numbers."""
+        self._note = text
+
+    def close(self) -> None:
+        """Print the last line."""
+        if self._printed != self.n:
+            self._print()
+        self._printed = self.n
+
+    def _print(self) -> None:
+        self._latest, self._printed = time.monotonic(), self.n
+        rate = (self.n - self.initial) / max(self._latest - self._start, 1e-9)
+        done, total, speed = (
+            tqdm.format_sizeof(number) if self.scale else f"{number:.{digits}f}"
+            for number, digits in ((self.n, 0), (self.total or 0, 0), (rate, 1))
+        )
+        of = f"/{total}" if self.total else ""
+        note = f", {self._note}" if self._note else ""
+        print(f"{self.title}: {done}{of}{self.unit}, {speed}{self.unit}/s{note}", file=self.file, flush=True)
+
+
+def progress_bar(
+    total: int | None, title: str, unit: str = " images", *, initial: int = 0, scale: bool = False, show: bool = True
+):
+    """A context manager with ``update(count)``, ``set_postfix_str(text)``, ``close()`` and ``n``.
+
+    It draws a bar on stderr if that is a terminal; otherwise it prints a line there every few seconds, and one at its
+    end.
+
+    Args:
+        total: number of items; ``None`` if it is not known.
+        title: stands before the numbers.
+        unit: of the items.
+        initial: items done before, which do not count in the rate.
+        scale: print large numbers with k, M, G.
+        show: print nothing if off.
+    """
+    if not show or sys.stderr.isatty():
+        return tqdm(total=total or None, desc=title, unit=unit, initial=initial, unit_scale=scale, disable=not show)
+    return Lines(total, title, unit, initial, scale, sys.stderr)

@@ -1,0 +1,131 @@
+"""A setting is resolved once: what decides it, what the plan prints, and that a plan read back is the same plan."""
+
+import ast
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, asdict, fields, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+import crumb_avalanche
+from crumb_avalanche.baselines.method_settings import METHOD_SETTINGS, method_settings
+from crumb_avalanche.runs.older_settings import present_settings
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
+from crumb_avalanche.training.replay_settings import ReplaySettings
+
+
+def test_the_benchmark_fills_in_its_own_values():
+    plan = RunPlan.of(RunSettings(benchmark="cifar100"))
+    assert (plan.classes_per_experience, plan.batch_size) == (5, 128)
+    assert plan.budget == 100 * 3 * 224**2 and plan.capacity is None and not plan.budget_given
+    given = RunPlan.of(RunSettings(benchmark="cifar100", batch_size=7, budget_bytes=1000))
+    assert (given.batch_size, given.budget) == (7, 1000) and given.budget_given
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "family", "preset", "strategy"),
+    [
+        ("clip_folder", None, "recommended", "rda"),
+        ("clip_folder", "fair", "paper", "crumb"),
+        ("eth80", None, "paper", "crumb"),
+    ],
+)
+def test_the_preset_that_is_not_given_follows_from_the_benchmark(benchmark, family, preset, strategy):
+    plan = RunPlan.of(RunSettings(benchmark=benchmark, family=family))
+    assert (plan.preset, plan.strategy) == (preset, strategy)
+    assert RunPlan.of(RunSettings(benchmark=benchmark, preset="paper")).strategy == "crumb"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        RunSettings(),
+        RunSettings(benchmark="clip_folder", method={"own": 0.5}),
+        RunSettings(strategy="slda", family="fair"),
+        RunSettings(strategy="stable_sgd", family="paper", benchmark="cifar100", mem_size=3),
+    ],
+)
+def test_a_plan_that_is_printed_and_read_is_the_same_plan(settings):
+    plan = RunPlan.of(settings)
+    read = RunSettings(**present_settings(yaml.safe_load(str(plan.with_capacity(417)))))
+    assert RunPlan.of(read) == plan == RunPlan.of(plan) and RunPlan.of(read).sha256 == plan.sha256
+
+
+def test_the_hash_covers_what_may_change_a_result():
+    plan = RunPlan.of(RunSettings())
+    assert plan.with_capacity(3).sha256 == plan.sha256 == replace(plan, output="elsewhere", threads=3).sha256
+    assert len({plan.sha256, replace(plan, run=1).sha256, replace(plan, method={**plan.method, "x": 1}).sha256}) == 3
+    assert {item.name for item in fields(RunPlan)} > NON_RESULT_SETTINGS
+    with pytest.raises(FrozenInstanceError):
+        plan.run = 3
+
+
+def test_whole_numbers_are_taken_for_decimal_ones():
+    assert RunPlan.of(RunSettings(method={"direct_weight": 1})) == RunPlan.of(
+        RunSettings(method={"direct_weight": 1.0})
+    )
+    for wrong in ("much", True, None):
+        with pytest.raises(ValueError, match=r"direct_weight of strategy crumb .* type float"):
+            RunPlan.of(RunSettings(method={"direct_weight": wrong}))
+
+
+def test_the_registry_has_the_settings_of_the_table():
+    from crumb_avalanche.baselines.registry import STRATEGIES
+
+    assert list(STRATEGIES) == list(METHOD_SETTINGS)
+    for name, entry in STRATEGIES.items():
+        assert entry.method is METHOD_SETTINGS[name] and entry.method_settings() == method_settings(name)
+
+
+def test_a_wrong_setting_is_refused_before_torch_is_loaded():
+    code = "import sys; from crumb_avalanche.cli import main; main({!r}); print('torch' in sys.modules)"
+    for arguments, known in (
+        (["--strategy", "ewk"], "known are crumb"),
+        (["--method.omw", "1"], "it has direct_weight"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(["run", *arguments])], capture_output=True, text=True, check=True
+        )
+        assert known in done.stderr and done.stdout.strip() == "False"
+
+
+def literal_defaults(path):
+    """(name, file) of each default of a parameter or of a class's field that is a literal."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        pairs = []
+        if isinstance(node, ast.FunctionDef):
+            arguments = node.args.posonlyargs + node.args.args
+            pairs = list(zip(arguments[::-1], node.args.defaults[::-1]))
+            pairs += [(arg, value) for arg, value in zip(node.args.kwonlyargs, node.args.kw_defaults) if value]
+            pairs = [(arg.arg, value) for arg, value in pairs]
+        elif isinstance(node, ast.ClassDef):
+            pairs = [
+                (part.target.id, part.value) for part in node.body if isinstance(part, ast.AnnAssign) and part.value
+            ]
+        yield from (
+            (name, path.stem) for name, value in pairs if isinstance(value, ast.Constant) and value.value is not None
+        )
+
+
+def test_each_default_of_losses_and_replay_stands_in_one_place():
+    names = set(asdict(ReplaySettings()))
+    found = [pair for path in Path(crumb_avalanche.__file__).parent.rglob("*.py") for pair in literal_defaults(path)]
+    # Pretraining has the same two losses with weights of its own.
+    pretraining = {(name, file) for name in names for file in ("pretraining", "command_settings")}
+    assert sorted(pair for pair in found if pair[0] in names and pair not in pretraining) == sorted(
+        (name, "replay_settings") for name in names
+    )
+    assert ("run", "settings") in found  # the walk sees defaults
+
+
+def test_the_settings_that_are_left_open_are_those_that_something_decides():
+    plan, settings = as_dict(RunPlan.of(RunSettings())), as_dict(RunSettings())
+    still_open = {name for name, value in plan.items() if value is None}
+    assert still_open == {
+        *("dataset_root", "runs", "budget_images", "budget_bytes", "mem_size", "feature_cache", "family", "fps"),
+        *("cut_layer", "pretrained", "capacity"),
+    }
+    assert {name for name, value in settings.items() if value is None} > still_open - {"capacity"}

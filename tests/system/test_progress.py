@@ -1,0 +1,36 @@
+"""Progress in a file is a line now and then, not a bar drawn over itself."""
+
+import io
+
+from crumb_avalanche.system import progress
+from crumb_avalanche.system.progress import progress_bar
+
+
+def printed(monkeypatch, seconds, **options):
+    file, clock = io.StringIO(), iter(range(0, 1000, seconds))
+    monkeypatch.setattr(progress.sys, "stderr", file)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress_bar(40, "training", **options) as bar:
+        for _ in range(4):
+            bar.update(10)
+    return file.getvalue()
+
+
+def test_a_line_every_few_seconds_and_one_at_the_end(monkeypatch):
+    lines = printed(monkeypatch, 6).splitlines()
+    assert lines[-1].startswith("training: 40/40 images, ") and lines[-1].endswith(" images/s")
+    assert 2 <= len(lines) <= 4 and "\r" not in "".join(lines)
+    assert len(printed(monkeypatch, 1).splitlines()) == 1
+
+
+def test_nothing_is_printed_when_it_is_off(monkeypatch):
+    assert printed(monkeypatch, 6, show=False) == ""
+
+
+def test_sizes_are_scaled_and_what_was_done_before_is_no_part_of_the_rate(monkeypatch):
+    file, clock = io.StringIO(), iter((0, 1, 10, 10))
+    monkeypatch.setattr(progress.sys, "stderr", file)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress_bar(3_000_000, "download", "B", initial=1_000_000, scale=True) as bar:
+        bar.update(2_000_000)
+    assert file.getvalue() == "download: 3.00M/3.00MB, 200kB/s\n"
