@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.baselines.closed_form_settings import SldaSettings
-from crumb_avalanche.baselines.entry import Entry, NoSettings, Recipe
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.method_settings import NoSettings
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.closed_form.feature_moments import feature_length, pooled_features

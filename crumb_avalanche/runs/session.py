@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from crumb_avalanche.baselines.registry import Entry, build_strategy, get_strategy
+from crumb_avalanche.baselines.entry import Entry
+from crumb_avalanche.baselines.registry import build_strategy, get_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import Codebook

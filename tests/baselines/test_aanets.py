@@ -10,14 +10,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 from watched import plugin_of
 
-from crumb_avalanche.baselines.aanets import (
-    AANETS,
-    AANetsPlugin,
-    AANetsSettings,
-    OldBranches,
-    distillation_loss,
-)
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.aanets import AANETS, AANetsPlugin, OldBranches, distillation_loss
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.memory_settings import AANetsSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.closed_form.feature_moments import pooled_features
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.training.feature_cache import FeatureCache

@@ -9,7 +9,8 @@ from torch import nn
 
 from crumb_avalanche.baselines.aanets import AANETS
 from crumb_avalanche.baselines.aggregated_layers import AggregatedLayers, ScaledConv
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.closed_form.feature_moments import pooled_features
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_at import split_at

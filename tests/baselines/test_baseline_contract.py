@@ -15,7 +15,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from watched import Answers, plugin_of
 
 import crumb_avalanche
-from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state

@@ -9,9 +9,11 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from watched import Order, learn_stream, plugin_of
 
-from crumb_avalanche.baselines.bic import BIC, BiCPlugin, BiCSettings, SplitExemplars, fit_bias, spread
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.bic import BIC, BiCPlugin, SplitExemplars, fit_bias, spread
+from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from
+from crumb_avalanche.baselines.memory_settings import BiCSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.selection import Slots
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT

@@ -5,7 +5,7 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from watched import Answers
 
-from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import build_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")

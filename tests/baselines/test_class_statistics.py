@@ -4,9 +4,11 @@ import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
-from crumb_avalanche.baselines.class_statistics import NCM, SLDA, ClosedFormStrategy, SldaSettings
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.baselines.random_projection import RANPAC, RanpacSettings
+from crumb_avalanche.baselines.class_statistics import NCM, SLDA, ClosedFormStrategy
+from crumb_avalanche.baselines.closed_form_settings import RanpacSettings, SldaSettings
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.method_settings import LearningSettings
+from crumb_avalanche.baselines.random_projection import RANPAC
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.feature_moments import feature_length, pooled_features
 from crumb_avalanche.models.backbones import split_backbone

@@ -14,8 +14,10 @@ from torch import nn
 from torch.nn.functional import normalize
 from watched import Order, learn_stream, plugin_of, without_and_with_cache
 
-from crumb_avalanche.baselines.cope import COPE, CoPEPlugin, CoPESettings, ppp_loss
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.cope import COPE, CoPEPlugin, ppp_loss
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.memory_settings import CoPESettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel

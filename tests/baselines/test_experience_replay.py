@@ -11,12 +11,11 @@ from torch.nn.functional import cross_entropy
 from watched import plugin_of
 
 from crumb_avalanche.baselines import experience_replay
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.experience_replay import (
     DER,
     ER,
     ChosenFrames,
-    DarkReplaySettings,
     ImageMemoryPlugin,
     LogitImageBuffer,
     Reservoir,
@@ -24,6 +23,8 @@ from crumb_avalanche.baselines.experience_replay import (
     draw,
     held_slots,
 )
+from crumb_avalanche.baselines.memory_settings import DarkReplaySettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import Slots
 from crumb_avalanche.training.feature_cache import FeatureCache

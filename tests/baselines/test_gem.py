@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.baselines.gem import GEM, ExperienceShares, GEMPlugin, GEMSettings, dual_solution, project
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.gem import GEM, ExperienceShares, GEMPlugin, dual_solution, project
+from crumb_avalanche.baselines.memory_settings import GEMSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.selection import Slots
 from crumb_avalanche.training.feature_cache import FeatureCache
 

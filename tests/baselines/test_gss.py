@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from watched import learn_stream, plugin_of, without_and_with_cache
 
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.gss import GSS, GreedyDiversity, GSSPlugin, sample_gradients
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.selection import Slots
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric

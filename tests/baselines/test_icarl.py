@@ -11,9 +11,10 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 from watched import learn_stream, plugin_of, without_and_with_cache
 
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from, herd
 from crumb_avalanche.baselines.icarl import ICARL, ICaRLPlugin, Prioritised, icarl_targets
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric

@@ -6,8 +6,10 @@ import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.baselines.memory_recall import MEMORY_RECALL, GaussianBuffer, MemoryRecallSettings
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.memory_recall import MEMORY_RECALL, GaussianBuffer
+from crumb_avalanche.baselines.memory_settings import MemoryRecallSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.backbones import split_backbone
 

@@ -13,11 +13,12 @@ from torch import nn
 from watched import plugin_of
 
 from crumb_avalanche.baselines import rainbow_memory
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.memory_settings import RainbowSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.rainbow_memory import (
     RAINBOW_MEMORY,
     Perturbation,
-    RainbowSettings,
     augment,
     cutmix,
     easy_to_hard,

@@ -5,9 +5,10 @@ from dataclasses import asdict
 
 import pytest
 
-from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.closed_form_settings import RdaSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
-from crumb_avalanche.baselines.regularized_discriminant import RDA, RdaSettings
+from crumb_avalanche.baselines.regularized_discriminant import RDA
 from crumb_avalanche.models.backbones import split_backbone
 
 

@@ -12,16 +12,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.baselines.aanets import distillation_loss
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.method_settings import LearningSettings
+from crumb_avalanche.baselines.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
 from crumb_avalanche.baselines.regularizers import (
     EWC,
     LWF,
     MAS,
     SI,
-    EWCSettings,
-    LwFSettings,
-    MASSettings,
-    SISettings,
     StreamEWC,
     StreamLwF,
     StreamMAS,

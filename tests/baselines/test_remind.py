@@ -13,8 +13,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.baselines.bounds import FINETUNE
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.baselines.remind import REMIND, RemindSettings
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.memory_settings import RemindSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
+from crumb_avalanche.baselines.remind import REMIND
 from crumb_avalanche.baselines.remind_memory import PQCodeBuffer, make_quantizer
 from crumb_avalanche.memory.packing import unpack
 from crumb_avalanche.models.backbones import split_backbone

@@ -10,8 +10,10 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
-from crumb_avalanche.baselines.stable_sgd import STABLE_SGD, StableSGDSettings
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.method_settings import LearningSettings
+from crumb_avalanche.baselines.penalty_settings import StableSGDSettings
+from crumb_avalanche.baselines.stable_sgd import STABLE_SGD
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT

@@ -9,8 +9,9 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.baselines.bounds import FINETUNE
-from crumb_avalanche.baselines.entry import LearningSettings, Recipe
+from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.gem import GEM
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.regularizers import EWC, LWF, MAS, SI
 from crumb_avalanche.baselines.task_incremental import TaskIncrementalPlugin
 from crumb_avalanche.models.calibration import calibrate

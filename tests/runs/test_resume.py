@@ -7,7 +7,7 @@ import pytest
 import yaml
 from avalanche.training.plugins import EvaluationPlugin
 
-from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import build_strategy
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.settings import RunSettings

@@ -11,7 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import build_strategy
 from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
 from crumb_avalanche.models.backbones import split_backbone

@@ -7,7 +7,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import ER_ACE, Naive
 from torch import nn
 
-from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.training.batch_plugin import BatchPlugin

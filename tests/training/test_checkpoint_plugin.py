@@ -9,7 +9,7 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from watched import Answers
 
-from crumb_avalanche.baselines.entry import LearningSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
