@@ -69,4 +69,4 @@ def test_check_where_no_table_can_be_made(tmp_path):
     ]
     write_image(tmp_path / "s1/o1/wrong.png")
     report = check("core50", tmp_path)
-    assert not report.complete and len(report.lines) == 1 and "s1/o1/wrong.png is not named as" in report.lines[0]
+    assert not report.complete and len(report.lines) == 1 and "s1/o1/wrong.png is not named like" in report.lines[0]

@@ -198,9 +198,7 @@ def test_imagenet_is_listed_as_it_lies(tmp_path, run, said):
 
 def test_imagenet_that_is_not_sorted(tmp_path, run):
     write_files(tmp_path / "root", [*IMAGENET[:4], "val/ILSVRC2012_val_00000001.JPEG"])
-    with pytest.raises(
-        FrameTableError, match=r"must lie in one folder for each class.*torchvision.datasets.ImageNet\("
-    ):
+    with pytest.raises(FrameTableError, match=r"must lie in one folder per class.*torchvision.datasets.ImageNet\("):
         run("imagenet", tmp_path / "root")
     archive = pack(tmp_path / "ILSVRC2012_img_val.tar.gz", tmp_path / "root" / "val")
     with pytest.raises(

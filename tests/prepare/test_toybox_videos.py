@@ -150,7 +150,7 @@ def test_number_of_workers(tmp_path, taken, monkeypatch):
     [
         (
             "households/cup_01_pivothead/cup_02_pivothead_tx.mp4",
-            "cup_02_pivothead_tx.mp4 is not named as a video of cup_01",
+            "cup_02_pivothead_tx.mp4 is not named like a video of cup_01",
         ),
         ("households/cup_01_pivothead/cup_01_pivothead_spin.mp4", "with one of the transforms rxplus, ryplus"),
         (

@@ -217,7 +217,7 @@ def test_a_bad_file_is_named_and_leaves_nothing(tmp_path, kind, words):
 
 def test_a_truncated_file_leaves_nothing(clips, tmp_path):
     with pytest.raises(
-        VideoError, match=r"cut.mp4 (is damaged or truncated|cannot be decoded).*`ffmpeg -i cut.mp4 mended"
+        VideoError, match=r"cut.mp4 (is damaged or truncated|cannot be decoded).*`ffmpeg -i cut.mp4 repaired"
     ):
         extract_frames(clips / "cut.mp4", tmp_path / "out", "%d.png")
     assert files(tmp_path / "out") == []
