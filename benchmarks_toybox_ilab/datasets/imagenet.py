@@ -78,8 +78,8 @@ def _checked(paths: Iterable[str]) -> Iterator[str]:
                 raise FrameTableError(f"images such as {path} {_HOW_TO_SORT}. The layout is {LAYOUT}")
             if match := _OTHER_CLASS.fullmatch(path):
                 raise FrameTableError(
-                    f"image {path} lies in folder {match['class_name']}, which is not named like a class of ImageNet: n "
-                    f"and 8 digits. The layout is {LAYOUT}"
+                    f"image {path} lies in folder {match['class_name']}, which is not named like a class of ImageNet: "
+                    f"n and 8 digits. The layout is {LAYOUT}"
                 )
         yield path
 

@@ -162,7 +162,7 @@ def test_objects_that_cannot_be_used(tmp_path):
         ETH80Frames(tmp_path)
     (tmp_path / "saucer").rmdir()
     write_image(tmp_path / "cup1-000-000.jpg")
-    with pytest.raises(FrameTableError, match="lies outside of its object's folder"):
+    with pytest.raises(FrameTableError, match="lies outside its object's folder"):
         ETH80Frames(tmp_path)
 
 
