@@ -45,6 +45,7 @@ def OnlineCIFAR100(dataset_root: str | Path, reference: bool = False) -> FrameTa
     Images are resized to the transform's size (224 x 224 pixels in the paper).
 
     Args:
+        dataset_root: As `root` of `CIFAR100Frames`.
         protocol: "class_iid" (the paper's), "class_instance" (the same here: a clip is one image) or "offline".
         reference: Draw order and labels as the paper's code does; see `orders.ReferenceDraws`.
     """

@@ -191,6 +191,7 @@ def CORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     https://vlomonaco.github.io/core50/
 
     Args:
+        dataset_root: As `root` of `CORe50Frames`.
         reference: Draw order and labels as the paper's code does, from the classes in the order of their numbers; see
             `orders.ReferenceDraws`. The frames are the same.
     """

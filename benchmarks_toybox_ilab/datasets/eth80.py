@@ -115,6 +115,7 @@ def ETH80(dataset_root: str | Path, run: int = 0) -> FrameTable:
     """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes.
 
     Args:
+        dataset_root: As `root` of `ETH80Frames`.
         run: Chooses the test objects; also the seed of the order of classes, clips and frames.
     """
     return ETH80Frames(dataset_root, run)

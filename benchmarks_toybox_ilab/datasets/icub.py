@@ -214,6 +214,7 @@ def ICub(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     Systems 112, 2019, https://robotology.github.io/iCubWorld/#icubworld-transformations-modal
 
     Args:
+        dataset_root: As `root` of `ICubFrames`.
         reference: Follow the paper's code: the first day is the first as text; order and labels are drawn as in
             `orders.ReferenceDraws`, from the classes in `listing_order` instead of by name.
     """

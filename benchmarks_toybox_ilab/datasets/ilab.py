@@ -194,6 +194,7 @@ def ILab(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz
 
     Args:
+        dataset_root: As `root` of `ILabFrames`.
         reference: Draw the 15 images of each session, order and labels as the paper's code does; see `ILabFrames` and
             `orders.ReferenceDraws`.
     """

@@ -130,6 +130,7 @@ def ILabCORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     every run, also with `reference`, so the order of classes is not the published one.
 
     Args:
+        dataset_root: As `root` of `ILabCORe50Frames`.
         reference: Draw clips, order and labels as the paper's code does, over the 24 classes; see `ILabCORe50Frames`
             and `orders.ReferenceDraws`.
     """

@@ -94,6 +94,7 @@ def OnlineImageNet(dataset_root: str | Path, reference: bool = False) -> FrameTa
     Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015, https://image-net.org
 
     Args:
+        dataset_root: As `root` of `ImageNetFrames`.
         protocol: "class_iid" (the paper's), "class_instance" (the same here: a clip is one image) or "offline".
         reference: Draw order and labels as the paper's code does; see `orders.ReferenceDraws`.
     """

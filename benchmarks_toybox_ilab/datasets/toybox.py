@@ -205,6 +205,7 @@ def Toybox(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     https://aivaslab.github.io/toybox/
 
     Args:
+        dataset_root: As `root` of `ToyboxFrames`.
         reference: Follow the paper's code: short clips are filled up to 15 frames with frames of their own; order and
             labels are drawn as in `orders.ReferenceDraws`, from the classes in the order of the paper's numbers.
     """

@@ -124,7 +124,7 @@ def ToyShapesFrames(
 
 
 @generator(image_size=SIZE)
-def ToyShapes(dataset_root: str | Path | None = None, run: int = 0, **table: object) -> FrameTable:
+def ToyShapes(dataset_root: str | Path | None = None, **table: object) -> FrameTable:
     """The toy shapes as an Avalanche benchmark.
 
     Args:
@@ -132,4 +132,4 @@ def ToyShapes(dataset_root: str | Path | None = None, run: int = 0, **table: obj
         train_transform: PIL image to tensor; None is `imagenet_transform` of the size that the shapes are drawn in.
         **table: Arguments of `ToyShapesFrames`, such as `classes` or `size`.
     """
-    return ToyShapesFrames(dataset_root, run, **table)
+    return ToyShapesFrames(dataset_root, **table)
