@@ -1,6 +1,6 @@
-"""Online streams of video-like frames for Avalanche: data sets as tables of frames, and protocols that order them.
+"""Online streams of video frames for Avalanche: data sets as tables of frames, and protocols that order them.
 
-Names are loaded when first used, so the tables come without the seconds that importing torch and Avalanche takes.
+Names are imported on first use, so tables can be used without importing torch and Avalanche, which takes seconds.
 """
 
 import importlib
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value  # found without this function from now on
+    globals()[name] = value  # later look-ups skip this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""The streams that can be chosen by name, each with the settings it is run with; importing this is quick."""
+"""Streams by name, with the settings they run with; imports neither torch nor Avalanche."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,24 +21,24 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 
 def _one_group(table: FrameTable, reference: bool) -> None:
-    """All classes in one group, in the order of the table."""
+    """Return None: all classes are one group, in the order of the table."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A data set and how it is streamed.
+    """A data set and the settings of its stream.
 
     Attributes:
-        name: What it is called on the command line.
-        frames: `frames(root, run, **options)` gives the table of a run.
-        classes_per_experience: Classes of one experience.
-        batch_size: New images in one training step.
-        budget_images: Images that a replay buffer may hold, or what takes as many bytes.
-        needs_root: Whether there are files to be found below a folder.
-        layout: What that folder looks like.
-        source: Where the data come from.
-        options: Names of the keyword arguments that `frames` knows.
-        class_groups: `class_groups(table, reference)` gives groups of classes as `protocols.plan_stream` takes them.
+        name: Name on the command line.
+        frames: `frames(root, run, **options)` returns the table of a run.
+        classes_per_experience: Number of classes in one experience.
+        batch_size: Number of new images in one training step.
+        budget_images: Number of images that a replay buffer may hold, or as many bytes in another form.
+        needs_root: Whether the data set consists of files below a folder.
+        layout: Layout of that folder.
+        source: Where to get the data.
+        options: Names of the keyword arguments of `frames`.
+        class_groups: `class_groups(table, reference)` returns the groups that `protocols.plan_stream` takes.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Benchmark:
     class_groups: Callable[[FrameTable, bool], Sequence[Sequence[str]] | None] = _one_group
 
     def table(self, root: str | None, run: int, reference: bool = False, fps: float | None = None) -> FrameTable:
-        """The table of a run.
+        """Make the table of a run.
 
         Raises:
-            FrameTableError: If there is no root where one is needed, or an option that this data set has not.
+            FrameTableError: If a root is needed and not given, or the data set does not take `fps`.
         """
         if self.needs_root and root is None:
             own = "" if self.name == "clip_folder" else " (for clips of your own: --benchmark clip_folder)"
@@ -68,22 +68,22 @@ class Benchmark:
 
 
 def _streamed_shapes(root: str | None = None, run: int = 0) -> FrameTable:
-    """The ten toy shapes that are streamed; the other ten are for pretraining."""
+    """The ten streamed toy shapes; the other ten are for pretraining."""
     return ToyShapesFrames(root, run, classes=STREAM_CLASSES)
 
 
 def _short_clips(root: str | None = None, run: int = 0) -> FrameTable:
-    """The same in clips of a third of the frames, to see whether something works."""
+    """The ten streamed toy shapes with a third of the frames per clip, for quick trials."""
     return ToyShapesFrames(root, run, classes=STREAM_CLASSES, frames_per_clip=5)
 
 
 def _streamed_dots(root: str | None = None, run: int = 0) -> FrameTable:
-    """The ten streamed shapes told by dots alone."""
+    """The ten streamed toy shapes, drawn as dots."""
     return ToyShapesFrames(root, run, classes=STREAM_CLASSES, dots=True)
 
 
 def _of_the_paper(module: ModuleType, frames: Callable[..., FrameTable], *numbers: int) -> Benchmark:
-    """A benchmark of the paper: its split is the same in every run, and it has a reference form."""
+    """A benchmark of the paper: the split is the same in every run, and `reference` is an option."""
     name = module.__name__.rpartition(".")[2]
     more = {"class_groups": module.class_groups} if hasattr(module, "class_groups") else {}
 
@@ -126,10 +126,10 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """The benchmark of that name.
+    """Return the benchmark of that name.
 
     Raises:
-        ValueError: If there is none; lists those there are.
+        ValueError: If there is none; lists the known names.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"unknown benchmark {name!r}; known are {', '.join(BENCHMARKS)}.")

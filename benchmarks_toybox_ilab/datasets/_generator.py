@@ -25,7 +25,7 @@ def _shared(
     """Parameters and documentation of every generator.
 
     Args:
-        dataset_root: As `root` of `{frames}`.
+        dataset_root: Folder of the data set.
         protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
         run: Seed of the order of classes, clips and frames.
         train_transform: PIL image to tensor; None is `imagenet_transform({image_size})`.
@@ -99,8 +99,7 @@ def generator(
 
 
 def _documentation(make_table: Callable[..., FrameTable], image_size: int) -> str:
-    frames = make_table.__name__.removeprefix("Online") + "Frames"
-    shared, returns = inspect.getdoc(_shared).format(frames=frames, image_size=image_size).split("\n\n")[1:]
+    shared, returns = inspect.getdoc(_shared).format(image_size=image_size).split("\n\n")[1:]
     summary, _, own = inspect.getdoc(make_table).partition("\n\nArgs:\n")
     entries = _entries(shared) | _entries(own)
     arguments = "\n".join(f"    {name}: {text.rstrip()}" for name, text in entries.items())

@@ -17,23 +17,23 @@ COUNTS = {"classes": 100, "train": 50_000, "test": 10_000}
 
 
 def CIFAR100Frames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
-    """The table of CIFAR-100: folder `train` is the training split, `test` the test split, in every run.
+    """The table of CIFAR-100: folder `train` is the training split and `test` the test split in every run.
 
-    Every image is a clip of its own (object: its name; session "0" in training, "1" in the test; frame 0).
+    Every image is a clip of its own (object: its name; session "0" for training, "1" for testing; frame 0).
 
     Args:
-        root: The folder of `train` and `test`, or the folder that holds it as `cifar100`.
-        paths: Files below root with forward slashes, where they are known already; else the folder is listed.
-        reference: Changes nothing here; order and labels are the generator's.
+        root: The folder that contains `train` and `test`, or the one that contains it as `cifar100`.
+        paths: Files below root with forward slashes if they are known; None lists the folder.
+        reference: Has no effect; the generator draws order and labels.
 
     Raises:
-        FrameTableError: If the folder is missing or laid out otherwise, or the two splits differ in their classes.
+        FrameTableError: If the folder is missing or has another layout, or the two splits differ in their classes.
     """
     return image_tree_table(root, ("train", "test"), "cifar100", LAYOUT, paths)
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """What the data set has and these files below root lack, class by class, a line each."""
+    """List what these files below root lack of the data set, one line per class."""
     classes = COUNTS["classes"]
     return missing_images(paths, classes, {"train": COUNTS["train"] // classes, "test": COUNTS["test"] // classes})
 
@@ -45,6 +45,7 @@ def OnlineCIFAR100(dataset_root: str | Path, reference: bool = False) -> FrameTa
     Images are resized to the transform's size (224 x 224 pixels in the paper).
 
     Args:
+        dataset_root: As `root` of `CIFAR100Frames`.
         protocol: "class_iid" (the paper's), "class_instance" (the same here: a clip is one image) or "offline".
         reference: Draw order and labels as the paper's code does; see `orders.ReferenceDraws`.
     """

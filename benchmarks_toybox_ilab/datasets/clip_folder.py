@@ -256,6 +256,7 @@ def ClipFolder(dataset_root: str | Path, run: int = 0, held_out: int | None = No
     """A folder of clips as an Avalanche benchmark.
 
     Args:
+        dataset_root: As `root` of `ClipFolderFrames`.
         run: Chooses what is held out; also the seed of the order of classes, clips and frames.
         held_out: As in `ClipFolderFrames`, but not 0.
         fps: As in `ClipFolderFrames`.

@@ -1,7 +1,7 @@
-"""CORe50: 10 classes x 5 objects x 11 sessions, objects turned in a hand against different backgrounds.
+"""CORe50: 10 classes x 5 objects x 11 sessions, objects turned in a hand in front of different backgrounds.
 
-6,000 training frames (8 sessions of each object) and 2,250 test frames (3 sessions), 15 frames a clip at one a second,
-in 5 experiences of 2 classes. The whole data set has 164,866 frames.
+6,000 training frames (8 sessions of each object) and 2,250 test frames (3 sessions), 15 frames per clip at one per
+second, in 5 experiences of 2 classes. The complete data set has 164,866 frames.
 
 Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object Recognition", CoRL 2017, PMLR 78:17-26.
 """
@@ -24,10 +24,10 @@ CLASSES = (
     *("plug_adapter", "mobile_phone", "scissor", "light_bulb", "can"),
     *("glass", "ball", "marker", "cup", "remote_control"),
 )
-OBJECTS = 5  # of each class
+OBJECTS = 5  # per class
 SESSIONS = 11
 TEST_SESSIONS = frozenset({3, 7, 10})
-FRAMES = range(10, 300, 20)  # that are used of a clip: one a second, from where frames are no longer missing
+FRAMES = range(10, 300, 20)  # used of a clip: one per second, starting after the frames that some clips lack
 
 _FOLDER = "core50_128x128"
 _IMAGE = re.compile(r".*\.png", re.IGNORECASE | re.DOTALL)
@@ -39,21 +39,20 @@ _FILE = re.compile(
 
 
 def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
-    """The table of CORe50: sessions 3, 7 and 10 are the test split, the other eight the training split, in every run.
+    """The table of CORe50: sessions 3, 7 and 10 are the test split, the other eight the training split in every run.
 
-    Of each clip (an object in a session) the frames 10, 30, ..., 290 are used; all others are left out. Objects are
-    called "o1" to "o50" and sessions "s1" to "s11", as their folders are. Sessions, clips and frames that are not there
-    are not asked for.
+    Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects are named "o1" to "o50" and sessions
+    "s1" to "s11" like their folders. Sessions, clips and frames may be missing.
 
     Args:
-        root: The folder of the session folders, or one that holds it as `core50_128x128`, `core50` or
+        root: The folder that contains the session folders, or one that contains it as `core50_128x128`, `core50` or
             `core50/core50_128x128`.
-        paths: Files below root with forward slashes, where they are known already; else the folder is listed.
-        reference: Changes nothing here: the published code uses the same frames. Order and labels are the generator's.
+        paths: Files below root with forward slashes if they are known; None lists the folder.
+        reference: Has no effect, because the published code uses the same frames; the generator draws order and labels.
 
     Raises:
-        FrameTableError: If the folder is missing or holds no frame that is used, an image is not named as CORe50's are
-            or does not agree with its folders, a frame comes twice, or a class has no training frames.
+        FrameTableError: If the folder is missing or contains no frame that is used, an image is not named like a frame
+            of CORe50 or does not match its folders, a frame is repeated, or a class has no training frames.
     """
     root = Path(root)
     if paths is None:
@@ -67,12 +66,12 @@ def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference
         session, number, frame = parsed
         key = (CLASSES[(number - 1) // OBJECTS], number, session, frame)
         if key in found:
-            raise FrameTableError(f"{path} and {found[key]} are the same frame; keep one file for each frame.")
+            raise FrameTableError(f"{path} and {found[key]} are the same frame; keep one file per frame.")
         found[key] = path
     if not found:
         raise FrameTableError(
-            f"{root} holds none of the frames that are used of CORe50 (10, 30, ..., 290 of each clip). "
-            f"They are laid out as {LAYOUT}"
+            f"{root} holds none of the frames of CORe50 that are used (10, 30, ..., 290 of each clip). "
+            f"The layout is {LAYOUT}"
         )
     frames = [
         Frame(path, class_name, f"o{number}", f"s{session}", frame, "test" if session in TEST_SESSIONS else "train")
@@ -82,55 +81,55 @@ def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference
 
 
 def parse_path(path: str) -> tuple[int, int, int] | None:
-    """Session, object and frame of a file below root, or None if it is no image or hidden.
+    """Return session, object and frame of a file below root, or None if it is hidden or no image.
 
-    `s1/o3/C_01_03_010.png` is `(1, 3, 10)`, with `core50_128x128/` in front of it or not.
+    `s1/o3/C_01_03_010.png` is `(1, 3, 10)`, with or without a leading `core50_128x128/`.
 
     Raises:
-        FrameTableError: If it is an image that is not named as CORe50's are, or does not agree with its folders.
+        FrameTableError: If an image is not named like a frame of CORe50 or does not match its folders.
     """
     match = _FILE.fullmatch(path)
     if match is None:
         if _IMAGE.fullmatch(path) is None or _HIDDEN.search(path):
             return None
         raise FrameTableError(
-            f"image {path} is not named as a frame of CORe50: s<session>/o<object>/C_SS_OO_FFF.png, with the session "
-            "and the object in two digits each and a frame from 000 to 299. Rename it or move it away."
+            f"image {path} is not named like a frame of CORe50: s<session>/o<object>/C_SS_OO_FFF.png, with two "
+            "digits for the session and the object each, and a frame from 000 to 299. Rename it or move it away."
         )
     session, number, session_of_name, number_of_name, frame = map(int, match.groups())
     if session > SESSIONS:
         raise FrameTableError(
-            f"image {path} is of session s{session}, but CORe50 has sessions s1 to s{SESSIONS}. Move it away."
+            f"image {path} belongs to session s{session}, but CORe50 has sessions s1 to s{SESSIONS}. Move it away."
         )
     if number > OBJECTS * len(CLASSES):
         raise FrameTableError(
-            f"image {path} is of object o{number}, but CORe50 has objects o1 to o{OBJECTS * len(CLASSES)}. "
+            f"image {path} belongs to object o{number}, but CORe50 has objects o1 to o{OBJECTS * len(CLASSES)}. "
             "Move it away."
         )
     if (session, number) != (session_of_name, number_of_name):
         raise FrameTableError(
-            f"image {path} does not agree with its folders: in s{session}/o{number} names begin with "
+            f"image {path} does not match its folders: names in s{session}/o{number} begin with "
             f"C_{session:02d}_{number:02d}_. Move it to the folder of its name, or away."
         )
     return session, number, frame
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] | None:
-    """The classes before they are shuffled, as `protocols.plan_stream` takes them.
+    """The groups of classes for `protocols.plan_stream`.
 
-    By `reference` in the order of the paper's class numbers, else None: by name.
+    With `reference` one group in the order of the paper's class numbers, otherwise None, which sorts by name.
     """
     return [[name for name in CLASSES if name in table.classes]] if reference else None
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """What the paper's data set has and these files below root lack, object by object, a line each.
+    """List what these files below root lack of the paper's data set, one line per object.
 
-    Only the 15 frames of a clip that are used count. The published data set lacks none of them: the 134 frames that it
-    lacks of 165,000 have numbers below 10.
+    Only the 15 frames that are used of a clip count. The published data set lacks none of them: its 134 missing frames
+    of 165,000 have numbers below 10.
 
     Raises:
-        FrameTableError: If an image is not named as CORe50's are.
+        FrameTableError: If an image is not named like a frame of CORe50.
     """
     clips: dict[tuple[int, int], set[int]] = {}
     for session, number, frame in filter(None, map(parse_path, paths)):
@@ -161,7 +160,7 @@ def missing(paths: Iterable[str]) -> list[str]:
 
 
 def _gaps(clips: dict[int, set[int] | None]) -> str:
-    """What the clips of an object lack, in words: empty if nothing."""
+    """What is missing from the clips of an object, in words; "" if nothing is."""
     absent = [f"s{session}" for session, frames in clips.items() if frames is None]
     short = [
         f"clip s{session} has {len(frames)} of {len(FRAMES)} frames"
@@ -172,7 +171,7 @@ def _gaps(clips: dict[int, set[int] | None]) -> str:
 
 
 def _data_folder(root: Path) -> Path:
-    """The folder that holds session folders; any session will do, because not all have to be there."""
+    """The folder that contains any session folder; the others may be missing."""
     inner = root / _FOLDER
     for folder in (root, inner, root / "core50", root / "core50" / _FOLDER):
         if any((folder / f"s{session}").is_dir() for session in range(1, SESSIONS + 1)):
@@ -192,6 +191,7 @@ def CORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     https://vlomonaco.github.io/core50/
 
     Args:
+        dataset_root: As `root` of `CORe50Frames`.
         reference: Draw order and labels as the paper's code does, from the classes in the order of their numbers; see
             `orders.ReferenceDraws`. The frames are the same.
     """

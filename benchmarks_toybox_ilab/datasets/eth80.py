@@ -1,4 +1,4 @@
-"""ETH-80: 8 classes x 10 objects x 41 views on a grid around the object; small, real and quickly learned.
+"""ETH-80: 8 classes x 10 objects x 41 views on a grid around the object; a small set of real images.
 
 Leibe and Schiele, "Analyzing Appearance and Contour Based Methods for Object Categorization", CVPR 2003.
 """
@@ -13,28 +13,28 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 LAYOUT = "<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg"
 SOURCE = "Leibe & Schiele, CVPR 2003; 256 px copy at https://github.com/Kai-Xuan/ETH-80"
-TEST_OBJECTS = 2  # of each class and run
+TEST_OBJECTS = 2  # per class and run
 
 _OBJECT = re.compile(r"(?P<class_name>.*\D)\d+")
 _VIEW = re.compile(r"(?P<object_name>.+)-(?P<polar>\d{3})-(?P<azimuth>\d{3})\.(?:jpg|jpeg|png)", re.IGNORECASE)
 
 
 def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
-    """The table of ETH-80: 3,280 frames, two objects of each class held out.
+    """The table of ETH-80: 3,280 frames; two objects of each class are held out.
 
-    A clip is one ring of views (one polar angle) around one object, by azimuth: turntable clips of 1 to 16 frames, not
-    video. All views are used. The test objects of a class in run r are those at positions 2r and 2r + 1 of its objects
-    in natural order, in runs 5 to 9 those at positions r - 5 and r; run 10 holds out what run 0 does. So ten runs have
+    A clip is one ring of views (one polar angle) around one object, sorted by azimuth: 1 to 16 turntable images, not
+    video. All views are used. In run r the test objects of a class are those at positions 2r and 2r + 1 of its
+    objects in natural order, in runs 5 to 9 those at positions r - 5 and r; run 10 repeats run 0. So ten runs have
     ten different test splits, and every object is held out once in runs 0 to 4 and once in runs 5 to 9. The cars are
-    numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14. In a class of n objects, not ten, positions are modulo n, and runs 5 to 9
-    take r - 5 and r - 5 + n // 2.
+    numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14. In a class of n other than ten objects, positions are modulo n, and runs 5
+    to 9 use r - 5 and r - 5 + n // 2.
 
     Args:
-        root: The folder of the 80 object folders, or the folder that holds it as `eth80`.
+        root: The folder that contains the 80 object folders, or the one that contains it as `eth80`.
         run: Chooses the test objects.
 
     Raises:
-        FrameTableError: If the folder is missing, empty or laid out otherwise, or a class has fewer than 3 objects.
+        FrameTableError: If the folder is missing, empty or has another layout, or a class has fewer than 3 objects.
         ValueError: If run is not a whole number of at least 0.
     """
     run = whole_number("run", run, 0)
@@ -45,12 +45,12 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
             match = _OBJECT.fullmatch(folder.name)
             if match is None:
                 raise FrameTableError(
-                    f"{folder} is not named as an object: a class and a number, such as apple1. "
+                    f"{folder} is not named like an object: a class and a number, such as apple1. "
                     f"Rename it or move it away; ETH-80 is laid out as {LAYOUT}"
                 )
             views.setdefault(match["class_name"], {})[folder.name] = _views(folder, match["class_name"])
         elif _VIEW.fullmatch(folder.name):
-            raise FrameTableError(f"{folder} lies outside of its object's folder; ETH-80 is laid out as {LAYOUT}")
+            raise FrameTableError(f"{folder} lies outside its object's folder; ETH-80 is laid out as {LAYOUT}")
     frames = []
     for class_name in sorted(views, key=natural_key):
         objects = sorted(views[class_name], key=natural_key)
@@ -67,12 +67,12 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
 
 
 def _test_positions(run: int, number: int) -> tuple[int, int]:
-    """Two neighbours in runs 0 to 4, two positions half of the number apart in runs 5 to 9."""
+    """Two neighbours in runs 0 to 4, two positions half the number apart in runs 5 to 9."""
     return (2 * run, 2 * run + 1) if run < 5 else (run - 5, run - 5 + number // 2)
 
 
 def _data_folder(root: Path) -> Path:
-    """The folder of the object folders: the root itself, or `eth80` in a root that holds no objects."""
+    """The folder of the object folders: root, or `eth80` in a root without objects."""
     advice = f"ETH-80 is laid out as {LAYOUT}; give that folder as root."
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}. {advice}")
@@ -84,13 +84,13 @@ def _data_folder(root: Path) -> Path:
 
 
 def _is_object(folder: Path) -> bool:
-    """Whether it is named as an object's folder and holds a view."""
+    """Whether a folder is named like an object and contains a view."""
     named = folder.is_dir() and _OBJECT.fullmatch(folder.name)
     return bool(named) and any(_VIEW.fullmatch(file.name) for file in visible_entries(folder))
 
 
 def _views(folder: Path, class_name: str) -> list[tuple[str, str, str, str, int]]:
-    """Path, class, object, session and frame of each view in an object's folder, by ring and azimuth."""
+    """Path, class, object, session and frame of each view in an object's folder, sorted by ring and azimuth."""
     views = {}
     for file in visible_entries(folder):
         if file.is_dir() and file.name == "maps":  # the masks of the original distribution
@@ -98,12 +98,12 @@ def _views(folder: Path, class_name: str) -> list[tuple[str, str, str, str, int]
         match = _VIEW.fullmatch(file.name)
         if match is None or match["object_name"] != folder.name:
             raise FrameTableError(
-                f"{file} is not named as a view of {folder.name}: {folder.name}-EEE-AAA.jpg, with the polar angle and "
-                "the azimuth in three digits each. Rename it or move it away."
+                f"{file} is not named like a view of {folder.name}: {folder.name}-EEE-AAA.jpg, with the polar angle "
+                "and the azimuth in three digits each. Rename it or move it away."
             )
         ring, azimuth = match["polar"], int(match["azimuth"])
         if (ring, azimuth) in views:
-            raise FrameTableError(f"{file} shows a view that {folder} already has; keep one file for each view.")
+            raise FrameTableError(f"{file} repeats a view of {folder}; keep one file per view.")
         views[ring, azimuth] = (f"{folder.name}/{file.name}", class_name, folder.name, ring, azimuth)
     if not views:
         raise FrameTableError(f"{folder} holds no views; ETH-80 is laid out as {LAYOUT}")
@@ -115,6 +115,7 @@ def ETH80(dataset_root: str | Path, run: int = 0) -> FrameTable:
     """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes.
 
     Args:
+        dataset_root: As `root` of `ETH80Frames`.
         run: Chooses the test objects; also the seed of the order of classes, clips and frames.
     """
     return ETH80Frames(dataset_root, run)

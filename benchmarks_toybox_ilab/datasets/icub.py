@@ -1,6 +1,6 @@
-"""iCubWorld Transformations: 20 classes x 10 objects x 5 clips of things that a person shows to a robot.
+"""iCubWorld Transformations: 20 classes x 10 objects x 5 clips of objects that a person shows to a robot.
 
-800 training clips (four transformations of each object) and 200 test clips (a mix of them), at one frame a second, in
+800 training clips (four transformations of each object) and 200 test clips (a mix of them), at one frame per second, in
 10 experiences of 2 classes. Clips vary in length, so there are no totals of frames.
 
 Pasquale, Ciliberto, Odone, Rosasco and Natale, "Are we done with object recognition? The iCub robot's perspective",
@@ -25,16 +25,16 @@ LAYOUT = (
 SOURCE = "https://robotology.github.io/iCubWorld/#icubworld-transformations-modal"
 COUNTS = {"classes": 20, "train": None, "test": None, "train_clips": 800, "test_clips": 200}
 
-PARTS = ("part1", "part2", "part3", "part4")  # as the data set comes; they mean nothing
+PARTS = ("part1", "part2", "part3", "part4")  # as distributed; the parts have no meaning
 CLASSES = (
     *("bodylotion", "book", "cellphone", "flower", "glass", "hairbrush", "hairclip", "mouse", "mug", "ovenglove"),
     *("pencilcase", "perfume", "remote", "ringbinder", "soapdispenser", "sodabottle", "sprayer", "squeezer"),
     *("sunglasses", "wallet"),
 )
-OBJECTS = 10  # of each class
+OBJECTS = 10  # per class
 TRANSFORMATIONS = ("MIX", "ROT2D", "ROT3D", "SCALE", "TRANSL")
 TEST_TRANSFORMATION = "MIX"
-STEP = 10  # positions from one frame to the next that is used: 10 a second become one
+STEP = 10  # use every tenth frame: 10 per second become one
 
 _IMAGE = re.compile(r".*\.jpg", re.IGNORECASE | re.DOTALL)
 _HIDDEN = re.compile(r"(?:^|/)(?:\.|__MACOSX/)")
@@ -46,7 +46,7 @@ _FILE = re.compile(
 
 
 class _Image(NamedTuple):
-    """A file of the left camera, and what its name says."""
+    """An image of the left camera, with the parts of its path."""
 
     path: str
     class_name: str
@@ -57,23 +57,22 @@ class _Image(NamedTuple):
 
 
 def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
-    """The table of iCubWorld Transformations: the clips MIX are the test split, in every run.
+    """The table of iCubWorld Transformations: the clips MIX are the test split in every run.
 
     A clip is one transformation of one object, seen by the left camera on the first day that has such images. Its files
-    are sorted by number, and those at the positions 0, 10, 20, ... are used: positions, so it does not matter which
-    numbers are missing. The frame is the number of the file. Parts, classes, objects and clips that are not there are
-    not asked for.
+    are sorted by number, and those at positions 0, 10, 20, ... are used, so numbers may be missing. The frame is the
+    number of the file. Parts, classes, objects and clips may be missing.
 
     Args:
-        root: The folder of the parts, or of all categories without parts, or the folder that holds it as `icub`.
-        paths: Files below root with forward slashes, where they are known already; else the folder is listed.
-        reference: Take for the first day that of the published code, which sorts their names as text: day10 before
+        root: The folder that contains the parts, or all categories without parts, or the one that contains it as
+            `icub`.
+        paths: Files below root with forward slashes if they are known; None lists the folder.
+        reference: Choose the first day as the published code does, which sorts the names as text: day10 before
             day2. By default day2 comes before day10.
 
     Raises:
-        FrameTableError: If the folder is missing or holds no images of the left camera, an image lies in a folder or
-            has a name that iCubWorld Transformations does not have, a frame comes twice, or a class has no training
-            frames.
+        FrameTableError: If the folder is missing or contains no images of the left camera, an image has a folder or a
+            name that iCubWorld Transformations does not have, a frame is repeated, or a class has no training frames.
     """
     root = Path(root)
     if paths is None:
@@ -84,13 +83,11 @@ def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
         days = clips.setdefault((image.class_name, image.number, image.transformation), {})
         files = days.setdefault(image.day, {})
         if image.frame in files:
-            raise FrameTableError(
-                f"{image.path} and {files[image.frame]} are the same frame; keep one file for each frame."
-            )
+            raise FrameTableError(f"{image.path} and {files[image.frame]} are the same frame; keep one file per frame.")
         files[image.frame] = image.path
     if not clips:
         raise FrameTableError(
-            f"{root} holds no images of the left camera of iCubWorld Transformations. They are laid out as {LAYOUT}"
+            f"{root} holds no images of the left camera of iCubWorld Transformations. The layout is {LAYOUT}"
         )
     frames = []
     for (class_name, number, transformation), days in sorted(clips.items(), key=lambda clip: clip[0]):
@@ -102,16 +99,16 @@ def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
 
 
 def listing_order(root: str | Path) -> list[str]:
-    """The categories in the order in which the system lists their folders, part by part.
+    """The categories in the order in which the operating system lists their folders, part by part.
 
-    The published code numbers the classes like that, so its order of classes can be had again only where the data lie,
-    and differs from one machine to the next.
+    The published code numbers the classes in this order, so its order of classes depends on the machine that holds the
+    data.
 
     Args:
-        root: As of `ICubFrames`.
+        root: As in `ICubFrames`.
 
     Raises:
-        FrameTableError: If the folder is missing or laid out otherwise.
+        FrameTableError: If the folder is missing or has another layout.
     """
     root = _data_folder(Path(root))
     folders = [folder for folder in (*(root / part for part in PARTS), root) if folder.is_dir()]
@@ -120,21 +117,21 @@ def listing_order(root: str | Path) -> list[str]:
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] | None:
-    """The classes before they are shuffled, as `protocols.plan_stream` takes them.
+    """The groups of classes for `protocols.plan_stream`.
 
-    By `reference` in `listing_order`, for which the table's root has to be there, else None: by name.
+    With `reference` one group in `listing_order`, which reads the table's root; otherwise None, which sorts by name.
     """
-    # The folder of a category may be there and hold nothing that is used.
+    # The folder of a category may exist without any frame that is used.
     return [[name for name in listing_order(table.root) if name in table.classes]] if reference else None
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """What the paper's data set has and these files below root lack, object by object, a line each.
+    """List what these files below root lack of the paper's data set, one line per object.
 
-    A clip is there if the left camera has an image of it on any day; lengths of clips are not known, so none is short.
+    A clip exists if the left camera has an image of it on any day; lengths of clips are unknown and are not checked.
 
     Raises:
-        FrameTableError: If an image lies in a folder or has a name that iCubWorld Transformations does not have.
+        FrameTableError: If an image has a folder or a name that iCubWorld Transformations does not have.
     """
     clips = {(image.class_name, image.number, image.transformation) for image in _left_images(paths)}
     if not clips:
@@ -160,7 +157,7 @@ def missing(paths: Iterable[str]) -> list[str]:
 
 
 def _left_images(paths: Iterable[str]) -> Iterator[_Image]:
-    """The images of the left camera; those of the right one are checked too, and left out."""
+    """Yield the images of the left camera; the names of the right one are checked too."""
     for path in paths:
         match = _FILE.fullmatch(path)
         if match is None:
@@ -173,7 +170,7 @@ def _left_images(paths: Iterable[str]) -> Iterator[_Image]:
 
 
 def _reject(path: str) -> NoReturn:
-    """Raise the error of an image that has no place in the layout: the first of its folders that is wrong, by name."""
+    """Raise for an image outside the layout; name the first of its folders that is wrong."""
     folders = path.split("/")[:-1]
     if len(folders) == 6 or (folders and folders[0] in PARTS):
         _check_name(path, "part", folders.pop(0), PARTS)
@@ -185,7 +182,7 @@ def _reject(path: str) -> NoReturn:
         _check_name(path, "transformation", transformation, TRANSFORMATIONS)
         _check_name(path, "camera", camera, ("left", "right"))
     raise FrameTableError(
-        f"image {path} is not named as a frame of iCubWorld Transformations: {LAYOUT} Rename it or move it away."
+        f"image {path} is not named like a frame of iCubWorld Transformations: {LAYOUT} Rename it or move it away."
     )
 
 
@@ -198,7 +195,7 @@ def _check_name(path: str, level: str, name: str, known: tuple[str, ...]) -> Non
 
 
 def _data_folder(root: Path) -> Path:
-    """The folder that holds parts or categories; any of them will do, because not all have to be there."""
+    """The folder that contains any part or category; the others may be missing."""
     for folder in (root, root / "icub"):
         if any((folder / name).is_dir() for name in (*PARTS, *CLASSES)):
             return folder
@@ -217,6 +214,7 @@ def ICub(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     Systems 112, 2019, https://robotology.github.io/iCubWorld/#icubworld-transformations-modal
 
     Args:
+        dataset_root: As `root` of `ICubFrames`.
         reference: Follow the paper's code: the first day is the first as text; order and labels are drawn as in
             `orders.ReferenceDraws`, from the classes in `listing_order` instead of by name.
     """

@@ -1,7 +1,7 @@
-"""iLab-2M-Light: 14 classes of toy vehicles x 28 objects x 8 backgrounds on a turntable, stills from several cameras.
+"""iLab-2M-Light: 14 classes of toy vehicles x 28 objects x 8 backgrounds on a turntable, stills of several cameras.
 
-35,280 training images (6 backgrounds of each object) and 11,760 test images (2 backgrounds), 15 of each background, in
-7 experiences of 2 classes. The order inside a background is a sweep over cameras and rotations, not a video.
+35,280 training images (6 backgrounds of each object) and 11,760 test images (2 backgrounds), 15 per background, in 7
+experiences of 2 classes. The order within a background is a sweep over cameras and rotations, not a video.
 
 Borji, Izadi and Itti, "iLab-20M: A Large-Scale Controlled Object Dataset to Investigate Deep Learning", CVPR 2016.
 """
@@ -22,48 +22,48 @@ SOURCE = "http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz"
 COUNTS = {"classes": 14, "train": 35_280, "test": 11_760}
 
 FOLDER = "iLab-2M-Light"
-# The class number of the paper is the position, from 1; "semi" has one (11), but is not used.
+# The paper's class number is the position, from 1; "semi" has a number (11) but is not used.
 CATEGORIES = (
     *("boat", "bus", "car", "equip", "f1car", "heli", "mil", "monster"),
     *("pickup", "plane", "semi", "tank", "train", "ufo", "van"),
 )
 UNUSED_CLASS = "semi"
 CLASSES = tuple(name for name in CATEGORIES if name != UNUSED_CLASS)
-OBJECTS = 28  # of each class
-SESSIONS = 8  # of each object
-TEST_POSITIONS = (4, 8)  # of the sessions of an object, from 1
-FRAMES = 15  # of each session
+OBJECTS = 28  # per class
+SESSIONS = 8  # per object
+TEST_POSITIONS = (4, 8)  # among the sessions of an object, from 1
+FRAMES = 15  # per session
 
 _FILE = re.compile(r"([a-z0-9]+)-i(\d+)-b(\d+)-c(\d+)-r(\d+)-l(\d+)(?:-f(\d+))?\.(?i:jpe?g)", re.ASCII)
 _IMAGE = re.compile(r"[^.].*\.jpe?g", re.IGNORECASE | re.DOTALL)
-_LISTED = 8  # objects of a class that are reported one by one
+_LISTED = 8  # objects of a class that are listed one by one
 
 _View = tuple[int, int, int, int]  # camera, rotation, light, focus
-_Objects = dict[int, dict[int, dict[_View, str]]]  # path, by number of the object, of the background, and view
+_Objects = dict[int, dict[int, dict[_View, str]]]  # path by object number, background number and view
 
 
 def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
-    """The table of iLab-2M-Light: of each class 28 objects, of each object 8 sessions, of each session 15 images.
+    """The table of iLab-2M-Light: 28 objects per class, 8 sessions per object, 15 images per session.
 
     A session is one background behind one object; its images are numbered from 0 by camera, rotation, light and focus.
-    Used are sessions of at least 15 images, the first 8 of each object that has as many, and the first 28 of those
-    objects of each class. The fourth and the eighth session of an object are the test split, in every run. Class "semi"
-    is left out. Classes that are not there at all, and classes of fewer objects, are taken as they are.
+    Sessions need at least 15 images; each object that has enough of them uses its first 8, and each class its first 28
+    such objects. The fourth and the eighth session of an object are the test split in every run. Class "semi" is left
+    out. Classes may be missing or have fewer objects.
 
-    The 15 images follow one another. Where they start is drawn by the SHA-256 of "class/object/session" (its first 8
-    bytes as a big-endian number, modulo the number of possible starts), so for each session by itself.
+    The 15 images are consecutive. The first is chosen by the SHA-256 of "class/object/session" (its first 8 bytes as a
+    big-endian number, modulo the number of possible starts), so each session is independent of the others.
 
     Args:
-        root: The folder that holds `train_img`, or the folder that holds that as `iLab-2M-Light`, or `train_img`
-            itself. The images lie there, or one folder deeper by class.
-        paths: Files below root with forward slashes, where they are known already; else the folder is listed.
-        reference: Draw the starts with Python's generator, seeded with 0, session by session as they are sorted. The
-            published code draws them from that generator in the order in which pandas groups its index file; whether
-            the draws are the same file by file is not verified.
+        root: The folder that contains `train_img`, or the one that contains it as `iLab-2M-Light`, or `train_img`
+            itself. The images lie in `train_img` or in one folder per class there.
+        paths: Files below root with forward slashes if they are known; None lists the folder.
+        reference: Draw the starts with Python's generator, seeded with 0, for the sorted sessions. The published code
+            draws them from that generator in the order in which pandas groups its index file; whether the draws agree
+            file by file is not verified.
 
     Raises:
-        FrameTableError: If the folder is missing or laid out otherwise, an image is not named as iLab's are or is of
-            another class, or a class has no object with 8 sessions of 15 images.
+        FrameTableError: If the folder is missing or has another layout, an image is not named like one of iLab or
+            belongs to another class, or a class has no object with 8 sessions of 15 images.
     """
     root = Path(root)
     if paths is None:
@@ -87,17 +87,17 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
                 split = "test" if position in TEST_POSITIONS else "train"
                 frames += [Frame(views[frame], *names, frame, split) for frame in range(start, start + FRAMES)]
     if not frames:
-        raise FrameTableError(f"{root} holds no images of {FOLDER}, which is laid out as {LAYOUT}")
+        raise FrameTableError(f"{root} holds no images of {FOLDER}; the layout is {LAYOUT}")
     return FrameTable(frames, root, name="ilab")
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """What the paper's data set has and these files below root lack, object by object, a line each.
+    """List what these files below root lack of the paper's data set, one line per object.
 
-    Of a class 28 objects with eight sessions of 15 images are enough, whatever else there is.
+    A class is complete with 28 objects that have eight sessions of 15 images.
 
     Raises:
-        FrameTableError: If an image is not named as iLab's are, or is of another class.
+        FrameTableError: If an image is not named like one of iLab or belongs to another class.
     """
     found = _found(paths)
     lines = []
@@ -118,7 +118,7 @@ def missing(paths: Iterable[str]) -> list[str]:
 
 
 def _data_folder(root: Path) -> tuple[Path, str]:
-    """The folder that paths are relative to, and the one below it that holds the images ("" if it is the same)."""
+    """The folder that paths are relative to, and the folder of the images below it ("" if they are the same)."""
     for folder in (root, root / FOLDER):
         if (folder / "train_img").is_dir():
             return folder, "train_img"
@@ -130,20 +130,20 @@ def _data_folder(root: Path) -> tuple[Path, str]:
 
 
 def _found(paths: Iterable[str]) -> dict[str, _Objects]:
-    """The files by class (in natural order), object, background and view, without the class that is not used."""
+    """The files by class (in natural order), object, background and view, without the unused class."""
     found: dict[str, _Objects] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
         if _IMAGE.fullmatch(name) is None:
             continue
         folders = folder.removeprefix(f"{FOLDER}/").split("/")
-        if folders[0] == "test_img":  # the paper splits train_img, and leaves this
+        if folders[0] == "test_img":  # not used by the paper, which splits train_img
             continue
         match = _FILE.fullmatch(name)
         if match is None or match[1] not in CATEGORIES:
             raise FrameTableError(
-                f"{path} is not named as an image of {FOLDER}: <class>-iNNNN-bNNNN-cNN-rNN-lN-fN.jpg, with one of the "
-                f"classes {', '.join(CATEGORIES)}. Rename it or move it away."
+                f"{path} is not named like an image of {FOLDER}: <class>-iNNNN-bNNNN-cNN-rNN-lN-fN.jpg, with one of "
+                f"the classes {', '.join(CATEGORIES)}. Rename it or move it away."
             )
         class_name, *digits = match.groups("0")
         if folders not in (["train_img"], ["train_img", class_name], [class_name], [""]):
@@ -156,12 +156,12 @@ def _found(paths: Iterable[str]) -> dict[str, _Objects]:
         number, background, *view = map(int, digits)
         views = found.setdefault(class_name, {}).setdefault(number, {}).setdefault(background, {})
         if views.setdefault(tuple(view), path) is not path:
-            raise FrameTableError(f"{path} and {views[tuple(view)]} are the same view; keep one file for each view.")
+            raise FrameTableError(f"{path} and {views[tuple(view)]} are the same view; keep one file per view.")
     return dict(sorted(found.items()))
 
 
 def _usable_sessions(sessions: dict[int, dict[_View, str]]) -> list[int]:
-    """The first sessions of an object with enough images, by number; none if there are too few."""
+    """The first sessions with enough images, by number; [] if the object has too few of them."""
     enough = sorted(background for background, views in sessions.items() if len(views) >= FRAMES)
     return enough[:SESSIONS] if len(enough) >= SESSIONS else []
 
@@ -173,7 +173,7 @@ def _window_start(clip: str, starts: int, generator: random.Random | None) -> in
 
 
 def _gaps(sessions: dict[int, dict[_View, str]]) -> str:
-    """What an object lacks, in words."""
+    """What is missing from an object, in words."""
     short = [
         f"b{number:04d} has {len(sessions[number])}" for number in sorted(sessions) if len(sessions[number]) < FRAMES
     ]
@@ -194,6 +194,7 @@ def ILab(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz
 
     Args:
+        dataset_root: As `root` of `ILabFrames`.
         reference: Draw the 15 images of each session, order and labels as the paper's code does; see `ILabFrames` and
             `orders.ReferenceDraws`.
     """

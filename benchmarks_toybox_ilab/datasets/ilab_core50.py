@@ -1,9 +1,9 @@
-"""iLab and CORe50 one after the other: 24 classes, balanced, iLab's 14 toy vehicles before CORe50's 10 things.
+"""iLab followed by CORe50: 24 classes with equal numbers of clips, iLab's 14 toy vehicles before CORe50's 10 classes.
 
-14,400 training images (40 clips of each class) and 5,400 test images (15 clips), 15 images a clip, in 12 experiences of
-2 classes.
+14,400 training images (40 clips of each class) and 5,400 test images (15 clips), 15 images per clip, in 12 experiences
+of 2 classes.
 
-See `ilab` and `core50` for the two data sets and who made them.
+See `ilab` and `core50` for the two data sets and their references.
 """
 
 import hashlib
@@ -21,31 +21,31 @@ from benchmarks_toybox_ilab.tables.frame import SPLITS, Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 ILAB, CORE50 = ilab.FOLDER, "core50"  # the folders
-LAYOUT = f"<root>/{ILAB} and <root>/{CORE50}, each as for itself: {ilab.LAYOUT}; {core50.LAYOUT}"
+LAYOUT = f"<root>/{ILAB} and <root>/{CORE50}, each with its own layout: {ilab.LAYOUT}; {core50.LAYOUT}"
 SOURCE = f"{ILAB}: {ilab.SOURCE}; CORe50: {core50.SOURCE}"
 COUNTS = {"classes": 24, "train": 14_400, "test": 5_400}
 
-# The paper numbers iLab's categories from 1, with the one that is not used, and CORe50's from 16.
+# The paper numbers iLab's categories from 1, including the unused one, and CORe50's from 16.
 _NUMBER = {name: number for number, name in enumerate(ilab.CATEGORIES + core50.CLASSES, 1)}
 
 
 def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
-    """The table of iLab and CORe50, with the same number of clips of every class.
+    """The table of iLab and CORe50 with the same number of clips in every class.
 
-    In each split every class keeps as many of its (object, session) clips as the class that has the fewest. Clips are
-    ordered by the SHA-256 of "class/object/session", and the first ones kept, so one clip more or less moves no other.
+    In each split every class keeps as many of its (object, session) clips as the class with the fewest. Clips are
+    ordered by the SHA-256 of "class/object/session" and the first ones kept, so another clip does not reorder them.
     Frames, names and splits are those of `ILabFrames` and `CORe50Frames`.
 
     Args:
-        root: The folder that holds `iLab-2M-Light` and `core50`, or the folder that holds it as `ilab_core50`.
-        paths: Files below root with forward slashes, where they are known already; else the folders are listed. Only
-            those below the two folders count.
-        reference: Draw the clips as pandas samples for the published code: a permutation by numpy's legacy generator,
-            seeded with the number of the class (iLab's 1 to 15, semi's 11 unused, CORe50's 16 to 25), of its clips in
-            natural order; and whatever `reference` changes in the two tables.
+        root: The folder that contains `iLab-2M-Light` and `core50`, or the one that contains it as `ilab_core50`.
+        paths: Files below root with forward slashes if they are known; None lists the folders. Files outside the two
+            folders are ignored.
+        reference: Choose the clips as pandas does in the published code: permute the clips of a class, in natural
+            order, by numpy's legacy generator seeded with the class number (iLab's 1 to 15 with 11 for the unused semi,
+            CORe50's 16 to 25). Also passed to the two tables.
 
     Raises:
-        FrameTableError: If a folder is missing or laid out otherwise, or as `ILabFrames` and `CORe50Frames` do.
+        FrameTableError: If a folder is missing or has another layout, or as in `ILabFrames` and `CORe50Frames`.
     """
     root = Path(root)
     if paths is None:
@@ -68,18 +68,18 @@ def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, refer
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]]:
-    """The classes of iLab, which come first in a stream, and those of CORe50; each as the paper numbers them.
+    """The classes of iLab, which come first in a stream, and those of CORe50, each in the paper's order.
 
-    They are the same by `reference`.
+    `reference` has no effect.
     """
     return [[name for name in classes if name in table.classes] for classes in (ilab.CLASSES, core50.CLASSES)]
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """What the two data sets have and these files below root lack, object by object, a line each.
+    """List what these files below root lack of the two data sets, one line per object.
 
     Raises:
-        FrameTableError: As `ilab.missing` and `core50.missing` do.
+        FrameTableError: As in `ilab.missing` and `core50.missing`.
     """
     of_ilab, of_core50 = _split_paths(paths)
     return [f"{ILAB}: {line}" for line in ilab.missing(of_ilab)] + [
@@ -88,7 +88,7 @@ def missing(paths: Iterable[str]) -> list[str]:
 
 
 def _split_paths(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The files below each of the two folders, relative to it."""
+    """Split the files by the two folders, and return them relative to these."""
     below: dict[str, list[str]] = {ILAB: [], CORE50: []}
     for path in paths:
         folder, _, name = path.partition("/")
@@ -98,7 +98,7 @@ def _split_paths(paths: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _balanced(table: FrameTable, split: str, reference: bool) -> list[np.ndarray]:
-    """Rows of the clips of a split that are kept: the same number of clips of each class."""
+    """The clips of a split that are kept, as row numbers: the same number for each class."""
     clips = {name: table.clips(table.rows(split, name)) for name in table.classes}
     least = min(clips, key=lambda name: len(clips[name]))
     count = len(clips[least])
@@ -130,6 +130,7 @@ def ILabCORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     every run, also with `reference`, so the order of classes is not the published one.
 
     Args:
+        dataset_root: As `root` of `ILabCORe50Frames`.
         reference: Draw clips, order and labels as the paper's code does, over the 24 classes; see `ILabCORe50Frames`
             and `orders.ReferenceDraws`.
     """

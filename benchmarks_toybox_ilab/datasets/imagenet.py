@@ -22,30 +22,30 @@ SOURCE = "https://image-net.org/challenges/LSVRC/2012/ (ILSVRC2012; needs an acc
 COUNTS = {"classes": 1000, "train": 1_281_167, "test": 50_000}
 FOLDERS = ("train", "val")
 
-_VAL_IMAGES = 50  # of each class
+_VAL_IMAGES = 50  # per class
 _IN_PLACE = re.compile(r"(?:train|val)/n\d{8}/[^/]+", re.ASCII)
 _FLAT = re.compile(r"val/[^/.][^/]*\.jpe?g", re.IGNORECASE)
 _OTHER_CLASS = re.compile(r"(?:train|val)/(?P<class_name>[^/]+)/[^/.][^/]*\.(?:jpe?g|png)", re.IGNORECASE)
 _HOW_TO_SORT = (
-    "lie in val itself, but must lie in one folder for each class, and only the labels in the development kit tell the "
-    'classes. torchvision.datasets.ImageNet(root, split="val") sorts them so when ILSVRC2012_img_val.tar and '
+    "lie in val itself, but must lie in one folder per class, and only the labels in the development kit name the "
+    'classes. torchvision.datasets.ImageNet(root, split="val") sorts them if ILSVRC2012_img_val.tar and '
     "ILSVRC2012_devkit_t12.tar.gz lie in its root"
 )
 
 
 def ImageNetFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
-    """The table of ImageNet: folder `train` is the training split, `val` the test split, in every run.
+    """The table of ImageNet: folder `train` is the training split and `val` the test split in every run.
 
-    Every image is a clip of its own (object: its name; session "0" in training, "1" in the test; frame 0). A class is
-    called by its WordNet number, such as n01440764. Classes that are not there are not asked for.
+    Every image is a clip of its own (object: its name; session "0" for training, "1" for testing; frame 0). The class
+    name is its WordNet number, such as n01440764. Classes may be missing.
 
     Args:
-        root: The folder of `train` and `val`, or the folder that holds it as `imagenet`.
-        paths: Files below root with forward slashes, where they are known already; else the folder is listed.
-        reference: Changes nothing here; order and labels are the generator's.
+        root: The folder that contains `train` and `val`, or the one that contains it as `imagenet`.
+        paths: Files below root with forward slashes if they are known; None lists the folder.
+        reference: Has no effect; the generator draws order and labels.
 
     Raises:
-        FrameTableError: If the folder is missing or laid out otherwise, the images of `val` are not sorted into
+        FrameTableError: If the folder is missing or has another layout, the images of `val` are not sorted into
             classes, or a class has no training images.
     """
     root = Path(root)
@@ -56,9 +56,9 @@ def ImageNetFrames(root: str | Path, paths: Iterable[str] | None = None, referen
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """What the data set has and these files below root lack, class by class, a line each.
+    """List what these files below root lack of the data set, one line per class.
 
-    The training images of a class are not counted, because their number varies, but those of all classes together are.
+    Training images are counted over all classes together, because their number varies between classes.
     """
     paths = list(paths)
     flat = sum(_FLAT.fullmatch(path) is not None for path in paths)
@@ -71,15 +71,15 @@ def missing(paths: Iterable[str]) -> list[str]:
 
 
 def _checked(paths: Iterable[str]) -> Iterator[str]:
-    """The paths; an error at one that lies in val itself, or in a folder that is no class of ImageNet."""
+    """Yield the paths; raise at an image in val itself or in a folder that is no class of ImageNet."""
     for path in paths:
         if not _IN_PLACE.fullmatch(path):
             if _FLAT.fullmatch(path):
                 raise FrameTableError(f"images such as {path} {_HOW_TO_SORT}. The layout is {LAYOUT}")
             if match := _OTHER_CLASS.fullmatch(path):
                 raise FrameTableError(
-                    f"image {path} lies in folder {match['class_name']}, which is not named as a class of ImageNet: n "
-                    f"and 8 digits. The layout is {LAYOUT}"
+                    f"image {path} lies in folder {match['class_name']}, which is not named like a class of ImageNet: "
+                    f"n and 8 digits. The layout is {LAYOUT}"
                 )
         yield path
 
@@ -94,6 +94,7 @@ def OnlineImageNet(dataset_root: str | Path, reference: bool = False) -> FrameTa
     Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015, https://image-net.org
 
     Args:
+        dataset_root: As `root` of `ImageNetFrames`.
         protocol: "class_iid" (the paper's), "class_instance" (the same here: a clip is one image) or "offline".
         reference: Draw order and labels as the paper's code does; see `orders.ReferenceDraws`.
     """

@@ -1,7 +1,7 @@
-"""Toybox: 12 classes x 29 objects x 10 clips of a turning or moving object, seen by a camera on the head.
+"""Toybox: 12 classes x 29 objects x 10 clips of a rotating or moving object, seen by a head-mounted camera.
 
-36,540 training frames (7 clips of each object) and 15,660 test frames (3 clips), 15 frames a clip at one a second, in 6
-experiences of 2 classes.
+36,540 training frames (7 clips of each object) and 15,660 test frames (3 clips), 15 frames per clip at one per second,
+in 6 experiences of 2 classes.
 
 Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2018, arXiv:1806.06034.
 """
@@ -19,7 +19,7 @@ LAYOUT = (
     "<root>/images/<supercategory>/<object>/<object>_<transform>_<frame>.png, "
     "e.g. images/households/cup_01_pivothead/cup_01_pivothead_rzplus_1.png"
 )
-SOURCE = "https://aivaslab.github.io/toybox/; `crumb prepare toybox` takes the frames out of the videos"
+SOURCE = "https://aivaslab.github.io/toybox/; `crumb prepare toybox` extracts the frames from the videos"
 COUNTS = {"classes": 12, "train": 36_540, "test": 15_660}
 
 # Folder of each class; the classes in the order of the paper's class numbers.
@@ -31,8 +31,8 @@ SUPERCATEGORY = {
 SESSIONS = ("rxplus", "ryplus", "rzplus", "rxminus", "ryminus", "rzminus", "tx", "ty", "tz", "hodgepodge")
 TEST_SESSIONS = frozenset({"rzplus", "rzminus", "tz"})
 UNUSED_SESSIONS = ("present", "absent")  # the object at rest, and no object
-OBJECTS = 29  # of each class: the thirtieth, where all are complete, is left out
-FRAMES = 15  # of each clip
+OBJECTS = 29  # per class; the thirtieth is left out if all are complete
+FRAMES = 15  # per clip
 
 _FILE = re.compile(
     rf"(?P<class_name>{'|'.join(SUPERCATEGORY)})_(?P<number>\d+)_pivothead"
@@ -40,28 +40,28 @@ _FILE = re.compile(
     re.ASCII,
 )
 _IMAGE = re.compile(r"[^.].*\.(?:png|jpe?g)", re.IGNORECASE | re.DOTALL)
-_LISTED = 8  # objects of a class that are reported one by one
+_LISTED = 8  # objects of a class that are listed one by one
 
 _Clips = dict[str, dict[int, str]]  # frame number -> path, by session
 
 
 def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
-    """The table of Toybox, from the frames that `crumb prepare toybox` takes out of the videos.
+    """The table of Toybox, from the frames that `crumb prepare toybox` extracts from the videos.
 
-    A session is a clip, called by its transform; rzplus, rzminus and tz are the test split, in every run. The clips
-    "present" and "absent" are not used. A clip is its first 15 frames. Objects that lack one of the ten clips are left
-    out, and so is the highest number of a class that then has 30. Every frame comes once, so a clip of fewer than 15
-    stays short. Sessions come in the order of the paper's numbers. Classes that are not there at all are not asked for.
+    A session is a clip named after its transform; rzplus, rzminus and tz are the test split in every run. The clips
+    "present" and "absent" are not used, and only the first 15 frames of a clip are. Objects that lack one of the ten
+    clips are left out, and so is the last object of a class that then has 30. Every frame is listed once, so clips of
+    fewer than 15 frames stay short. Sessions follow the paper's numbers. Classes may be missing.
 
     Args:
-        root: The folder that holds `images`, or the folder that holds that as `toybox`.
-        paths: Files below root with forward slashes, where they are known already; else the folder is listed.
-        reference: Bring short clips to 15 frames as the published code does: run backwards from their last frame but
-            one, to the first at most (9 frames: 1..9, 8..3). Those frames come twice; their numbers just go on.
+        root: The folder that contains `images`, or the one that contains it as `toybox`.
+        paths: Files below root with forward slashes if they are known; None lists the folder.
+        reference: Extend short clips to 15 frames as the published code does: run backwards from the last frame but
+            one, to the first at most (9 frames: 1..9, 8..3). These frames are repeated under continued numbers.
 
     Raises:
-        FrameTableError: If the folder is missing or laid out otherwise, an image is not named as Toybox's are, or a
-            class has no object with all ten clips.
+        FrameTableError: If the folder is missing or has another layout, an image is not named like a frame of Toybox,
+            or a class has no object with all ten clips.
     """
     root = Path(root)
     if paths is None:
@@ -83,34 +83,34 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
                     frames.append(Frame(path, class_name, f"{class_name}_{number:02d}", session, frame, split))
     if not frames:
         raise FrameTableError(
-            f"{root / 'images'} holds no frames of Toybox; take them out of the videos with `crumb prepare toybox "
-            f"--dataset-root {root}`. They are laid out as {LAYOUT}"
+            f"{root / 'images'} holds no frames of Toybox; extract them from the videos with `crumb prepare toybox "
+            f"--dataset-root {root}`. The layout is {LAYOUT}"
         )
     return FrameTable(frames, root, name="toybox", padded=reference)
 
 
 def parse_file_name(name: str) -> tuple[str, int, str, int] | None:
-    """Class, number of the object, transform and frame of a file, or None if it is not named as Toybox's frames are.
+    """Return class, object number, transform and frame of a file, or None if it is not named like a frame of Toybox.
 
-    `cup_07_pivothead_rzplus_001.png` is `("cup", 7, "rzplus", 1)`. Frames count from 1, with zeros in front or not.
+    `cup_07_pivothead_rzplus_001.png` is `("cup", 7, "rzplus", 1)`. Frames count from 1, with or without leading zeros.
     """
     match = _FILE.fullmatch(name)
     return match and (match["class_name"], int(match["number"]), match["session"], int(match["frame"]))
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] | None:
-    """By `reference` the classes in the order of the paper's numbers, from which its code shuffles them; else None."""
+    """With `reference` one group in the order of the paper's class numbers, otherwise None, which sorts by name."""
     return [[name for name in SUPERCATEGORY if name in table.classes]] if reference else None
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """What the paper's data set has and these files below root lack, object by object, a line each.
+    """List what these files below root lack of the paper's data set, one line per object.
 
-    Of a class 29 objects with ten clips of 15 frames are enough. Short clips are listed too, although some videos may
-    just be shorter than 15 seconds; a table can be made of them.
+    A class is complete with 29 objects that have ten clips of 15 frames. Short clips are listed too, although some
+    videos may be shorter than 15 seconds; a table can be made of them.
 
     Raises:
-        FrameTableError: If an image is not named as Toybox's are.
+        FrameTableError: If an image is not named like a frame of Toybox.
     """
     found = _found(paths)
     lines = []
@@ -133,21 +133,21 @@ def missing(paths: Iterable[str]) -> list[str]:
 
 
 def _data_folder(root: Path) -> Path:
-    """The folder that holds `images`; an error that says how to make it where there are only the videos."""
+    """The folder that contains `images`; raise and say how to make it if there are only videos."""
     folders = root, root / "toybox"
     if not any((folder / "images").is_dir() for folder in folders):
         for folder in folders:
             tops = [top for top in dict.fromkeys(SUPERCATEGORY.values()) if (folder / top).is_dir()]
             if any(path.lower().endswith(".mp4") for top in tops for path in files_below(folder, top)):
                 raise FrameTableError(
-                    f"{folder} holds the videos of Toybox, but no folder images with their frames; take them out with "
-                    f"`crumb prepare toybox --dataset-root {folder}`"
+                    f"{folder} holds the videos of Toybox, but no folder images with their frames; extract them "
+                    f"with `crumb prepare toybox --dataset-root {folder}`"
                 )
     return dataset_folder(root, ("images",), "toybox", LAYOUT)
 
 
 def _found(paths: Iterable[str]) -> dict[str, dict[int, _Clips]]:
-    """The files by class (in natural order), object and session, without the sessions that are not used."""
+    """The files by class (in natural order), object and session, without the unused sessions."""
     found: dict[str, dict[int, _Clips]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -156,7 +156,7 @@ def _found(paths: Iterable[str]) -> dict[str, dict[int, _Clips]]:
         parsed = parse_file_name(name)
         if parsed is None:
             raise FrameTableError(
-                f"{path} is not named as a frame of Toybox: <class>_<number>_pivothead_<transform>_<frame>.png, with "
+                f"{path} is not named like a frame of Toybox: <class>_<number>_pivothead_<transform>_<frame>.png, with "
                 f"one of the classes {', '.join(SUPERCATEGORY)}, one of the transforms "
                 f"{', '.join(SESSIONS + UNUSED_SESSIONS)}, and frames from 1. Rename it or move it away."
             )
@@ -168,14 +168,14 @@ def _found(paths: Iterable[str]) -> dict[str, dict[int, _Clips]]:
             clip = found.setdefault(class_name, {}).setdefault(number, {}).setdefault(session, {})
             if frame in clip:
                 raise FrameTableError(
-                    f"{path} and {clip[frame]} are the same frame of the same clip; keep one file for each frame."
+                    f"{path} and {clip[frame]} are the same frame of the same clip; keep one file per frame."
                 )
             clip[frame] = path
     return dict(sorted(found.items()))
 
 
 def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
-    """Number and path of the first frames of a clip; by `reference` a short one is followed by itself, backwards."""
+    """Number and path of the first frames of a clip; with `reference` a short clip is followed by itself backwards."""
     frames = sorted(files.items())
     if reference:
         last = frames[-1][0]
@@ -184,7 +184,7 @@ def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
 
 
 def _gaps(clips: _Clips) -> str:
-    """What an object lacks, in words: empty if nothing."""
+    """What is missing from an object, in words; "" if nothing is."""
     absent = [session for session in SESSIONS if session not in clips]
     short = [
         f"clip {session} has {len(clips[session])} of {FRAMES} frames"
@@ -205,6 +205,7 @@ def Toybox(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     https://aivaslab.github.io/toybox/
 
     Args:
+        dataset_root: As `root` of `ToyboxFrames`.
         reference: Follow the paper's code: short clips are filled up to 15 frames with frames of their own; order and
             labels are drawn as in `orders.ReferenceDraws`, from the classes in the order of the paper's numbers.
     """

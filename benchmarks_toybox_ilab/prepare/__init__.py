@@ -1,1 +1,1 @@
-"""From downloads to frames."""
+"""Prepare data sets: from downloads to frames."""

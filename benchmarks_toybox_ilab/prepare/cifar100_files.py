@@ -1,4 +1,4 @@
-"""CIFAR-100 as it is distributed (Python's pickles in a .tar.gz) turned into a tree of PNG images."""
+"""Convert CIFAR-100 from its distribution (pickles in a .tar.gz) to a tree of PNG images."""
 
 import pickle
 import re
@@ -17,22 +17,22 @@ from benchmarks_toybox_ilab.tables.frame import FrameTableError
 ARCHIVE = "cifar-100-python.tar.gz"
 
 _PLAIN_NAME = re.compile(r"[\w\-]+(?:\.png)?", re.ASCII)
-_BYTES_OF_ALL = 700_000_000  # archive, pickles, and 60,000 small files that each take a block
+_BYTES_OF_ALL = 700_000_000  # archive, pickles, and 60,000 small files of at least one disk block each
 
 
 def is_distribution(file: Path) -> bool:
-    """Whether a file is the .tar.gz that CIFAR-100 is distributed as, by its checksum.
+    """Whether a file is the .tar.gz of CIFAR-100, by its checksum.
 
     Raises:
-        FrameTableError: If it has its name, but not its checksum.
+        FrameTableError: If it has the name of that file, but another checksum.
     """
     from torchvision.datasets import CIFAR100  # imports torch, which takes seconds
 
     got = md5_of(file)
     if got != CIFAR100.tgz_md5 and file.name == ARCHIVE:
         raise FrameTableError(
-            f"{file} has the MD5 checksum {got}, but {CIFAR100.tgz_md5} is expected: it is damaged, or not all of it "
-            f"is there. Fetch it again: {CIFAR100.url}"
+            f"{file} has the MD5 checksum {got}, but {CIFAR100.tgz_md5} is expected: it is damaged or "
+            f"incomplete. Download it again: {CIFAR100.url}"
         )
     return got == CIFAR100.tgz_md5
 
@@ -43,21 +43,21 @@ def write_cifar100(
     workers: int = 2,
     progress: Callable[[int, int], object] | None = None,
 ) -> int:
-    """Write CIFAR-100 as `root/{train,test}/<class>/<original name>.png`, without loss; images that are there stay.
+    """Write CIFAR-100 as `root/{train,test}/<class>/<original name>.png`, losslessly; existing images are kept.
 
-    torchvision downloads, checks and unpacks it in `root/.download`.
+    torchvision downloads, verifies and unpacks it in `root/.download`.
 
     Args:
-        root: Folder for the two folders; made where it is missing.
-        archive: The .tar.gz, where it has been fetched already.
+        root: Folder for the two folders; created if missing.
+        archive: The .tar.gz if it has been downloaded.
         workers: Number of threads.
-        progress: Called with (images done, images in all) for each of them.
+        progress: Called with (images done, total number of images) after each image.
 
     Returns:
-        The number of images that were written.
+        The number of images written.
 
     Raises:
-        DownloadError: If it cannot be fetched.
+        DownloadError: If it cannot be downloaded.
         FrameTableError: If the disk has too little room.
     """
     from torchvision.datasets import CIFAR100  # imports torch, which takes seconds
@@ -72,9 +72,9 @@ def write_cifar100(
             shutil.copyfileobj(source, copy)
     try:
         splits = {name: CIFAR100(folder, train=name == "train", download=True) for name in ("train", "test")}
-    except (OSError, RuntimeError, HTTPException) as error:  # torchvision tells wrong checksums by a RuntimeError
+    except (OSError, RuntimeError, HTTPException) as error:  # torchvision raises RuntimeError for wrong checksums
         raise DownloadError(
-            f"cannot download {CIFAR100.url}: {error}. Give the same command again, or fetch {ARCHIVE} "
+            f"cannot download {CIFAR100.url}: {error}. Run the same command again, or download {ARCHIVE} "
             "elsewhere and give it with --source."
         ) from error
     jobs = []
@@ -92,9 +92,9 @@ def write_cifar100(
 
 
 def _names(pickled: Path, labels: list[int]) -> list[str]:
-    """A file name for each image of a split: the original one, or where there is none the image's number."""
+    """A file name for each image of a split: the original name, or the image's number if there is none."""
     with open(pickled, "rb") as file:
-        given = pickle.load(file, encoding="latin1").get("filenames", ())  # torchvision has compared its checksum
+        given = pickle.load(file, encoding="latin1").get("filenames", ())  # torchvision has verified its checksum
     if len(given) != len(labels) or not all(map(_PLAIN_NAME.fullmatch, given)):
         return [f"{number:05d}.png" for number in range(len(labels))]
     taken: set[tuple[int, str]] = set()

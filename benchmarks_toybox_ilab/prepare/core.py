@@ -1,4 +1,4 @@
-"""From what a user downloads to what the generators read, for the seven data sets of the paper."""
+"""Convert downloads to the layout that the generators read, for the seven data sets of the paper."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found.
+    """Result of `check`.
 
     Attributes:
-        lines: What is there, and what is missing.
-        complete: Whether all that the paper uses is there.
+        lines: What exists and what is missing.
+        complete: Whether everything that the paper uses exists.
     """
 
     lines: list[str]
@@ -42,38 +42,38 @@ def prepare(
     progress: Progress | None = None,
     say: Callable[[str], object] = print,
 ) -> list[str]:
-    """Bring a data set into the layout that its generator reads, and write its table as `root/<name>.csv`.
+    """Convert a data set to the layout that its generator reads, and write its table as `root/<name>.csv`.
 
-    What is there already is not done again, so the same call goes on after an interruption. A folder of images that has
-    the layout already is not copied (but CIFAR-100's is, which is small). One root is for one process at a time; the
-    command `crumb prepare` sees to that.
+    Finished work is not repeated, so the same call resumes after an interruption. A folder of images that already has
+    the layout is not copied (except for CIFAR-100, which is small). Only one process may use a root at a time; the
+    command `crumb prepare` locks it.
 
     Args:
         name: One of NAMES.
-        root: Where the data set shall lie.
-        source: What was downloaded: an archive, a folder of archives, or a folder of images or videos. None downloads
-            core50 and cifar100, and takes what lies in root for the others.
-        workers: Number of processes for videos, and of threads for images that are written.
-        progress: Called with a title and a unit for each longer part of the work; gives a context manager of what to
-            call with (done, in all).
-        say: Called with lines that tell what was done.
+        root: Folder for the data set.
+        source: The download: an archive, a folder of archives, or a folder of images or videos. None downloads core50
+            and cifar100, and uses the files in root for the others.
+        workers: Number of processes for videos and of threads that write images.
+        progress: Called with a title and a unit for each longer step; returns a context manager whose value is called
+            with (done, total).
+        say: Called with lines that report what was done.
 
     Returns:
-        What failed while all the rest was finished, a line each: videos that cannot be read.
+        A line for each video that cannot be read; everything else is finished.
 
     Raises:
-        FrameTableError: If there is nothing to begin with (says where to get it), the source is damaged or laid out
-            otherwise, or the disk is full.
-        DownloadError: If a download fails; the same call goes on with it.
+        FrameTableError: If there is nothing to start from (says where to get it), the source is damaged or has another
+            layout, or the disk is full.
+        DownloadError: If a download fails; the same call resumes it.
         ImportError: If PyAV is needed for videos, or torchvision for CIFAR-100, and not installed.
     """
     data = _data_set(name)
     whole_number("workers", workers, 1)
     job = Job(name, data, Path(root), None if source is None else Path(source), workers, progress, say)
     if job.source is not None and not job.source.exists():
-        raise FrameTableError(f"there is no file or folder {source}; give what you downloaded of {name} as --source.")
+        raise FrameTableError(f"there is no file or folder {source}; give your download of {name} as --source.")
     try:
-        if _lies_ready(job):
+        if _is_ready(job):
             return []
         failures = _prepare_both(job) if name == "ilab_core50" else BRING[name](job)
         try:
@@ -87,9 +87,7 @@ def prepare(
     except (DownloadError, BadFrameError):
         raise
     except OSError as error:
-        raise FrameTableError(
-            f"{error}. Cure that and give the same command again; it goes on where it stopped."
-        ) from error
+        raise FrameTableError(f"{error}. Fix this and run the same command again, which resumes.") from error
     say(f"{name} in {table.root}: {_counted(table)}; listed in {file}")
     if _differences(table, data):
         say(_not_the_papers(name, root))
@@ -97,7 +95,7 @@ def prepare(
 
 
 def check(name: str, root: str | Path) -> Report:
-    """What of a data set is there below root, and what of all that the paper uses is missing.
+    """Report what exists of a data set below root, and what is missing of the paper's data set.
 
     Raises:
         FrameTableError: If there is no data set of that name.
@@ -115,7 +113,9 @@ def check(name: str, root: str | Path) -> Report:
         except FrameTableError as error:
             missing = [str(error)]
         problems += [line for line in missing if line not in problems]
-    return Report([*lines, *problems] if problems else [*lines, "complete: all that the paper uses"], not problems)
+    return Report(
+        [*lines, *problems] if problems else [*lines, "complete: everything that the paper uses"], not problems
+    )
 
 
 def _data_set(name: str) -> DataSet:
@@ -124,17 +124,17 @@ def _data_set(name: str) -> DataSet:
     return DATA_SETS[name]
 
 
-def _lies_ready(job: Job) -> bool:
-    """Whether the source is a folder that generators can read where it is; says so. Large data sets are not copied."""
+def _is_ready(job: Job) -> bool:
+    """Whether generators can read the source where it is, which is reported; large data sets are not copied."""
     if job.in_place or job.name == "cifar100" or not job.source.is_dir() or job.data.folder(job.source) is None:
         return False
     table = job.data.frames(job.source)
     differences = _differences(table, job.data)
     if differences and any(holds(archive, job.data.chosen) for archive in archives_in(job.source)):
-        return False  # unpacked in part, perhaps
+        return False  # it may be unpacked in part
     job.say(
-        f"{table.root} is laid out as {job.name} should be ({_counted(table)}), so nothing was copied. Give "
-        f"--dataset-root {job.source} from now on; with that, `crumb prepare {job.name}` writes the list of frames."
+        f"{table.root} has the layout of {job.name} ({_counted(table)}), so nothing was copied. Use "
+        f"--dataset-root {job.source} from now on; with it, `crumb prepare {job.name}` writes the list of frames."
     )
     if differences:
         job.say(_not_the_papers(job.name, job.source))
@@ -156,7 +156,7 @@ def _prepare_both(job: Job) -> list[str]:
 
 
 def _relative_to(root: Path, table: FrameTable) -> FrameTable:
-    """The table with paths below `root`, where its own root lies deeper."""
+    """The table with paths relative to `root`, above its own root."""
     if table.root == root:
         return table
     below = table.root.relative_to(root).as_posix()
@@ -168,7 +168,7 @@ def _relative_to(root: Path, table: FrameTable) -> FrameTable:
 
 
 def _not_the_papers(name: str, root: str | Path) -> str:
-    return f"Those are not the paper's numbers; `crumb prepare {name} --dataset-root {root} --check` tells more."
+    return f"These are not the paper's numbers; `crumb prepare {name} --dataset-root {root} --check` lists the gaps."
 
 
 def _counted(table: FrameTable) -> str:
@@ -177,7 +177,7 @@ def _counted(table: FrameTable) -> str:
 
 
 def _differences(table: FrameTable, data: DataSet) -> list[str]:
-    """In which totals a table is not the paper's."""
+    """The totals of a table that differ from the paper's."""
     counts = data.module.COUNTS
     found = {"classes": len(table.classes), "train": table.split.count("train"), "test": table.split.count("test")}
     for split in ("train", "test"):

@@ -1,4 +1,4 @@
-"""Downloads that go on where they stopped, and are checked before they get their name."""
+"""Downloads that resume, and are verified before they get their final name."""
 
 import hashlib
 import os
@@ -21,34 +21,34 @@ _CHUNK = 1 << 18
 _SCHEMES = ("http", "https", "file")
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+|\*)")
 _PARTIAL_CONTENT, _RANGE_NOT_SATISFIABLE = 206, 416
-# Not every OSError: our own disk raises those, too.
+# Not OSError, which the local disk raises, too.
 _NETWORK_ERRORS = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
 class DownloadError(OSError):
-    """A file that could not be fetched, or is not what it should be; says what to do."""
+    """A file cannot be downloaded or has a wrong checksum; the message says what to do."""
 
 
 def download(
     url: str, file: str | Path, md5: str | None = None, progress: Callable[[int, int], object] | None = None
 ) -> Path:
-    """Fetch `url` as `file`.
+    """Download `url` to `file`.
 
-    What has arrived is kept as `file.part`, so the same call goes on after an interruption where the server can do so
-    (HTTP Range), and starts anew where it cannot. A file that is there already is not fetched again.
+    Partial data are kept as `file.part`. The same call resumes after an interruption if the server supports HTTP Range,
+    and starts again otherwise. A file that exists is not downloaded again.
 
     Args:
         url: An http, https or file address.
-        file: What to call it; the folder is made where it is missing.
-        md5: The checksum to compare before the file gets its name; None compares nothing.
-        progress: Called with (bytes that are there, bytes in all or 0 if the server does not tell) as they arrive.
+        file: Path of the file; its folder is created if missing.
+        md5: Expected MD5 checksum; None skips the comparison.
+        progress: Called with (bytes received, total bytes or 0 if unknown) as they arrive.
 
     Returns:
         The path of the file.
 
     Raises:
-        FrameTableError: If the address is of another kind, or the disk has too little room for the rest.
-        DownloadError: If the connection fails (what has arrived is kept), or the checksum is wrong (it is deleted).
+        FrameTableError: If the address has another scheme, or the disk has too little room.
+        DownloadError: If the connection fails (partial data are kept), or the checksum is wrong (the file is deleted).
     """
     file = Path(file)
     scheme = urllib.parse.urlsplit(url).scheme.lower()
@@ -69,8 +69,8 @@ def download(
     if md5 is not None and (got := md5_of(part)) != md5:
         part.unlink()
         raise DownloadError(
-            f"what came from {url} has the MD5 checksum {got}, but {md5} is expected, so it was deleted. Give the same "
-            f"command again, or fetch {file.name} elsewhere and give it with --source."
+            f"the download of {url} has the MD5 checksum {got}, but {md5} is expected, so it was deleted. Run the same "
+            f"command again, or download {file.name} elsewhere and give it with --source."
         )
     os.replace(part, file)
     return file
@@ -78,7 +78,7 @@ def download(
 
 def md5_of(file: Path) -> str:
     """The MD5 checksum of a file, in hexadecimal digits."""
-    digest = hashlib.md5(usedforsecurity=False)  # so that Python builds for high security allow it
+    digest = hashlib.md5(usedforsecurity=False)  # so that FIPS builds of Python allow it
     with open(file, "rb") as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
@@ -88,22 +88,21 @@ def md5_of(file: Path) -> str:
 def _check_present(file: Path, md5: str | None) -> None:
     if md5 is not None and (got := md5_of(file)) != md5:
         raise DownloadError(
-            f"{file} is there already, but has the MD5 checksum {got}, while {md5} is expected. Delete it and give the "
-            "same command again to fetch it anew."
+            f"{file} exists, but has the MD5 checksum {got}, while {md5} is expected. Delete it and run the same "
+            "command again to download it."
         )
 
 
 def _failure(url: str, part: Path, reason: str) -> str:
     kept = part.stat().st_size if part.exists() else 0
-    there = f"{readable_size(kept)} are kept in {part} and the same command goes on from there" if kept else ""
-    return (
-        f"cannot download {url}: {reason}. {there or 'The same command tries again'}; or fetch the file elsewhere and "
-        "give it with --source."
+    advice = (
+        f"{readable_size(kept)} are kept in {part} and the same command resumes" if kept else "Run the command again"
     )
+    return f"cannot download {url}: {reason}. {advice}; or download the file elsewhere and give it with --source."
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """What opens http, https and file addresses and follows redirections, but to no other kind of address."""
+    """Open http, https and file addresses and follow redirections, but to no other scheme."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -120,33 +119,33 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _fetch(url: str, part: Path, progress: Callable[[int, int], object] | None) -> int:
-    """Bring `part` to its full length as far as the connection holds; the length that it should have, or 0."""
+    """Receive the rest of `part` until the connection ends; return its expected length, or 0 if unknown."""
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "crumb-avalanche"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
         with _opener().open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as answer:
             match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-            goes_on = match is not None and int(match["first"]) == start
-            if goes_on or answer.status != _PARTIAL_CONTENT:
-                return _append(answer, part, start, goes_on, progress)
+            resumes = match is not None and int(match["first"]) == start
+            if resumes or answer.status != _PARTIAL_CONTENT:
+                return _append(answer, part, start, resumes, progress)
     except urllib.error.HTTPError as error:
         if error.code != _RANGE_NOT_SATISFIABLE or not start:
             raise
         if error.headers.get("Content-Range", "").rpartition("/")[2] == str(start):
-            return start  # all of it had arrived
-    part.unlink()  # another range than that asked for, or the file is now shorter than what had arrived
+            return start  # it was complete
+    part.unlink()  # the server sent another range, or its file is now shorter than the partial data
     return _fetch(url, part, progress)
 
 
 def _append(
-    answer: BinaryIO, part: Path, start: int, goes_on: bool, progress: Callable[[int, int], object] | None
+    answer: BinaryIO, part: Path, start: int, resumes: bool, progress: Callable[[int, int], object] | None
 ) -> int:
-    """Write an answer behind the first `start` bytes of `part` if it goes on from there, else in their place."""
-    done = start if goes_on else 0
+    """Append an answer to the `start` bytes of `part` if it resumes there, else replace them."""
+    done = start if resumes else 0
     length = int(answer.headers.get("Content-Length") or 0)
     expected = done + length if length else 0
     check_room(part.parent, expected - start, f"downloading {part.stem}")
-    with open(part, "ab" if goes_on else "wb") as file:
+    with open(part, "ab" if resumes else "wb") as file:
         while chunk := answer.read(_CHUNK):
             file.write(chunk)
             done += len(chunk)

@@ -1,4 +1,4 @@
-"""What a user downloads of each data set, brought below its root."""
+"""Bring the download of each data set to its root."""
 
 import re
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 CORE50_URL = "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip"
 CORE50_MD5 = "745f3373fed08d69343f1058ee559e13"
 CORE50_ZIP = "core50_128x128.zip"
-DOWNLOADS = ".download"  # below the root; hidden, so no table looks into it
+DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
 VIDEOS = "videos"
 
-_LARGE = 10**9  # bytes of an archive whose list of files may take minutes to read
+_LARGE = 10**9  # bytes; reading the file list of a larger archive may take minutes
 
-# Gives, of a title and a unit, what to call with (done, in all), as a context manager.
+# progress(title, unit) returns a context manager whose value is called with (done, total).
 Progress = Callable[[str, str], AbstractContextManager[Callable[..., object]]]
 
 _HIDDEN = re.compile(r"(?:^|/)(?:\.|__MACOSX/)")
@@ -32,15 +32,15 @@ _TOYBOX_VIDEO = re.compile(r"(?:^|/)(?P<path>(?P<class_name>[a-z]+)_\d+_pivothea
 
 @dataclass(frozen=True)
 class DataSet:
-    """How one data set is found.
+    """How to find one data set.
 
     Attributes:
-        module: Has LAYOUT, SOURCE, COUNTS and `missing`.
+        module: Module with LAYOUT, SOURCE, COUNTS and `missing`.
         frames: Makes the table of a root.
-        tops: Names of folders; where one of them lies, there the data set is.
-        inner: Where that may be below a root, besides the root itself.
-        chosen: What to call a file of an archive below the root; None leaves it out.
-        within: Whether one of tops may be the root itself.
+        tops: Folder names; the folder that contains one of them is that of the data set.
+        inner: Folders below a root that may contain the data set, besides the root itself.
+        chosen: Returns the path of an archive's file below the root; None leaves the file out.
+        within: Whether the root itself may be one of `tops`.
     """
 
     module: ModuleType
@@ -51,21 +51,21 @@ class DataSet:
     within: bool = False
 
     def folder(self, root: Path) -> Path | None:
-        """The root or the folder below it that the data set lies in, or None if it is nowhere."""
+        """The folder of the data set: root or a folder below it, or None if it is not there."""
         places = [root, *(root / inner for inner in self.inner)]
         if self.within and root.absolute().name in self.tops:
             places.append(root.absolute().parent)
         return next((place for place in places if any((place / top).is_dir() for top in self.tops)), None)
 
     def names(self, folder: Path) -> list[str]:
-        """The files of the data set in that folder, without what lies beside its own folders."""
+        """The files of the data set in that folder, without files outside its own folders."""
         tops = [top for top in self.tops if (folder / top).is_dir()] or [""]
         return [name for top in tops for name in files_below(folder, top)]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be brought where; as the arguments of `prepare.prepare`."""
+    """The arguments of `core.prepare`."""
 
     name: str
     data: DataSet
@@ -77,23 +77,23 @@ class Job:
 
     @property
     def in_place(self) -> bool:
-        """Whether the root itself is what there is to begin with."""
+        """Whether the root itself is the source."""
         return self.source is None or self.source.resolve() == self.root.resolve()
 
     def bar(self, title: str, unit: str) -> AbstractContextManager[Callable[..., object] | None]:
-        """What to pass on as `progress` of a part of the work."""
+        """A context manager for the `progress` argument of one step."""
         return nullcontext() if self.progress is None else self.progress(title, unit)
 
     def unpack(self, archive: Path, only: Callable[[str], str | None] | None = None) -> None:
-        """Unpack below the root what is needed."""
+        """Unpack the files that are needed below the root."""
         if archive.is_file() and archive.stat().st_size >= _LARGE:
-            self.say(f"looking through {archive} ({readable_size(archive.stat().st_size)})")
+            self.say(f"reading the file list of {archive} ({readable_size(archive.stat().st_size)})")
         with self.bar(f"unpacking {archive.name}", " files") as step:
             count = unpack(archive, self.root, step, only or self.data.chosen)
         self.say(f"{archive}: {count} files unpacked")
 
     def needs_nothing(self, archive: str) -> bool:
-        """Whether there is nothing to fetch: the root holds it all, or what a user put there by other means."""
+        """Whether nothing has to be downloaded: the root is complete, or a user has put the files there."""
         folder = self.data.folder(self.root) if self.source is None else None
         if folder is None:
             return False
@@ -101,16 +101,16 @@ class Job:
         return not begun_here or not self.data.module.missing(self.data.names(folder))
 
     def nothing_there(self) -> FrameTableError:
-        """What to raise where there is nothing to begin with."""
+        """The error to raise if there is nothing to start from."""
         return FrameTableError(
             f"{self.source or self.root} holds nothing of {self.name}. Download it and give the archive, or the folder "
-            f"of the archives: `crumb prepare {self.name} --dataset-root {self.root} --source DOWNLOADED`. It is at "
-            f"{self.data.module.SOURCE}. In the end it is laid out as {self.data.module.LAYOUT}"
+            f"of the archives: `crumb prepare {self.name} --dataset-root {self.root} --source DOWNLOADED`. Source: "
+            f"{self.data.module.SOURCE}. Final layout: {self.data.module.LAYOUT}"
         )
 
 
 def bring_archives(job: Job) -> list[str]:
-    """Unpack what was downloaded; without a source, the archives in the root, or what is unpacked there already."""
+    """Unpack the archives of the source or of the root; a root that is unpacked needs none."""
     archives = _archives(job.source or job.root)
     if not archives and (not job.in_place or job.data.folder(job.root) is None):
         raise job.nothing_there()
@@ -120,7 +120,7 @@ def bring_archives(job: Job) -> list[str]:
 
 
 def bring_core50(job: Job) -> list[str]:
-    """Download CORe50, or unpack what was downloaded."""
+    """Download and unpack CORe50, or unpack the source."""
     if job.needs_nothing(CORE50_ZIP):
         return []
     archives = _archives(job.source or job.root / CORE50_ZIP)
@@ -129,19 +129,19 @@ def bring_core50(job: Job) -> list[str]:
         with job.bar(f"downloading {CORE50_ZIP}", "B") as step:
             download(CORE50_URL, file, CORE50_MD5, step)
         job.unpack(file)
-        job.say(f"{file} is needed no longer")
+        job.say(f"{file} is no longer needed")
         return []
     for archive in archives:
         if (got := md5_of(archive)) != CORE50_MD5:
             words = f"{archive} has the MD5 checksum {got}, while that of {CORE50_ZIP} is {CORE50_MD5}"
             if archive.name == CORE50_ZIP:
-                raise FrameTableError(f"{words}: it is damaged, or not all of it is there. Fetch it: {CORE50_URL}")
-            job.say(f"warning: {words}; taken as it is")
+                raise FrameTableError(f"{words}: it is damaged or incomplete. Download it: {CORE50_URL}")
+            job.say(f"warning: {words}; used as it is")
     return bring_archives(job)
 
 
 def bring_cifar100(job: Job) -> list[str]:
-    """Write the images of the distribution, or unpack (or copy) a tree of images that somebody else wrote."""
+    """Write the images of the distribution, or unpack or copy an existing tree of images."""
     from benchmarks_toybox_ilab.prepare.cifar100_files import ARCHIVE, is_distribution, write_cifar100
 
     if job.needs_nothing(ARCHIVE):
@@ -156,39 +156,41 @@ def bring_cifar100(job: Job) -> list[str]:
         if source is None or (source.is_file() and is_distribution(source)):
             with job.bar("writing images", " images") as step:
                 write_cifar100(job.root, source, job.workers, step)
-            job.say(f"{job.root / DOWNLOADS} is needed no longer")
+            job.say(f"{job.root / DOWNLOADS} is no longer needed")
         else:
             job.unpack(source)
     return []
 
 
 def bring_imagenet(job: Job) -> list[str]:
-    """ImageNet is taken as it lies: its own archives need the development kit to be sorted."""
+    """Use a sorted ImageNet in place; its own archives can only be sorted with the development kit."""
     if job.in_place and job.data.folder(job.root) is not None:
         return []
     if job.source is None:
         raise job.nothing_there()
     raise FrameTableError(
         f"{job.source} has no folders train and val, and the archives of ImageNet are not unpacked here: "
-        'torchvision.datasets.ImageNet(root, split) does it, for split "train" and for "val", where '
+        'torchvision.datasets.ImageNet(root, split) does it, for split "train" and for "val", if '
         "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz lie in its root. Then give "
         f"that as --dataset-root. The layout is {imagenet.LAYOUT}"
     )
 
 
 def bring_toybox(job: Job) -> list[str]:
-    """Unpack archives of videos to `root/videos`, then take the frames out of all videos; a line for each bad one."""
+    """Unpack archives of videos to `root/videos` and extract the frames of all videos; a line for each bad one."""
     from benchmarks_toybox_ilab.prepare.toybox_videos import extract_toybox
 
     source = job.source or job.root
     unpacked = job.root / VIDEOS
-    lying_open = {
+    unpacked_before = {
         name.lower().rpartition("/")[2] for name in _videos(source) if unpacked not in (source / name).parents
     }
     archives = _archives(source)
     for archive in archives:
-        # Who unpacked an archive where it lies shall not have its videos twice.
-        job.unpack(archive, lambda name: None if name.lower().rpartition("/")[2] in lying_open else _toybox_video(name))
+        # Videos that the user has unpacked beside their archive are not unpacked again.
+        job.unpack(
+            archive, lambda name: None if name.lower().rpartition("/")[2] in unpacked_before else _toybox_video(name)
+        )
     places = [unpacked] if archives and not job.in_place and _videos(unpacked) else []
     if _videos(source):
         places.insert(0, source)
@@ -196,13 +198,13 @@ def bring_toybox(job: Job) -> list[str]:
         raise job.nothing_there()
     failures = []
     for place in places:
-        with job.bar("taking frames", " videos") as step:
+        with job.bar("extracting frames", " videos") as step:
             failures += extract_toybox(place, job.root, fps=1.0, workers=job.workers, progress=step)
     return [f"{video}: {message}" for video, message in failures]
 
 
 def _archives(source: Path) -> list[Path]:
-    """The archive that a source is, or those in it, or none if it is not there."""
+    """The source if it is an archive, or the archives in it; [] if it does not exist."""
     if source.is_dir():
         return archives_in(source)
     return [source] if source.exists() else []
@@ -218,16 +220,16 @@ def _file_name(path: str) -> str:
 
 
 def _toybox_video(name: str) -> str | None:
-    """Where a video of Toybox goes below the root: some archives have the supercategory's folder, some do not."""
+    """Path of a video of Toybox below the root; some archives lack the folder of the supercategory."""
     match = None if _HIDDEN.search(name) else _TOYBOX_VIDEO.search(name)
     folder = match and toybox.SUPERCATEGORY.get(match["class_name"])
     return f"{VIDEOS}/{folder}/{match['path']}" if folder else None
 
 
 def _ending(folders: str, rest: str, below: str = "") -> Callable[[str], str | None]:
-    """Takes the files whose names end so, whatever folders the archive wraps around them, to below the root.
+    """Choose files by the end of their path, in any outer folders, and place them below the root.
 
-    The data set's own folders may be written in capitals, and are in small letters there.
+    The data set's own folders may be in upper case, and become lower case.
     """
     ending = re.compile(rf"(?:^|/)({folders})({rest})$", re.IGNORECASE)
 

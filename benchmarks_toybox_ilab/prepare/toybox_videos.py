@@ -1,4 +1,4 @@
-"""From the videos of Toybox, as they are published, to the frames that `toybox.ToyboxFrames` reads."""
+"""Extract the frames that `toybox.ToyboxFrames` reads from the published videos of Toybox."""
 
 import os
 import re
@@ -14,7 +14,7 @@ LAYOUT = (
     "<source>/<supercategory>/<object>/<object>_<transform>.mp4, "
     "e.g. households/cup_01_pivothead/cup_01_pivothead_rzplus.mp4"
 )
-SIZE = (224, 224)  # pixels; as the paper's authors made them, the aspect is not kept
+SIZE = (224, 224)  # pixels, as the paper's authors made them, without keeping the aspect ratio
 
 _SUPERCATEGORIES = tuple(dict.fromkeys(SUPERCATEGORY.values()))
 _OBJECT = re.compile(rf"(?P<class_name>{'|'.join(SUPERCATEGORY)})_\d+_pivothead")
@@ -28,24 +28,24 @@ def extract_toybox(
     workers: int | None = None,
     progress: Callable[[int, int, int], object] | None = None,
 ) -> list[tuple[Path, str]]:
-    """Take the frames out of the videos of Toybox, to `<root>/images/<supercategory>/<object>`.
+    """Extract the frames of the videos of Toybox to `<root>/images/<supercategory>/<object>`.
 
-    Frames are 224 x 224 pixels and called `<object>_<transform>_<k>.png`, k from 1. The clips "present" and "absent"
-    are passed over. What is finished already is skipped, so an interrupted run is gone on with by the same call.
+    Frames have 224 x 224 pixels and are named `<object>_<transform>_<k>.png`, with k from 1. The clips "present" and
+    "absent" are ignored. Finished clips are skipped, so the same call resumes after an interruption.
 
     Args:
-        source: Folder of `households`, `animals` and `vehicles`, or of folders that hold these; not all need be there.
-        root: What is to be the root of the data set.
-        fps: Frames of each second of a video; the paper's is 1.
-        workers: Number of processes; None is the number of processors. See `video.extract_many`.
-        progress: Called with (videos done, videos in all, frames so far).
+        source: Folder of `households`, `animals` and `vehicles`, or of folders that contain them; some may be missing.
+        root: Root of the data set.
+        fps: Frames per second of a video; 1 in the paper.
+        workers: Number of processes; None is the number of processors. See `extract.extract_many`.
+        progress: Called with (videos done, total number of videos, frames so far).
 
     Returns:
-        (video, message) of each video that gave no frames.
+        (video, message) for each video that gave no frames.
 
     Raises:
-        FrameTableError: If the source is not laid out as Toybox, two videos are of the same clip, or the frames do not
-            fit on the disk or cannot be written.
+        FrameTableError: If the source does not have the layout of Toybox, two videos show the same clip, or the frames
+            do not fit on the disk or cannot be written.
         ImportError: If PyAV is not installed.
     """
     source, images = Path(source), Path(root) / "images"
@@ -57,7 +57,7 @@ def extract_toybox(
 
 
 def _clips(source: Path) -> list[tuple[str, Path]]:
-    """Supercategory and file of the clips that are used."""
+    """Yield supercategory and file of the clips that are used."""
     if not source.is_dir():
         raise FrameTableError(f"there is no folder {source}. Give the folder of Toybox's videos, laid out as {LAYOUT}")
     seen: dict[str, Path] = {}
@@ -100,6 +100,6 @@ def _check_name(video: Path) -> None:
     thing, _, transform = video.stem.rpartition("_")
     if thing != video.parent.name or _TRANSFORM.fullmatch(transform) is None:
         raise FrameTableError(
-            f"{video} is not named as a video of {video.parent.name}: {video.parent.name}_<transform>.mp4, with one of "
-            f"the transforms {', '.join(SESSIONS + UNUSED_SESSIONS)}. Rename it or move it away."
+            f"{video} is not named like a video of {video.parent.name}: {video.parent.name}_<transform>.mp4, with one "
+            f"of the transforms {', '.join(SESSIONS + UNUSED_SESSIONS)}. Rename it or move it away."
         )

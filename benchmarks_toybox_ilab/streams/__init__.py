@@ -1,1 +1,1 @@
-"""Protocols, orders and the torch data set of a stream."""
+"""Protocols, orders and the PyTorch dataset of a stream."""

@@ -1,12 +1,12 @@
-"""From a table of frames to an Avalanche benchmark: who comes when.
+"""Make an Avalanche benchmark from a table of frames and a protocol.
 
-- class_instance: like watching. Classes come in experiences, inside an experience whole clips in random order, each
-  clip from its first frame to its last.
-- class_iid: the same frames in the same experiences, but shuffled inside each.
-- offline: one training experience with all frames of all classes, shuffled. What could be reached without a stream.
+- class_instance: each experience holds some classes and shows their clips in random order, each clip from its first
+  frame to its last.
+- class_iid: the same frames in the same experiences, but shuffled within each.
+- offline: one training experience with all frames of all classes, shuffled: training without a stream.
 
-The order lies in the dataset, so train with `shuffle=False`. Importing this module imports Avalanche, which takes
-seconds; the tables do not.
+The dataset holds the order, so train with `shuffle=False`. Importing this module imports Avalanche, which takes
+seconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +30,11 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Which rows come when, without any image or tensor.
+    """The rows of each experience in order, without images or tensors.
 
     Attributes:
         chunks: Labels of the classes of each test experience, in order of appearance.
-        train: Row numbers of each training experience, `(n,)` int64 each, in the order of training.
+        train: Row numbers of each training experience in training order, `(n,)` int64 each.
         test: Row numbers of each test experience, ascending.
     """
 
@@ -53,20 +53,20 @@ def plan_stream(
 ) -> StreamPlan:
     """Draw the order of classes, clips and frames of a run.
 
-    Paper: Sec. 4.1, class-i.i.d. and class-instance protocols. The order of classes of a run is that of all protocols.
+    Paper: Sec. 4.1, class-i.i.d. and class-instance protocols. All protocols of a run share the order of classes.
 
     Args:
         table: The frames.
         protocol: One of `orders.PROTOCOLS`.
         run: The seed.
-        classes_per_experience: Classes of one experience; the last may have fewer.
-        class_groups: Names of all classes in groups that come one after the other, shuffled inside each; None is one
+        classes_per_experience: Number of classes in one experience; the last may have fewer.
+        class_groups: Names of all classes in groups that follow one another and are shuffled separately; None is one
             group, in the order of `table.classes`.
-        reference: Draw as the paper's published code does, see `orders.ReferenceDraws`.
+        reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
 
     Raises:
         ValueError: If the protocol is unknown, or a number is out of range.
-        FrameTableError: If a class has no test frames, or the groups do not hold every class once.
+        FrameTableError: If a class has no test frames, or the groups do not contain each class exactly once.
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"unknown protocol {protocol!r}; known are {', '.join(PROTOCOLS)}.")
@@ -75,13 +75,13 @@ def plan_stream(
     for class_name, count in table.counts().items():
         if not count["test"]:
             raise FrameTableError(
-                f"class {class_name!r} has no test frames, so nothing could be said about it after training. "
+                f"class {class_name!r} has no test frames, so it cannot be evaluated. "
                 "Mark some of its rows as test, or leave the class out."
             )
     groups = [table.classes] if class_groups is None else class_groups
     if sorted(name for group in groups for name in group) != sorted(table.classes):
         raise FrameTableError(
-            f"class_groups is {[list(group) for group in groups]}, but must hold each class of the table once: "
+            f"class_groups is {[list(group) for group in groups]}, but must contain each class of the table once: "
             f"{', '.join(table.classes)}"
         )
     draws = ReferenceDraws(run) if reference else PortableDraws(run)
@@ -108,7 +108,7 @@ def _rows_of(table: FrameTable, split: str, labels: tuple[int, ...]) -> np.ndarr
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """What some strategies (iCaRL) ask of `experience.benchmark`.
+    """The attributes of `experience.benchmark` that some strategies (iCaRL) read.
 
     Attributes:
         n_classes: Number of classes of the whole stream.
@@ -122,7 +122,7 @@ class StreamInfo:
 
 
 class FrameExperience(DatasetExperience):
-    """An experience whose dataset a strategy may replace (BiC does), and which knows its `benchmark`."""
+    """An experience with a `benchmark` attribute, whose dataset a strategy may replace (BiC does)."""
 
     def __init__(self, dataset: AvalancheDataset, current_experience: int, benchmark: StreamInfo) -> None:
         super().__init__(dataset=dataset, current_experience=current_experience)
@@ -138,17 +138,19 @@ class FrameExperience(DatasetExperience):
 
 
 class FrameBenchmark(CLScenario):
-    """Avalanche's scenario of a frame table.
+    """Avalanche's scenario for a frame table.
 
     Attributes:
-        train_stream: One experience a chunk of classes; a single one where the protocol is "offline".
-        test_stream: One experience a chunk of classes, so `test_stream[: t + 1]` are the classes seen up to t.
+        train_stream: One experience per chunk of classes; a single one if the protocol is "offline".
+        test_stream: One experience per chunk of classes, so `test_stream[: t + 1]` holds the classes seen up to t.
         n_classes: Number of classes.
         n_classes_per_exp: Number of classes of each training experience.
         classes_order: Labels in order of appearance.
         original_classes_in_exp: The set of labels of each training experience.
         class_names: The name of each label.
-        frame_table, protocol, run: What it was made from.
+        frame_table: The table, with the classes in the order of their labels.
+        protocol: The protocol.
+        run: The seed.
     """
 
     def __init__(self, streams: list[EagerCLStream], table: FrameTable, protocol: str, run: int, info: StreamInfo):
@@ -175,25 +177,25 @@ def make_benchmark(
     class_groups: Sequence[Sequence[str]] | None = None,
     reference: bool = False,
 ) -> FrameBenchmark:
-    """An Avalanche benchmark from a table.
+    """Make an Avalanche benchmark from a table.
 
-    The items of `experience.dataset` are image, label, task label (always 0); its attribute `frame_row` holds the row
-    of each item in the table. Strategies may change their experiences, so make a new benchmark for each of them.
+    The items of `experience.dataset` are image, label and task label (always 0); its attribute `frame_row` holds the
+    table row of each item. Strategies may change their experiences, so make a new benchmark for each strategy.
 
     Args:
         table: The frames.
         protocol: "class_instance", "class_iid" or "offline".
-        run: The only seed: draws the order of classes, clips and frames.
-        classes_per_experience: Classes of one experience; the last experience may have fewer.
+        run: Seed of the order of classes, clips and frames; there is no other.
+        classes_per_experience: Number of classes in one experience; the last may have fewer.
         train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
-        eval_transform: Likewise, wherever the strategy evaluates.
-        class_groups: Groups of class names that come one after the other; see `plan_stream`.
-        reference: Draw orders as the paper's published code does, and label classes by the order in which their first
-            frames come, so differently in each run. By default a label is the same in every run.
+        eval_transform: The same for evaluation.
+        class_groups: Groups of class names that follow one another; see `plan_stream`.
+        reference: Draw orders as the paper's published code does, and label classes by the order of their first frames,
+            which differs between runs. By default the labels are the same in every run.
 
     Raises:
         ValueError: If the protocol is unknown, or a number is out of range.
-        FrameTableError: If a class has no test frames, or the groups do not hold every class once.
+        FrameTableError: If a class has no test frames, or the groups do not contain each class exactly once.
     """
     plan = plan_stream(table, protocol, run, classes_per_experience, class_groups, reference)
     if reference:
@@ -221,12 +223,12 @@ def make_benchmark(
 
 def _dataset(table: FrameTable, rows: np.ndarray, transforms: dict) -> AvalancheDataset:
     frames = FrameDataset(table, rows)
-    # This kind of dataset has the task_set that LwF and task-balanced buffers ask for.
+    # This class has the `task_set` that LwF and task-balanced buffers read.
     return TaskAwareSupervisedClassificationDataset(
         [frames],
         transform_groups=TransformGroups(transforms),
-        # The task label comes last, where Avalanche looks for it. Not a list, because a list cannot be joined with the
-        # constant labels of the data sets that strategies make for their memory (iCaRL).
+        # Avalanche expects the task label last. It is not a list, because a list cannot be concatenated with the
+        # constant labels of datasets that strategies make for their memory (iCaRL).
         data_attributes=[
             DataAttribute(frames.targets, "targets"),
             DataAttribute(rows.tolist(), "frame_row", use_in_getitem=False),

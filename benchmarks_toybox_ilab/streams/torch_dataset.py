@@ -1,4 +1,4 @@
-"""Frames of a table as a PyTorch dataset, and the two ways to turn a frame into a tensor."""
+"""Frames of a table as a PyTorch dataset, and two transforms from frames to tensors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class FrameDataset(Dataset):
-    """Chosen rows of a table, in the given order, as `(image, label)`.
+    """Rows of a table in the given order, as `(image, label)`.
 
     Args:
-        table: Where the rows come from.
-        rows: Row numbers; a row may come more than once.
-        transform: From PIL image to what the item holds; None leaves the image as it is.
+        table: The table.
+        rows: Row numbers; a row may be repeated.
+        transform: Applied to the PIL image; None keeps it.
 
     Attributes:
-        targets: The labels, a list of int.
+        targets: The labels, list of int.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class FrameDataset(Dataset):
 
 @dataclass(frozen=True)
 class PixelTransform:
-    """PIL image -> `(3, size, size)` uint8; squeezed to a square, bilinear with antialiasing as Pillow does it.
+    """PIL image -> `(3, size, size)` uint8, resized with Pillow's antialiased bilinear filter.
 
-    The aspect ratio is not kept, as in the paper. Its repr names everything it does, so it can key a cache.
+    The aspect ratio is not kept, as in the paper. The repr describes the whole transform, so it can key a cache.
     """
 
     size: int = 224
@@ -59,7 +59,7 @@ class PixelTransform:
 
 @dataclass(frozen=True)
 class ImageNetTransform:
-    """PIL image -> `(3, size, size)` float32: `normalize_pixels` of what `PixelTransform` gives, to the bit."""
+    """PIL image -> `(3, size, size)` float32: `normalize_pixels` of `PixelTransform`, identical to the bit."""
 
     size: int = 224
 
@@ -68,7 +68,7 @@ class ImageNetTransform:
 
 
 def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
-    """uint8 pixels to the range that ImageNet networks expect: divide by 255, subtract the mean, divide by the std.
+    """Normalise uint8 pixels for ImageNet networks: divide by 255, subtract the mean, divide by the std.
 
     Args:
         pixels: `(..., 3, H, W)` uint8.
@@ -82,10 +82,10 @@ def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def pixel_transform(size: int = 224) -> PixelTransform:
-    """Frames as uint8, a quarter of the bytes: for caches and for normalising on the accelerator."""
+    """Transform frames to uint8, a quarter of the bytes of float32, for caches or to normalise on the accelerator."""
     return PixelTransform(size)
 
 
 def imagenet_transform(size: int = 224) -> ImageNetTransform:
-    """Frames as a network pretrained on ImageNet expects them."""
+    """Transform frames as networks pretrained on ImageNet expect them."""
     return ImageNetTransform(size)

@@ -1,1 +1,1 @@
-"""Frames of a data set as a table."""
+"""Data sets as tables of frames, and the files they are made from."""

@@ -1,4 +1,4 @@
-"""What a tree of `<split>/<class>/<image>` lacks, by the number of images of each class."""
+"""Compare a tree of `<split>/<class>/<image>` with the expected number of images in each class."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ _EXTENSIONS = (".png", ".jpg", ".jpeg")
 
 
 def missing_images(paths: Iterable[str], classes: int, expected: dict[str, int | None]) -> list[str]:
-    """What is lacking of a data set, class by class, a line each.
+    """List what is missing from a data set, one line per class.
 
     Args:
-        paths: Files below root; what is no image in `<folder>/<class>` is passed over.
+        paths: Files below root; files that are no image in `<folder>/<class>` are ignored.
         classes: Number of classes of the data set.
-        expected: Number of images of each class, by folder; None where any number but 0 will do.
+        expected: Number of images in each class, by folder; None accepts any number but 0.
     """
     found: dict[str, Counter[str]] = {folder: Counter() for folder in expected}
     for path in paths:
@@ -26,20 +26,20 @@ def missing_images(paths: Iterable[str], classes: int, expected: dict[str, int |
     if not names:
         return [f"all {classes} classes are missing"]
     lines = [f"{classes - len(names)} of {classes} classes are missing altogether"] if len(names) < classes else []
-    lacking = {name: gaps for name in names if (gaps := _gaps(name, found, expected))}
-    lines += [f"class {name}: {gaps}" for name, gaps in list(lacking.items())[:LISTED]]
-    if len(lacking) > LISTED:
-        lines.append(f"{len(lacking) - LISTED} more classes are incomplete")
+    incomplete = {name: gaps for name in names if (gaps := _gaps(name, found, expected))}
+    lines += [f"class {name}: {gaps}" for name, gaps in list(incomplete.items())[:LISTED]]
+    if len(incomplete) > LISTED:
+        lines.append(f"{len(incomplete) - LISTED} more classes are incomplete")
     return lines
 
 
 def _gaps(name: str, found: dict[str, Counter[str]], expected: dict[str, int | None]) -> str:
-    """What a class lacks, in words: empty if nothing."""
+    """What is missing from a class, in words; "" if nothing is."""
     gaps = []
     for folder, count in expected.items():
-        there = found[folder][name]
-        if count is None and not there:
+        present = found[folder][name]
+        if count is None and not present:
             gaps.append(f"no images in {folder}")
-        elif count is not None and there < count:
-            gaps.append(f"{there} of {count} images in {folder}")
+        elif count is not None and present < count:
+            gaps.append(f"{present} of {count} images in {folder}")
     return ", ".join(gaps)

@@ -1,4 +1,4 @@
-"""Frames as CSV files: our own columns, and those of the index files that the paper's published code works with."""
+"""Read and write frames as CSV, with our own columns or those of the index files of the paper's published code."""
 
 import csv
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,15 +21,15 @@ def write_frames(path: str | Path, frames: Iterable[Sequence]) -> None:
 
 
 def read_frames(path: str | Path) -> list[Frame]:
-    """Read what `write_frames` wrote, or a file made by hand with the same header.
+    """Read a file of `write_frames`, or one made by hand with the same header.
 
     Raises:
-        FrameTableError: If the file is missing, or its header or a line is wrong.
+        FrameTableError: If the file is missing, or its header or a line is invalid.
     """
     with _opened(path) as lines:
         header = next(lines, [])
         if tuple(header) != COLUMNS:
-            raise FrameTableError(f"{path} begins with {','.join(header)!r}; it must be {','.join(COLUMNS)!r}")
+            raise FrameTableError(f"{path} begins with {','.join(header)!r}; it must begin with {','.join(COLUMNS)!r}")
         return [_frame(path, lines.line_num, line) for line in lines if line]
 
 
@@ -38,15 +38,15 @@ def read_dirmap(
 ) -> list[Frame]:
     """Read an index file ("dirmap") of the paper's published code: class, object, session, im_num, im_path.
 
-    Further columns, such as pandas' unnamed index, are passed over.
+    Other columns, such as pandas' unnamed index, are ignored.
 
     Args:
         path: The CSV file.
-        test_sessions: Sessions that make the test split, such as (3, 7, 10) for CORe50; all others are for training.
-        class_names: Name of each class number; None keeps the numbers as names.
+        test_sessions: Sessions of the test split, such as (3, 7, 10) for CORe50; all others are for training.
+        class_names: Name of each class number; None uses the numbers as names.
 
     Raises:
-        FrameTableError: If the file is missing, lacks a column, a line is wrong, or a class has no name.
+        FrameTableError: If the file is missing, lacks a column, a line is invalid, or a class has no name.
     """
     held_out = set(map(str, test_sessions))
     names = None if class_names is None else {str(number): name for number, name in class_names.items()}
@@ -68,7 +68,7 @@ def read_dirmap(
             number, item, session, frame, file = (line[place] for place in places)
             if names is not None and number not in names:
                 raise FrameTableError(
-                    f"{path}, line {lines.line_num}: class {number} has no name; the names given are those of "
+                    f"{path}, line {lines.line_num}: class {number} has no name; names were given for "
                     f"{', '.join(names)}"
                 )
             split = "test" if session in held_out else "train"
@@ -80,8 +80,8 @@ def read_dirmap(
 @contextmanager
 def _opened(path: str | Path) -> Iterator:
     if not Path(path).is_file():
-        raise FrameTableError(f"there is no frame table at {path}; give the CSV file that to_csv wrote.")
-    # utf-8-sig: spreadsheets put a byte order mark in front.
+        raise FrameTableError(f"there is no frame table at {path}; give a CSV file written by to_csv.")
+    # utf-8-sig: spreadsheets write a byte order mark first.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         yield csv.reader(file)
 

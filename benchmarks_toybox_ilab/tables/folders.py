@@ -1,4 +1,4 @@
-"""What lies below a folder: entries in natural order, files as relative names, and the folder that a data set is in."""
+"""List folders in natural order, list files below a folder, and find the folder of a data set."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -10,13 +10,13 @@ _CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
 def visible_entries(folder: Path) -> list[Path]:
-    """What lies in a folder, in natural order, without hidden files and what systems leave behind (Thumbs.db)."""
+    """The entries of a folder in natural order, without hidden files and system files such as Thumbs.db."""
     entries = (entry for entry in folder.iterdir() if _visible(entry.name))
     return sorted(entries, key=lambda entry: natural_key(entry.name))
 
 
 def files_below(root: Path, folder: str = "") -> Iterator[str]:
-    """Every visible file below root/folder, at any depth: names relative to root, forward slashes, sorted as text."""
+    """Yield the visible files below root/folder at any depth, relative to root with forward slashes, sorted as text."""
     with os.scandir(root / folder) as entries:
         found = sorted((entry for entry in entries if _visible(entry.name)), key=lambda entry: entry.name)
     for entry in found:
@@ -28,10 +28,10 @@ def files_below(root: Path, folder: str = "") -> Iterator[str]:
 
 
 def dataset_folder(root: Path, folders: Iterable[str], name: str, layout: str) -> Path:
-    """The folder that holds `folders`: root, or root/name.
+    """Return root or root/name, whichever holds `folders`.
 
     Raises:
-        FrameTableError: If neither does; says what is expected and what is there.
+        FrameTableError: If neither does; says what is expected and what was found.
     """
     folders = list(folders)
     for candidate in (root, root / name):

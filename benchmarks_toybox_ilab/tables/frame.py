@@ -1,4 +1,4 @@
-"""One frame of a data set, the rules it obeys, and the errors that say which was broken."""
+"""One frame of a data set, the rules for it, and the errors raised when it breaks one."""
 
 import operator
 import re
@@ -11,11 +11,11 @@ _LINE_BREAKS = re.compile(r"[\r\n\0]")
 
 
 class FrameTableError(ValueError):
-    """A table, a folder or a name that breaks a rule; says which, the rule, and what to do."""
+    """A table, folder or file name breaks a rule; the message says which, the rule, and what to do."""
 
 
 class BadFrameError(OSError):
-    """A frame that cannot be decoded; the message names the file."""
+    """A frame cannot be decoded; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Frame:
     """One row of a table.
 
     Attributes:
-        path: Relative to the table's root, with forward slashes; comes once in a table, unless the table is padded.
-        class_name: What is to be recognised.
-        object_name: Which thing of that class; a name needs to be unique only inside its class.
-        session: Which clip of that object.
+        path: Relative to the table's root, with forward slashes; unique in a table unless the table is padded.
+        class_name: Name of the class.
+        object_name: Name of the object, unique inside its class.
+        session: Name of the clip of that object.
         frame: Position in the clip, at least 0; gaps are fine.
         split: "train" or "test".
     """
@@ -40,7 +40,7 @@ class Frame:
 
 
 def check_row(number: int, row: Frame, seen: dict[str, tuple | None], padded: bool) -> None:
-    """Raise FrameTableError if a row breaks a rule, or its path was seen; note its path and clip as seen."""
+    """Raise FrameTableError if a row breaks a rule or repeats a path in `seen`; add its path and clip to `seen`."""
     if not row.path or not row.class_name:
         missing = "class" if row.path else "path"
         raise FrameTableError(f"{_where(number, row)} has no {missing}; every row needs a path and a class.")
@@ -49,10 +49,10 @@ def check_row(number: int, row: Frame, seen: dict[str, tuple | None], padded: bo
     if type(row.frame) is not int or row.frame < 0:
         whole_number(f"the frame number of {_where(number, row)}", row.frame, 0, FrameTableError)
     if _LINE_BREAKS.search(row.path + row.class_name + row.object_name + row.session):
-        raise FrameTableError(f"row {number} ({row.path!r}) has a name with a line break in it; rename it.")
+        raise FrameTableError(f"row {number} ({row.path!r}) has a name that contains a line break; rename it.")
     clip = (row.class_name, row.object_name, row.session, row.split) if padded else None
     if row.path in seen and not (padded and seen[row.path] == clip):
-        rule = "a padded table repeats a frame only inside its clip" if padded else "list every frame once"
+        rule = "a padded table repeats a frame only within its clip" if padded else "list every frame once"
         raise FrameTableError(f"{_where(number, row)} repeats the path of an earlier row; {rule}.")
     seen[row.path] = clip
 
@@ -62,14 +62,14 @@ def _where(number: int, row: Frame) -> str:
 
 
 def natural_key(text: str) -> tuple:
-    """Sort key that takes runs of digits as numbers: object2 before object10."""
+    """Sort key that compares digits as numbers: object2 before object10."""
     parts = _DIGITS.split(text)
-    parts[1::2] = map(int, parts[1::2])  # every other part is digits, so numbers only ever meet numbers
+    parts[1::2] = map(int, parts[1::2])  # every other part is digits, so numbers are only compared with numbers
     return tuple(parts), text
 
 
 def whole_number(name: str, value: object, least: int, error: type[ValueError] = ValueError) -> int:
-    """The value as int; an error that names it unless it is a whole number of at least `least`."""
+    """Return the value as int; raise an error with its name unless it is a whole number of at least `least`."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
         raise error(f"{name} is {value!r}, but must be a whole number of at least {least}.")
     return operator.index(value)

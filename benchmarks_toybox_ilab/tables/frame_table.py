@@ -1,7 +1,7 @@
 """A data set as a table of frames: path, class, object, session, frame, split.
 
-Every data set of this package is a function from a folder to such a table, and every protocol starts from one. So a
-new data set needs no loader, and a user's own table needs no code: write the CSV, read it with `FrameTable.from_csv`.
+Every data set of this package is a function from a folder to such a table, and every protocol orders the frames of one.
+A user's own data needs no code: write the table as CSV and read it with `FrameTable.from_csv`.
 """
 
 import hashlib
@@ -31,20 +31,20 @@ __all__ = ["BadFrameError", "Frame", "FrameTable", "FrameTableError", "natural_k
 
 
 class FrameTable:
-    """A data set as a table of frames; column-wise and immutable.
+    """A data set as an immutable table of frames, stored by column.
 
     Attributes:
-        path, class_name, object_name, session, frame, split: Tuples, one entry a row; frame of int, the others of str.
-        classes: The class names, in natural order unless given; a label is an index into this.
+        path, class_name, object_name, session, frame, split: Tuples, an entry per row; frame of int, the others of str.
+        classes: The class names, in natural order unless given; a label is an index into them.
         labels: `(N,)` int64, read-only.
-        root, reader, name: As given: the folder that the paths are relative to, what turns a path into a PIL image
-            instead of opening a file, and a short name for messages.
-        padded: As given: whether a path may come again in its own clip, as another frame. Some data sets bring short
-            clips to length that way.
+        root: Folder that the paths are relative to, or None.
+        reader: Turns a path into a PIL image, or None to read files.
+        name: Short name for messages.
+        padded: Whether a path may be repeated in its clip as another frame, as some data sets lengthen short clips.
 
     Raises:
-        FrameTableError: If there are no frames, a row breaks a rule of `Frame`, a path comes twice (in a padded table:
-            in two clips), a class has no training frames, or `classes` are not those of the frames.
+        FrameTableError: If there are no frames, a row breaks a rule of `Frame`, a path is repeated (in a padded table:
+            in another clip), a class has no training frames, or `classes` are not those of the frames.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FrameTable:
         self.padded = padded
         columns: tuple[list, ...] = tuple([] for _ in COLUMNS)
         seen: dict[str, tuple | None] = {}
-        names: dict[str, str] = {}  # one object for all equal names: a million rows have few classes and sessions
+        names: dict[str, str] = {}  # one object for equal names: a million rows have few classes and sessions
         for number, row in enumerate(frames):
             check_row(number, row, seen, padded)
             shared = (names.setdefault(text, text) for text in (row.class_name, row.session, row.split))
@@ -117,11 +117,11 @@ class FrameTable:
         return (self[row] for row in range(len(self)))
 
     def rows(self, split: str | None = None, class_name: str | None = None) -> np.ndarray:
-        """Numbers of the rows of a split and a class, ascending; `(n,)` int64, None takes all."""
+        """Row numbers of a split and a class, ascending, `(n,)` int64; None selects all."""
         chosen = np.ones(len(self), dtype=bool)
         if split is not None:
             if split not in SPLITS:
-                raise FrameTableError(f"there is no split {split!r}; take 'train', 'test', or None for both.")
+                raise FrameTableError(f"there is no split {split!r}; use 'train', 'test', or None for both.")
             chosen &= self._is_test == (split == "test")
         if class_name is not None:
             if class_name not in self.classes:
@@ -130,7 +130,7 @@ class FrameTable:
         return np.flatnonzero(chosen)
 
     def clips(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """The rows grouped by (class, object, session): clips in natural order, frames ascending in each."""
+        """Group rows by (class, object, session): clips in natural order, frames ascending within each."""
         groups: dict[tuple[str, str, str], list[int]] = {}
         for row in map(int, rows):
             groups.setdefault((self.class_name[row], self.object_name[row], self.session[row]), []).append(row)
@@ -138,10 +138,10 @@ class FrameTable:
         return [np.array(sorted(groups[clip], key=lambda row: (self.frame[row], row))) for clip in ordered]
 
     def read(self, row: int) -> Image.Image:
-        """The frame as an RGB image.
+        """Read a frame as an RGB image.
 
         Raises:
-            BadFrameError: If the file is missing, cut off or not an image.
+            BadFrameError: If the file is missing, truncated or not an image.
         """
         path = self.path[row]
         source = path if self.root is None else str(self.root / path)
@@ -151,18 +151,18 @@ class FrameTable:
         except Exception as error:
             raise BadFrameError(
                 f"cannot decode frame {source}: {error or type(error).__name__}. "
-                "Restore the file, or go on without it with --on-bad-frame skip."
+                "Restore the file, or leave it out with --on-bad-frame skip."
             ) from error
 
     def bad_rows(self, progress: Callable[[int, int], object] | None = None, workers: int = 2) -> list[tuple[int, str]]:
-        """Decode every frame once and list those that fail.
+        """Decode every frame and list those that fail.
 
         Args:
-            progress: Called with (frames done, frames in all) after each frame.
-            workers: Number of threads; Pillow decodes outside the interpreter lock.
+            progress: Called with (frames done, total number of frames) after each frame.
+            workers: Number of threads; Pillow releases the interpreter lock while it decodes.
 
         Returns:
-            (row, message) of each frame that cannot be decoded, in row order.
+            (row, message) for each frame that cannot be decoded, in row order.
         """
 
         def failure(row: int) -> str | None:
@@ -181,10 +181,10 @@ class FrameTable:
         return bad
 
     def without(self, rows: Iterable[int]) -> "FrameTable":
-        """The table without these rows; the others keep their order.
+        """Return the table without these rows; the others keep their order.
 
         Raises:
-            FrameTableError: If a row does not exist, or a class would be left without training frames.
+            FrameTableError: If a row does not exist or a class loses all its training frames.
         """
         dropped = set(map(operator.index, rows))
         unknown = dropped.difference(range(len(self)))
@@ -196,7 +196,7 @@ class FrameTable:
         return FrameTable(kept, self.root, self.reader, self.name, self.padded, classes)
 
     def with_classes(self, classes: Sequence[str]) -> "FrameTable":
-        """The same rows with other labels: the place of a class in `classes` is its label.
+        """Return the table with other labels: the label of a class is its position in `classes`.
 
         Raises:
             FrameTableError: If `classes` are not those of the table, each once.
@@ -208,7 +208,7 @@ class FrameTable:
         return relabelled
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Number of frames by class and split: `counts()["cup"]["test"]`."""
+        """Count frames by class and split: `counts()["cup"]["test"]`."""
         test = np.bincount(self.labels[self._is_test], minlength=len(self.classes)).tolist()
         both = np.bincount(self.labels, minlength=len(self.classes)).tolist()
         return {
@@ -217,15 +217,15 @@ class FrameTable:
         }
 
     def content_hash(self) -> str:
-        """SHA-256 over all columns in row order, but not the root: the same on every machine."""
+        """SHA-256 of all columns in row order, without the root: the same on every machine."""
         return _sha256(zip(*self._columns(), strict=True))
 
     def frames_hash(self) -> str:
-        """SHA-256 over the paths in row order: the same for every split of one list of files."""
+        """SHA-256 of the paths in row order: the same for every split of the same files."""
         return _sha256((path,) for path in self.path)
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table as UTF-8 CSV with the header path,class,object,session,frame,split; whole or not at all."""
+        """Write the table atomically as UTF-8 CSV with the header path,class,object,session,frame,split."""
         write_frames(path, zip(*self._columns(), strict=True))
 
     @classmethod
@@ -236,10 +236,10 @@ class FrameTable:
         reader: Callable[[str], Image.Image] | None = None,
         padded: bool = False,
     ) -> "FrameTable":
-        """Read what `to_csv` wrote, or a table made by hand with the same header.
+        """Read a file of `to_csv`, or a table made by hand with the same header.
 
         Raises:
-            FrameTableError: If the file is missing, its header or a line is wrong, or the table breaks a rule.
+            FrameTableError: If the file is missing, its header or a line is invalid, or the table breaks a rule.
         """
         return cls(read_frames(path), root, reader, Path(path).stem, padded)
 
@@ -251,12 +251,12 @@ class FrameTable:
         test_sessions: Collection[int | str],
         class_names: Mapping[int | str, str] | None = None,
     ) -> "FrameTable":
-        """Read an index file of the paper's published code; see `frame_csv.read_dirmap`.
+        """Read an index file of the paper's published code; see `csv.read_dirmap`.
 
-        Its Toybox index repeats frames of short clips under other numbers, so the table counts as padded.
+        The table is padded if it repeats paths, as the index of Toybox does for short clips.
 
         Raises:
-            FrameTableError: If the file is missing, a column or a line is wrong, or the table breaks a rule.
+            FrameTableError: If the file is missing, a column is missing, a line is invalid, or the table breaks a rule.
         """
         frames = read_dirmap(path, test_sessions, class_names)
         return cls(frames, root, name=Path(path).stem, padded=len({frame.path for frame in frames}) < len(frames))

@@ -1,4 +1,4 @@
-"""An image file as an RGB image of 8 bits a channel."""
+"""Read image files as RGB with 8 bits per channel."""
 
 from os import PathLike
 
@@ -7,17 +7,18 @@ from PIL import Image, ImageOps
 
 
 def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
-    """Read an image file; of 16-bit grey ones the upper 8 bits, where Pillow alone would make nearly all of it white.
+    """Read an image file as 8-bit RGB.
 
-    16-bit files without a value above 255 are taken as they are.
+    A 16-bit grey image keeps its upper 8 bits (Pillow alone would clip nearly all of it to white), or its lower 8 bits
+    if no value is above 255.
 
     Args:
-        path: of the file.
-        upright: turn it as its EXIF orientation says, which cameras write instead of turning the pixels.
+        path: Path of the file.
+        upright: Rotate the image as its EXIF orientation says.
 
     Raises:
-        ValueError: floating-point or 32-bit pixels, whose range nobody knows.
-        OSError: or whatever else Pillow raises for a file that it cannot read.
+        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown.
+        OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
     with Image.open(path) as image:
         image.load()
@@ -32,7 +33,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     pixels = np.asarray(image)
     if image.mode == "F" or pixels.min() < 0 or pixels.max() > 0xFFFF:
         raise ValueError(
-            f"its pixels are of mode {image.mode}, from {pixels.min()} to {pixels.max()}; images have 8 or 16 bits a "
-            "channel: save it as such"
+            f"its pixels are of mode {image.mode}, from {pixels.min()} to {pixels.max()}; save it "
+            "with 8 or 16 bits per channel"
         )
     return Image.fromarray((pixels.astype(np.uint16) >> (8 * (pixels.max() > 0xFF))).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Data sets of single images in `<split>/<class>/<image>` folders, as CIFAR-100 and ImageNet are kept."""
+"""Data sets of single images in `<split>/<class>/<image>` folders, such as CIFAR-100 and ImageNet."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,17 +13,17 @@ EXTENSIONS = frozenset({".png", ".jpg", ".jpeg"})
 def image_tree_table(
     root: str | Path, folders: tuple[str, str], name: str, layout: str, paths: Iterable[str] | None = None
 ) -> FrameTable:
-    """A table of two image folders: the first is the training split, the second the test split.
+    """Make a table of two image folders: the first is the training split, the second the test split.
 
-    Every image is a clip of its own: object is the file name without extension, session "0" or "1" by split, frame 0.
-    Rows come sorted by split, class and file name. What is not an image, and hidden files, are passed over.
+    Every image is a clip of its own: object is the file name without extension, session is "0" for training and "1" for
+    testing, frame is 0. Rows are sorted by split, class and file name. Hidden files and other files are ignored.
 
     Args:
         root: The folder of the two folders, or the folder that holds it under `name`.
         folders: Names of the training and the test folder.
-        name: Of the data set.
-        layout: What the tree looks like, for messages.
-        paths: Files below root, where they are known already; else the two folders are listed.
+        name: Name of the data set.
+        layout: Layout of the tree, for messages.
+        paths: Files below root if they are known; None lists the two folders.
 
     Raises:
         FrameTableError: If a folder is missing, an image lies at another depth, or the splits differ in their classes.

@@ -1,1 +1,1 @@
-"""Frames out of video files."""
+"""Extract frames from video files."""

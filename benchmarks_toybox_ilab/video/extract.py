@@ -1,4 +1,4 @@
-"""Frames out of video files: one lossless image for every 1/fps seconds, each clip whole or not at all.
+"""Extract frames from video files: one lossless image every 1/fps seconds, each clip completely or not at all.
 
 Needs PyAV, which brings FFmpeg: `pip install "crumb-avalanche[video]"`.
 """
@@ -30,17 +30,17 @@ VIDEO_EXTENSIONS = (
 )
 
 _PATTERN = re.compile(r"(?P<before>[^/\\]*)%(?:0(?P<digits>\d+))?d(?P<after>[^/\\]*\.png)")
-_BYTES_A_PIXEL = 3 * 0.6  # of a PNG of a photograph
-_PROBES = 50  # videos that are opened to estimate the room for the frames of all
+_BYTES_A_PIXEL = 3 * 0.6  # size of a photograph as PNG
+_PROBES = 50  # number of videos opened to estimate the size of all frames
 
 
 def is_video(path: Path) -> bool:
-    """Whether a name ends as those of video files do, in any case."""
+    """Whether the extension is that of a video file, in any case."""
     return path.suffix.lower() in VIDEO_EXTENSIONS
 
 
 def frame_rate(fps: float) -> float:
-    """The rate as float.
+    """Return the rate as float.
 
     Raises:
         ValueError: If it is not a finite number above 0.
@@ -52,7 +52,7 @@ def frame_rate(fps: float) -> float:
 
 @dataclass(frozen=True)
 class Job:
-    """One video to take frames of; arguments as those of `extract_frames`.
+    """One video to extract frames from; see the arguments of `extract_frames`.
 
     Raises:
         ValueError: If pattern, fps or size breaks its rule.
@@ -74,31 +74,31 @@ class Job:
             raise ValueError(f"size is {self.size!r}, but must be width and height, the short side's limit, or None.")
 
     def name(self, number: int) -> str:
-        """File name of a frame, counted from 1."""
+        """File name of frame `number`, which counts from 1."""
         parts = _PATTERN.fullmatch(self.pattern)
         return f"{parts['before']}{number:0{parts['digits'] or 1}d}{parts['after']}"
 
     def is_name(self, name: str) -> bool:
-        """Whether a file is called as a frame of this clip."""
+        """Whether a file name is that of a frame of this clip."""
         parts = _PATTERN.fullmatch(self.pattern)
         return re.fullmatch(rf"{re.escape(parts['before'])}\d+{re.escape(parts['after'])}", name) is not None
 
     @property
     def hidden_stem(self) -> str:
-        """How hidden files of this clip begin."""
+        """The first part of the names of this clip's hidden files."""
         return "." + (_PATTERN.fullmatch(self.pattern)["before"].strip("._- ") or "frames")
 
     @property
     def marker(self) -> Path:
-        """The file that is written last."""
+        """The file that is written last and marks a finished clip."""
         return self.folder / f"{self.hidden_stem}.json"
 
     def is_part(self, name: str) -> bool:
-        """Whether a folder holds unfinished frames of this clip."""
+        """Whether a folder name is that of unfinished frames of this clip."""
         return re.fullmatch(rf"{re.escape(self.hidden_stem)}\.[^.]+\.part", name) is not None
 
     def record(self) -> dict:
-        """What the frames depend on, as it is kept in the marker."""
+        """What the frames depend on; saved in the marker."""
         try:
             status = self.video.stat()
         except OSError as error:
@@ -113,7 +113,7 @@ class Job:
         }
 
     def finished(self) -> list[str] | None:
-        """Names of the frames, if they are all there and the video is as it was."""
+        """Names of the frames if all exist and neither the video nor the arguments have changed, else None."""
         try:
             marked = json.loads(self.marker.read_text(encoding="utf-8"))
             names = [self.name(number + 1) for number in range(marked.pop("frames"))]
@@ -128,24 +128,23 @@ def extract_frames(
 ) -> list[str]:
     """Write the frames of a video at times 0, 1/fps, 2/fps ... after its first frame as PNG files.
 
-    A clip is written whole or not at all: frames go to a hidden folder beside their place and are moved there at the
-    end, then a hidden marker file says that they are finished. Where it does, and neither the video (by its size and
-    time of change) nor the arguments are different from then, nothing is done. Frames are upright, as players show
-    them.
+    Frames are written to a hidden folder and moved to `folder` at the end; then a hidden marker file records that the
+    clip is finished. Nothing is done if the marker exists and neither the video (its size and modification time) nor
+    the arguments have changed. Frames are rotated as players show them.
 
     Args:
         video: The file.
-        folder: Where the frames go; made if it is not there.
-        pattern: Name of a frame, with %d or %06d in place of its number, counted from 1; ends in .png.
-        fps: Frames to be taken of each second of the video.
-        size: Of the images: None (as the video), the most pixels that the short side may have, or (width, height).
-        threads: Threads of the decoder; 0 lets it choose.
+        folder: Folder for the frames; created if missing.
+        pattern: File name of a frame with %d or %06d for its number, which counts from 1; ends in .png.
+        fps: Frames per second of the video.
+        size: Size of the images: None (that of the video), the largest short side in pixels, or (width, height).
+        threads: Number of decoder threads; 0 lets the decoder choose.
 
     Returns:
-        The names of the frames below folder, in order; at least one.
+        The file names of the frames in order; at least one.
 
     Raises:
-        VideoError: If the file cannot be opened, has no video stream, has no frame, or is damaged or cut off.
+        VideoError: If the file cannot be opened, has no video stream or no frame, or is damaged or truncated.
         FrameTableError: If the frames cannot be written.
         ImportError: If PyAV is not installed.
         ValueError: If pattern, fps or size breaks its rule.
@@ -156,22 +155,22 @@ def extract_frames(
 def extract_many(
     jobs: Iterable[Job], workers: int = 1, progress: Callable[[int, int, int], object] | None = None
 ) -> list[tuple[Path, str]]:
-    """Take the frames of many videos; what is finished already is skipped, and a bad video stops no other.
+    """Extract the frames of many videos; skip finished clips, and go on after a bad video.
 
-    On an interrupt, the clips that worker processes are at are finished first, and all finished clips stay.
+    On an interrupt, worker processes finish their current clips first, and all finished clips are kept.
 
     Args:
-        jobs: The videos and where their frames go.
-        workers: Number of processes, with one thread each; 1 decodes in this process, with as many threads as the
-            decoder likes. With more, a script must call this below `if __name__ == "__main__":`.
-        progress: Called with (videos done, videos in all, frames so far), also for those skipped and failed.
+        jobs: The videos and the folders for their frames.
+        workers: Number of processes with one thread each; 1 decodes in this process and lets the decoder choose its
+            threads. With more, a script must call this below `if __name__ == "__main__":`.
+        progress: Called with (videos done, total number of videos, frames so far), also for skipped and failed videos.
 
     Returns:
-        (video, message) of each video that gave no frames, in the order of the jobs.
+        (video, message) for each video that gave no frames, in the order of the jobs.
 
     Raises:
-        FrameTableError: If the disk has too little room for the frames (by an estimate), or they cannot be written.
-        ImportError: If PyAV is not installed and there is anything to do.
+        FrameTableError: If the disk has too little room for the frames (estimated), or they cannot be written.
+        ImportError: If PyAV is not installed and a clip is unfinished.
         RuntimeError: If worker processes cannot be started.
     """
     jobs = list(jobs)
@@ -189,7 +188,7 @@ def extract_many(
         return []
     load_av()
     which = f"{len(todo)} videos" if len(todo) > 1 else f"video {todo[0].video}"
-    check_room(todo[0].folder, _expected_bytes(todo), f"taking the frames out of {which}")
+    check_room(todo[0].folder, _expected_bytes(todo), f"extracting the frames of {which}")
     failures = {}
     with closing(_attempts(todo, min(workers, len(todo)))) as attempts:
         for position, (count, message) in attempts:
@@ -212,11 +211,11 @@ def _extract(job: Job, threads: int) -> list[str]:
             return _write(job, record, chain([first], images))
         except OSError as error:
             names = job.finished()
-            if names is not None:  # another process was at the same clip, finished it and tidied up
+            if names is not None:  # another process finished the same clip and removed our folder
                 return names
             raise FrameTableError(
                 f"the frames of {job.video} cannot be written to {job.folder}: {error.strerror or error}. Make the "
-                "folder writable or make room there, and do the same again; finished clips are kept."
+                "folder writable or make room there, and run the same again; finished clips are kept."
             ) from error
 
 
@@ -233,7 +232,7 @@ def _write(job: Job, record: dict, images: Iterable[Image.Image]) -> list[str]:
             return finished
         job.marker.unlink(missing_ok=True)
         for entry in os.listdir(job.folder):
-            if job.is_name(entry):  # of another rate, of a video that was replaced, or from before a kill
+            if job.is_name(entry):  # of another rate or video, or left by a killed process
                 os.unlink(job.folder / entry)
         for name in names:
             os.replace(part / name, job.folder / name)
@@ -252,7 +251,7 @@ def _save(image: Image.Image, path: Path) -> None:
 
 
 def _expected_bytes(jobs: list[Job]) -> int:
-    """Room for the frames of all jobs, from what some of the videos say of their length and the file sizes of all."""
+    """Estimate the size of all frames from the lengths of some videos and the file sizes of all."""
     probed_bytes = probed_frames_bytes = 0
     for job in jobs[:: -(-len(jobs) // _PROBES)]:
         try:
@@ -266,7 +265,7 @@ def _expected_bytes(jobs: list[Job]) -> int:
 
 
 def _attempt(job: Job, threads: int = 1) -> tuple[int, str | None]:
-    """Number of frames, or 0 and what is wrong with the video."""
+    """Extract a clip; return the number of frames and None, or 0 and an error message."""
     try:
         return len(_extract(job, threads)), None
     except VideoError as error:
@@ -274,7 +273,7 @@ def _attempt(job: Job, threads: int = 1) -> tuple[int, str | None]:
 
 
 def _attempts(jobs: list[Job], workers: int) -> Iterator[tuple[int, tuple[int, str | None]]]:
-    """Position and `_attempt` of each job, as they are finished."""
+    """Yield the position and `_attempt` of each job as it finishes."""
     if workers == 1:
         for position, job in enumerate(jobs):
             yield position, _attempt(job, threads=0)
@@ -282,6 +281,6 @@ def _attempts(jobs: list[Job], workers: int) -> Iterator[tuple[int, tuple[int, s
     with closing(run_in_processes(_attempt, jobs, workers)) as results:
         for position, result in results:
             crashed = (
-                f"video {jobs[position].video} makes its decoder crash, or take too much memory; replace or remove it."
+                f"video {jobs[position].video} crashes its decoder or takes too much memory; replace or remove it."
             )
             yield position, result or (0, crashed)

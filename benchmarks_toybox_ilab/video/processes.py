@@ -1,4 +1,4 @@
-"""Work for several processes where one item may bring its process down, and no other item is to suffer from that."""
+"""Process pool that survives worker crashes."""
 
 import multiprocessing
 import os
@@ -12,21 +12,21 @@ from typing import Any
 
 
 def run_in_processes(function: Callable[[Any], Any], items: Sequence, workers: int) -> Iterator[tuple[int, Any]]:
-    """What the function returns for each item, as they are finished.
+    """Call a function for each item in worker processes and yield the results as they finish.
 
-    When the caller stops early, items that have begun are waited for; close the generator.
+    Close the generator to stop early; it waits for the items that have begun.
 
     Args:
-        function: Of a module, so that a new process can import it. Returns anything but None.
-        items: Its arguments.
+        function: A module-level function, which new processes can import. It must not return None.
+        items: The arguments.
         workers: Number of processes.
 
     Yields:
-        Position of the item and what was returned; None if the process died of it.
+        Position of the item and the result, which is None if the item crashed its process.
 
     Raises:
         RuntimeError: If processes cannot be started.
-        Exception: What the function raises.
+        Exception: Any error of the function.
     """
     waiting = deque(range(len(items)))
     while waiting:
@@ -41,12 +41,12 @@ def run_in_processes(function: Callable[[Any], Any], items: Sequence, workers: i
                         result = future.result()
                         yield running.pop(future), result
         except BrokenProcessPool:
-            # Nobody says which item the dead process was at: each that was running gets a process of its own.
+            # The item that crashed is unknown, so each running item is repeated in a process of its own.
             for position in running.values():
-                yield position, _alone(function, items[position])
+                yield position, _call_alone(function, items[position])
 
 
-def _alone(function: Callable[[Any], Any], item: Any) -> Any:
+def _call_alone(function: Callable[[Any], Any], item: Any) -> Any:
     try:
         with _pool(1) as pool:
             return pool.submit(function, item).result()
@@ -56,8 +56,8 @@ def _alone(function: Callable[[Any], Any], item: Any) -> Any:
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes of which one has proved to start; on leaving, what has not begun is cancelled."""
-    # Not forked: the parent may have threads that hold locks.
+    """Start worker processes and check that they start; on exit, cancel items that have not begun."""
+    # Spawned, not forked: the parent may have threads that hold locks.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _ignore_interrupts)
     try:
         try:
@@ -73,5 +73,5 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl+C reaches all processes of a terminal; the parent alone decides what to do."""
+    """Ignore Ctrl+C, which reaches all processes of a terminal; only the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What is inside a video file: frames at a rate, turned upright, reduced; and whether the file is whole."""
+"""Decode the frames of a video file at a given rate and size, and detect damaged or truncated files."""
 
 import re
 import struct
@@ -11,24 +11,24 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
-Size = int | tuple[int, int] | None  # at most so many pixels on the short side, exactly (width, height), or as it is
+Size = int | tuple[int, int] | None  # largest short side in pixels, exact (width, height), or None to keep the size
 
 _ADVICE = (
-    "Copy it again from where it came from, mend it (`ffmpeg -i {name} mended.mp4` keeps what can be decoded), "
+    "Copy it again from its source, repair it (`ffmpeg -i {name} repaired.mp4` keeps what can be decoded), "
     "or remove it."
 )
 _TIME_TOLERANCE = 0.005  # seconds; containers round time stamps, Matroska to milliseconds
-_LONGEST_GAP = 60  # seconds; a clock that jumps further, or back by a second, has been set anew (joined recordings)
-_MISSING_SECONDS = 0.5  # at the end of a file that is taken as whole
+_LONGEST_GAP = 60  # seconds; a larger jump, or one back by a second, resets the clock (joined recordings)
+_MISSING_SECONDS = 0.5  # tolerated at the end of a complete file
 _STATED_LENGTH = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
 
 class VideoError(FrameTableError):
-    """A video file that gives no frames, or not all of them; says which file, why, and what to do."""
+    """A video file gives no frames or not all of them; the message says which file, why, and what to do."""
 
 
 def load_av() -> Any:
-    """PyAV, which is an optional dependency.
+    """Import PyAV, an optional dependency.
 
     Raises:
         ImportError: If it is not installed; says how to install it.
@@ -41,20 +41,20 @@ def load_av() -> Any:
 
 
 def sampled_frames(video: Path, fps: float, size: Size = None, threads: int = 0) -> Iterator[Image.Image]:
-    """The frames of a video at times 0, 1/fps, 2/fps ... after its first frame, at least one.
+    """Yield the frames of a video at times 0, 1/fps, 2/fps ... after its first frame, at least one.
 
-    Each is the first frame whose time stamp has come to that time; so one frame may come several times in a row where
-    the video has fewer frames.
+    Each is the first frame whose time stamp is not below that time, so a frame may be repeated if the video has fewer
+    frames per second.
 
     Args:
         video: The file.
-        fps: Frames to be taken of each second.
-        size: Of the images: None, the most pixels on the short side, or width and height.
-        threads: Threads of the decoder; 0 lets it choose.
+        fps: Frames per second to yield.
+        size: Size of the images: None, the largest short side in pixels, or width and height.
+        threads: Number of decoder threads; 0 lets the decoder choose.
 
     Raises:
-        VideoError: If the file cannot be opened, has no video stream, no frame can be decoded, or it is damaged or cut
-            off; in the last two cases after the good frames.
+        VideoError: If the file cannot be opened, has no video stream, no frame can be decoded, or it is damaged or
+            truncated; in the last two cases the good frames are yielded first.
         ImportError: If PyAV is not installed.
     """
     tolerance = min(_TIME_TOLERANCE, 0.25 / fps)
@@ -68,14 +68,14 @@ def sampled_frames(video: Path, fps: float, size: Size = None, threads: int = 0)
                 taken += 1
     except (VideoError, ImportError):
         raise
-    # FFmpeg's errors inherit from half of the built-in ones.
+    # FFmpeg's errors inherit from many built-in ones.
     except Exception as error:
         where = f" after {time:.1f} s" if taken else ""
         raise _video_error(video, f"cannot be decoded{where}: {_reason(error)}") from error
 
 
 def expected_frames(video: Path, fps: float, size: Size) -> tuple[int, int]:
-    """Number of frames that `sampled_frames` will give, by the length the file states, and the pixels of each.
+    """Number of frames that `sampled_frames` yields, by the length the file states, and the pixels of each.
 
     Raises:
         VideoError: If the file cannot be opened or has no video stream.
@@ -90,10 +90,10 @@ def expected_frames(video: Path, fps: float, size: Size) -> tuple[int, int]:
 
 
 class Clock:
-    """Seconds since the first frame, from time stamps that may be missing, jump, or begin anywhere.
+    """Convert time stamps, which may be missing, jump, or begin anywhere, to seconds since the first frame.
 
     Args:
-        rate: Frames a second, for where there is no time stamp to go by.
+        rate: Frames per second, used where time stamps are missing.
     """
 
     def __init__(self, rate: float) -> None:
@@ -102,7 +102,7 @@ class Clock:
         self._origin: float | None = None
 
     def __call__(self, stamp: float | None) -> float:
-        """The time of the next frame, never less than that of the one before."""
+        """Return the time of the next frame, never less than that of the previous one."""
         if self._time is None:
             self._time, self._origin = 0.0, stamp
         elif stamp is None:
@@ -115,12 +115,12 @@ class Clock:
 
 
 def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
-    """The image as a player shows it.
+    """Rotate and mirror an image as a player shows it.
 
     Args:
-        image: As decoded.
-        matrix: Display matrix of its stream: nine whole numbers of 32 bits, taken as the nearest quarter turn, mirrored
-            or not; None shows the image as it is.
+        image: Decoded frame.
+        matrix: Display matrix of its stream, nine 32-bit integers, rounded to the nearest quarter turn with or without
+            mirroring; None keeps the image.
     """
     if matrix is None:
         return image
@@ -136,12 +136,12 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
 
 
 def _picture(frame: Any, size: Size) -> Image.Image:
-    """A decoded frame as an upright RGB image of the wanted size."""
+    """Convert a decoded frame to an upright RGB image of the given size."""
     matrix = next((bytes(data) for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
-    # PyAV 12 takes every video as BT.601 unless told otherwise. What it is turned into is RGB in any case.
+    # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
     colours = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"} if frame.colorspace == 1 else {}
     image = upright(frame.to_image(**colours), matrix)
-    # Pillow rounds correctly; FFmpeg's scaler, as PyAV sets it, darkens the image by a grey level.
+    # Pillow rounds correctly; FFmpeg's scaler, as set by PyAV, darkens the image by one grey level.
     target = _target(*image.size, size)
     return image if target == image.size else image.resize(target, Image.Resampling.BICUBIC)
 
@@ -156,19 +156,19 @@ def _target(width: int, height: int, size: Size) -> tuple[int, int]:
 
 
 def _timed_frames(video: Path, threads: int) -> Iterator[tuple[float, Any]]:
-    """Every frame and its time after the first; what is damaged before anything whole is passed over."""
+    """Yield every frame and its time after the first; skip damaged frames before the first good one."""
     with _opened(video, threads) as (container, stream):
         rate = float(stream.average_rate or stream.guessed_rate or 25)
         clock, time, first, end, begun = Clock(rate), 0.0, None, 0.0, False
         for packet in container.demux(stream):
             if begun and packet.is_corrupt:
-                raise _video_error(video, f"is damaged or cut off after {time:.1f} s")
+                raise _video_error(video, f"is damaged or truncated after {time:.1f} s")
             begun = begun or not packet.is_corrupt
             for frame in packet.decode():
                 if frame.is_corrupt and first is None:  # a recording that begins between two key frames
                     continue
                 if frame.is_corrupt:
-                    raise _video_error(video, f"is damaged or cut off after {time:.1f} s")
+                    raise _video_error(video, f"is damaged or truncated after {time:.1f} s")
                 stamp = _stamp(frame, container)
                 first = (stamp or 0.0) if first is None else first
                 time = clock(stamp)
@@ -178,21 +178,21 @@ def _timed_frames(video: Path, threads: int) -> Iterator[tuple[float, Any]]:
                 end = max(end, float((last + (packet.duration or 0)) * packet.time_base))
         if first is None:
             raise _video_error(video, "has no frame that can be decoded")
-        # Some containers count from 0, others from the first frame: take what is nearer to being whole.
+        # Some containers count from 0, others from the first frame: use the longer length.
         shown, stated = max(end, end - first, time + 1 / rate), _stated_seconds(container, stream, rate)
         if stated - shown > _MISSING_SECONDS:
-            raise _video_error(video, f"is cut off: it should last {stated:.1f} s, but ends after {shown:.1f} s")
+            raise _video_error(video, f"is truncated: it should last {stated:.1f} s, but ends after {shown:.1f} s")
 
 
 def _stamp(frame: Any, container: Any) -> float | None:
-    """When a frame is shown, in seconds."""
-    # AVI only knows when frames are decoded, so what PyAV gives as the time of one that is not shown in order is wrong.
+    """The time at which a frame is shown, in seconds."""
+    # AVI stores only decoding times, so PyAV's display times are wrong for frames that are reordered.
     stamp = frame.dts if container.format.name == "avi" else frame.pts
     return None if stamp is None or frame.time_base is None else float(stamp * frame.time_base)
 
 
 def _stated_seconds(container: Any, stream: Any, rate: float) -> float:
-    """How long a whole file is, where its header says so; other containers can be cut anywhere: 0."""
+    """The length of the complete file according to its header; 0 for containers that do not state it."""
     formats = container.format.name.split(",")
     if "avi" in formats:
         return stream.frames / rate
@@ -202,21 +202,21 @@ def _stated_seconds(container: Any, stream: Any, rate: float) -> float:
         if match := _STATED_LENGTH.match(stream.metadata.get("DURATION", "")):
             hours, minutes, seconds = map(float, match.groups())
             return 3600 * hours + 60 * minutes + seconds
-        if len(container.streams) == 1 and container.duration:  # else it may be the length of the sound
+        if len(container.streams) == 1 and container.duration:  # otherwise it may be the length of the audio
             return container.duration / 1e6
     return 0.0
 
 
 @contextmanager
 def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
-    """The open file and its first video stream."""
+    """Open a file and its first video stream."""
     if not video.is_file():
         raise VideoError(f"there is no video file {video}; restore it.")
     if not video.stat().st_size:
         raise _video_error(video, "is empty (0 bytes)")
     av = load_av()
     try:
-        # Absolute: FFmpeg takes what stands before a colon for a protocol.
+        # Absolute, because FFmpeg reads the text before a colon as a protocol.
         container = av.open(str(video.absolute()), metadata_errors="replace")
     except Exception as error:
         raise _video_error(video, f"cannot be opened: {_reason(error)}") from error

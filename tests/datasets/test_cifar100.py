@@ -30,7 +30,7 @@ def test_the_two_folders_are_the_two_splits(root):
     assert table.read(0).size == (12, 8)
 
 
-def test_the_parent_folder_will_do(root, tmp_path):
+def test_the_parent_folder_is_accepted(root, tmp_path):
     (tmp_path / "cifar100").symlink_to(root)
     assert CIFAR100Frames(tmp_path).content_hash() == CIFAR100Frames(root).content_hash()
 
@@ -41,7 +41,7 @@ def test_known_names_need_no_files(root):
     assert list(again) == list(table)
 
 
-def test_a_class_of_the_test_split_alone_is_named(root):
+def test_a_class_without_training_images_is_named(root):
     names = [*image_tree_names({"train": 1, "test": 1}, ("apple",)), "test/zebra/1.png"]
     with pytest.raises(
         FrameTableError, match=r"class 'zebra' of frame table 'cifar100' has 1 test frames and no training"
@@ -76,7 +76,7 @@ def test_the_whole_data_set_lacks_nothing():
     assert cifar100.COUNTS == {"classes": 100, "train": 50_000, "test": 10_000}
 
 
-def test_what_is_missing_is_told_by_class():
+def test_what_is_missing_is_listed_by_class():
     names = image_tree_names({"train": 500, "test": 100}, CLASSES[:97])
     gone = {"train/class03/class03_7.png", "test/class03/class03_0.png", "test/class03/class03_1.png"}
     strays = ["train/class03/notes.txt", "train/class03/deep/1.png", "elsewhere/class98/1.png", "train/1.png"]
@@ -92,7 +92,7 @@ def test_what_is_missing_is_told_by_class():
     assert lines[20] == "80 more classes are incomplete"
 
 
-def test_the_generator_passes_everything_on(root):
+def test_the_generator_passes_on_its_arguments(root):
     benchmark = OnlineCIFAR100(root, "class_iid", 3, lambda image: "train", lambda image: "eval", 3)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [3, 1]
     assert benchmark.frame_table.content_hash() == CIFAR100Frames(root).content_hash()

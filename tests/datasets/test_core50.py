@@ -29,7 +29,7 @@ def needs(name):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Three objects of three classes; o6 has only two clips, of other sessions."""
+    """Three objects of three classes; o6 has two clips of other sessions."""
     names = [*core50_names((2, 3, 4), (1, 50), (9, 10, 30)), *core50_clip(11, 6, (10, 290)), *core50_clip(7, 6, (50,))]
     return write_files(tmp_path_factory.mktemp("core50"), [*names, "README.md", "s2/.DS_Store"])
 
@@ -76,7 +76,7 @@ def test_rows_are_sorted_naturally():
     ]
 
 
-def test_gaps_and_stray_files_are_fine():
+def test_gaps_and_other_files_are_accepted():
     table = CORe50Frames("nowhere", odd_core50_names())
     assert table.counts() == {
         "plug_adapter": {"train": 33, "test": 75},
@@ -142,35 +142,35 @@ def test_parsing_a_path(path, parsed):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("s12/o3/C_12_03_010.png", "is of session s12, but CORe50 has sessions s1 to s11. Move it away."),
-        ("s1/o51/C_01_51_010.png", "is of object o51, but CORe50 has objects o1 to o50. Move it away."),
-        ("s1/o3/C_01_04_010.png", "does not agree with its folders: in s1/o3 names begin with C_01_03_. Move it"),
-        ("s1/o3/C_02_03_010.png", "does not agree with its folders: in s1/o3 names begin with C_01_03_. Move it"),
-        ("s1/o3/D_01_03_010.png", "is not named as a frame of CORe50: s<session>/o<object>/C_SS_OO_FFF.png"),
-        ("s1/o3/C_01_03_10.png", "is not named as a frame of CORe50"),
+        ("s12/o3/C_12_03_010.png", "belongs to session s12, but CORe50 has sessions s1 to s11. Move it away."),
+        ("s1/o51/C_01_51_010.png", "belongs to object o51, but CORe50 has objects o1 to o50. Move it away."),
+        ("s1/o3/C_01_04_010.png", "does not match its folders: names in s1/o3 begin with C_01_03_. Move it"),
+        ("s1/o3/C_02_03_010.png", "does not match its folders: names in s1/o3 begin with C_01_03_. Move it"),
+        ("s1/o3/D_01_03_010.png", "is not named like a frame of CORe50: s<session>/o<object>/C_SS_OO_FFF.png"),
+        ("s1/o3/C_01_03_10.png", "is not named like a frame of CORe50"),
         ("s1/o3/C_01_03_300.png", "and a frame from 000 to 299. Rename it or move it away."),
-        ("s01/o3/C_01_03_010.png", "is not named as a frame of CORe50"),
-        ("s0/o3/C_00_03_010.png", "is not named as a frame of CORe50"),
-        ("s1/C_01_03_010.png", "is not named as a frame of CORe50"),
-        ("s1/o3/more/C_01_03_010.png", "is not named as a frame of CORe50"),
-        ("plot.PNG", "is not named as a frame of CORe50"),
+        ("s01/o3/C_01_03_010.png", "is not named like a frame of CORe50"),
+        ("s0/o3/C_00_03_010.png", "is not named like a frame of CORe50"),
+        ("s1/C_01_03_010.png", "is not named like a frame of CORe50"),
+        ("s1/o3/more/C_01_03_010.png", "is not named like a frame of CORe50"),
+        ("plot.PNG", "is not named like a frame of CORe50"),
     ],
 )
-def test_an_image_out_of_the_grammar_is_named(path, words):
+def test_an_image_outside_the_grammar_is_named(path, words):
     names = [*core50_names((1, 3), (1,), (10,)), path]
     for function in (lambda: CORe50Frames("nowhere", names), lambda: missing(names)):
         with pytest.raises(FrameTableError, match=f"image {re.escape(path)} .*{re.escape(words)}"):
             function()
 
 
-def test_a_frame_that_comes_twice_is_named():
+def test_a_repeated_frame_is_named():
     names = [*core50_clip(1, 3, (10,)), *core50_clip(1, 3, (10,), ".PNG")]
     with pytest.raises(FrameTableError, match=r"C_01_03_010\.PNG and s1/o3/C_01_03_010\.png are the same frame; keep"):
         CORe50Frames("nowhere", names)
 
 
 def test_a_table_needs_used_frames_and_training_frames():
-    with pytest.raises(FrameTableError, match=r"nowhere holds none of the frames that are used of CORe50 \(10, 30, "):
+    with pytest.raises(FrameTableError, match=r"nowhere holds none of the frames of CORe50 that are used \(10, 30, "):
         CORe50Frames("nowhere", core50_names((1,), frames=(9, 11)))
     with pytest.raises(FrameTableError, match=r"class 'cup' of frame table 'core50' has 1 test frames and no training"):
         CORe50Frames("nowhere", [*core50_names((1, 3), (1,), (10,)), *core50_clip(7, 41, (10,))])
@@ -188,7 +188,7 @@ def test_the_folder_may_lie_deeper(root, tmp_path, inside):
     ]
 
 
-def test_folders_that_are_not_laid_out_so(tmp_path):
+def test_folders_with_another_layout(tmp_path):
     layout = r"core50 is laid out as <root>/core50_128x128/s\{1..11\}/o\{1..50\}/C_SS_OO_FFF.png"
     with pytest.raises(FrameTableError, match=f"there is no folder .*nowhere. {layout}"):
         CORe50Frames(tmp_path / "nowhere")
@@ -201,11 +201,11 @@ def test_folders_that_are_not_laid_out_so(tmp_path):
 
 def test_a_class_too_many_on_disk_is_named(tmp_path):
     write_files(tmp_path, [*core50_names((1, 3), (1,), (10,)), *core50_clip(3, 51, (4,))])
-    with pytest.raises(FrameTableError, match=r"image s3/o51/C_03_51_004\.png is of object o51"):
+    with pytest.raises(FrameTableError, match=r"image s3/o51/C_03_51_004\.png belongs to object o51"):
         CORe50Frames(tmp_path)
 
 
-def test_the_generator_passes_everything_on(root):
+def test_the_generator_passes_on_its_arguments(root):
     benchmark = CORe50(root, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1, 1]
     assert benchmark.class_names == ("mobile_phone", "plug_adapter", "remote_control")
@@ -238,7 +238,7 @@ def test_the_names_of_real_frames():
 
 @needs("core50_bbox.zip")
 def test_the_frames_of_the_real_data():
-    """A line of a file is the box of a frame; the boxes of the frames that the data set lacks begin at -1, -1."""
+    """Each line of a file is the box of a frame; boxes of frames that the data set lacks begin at -1, -1."""
     with zipfile.ZipFile(DATA / "core50_bbox.zip") as archive:
         names, lines = [], 0
         for name in archive.namelist():

@@ -76,7 +76,7 @@ GOLDEN = [  # content hashes of the fake tree in runs 0 to 4
 
 
 @pytest.mark.parametrize("run", range(5))
-def test_runs_0_to_4_stay_as_they_were(root, run):
+def test_runs_0_to_4_are_unchanged(root, run):
     assert ETH80Frames(root, run).content_hash() == GOLDEN[run]
 
 
@@ -88,7 +88,7 @@ def test_incomplete_classes_have_two_test_objects_in_every_run(tmp_path, number)
     assert len(set(pairs)) == {3: 3, 4: 4, 6: 6, 8: 8}.get(number, 10)
 
 
-def test_positions_go_round_when_their_number_is_odd(tmp_path):
+def test_positions_wrap_around_if_their_number_is_odd(tmp_path):
     write_eth80(tmp_path, {"cup": range(1, 4)}, ("000-000",))
     assert [objects(ETH80Frames(tmp_path, run), "test", "cup") for run in range(3)] == [
         ["cup1", "cup2"],
@@ -103,7 +103,7 @@ def test_all_runs_list_the_same_frames(root):
     assert len(hashes) == 1 and len(contents) == 10
 
 
-def test_the_parent_folder_will_do(tmp_path):
+def test_the_parent_folder_is_accepted(tmp_path):
     write_eth80(tmp_path / "eth80", {"cup": range(1, 4)})
     (tmp_path / "SOURCE.md").write_text("where it came from")
     parent, own = ETH80Frames(tmp_path), ETH80Frames(tmp_path / "eth80")
@@ -113,7 +113,7 @@ def test_the_parent_folder_will_do(tmp_path):
     assert ETH80Frames(tmp_path).content_hash() == own.content_hash()
 
 
-def test_hidden_files_and_masks_are_passed_over(tmp_path):
+def test_hidden_files_and_masks_are_ignored(tmp_path):
     write_eth80(tmp_path, {"cup": range(1, 4)})
     for name in (".DS_Store", "Thumbs.db", "cup1/.DS_Store", "cup1/Thumbs.db", "cup1/._cup1-000-000.jpg"):
         (tmp_path / name).write_bytes(b"x")
@@ -122,21 +122,21 @@ def test_hidden_files_and_masks_are_passed_over(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cup1-top.jpg", "cup1-000-00.jpg", "cup2-000-000.jpg", "cup1-000-000.gif", "a.txt"])
-def test_a_name_out_of_the_grammar_is_named(tmp_path, name):
+def test_a_name_outside_the_grammar_is_named(tmp_path, name):
     write_eth80(tmp_path, {"cup": range(1, 4)})
     (tmp_path / "cup1" / name).write_bytes(b"x")
-    with pytest.raises(FrameTableError, match=rf"cup1/{name} is not named as a view of cup1: cup1-EEE-AAA.jpg"):
+    with pytest.raises(FrameTableError, match=rf"cup1/{name} is not named like a view of cup1: cup1-EEE-AAA.jpg"):
         ETH80Frames(tmp_path)
 
 
-def test_a_view_that_comes_twice_is_named(tmp_path):
+def test_a_repeated_view_is_named(tmp_path):
     write_eth80(tmp_path, {"cup": range(1, 4)})
     write_image(tmp_path / "cup1" / "cup1-000-000.png")
-    with pytest.raises(FrameTableError, match=r"cup1-000-000\.png shows a view that .*cup1 already has"):
+    with pytest.raises(FrameTableError, match=r"cup1-000-000\.png repeats a view of .*cup1; keep one"):
         ETH80Frames(tmp_path)
 
 
-def test_folders_that_are_not_laid_out_so(tmp_path):
+def test_folders_with_another_layout(tmp_path):
     layout = "<root>/<object>/<object>-EEE-AAA.jpg"
     with pytest.raises(FrameTableError, match=f"no folder .*nowhere.*{layout}"):
         ETH80Frames(tmp_path / "nowhere")
@@ -158,11 +158,11 @@ def test_objects_that_cannot_be_used(tmp_path):
     with pytest.raises(FrameTableError, match="cup3 holds no views"):
         ETH80Frames(tmp_path)
     (tmp_path / "cup3").rename(tmp_path / "saucer")
-    with pytest.raises(FrameTableError, match="saucer is not named as an object"):
+    with pytest.raises(FrameTableError, match="saucer is not named like an object"):
         ETH80Frames(tmp_path)
     (tmp_path / "saucer").rmdir()
     write_image(tmp_path / "cup1-000-000.jpg")
-    with pytest.raises(FrameTableError, match="lies outside of its object's folder"):
+    with pytest.raises(FrameTableError, match="lies outside its object's folder"):
         ETH80Frames(tmp_path)
 
 
@@ -172,7 +172,7 @@ def test_a_run_is_a_number(root, run):
         ETH80Frames(root, run)
 
 
-def test_the_generator_passes_everything_on(root):
+def test_the_generator_passes_on_its_arguments(root):
     benchmark = ETH80(root, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1]
     assert benchmark.frame_table.content_hash() == ETH80Frames(root, 3).content_hash()

@@ -137,14 +137,14 @@ def test_an_image_in_a_wrong_folder_is_named(path, words):
         "preview.jpg",
     ],
 )
-def test_an_image_out_of_the_grammar_is_named(path):
+def test_an_image_outside_the_grammar_is_named(path):
     names = [*icub_names(TWO_CLASSES, (1,), 1), path]
-    words = f"image {path} is not named as a frame of iCubWorld Transformations: <root>/part{{1..4}}/<category>/"
+    words = f"image {path} is not named like a frame of iCubWorld Transformations: <root>/part{{1..4}}/<category>/"
     with pytest.raises(FrameTableError, match=re.escape(words)):
         ICubFrames("nowhere", names)
 
 
-def test_a_frame_that_comes_twice_is_named():
+def test_a_repeated_frame_is_named():
     names = icub_names(TWO_CLASSES, (1,), 1)
     twice = "part4/mug/mug1/MIX/day2/left/00000000.jpg"
     with pytest.raises(
@@ -173,7 +173,7 @@ def test_the_folder_may_lie_deeper(root, tmp_path):
     assert listing_order(tmp_path) == listing_order(root)
 
 
-def test_folders_that_are_not_laid_out_so(tmp_path):
+def test_folders_with_another_layout(tmp_path):
     layout = r"icub is laid out as <root>/part\{1..4\}/<category>/<object>/<transformation>"
     for function in (ICubFrames, listing_order):
         with pytest.raises(FrameTableError, match=f"there is no folder .*nowhere. {layout}"):
@@ -192,7 +192,7 @@ def test_a_class_too_many_on_disk_is_named(tmp_path):
 
 
 def listed_as(monkeypatch, **orders):
-    """Have the system list some folders in a given order."""
+    """Make the system list some folders in a given order."""
     listdir = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: orders.get(os.path.basename(path)) or listdir(path))
 
@@ -207,7 +207,7 @@ def test_classes_in_the_order_of_the_folders(tmp_path, monkeypatch):
     assert listing_order(tmp_path) == ["mouse", "book", "cellphone", "mug", "wallet"]
 
 
-def test_the_generator_passes_everything_on(root):
+def test_the_generator_passes_on_its_arguments(root):
     benchmark = ICub(root, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1]
     assert benchmark.class_names == ("book", "mug")

@@ -16,7 +16,7 @@ def sessions(table):
 
 
 def starts(table):
-    """The first frame of each clip, in table order; a clip must be 15 frames on end."""
+    """The first frame of each clip, in table order; a clip must have 15 consecutive frames."""
     clips = [[table.frame[row] for row in clip] for clip in table.clips(table.rows())]
     assert all(frames == list(range(frames[0], frames[0] + 15)) for frames in clips)
     return [frames[0] for frames in clips]
@@ -27,7 +27,7 @@ def root(tmp_path_factory):
     return write_files(tmp_path_factory.mktemp("ilab"), odd_ilab_names())
 
 
-def test_a_tree_with_everything_that_may_be_odd(root):
+def test_a_tree_with_unusual_names_and_files(root):
     table = ILabFrames(root)
     assert table.classes == ("boat", "van") and table.name == "ilab" and not table.padded
     # The second background of the boat has 14 images, so its place is the third's; the second boat has 7 sessions.
@@ -39,7 +39,7 @@ def test_a_tree_with_everything_that_may_be_odd(root):
     assert all(table.read(row).size == (12, 8) for row in range(len(table)))
 
 
-def test_every_place_of_the_folder_will_do(root, tmp_path):
+def test_the_folder_is_found_in_every_place(root, tmp_path):
     (tmp_path / "iLab-2M-Light").symlink_to(root)
     (tmp_path / "pictures").symlink_to(root / "train_img")
     expected = ILabFrames(root)
@@ -51,7 +51,7 @@ def test_every_place_of_the_folder_will_do(root, tmp_path):
         assert table.read(0).size == (12, 8)
 
 
-def test_a_folder_for_each_class_will_do(tmp_path):
+def test_images_may_lie_in_one_folder_per_class(tmp_path):
     names = ilab_names(["boat", "car"], [1], SMALL, 16)
     nested = [name.replace("train_img/", f"train_img/{name[10:].split('-')[0]}/") for name in names]
     assert nested[0] == "train_img/boat/boat-i0001-b0001-c00-r01-l0-f2.jpg"
@@ -61,7 +61,7 @@ def test_a_folder_for_each_class_will_do(tmp_path):
         assert [row.path.rpartition("/")[2] for row in ILabFrames(root)] == flat
 
 
-def test_images_are_ordered_by_number_whatever_their_digits():
+def test_images_are_ordered_by_number_with_any_digits():
     names = []
     views = [(0, 1, 0, 2), (0, 1, 1, 0), (0, 1, 1, 3), (0, 2, 0, 0), (0, 10, 0, 0), (2, 1, 0, 0), (10, 1, 0, 0)]
     views += [(11, rotation, 0, 0) for rotation in range(8)]
@@ -136,9 +136,9 @@ def test_four_hundred_thousand_names_take_seconds():
         "cover.jpeg",
     ],
 )
-def test_a_name_out_of_the_grammar_is_named(name):
+def test_a_name_outside_the_grammar_is_named(name):
     words = (
-        rf"{name} is not named as an image of iLab-2M-Light: <class>-iNNNN-.* classes boat, bus, .*, van\. Rename it"
+        rf"{name} is not named like an image of iLab-2M-Light: <class>-iNNNN-.* classes boat, bus, .*, van\. Rename it"
     )
     with pytest.raises(FrameTableError, match=words):
         ILabFrames("nowhere", [*odd_ilab_names(), name])
@@ -153,7 +153,7 @@ def test_an_image_in_another_folder_is_named(folder):
         ILabFrames("nowhere", [name])
 
 
-def test_a_view_that_comes_twice_is_named():
+def test_a_repeated_view_is_named():
     names = ["train_img/boat-i0001-b0001-c00-r01-l0-f2.jpg", "train_img/boat-i1-b1-c0-r1-l0-f2.JPG"]
     with pytest.raises(FrameTableError, match=f"{names[1]} and {names[0]} are the same view"):
         ILabFrames("nowhere", names)
@@ -166,7 +166,7 @@ def test_a_class_without_an_object_that_can_be_used():
         ILabFrames("nowhere", names)
 
 
-def test_folders_that_are_not_laid_out_so(tmp_path):
+def test_folders_with_another_layout(tmp_path):
     with pytest.raises(FrameTableError, match=r"no folder .*nowhere.*ilab is laid out as <root>/train_img/<class>-i"):
         ILabFrames(tmp_path / "nowhere")
     (tmp_path / "train").mkdir()
@@ -174,7 +174,7 @@ def test_folders_that_are_not_laid_out_so(tmp_path):
         ILabFrames(tmp_path)
     write_files(tmp_path / "train_img", ["README.md", "boat-i0001-b0001-c00-r01-l0-f2.txt"])
     for root in (tmp_path, tmp_path / "train_img"):
-        with pytest.raises(FrameTableError, match=f"{root} holds no images of iLab-2M-Light, which is laid out as"):
+        with pytest.raises(FrameTableError, match=f"{root} holds no images of iLab-2M-Light; the layout is"):
             ILabFrames(root)
     write_files(tmp_path, ilab_names(["semi"], [1], SMALL, 15))
     with pytest.raises(FrameTableError, match="holds no images of iLab-2M-Light"):
@@ -196,7 +196,7 @@ def test_what_is_missing():
     ]
 
 
-def test_many_that_are_short_are_summed_up():
+def test_many_short_objects_are_summed_up():
     lines = missing(ilab_names(["van"], range(1, 12), range(1, 11), 14))
     assert lines[:2] == ["class boat: all 28 objects are missing", "class bus: all 28 objects are missing"]
     of_van = [line for line in lines if "van" in line]
@@ -209,7 +209,7 @@ def test_many_that_are_short_are_summed_up():
     assert len(missing([])) == 14
 
 
-def test_the_generator_passes_everything_on(tmp_path):
+def test_the_generator_passes_on_its_arguments(tmp_path):
     write_files(tmp_path, ilab_names(["boat", "bus", "van"], [1], SMALL, 17))
     benchmark = ILab(tmp_path, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1, 1]

@@ -13,7 +13,7 @@ USED = range(10, 300, 20)
 
 
 def prefixed(of_ilab, of_core50):
-    """The names as they are below the folder that holds both."""
+    """The names relative to the folder that contains both."""
     return [f"iLab-2M-Light/{name}" for name in of_ilab] + [f"core50/{name}" for name in of_core50]
 
 
@@ -47,7 +47,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def full():
-    """Names of all that is used of the two data sets, and more."""
+    """Names of all files that are used of the two data sets, and more."""
     return prefixed(ilab_names(views=15), core50_names(frames=USED))
 
 
@@ -77,13 +77,13 @@ def test_clips_by_reference(root):
     assert [drawn[f"boat/{session}"] for session in ("b0002", "b0003", "b0004")] == [1, 0, 1]
 
 
-def test_one_clip_more_moves_no_other():
+def test_another_clip_does_not_reorder_the_others():
     before = ILabCORe50Frames("x", SMALL)
     after = ILabCORe50Frames("x", SMALL + prefixed([], core50_names((4,), (50,), USED)))
     assert set(before.path) < set(after.path) and len(after) == len(before) + 15 * 4
 
 
-def test_the_parent_folder_a_list_of_names_and_inner_folders_will_do(root, tmp_path):
+def test_the_parent_folder_a_list_of_names_and_inner_folders_are_accepted(root, tmp_path):
     expected = ILabCORe50Frames(root)
     assert ILabCORe50Frames("x", [*SMALL, "README.md", "other/picture.png"]).content_hash() == expected.content_hash()
     (tmp_path / "ilab_core50").symlink_to(root)
@@ -129,7 +129,7 @@ def test_the_order_of_the_classes(full):
     assert len(orders) == 4
 
 
-def test_odd_trees_are_balanced_too():
+def test_unusual_trees_are_balanced_too():
     # Without o11 and o12, a class with no training clip or no test clip.
     of_core50 = [name for name in odd_core50_names() if "/o11/" not in name and "/o12/" not in name]
     table = ILabCORe50Frames("x", prefixed(odd_ilab_names(), of_core50))
@@ -146,7 +146,7 @@ def test_a_class_without_test_clips_is_named():
         ILabCORe50Frames("x", names)
 
 
-def test_folders_that_are_not_laid_out_so(root, tmp_path):
+def test_folders_with_another_layout(root, tmp_path):
     with pytest.raises(FrameTableError, match=r"no folder .*nowhere.*ilab_core50 is laid out as <root>/iLab-2M-Light"):
         ILabCORe50Frames(tmp_path / "nowhere")
     (tmp_path / "core50").symlink_to(root / "core50")
@@ -167,7 +167,7 @@ def test_what_is_missing(full):
     assert missing(names) == ["iLab-2M-Light: class bus: all 28 objects are missing", f"core50: {of_core50[0]}"]
 
 
-def test_the_generator_passes_everything_on(root):
+def test_the_generator_passes_on_its_arguments(root):
     benchmark = ILabCORe50(root, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1] * 4
     assert benchmark.frame_table.content_hash() == ILabCORe50Frames(root).content_hash()

@@ -11,7 +11,7 @@ CLASSES = [f"n{number:08d}" for number in range(1000)]
 
 
 def full_size():
-    """As many names as ImageNet has: 1281 or 1282 training images of each class."""
+    """As many names as ImageNet has: 1281 or 1282 training images per class."""
     return [
         *image_tree_names({"train": 1282}, CLASSES[:167], ".JPEG"),
         *image_tree_names({"train": 1281}, CLASSES[167:], ".JPEG"),
@@ -36,7 +36,7 @@ def test_train_is_for_training_and_val_for_testing(root):
     assert ImageNetFrames(root, reference=True).content_hash() == table.content_hash()
 
 
-def test_the_parent_folder_will_do(root, tmp_path):
+def test_the_parent_folder_is_accepted(root, tmp_path):
     (tmp_path / "imagenet").symlink_to(root)
     assert ImageNetFrames(tmp_path).content_hash() == ImageNetFrames(root).content_hash()
 
@@ -61,7 +61,7 @@ def test_a_thousand_classes_of_few_images():
     assert missing(names) == ["3000 of 1281167 training images"]
 
 
-def test_what_is_missing_is_told_by_class():
+def test_what_is_missing_is_listed_by_class():
     names = image_tree_names({"train": 1, "val": 50}, CLASSES[:998], ".JPEG")
     gone = {"train/n00000003/n00000003_0.JPEG", "val/n00000003/n00000003_0.JPEG", "val/n00000004/n00000004_9.JPEG"}
     assert missing(name for name in names if name not in gone) == [
@@ -80,13 +80,13 @@ def test_a_validation_set_that_is_not_sorted_is_explained(tmp_path):
         "val/ILSVRC2012_val_00000002.JPEG",
     ]
     words = (
-        r"images such as val/ILSVRC2012_val_00000001.JPEG lie in val itself, but must lie in one folder for each class"
+        r"images such as val/ILSVRC2012_val_00000001.JPEG lie in val itself, but must lie in one folder per class"
         r'.*development kit.*torchvision.datasets.ImageNet\(root, split="val"\) sorts them.*ILSVRC2012_devkit_t12'
     )
     for arguments in ((write_files(tmp_path, names),), ("/nowhere", names)):
         with pytest.raises(FrameTableError, match=words):
             ImageNetFrames(*arguments)
-    assert missing(names)[0].startswith("2 images lie in val itself, but must lie in one folder for each class")
+    assert missing(names)[0].startswith("2 images lie in val itself, but must lie in one folder per class")
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_validation_set_that_is_not_sorted_is_explained(tmp_path):
     [
         (
             "train/tench/1.JPEG",
-            "image train/tench/1.JPEG lies in folder tench, which is not named as a class of ImageNet",
+            "image train/tench/1.JPEG lies in folder tench, which is not named like a class of ImageNet",
         ),
-        ("val/n0144076/1.JPEG", "lies in folder n0144076, which is not named as a class"),
+        ("val/n0144076/1.JPEG", "lies in folder n0144076, which is not named like a class"),
         ("train/1.JPEG", "image train/1.JPEG lies at the wrong depth"),
         ("train/n00000000/images/1.JPEG", "image train/n00000000/images/1.JPEG lies at the wrong depth"),
         (
@@ -120,7 +120,7 @@ def test_wrong_roots_say_what_is_expected(tmp_path):
         ImageNetFrames(tmp_path)
 
 
-def test_the_generator_passes_everything_on(root):
+def test_the_generator_passes_on_its_arguments(root):
     benchmark = OnlineImageNet(root, "class_iid", 3, lambda image: "train", lambda image: "eval", 2)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [2, 1]
     assert benchmark.frame_table.content_hash() == ImageNetFrames(root).content_hash()

@@ -50,7 +50,7 @@ def test_another_process_draws_the_same_and_does_not_load_avalanche():
     assert printed.split() == [here, "False"]
 
 
-def test_order_and_caches_leave_no_trace():
+def test_order_and_caches_do_not_change_images():
     first = render("mug", 0, 0, 5).tobytes()
     for item in range(3):
         render("star", item, 1, 0)
@@ -59,7 +59,7 @@ def test_order_and_caches_leave_no_trace():
     assert render("mug", 0, 0, 5).tobytes() == first
 
 
-def test_pictures_stay_what_they_were():
+def test_images_are_unchanged():
     # Coarse on purpose: another Pillow may round a corner differently. If this fails because the drawing was changed,
     # raise DRAWING in _shape_scene.py, because caches are keyed by it, and write the new numbers here.
     means = [pixels(name, 0, 0, 7).mean() for name in ("arrow", "gear", "mug", "umbrella")]
@@ -68,7 +68,7 @@ def test_pictures_stay_what_they_were():
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_object_is_visible_and_inside_the_picture(name, monkeypatch):
+def test_object_is_visible_and_inside_the_image(name, monkeypatch):
     frames = [(name, item, session, frame) for item in range(3) for session in range(2) for frame in (0, 7, 14)]
     drawn = [pixels(*frame) for frame in frames]
     things = _shape_scene._thing
@@ -90,7 +90,7 @@ def test_clips_are_smooth_and_differ_from_one_another():
         assert max(steps) < min(others), name
 
 
-def test_colour_does_not_give_the_class_away():
+def test_colour_does_not_reveal_the_class():
     table = ToyShapesFrames(frames_per_clip=3, size=16)
     colour = np.array([np.asarray(table.reader(path), dtype=float).mean(axis=(0, 1)) for path in table.path])
     train, test = table.rows("train"), table.rows("test")
@@ -123,7 +123,7 @@ def test_arguments_of_the_table():
     assert len(ToyShapesFrames(held_out_sessions=()).rows("test")) == 0
 
 
-def test_hash_of_the_table_tells_sizes_apart():
+def test_the_hash_of_the_table_depends_on_the_size():
     few = {"classes": STREAM_CLASSES, "objects_per_class": 1, "frames_per_clip": 5}
     hashes = {ToyShapesFrames(**{**few, **more}).content_hash() for more in ({}, {"size": 32}, {"frames_per_clip": 6})}
     assert len(hashes) == 3
@@ -139,7 +139,7 @@ def test_hash_of_the_table_tells_sizes_apart():
     size=st.integers(16, 80),
     data=st.data(),
 )
-def test_any_path_is_drawn_as_its_numbers_say(name, item, session, count, size, data):
+def test_any_path_is_drawn_by_its_numbers(name, item, session, count, size, data):
     frame = data.draw(st.integers(0, count - 1))
     drawn = ToyShapesReader()(f"{name}/object{item}/session{session}/frame{frame:02d}-of{count}-{size}px")
     assert (drawn.mode, drawn.size) == ("RGB", (size, size))
@@ -187,7 +187,7 @@ def test_reader_is_picklable_and_has_a_stable_repr():
         ({"held_out_sessions": (0, 1, 2, 3)}, "at least one session must remain"),
     ],
 )
-def test_table_says_what_is_wrong(arguments, words):
+def test_errors_of_the_table(arguments, words):
     with pytest.raises(ValueError, match=words):
         ToyShapesFrames(**arguments)
 
@@ -200,13 +200,13 @@ def test_table_says_what_is_wrong(arguments, words):
         (("star", 0, 0, 15), "frame_index is 15.*ends at 14"),
     ],
 )
-def test_render_says_what_is_wrong(frame, words):
+def test_errors_of_render(frame, words):
     with pytest.raises(ValueError, match=words):
         render(*frame)
 
 
 @pytest.mark.parametrize("path", ["star/object2", "star/object2/session1/frame07.png", "star/objectx/session1/frame07"])
-def test_reader_says_what_a_path_looks_like(path):
+def test_errors_of_the_reader_show_the_form_of_a_path(path):
     with pytest.raises(ValueError, match="class/object<n>/session<n>/frame<n>"):
         ToyShapesReader()(path)
 

@@ -30,7 +30,7 @@ def root(tmp_path_factory):
     return write_files(tmp_path_factory.mktemp("toybox"), odd_toybox_names())
 
 
-def test_a_tree_with_everything_that_may_be_odd(root):
+def test_a_tree_with_unusual_names_and_files(root):
     table = ToyboxFrames(root)
     assert table.classes == ("cup", "duck") and table.name == "toybox" and not table.padded
     assert set(table.object_name) == {"cup_01", "duck_12"}  # cup_02 has no tz
@@ -59,7 +59,7 @@ def test_sessions_in_order_and_split(root):
     ]
 
 
-def test_the_parent_folder_and_a_list_of_names_will_do(root, tmp_path):
+def test_the_parent_folder_and_a_list_of_names_are_accepted(root, tmp_path):
     (tmp_path / "toybox").symlink_to(root)
     parent, own = ToyboxFrames(tmp_path), ToyboxFrames(root)
     assert parent.content_hash() == own.content_hash() == ToyboxFrames("x", odd_toybox_names()).content_hash()
@@ -96,7 +96,7 @@ def test_a_table_by_reference_is_padded():
 
 
 def objects_of(names):
-    """Numbers of the objects that the table of these names has of its only class."""
+    """Numbers of the objects in the table of these names, which has one class."""
     return [int(name[-2:]) for name in dict.fromkeys(ToyboxFrames("nowhere", names).object_name)]
 
 
@@ -134,8 +134,8 @@ def test_the_paper_s_counts():
         "images/cover.JPG",
     ],
 )
-def test_a_name_out_of_the_grammar_is_named(name):
-    words = rf"{name} is not named as a frame of Toybox: <class>_<number>_pivothead_<transform>_<frame>.png, with one"
+def test_a_name_outside_the_grammar_is_named(name):
+    words = rf"{name} is not named like a frame of Toybox: <class>_<number>_pivothead_<transform>_<frame>.png, with one"
     with pytest.raises(FrameTableError, match=words):
         ToyboxFrames("nowhere", [*odd_toybox_names(), name])
     with pytest.raises(FrameTableError, match=words):
@@ -154,7 +154,7 @@ def test_a_frame_in_another_folder_is_named(folder):
 
 
 @pytest.mark.parametrize("other", [f"{CUP}_tx_01.png", f"{CUP}_tx_1.jpg", f"{CUP}_tx_1.PNG"])
-def test_a_frame_that_comes_twice_is_named(other):
+def test_a_repeated_frame_is_named(other):
     with pytest.raises(FrameTableError, match=rf"{other} and {CUP}_tx_1.png are the same frame of the same clip"):
         ToyboxFrames("nowhere", [*odd_toybox_names(), other])
 
@@ -166,14 +166,14 @@ def test_a_class_without_a_complete_object_is_named():
         ToyboxFrames("nowhere", names)
 
 
-def test_folders_that_are_not_laid_out_so(tmp_path):
+def test_folders_with_another_layout(tmp_path):
     with pytest.raises(FrameTableError, match=r"no folder .*nowhere.*toybox is laid out as <root>/images/<supercat"):
         ToyboxFrames(tmp_path / "nowhere")
     (tmp_path / "pictures").mkdir()
     with pytest.raises(FrameTableError, match=r"has no folder images, but holds pictures\."):
         ToyboxFrames(tmp_path)
     (tmp_path / "images").mkdir()
-    words = f"images holds no frames of Toybox; take them out .* `crumb prepare toybox --dataset-root {tmp_path}`"
+    words = f"images holds no frames of Toybox; extract them .* `crumb prepare toybox --dataset-root {tmp_path}`"
     with pytest.raises(FrameTableError, match=words):
         ToyboxFrames(tmp_path)
 
@@ -204,7 +204,7 @@ def test_what_is_missing():
     ]
 
 
-def test_many_that_are_incomplete_are_summed_up():
+def test_many_incomplete_objects_are_summed_up():
     names = [name for name in toybox_names(["cup"], range(1, 12), 15) if "_tx_" not in name and "_ty_" not in name]
     lines = [line for line in missing(names) if "cup" in line]
     assert lines == [
@@ -215,7 +215,7 @@ def test_many_that_are_incomplete_are_summed_up():
     assert len(missing([])) == 12 and missing([])[0] == "class airplane: all 29 objects are missing"
 
 
-def test_the_generator_passes_everything_on(tmp_path):
+def test_the_generator_passes_on_its_arguments(tmp_path):
     write_files(tmp_path, toybox_names(["cup", "duck", "car"], [1], 2))
     benchmark = Toybox(tmp_path, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Tiny trees in the layout of the real data sets, and tables without any file."""
+"""Tiny copies of the layouts of the real data sets, and tables without files."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ ETH80_VIEWS = ("000-000", "045-090", "045-000", "045-270", "090-022")
 
 
 def write_image(path: Path, colour: tuple[int, int, int] = (10, 120, 230), size: tuple[int, int] = (12, 8)) -> None:
-    """An image of one colour, with the folders it needs."""
+    """Write an image of one colour and create its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
 
@@ -52,7 +52,7 @@ def number_reader(path: str) -> Image.Image:
 
 
 def make_table(classes: int = 5, objects: int = 2, sessions: int = 3, frames: int = 4) -> FrameTable:
-    """A table that is drawn when read; the last session of each object is the test split, paths end in the row."""
+    """A table of images drawn when read; the last session of each object is the test split, paths end in the row."""
     rows = []
     for c in range(classes):
         for o in range(objects):
@@ -64,7 +64,7 @@ def make_table(classes: int = 5, objects: int = 2, sessions: int = 3, frames: in
 
 
 def write_files(root: Path, names: Iterable[str]) -> Path:
-    """A tiny image for each name of an image, and a byte for anything else."""
+    """Write a tiny image for each name of an image, and one byte for any other name."""
     for name in names:
         if name.lower().endswith((".png", ".jpg", ".jpeg")) and not name.rpartition("/")[2].startswith("."):
             write_image(root / name)
@@ -94,13 +94,13 @@ def toybox_clip(class_name: str, number: int, clip: str, frames: Iterable[int], 
 def toybox_names(
     classes: Iterable[str] = tuple(TOYBOX_FOLDERS), objects: Iterable[int] = range(1, 31), frames: int = 20
 ) -> list[str]:
-    """Names of complete objects of Toybox: all twelve clips, as many frames in each."""
+    """Names of complete objects of Toybox: all twelve clips with equal numbers of frames."""
     clips = ((c, number, clip) for c in classes for number in objects for clip in TOYBOX_CLIPS)
     return [name for clip in clips for name in toybox_clip(*clip, range(1, frames + 1))]
 
 
 def odd_toybox_names() -> list[str]:
-    """A cup with a long clip, a gap and loud names; a cup without tz; a duck with a short clip; and no frames."""
+    """A cup with a long clip, a gap and upper-case names; a cup without tz; a duck with a short clip; other files."""
     usual = [("cup", 1, clip) for clip in TOYBOX_CLIPS if clip not in ("rzplus", "tz", "hodgepodge")]
     usual += [("cup", 2, clip) for clip in TOYBOX_CLIPS if clip != "tz"]
     usual += [("duck", 12, clip) for clip in TOYBOX_CLIPS if clip != "rxplus"]
@@ -128,7 +128,7 @@ ILAB_VIEWS = [(camera, rotation) for camera in (0, 2, 4, 7, 9) for rotation in (
 def ilab_session(
     class_name: str, number: int, background: int, views: int = 15, ending: str = "-l0-f2.jpg"
 ) -> list[str]:
-    """Names of the images of an object of iLab before a background, as many views as asked for, of 30."""
+    """Names of the images of an object of iLab with a background, up to 30 views."""
     clip = f"train_img/{class_name}-i{number:04d}-b{background:04d}"
     return [f"{clip}-c{camera:02d}-r{rotation:02d}{ending}" for camera, rotation in ILAB_VIEWS[:views]]
 
@@ -139,13 +139,13 @@ def ilab_names(
     backgrounds: Iterable[int] = range(1, 11),
     views: int = 30,
 ) -> list[str]:
-    """Names of complete objects of iLab, "semi" among them."""
+    """Names of complete objects of iLab, including "semi"."""
     sessions = ((c, number, background) for c in classes for number in objects for background in backgrounds)
     return [name for session in sessions for name in ilab_session(*session, views)]
 
 
 def odd_ilab_names() -> list[str]:
-    """A boat with a short session, one with too few, a loud van, a class too many; and what is no image."""
+    """A boat with a short session, one with too few, a van with upper-case names, an unused class; other files."""
     return [
         *(name for number in (1, 3, 4, 5, 6, 7, 8, 9, 10) for name in ilab_session("boat", 1, number)),
         *ilab_session("boat", 1, 2, views=14),
@@ -175,7 +175,7 @@ def core50_names(
 
 
 def odd_core50_names() -> list[str]:
-    """Six objects of three classes, and what is no image.
+    """Six objects of three classes, and other files.
 
     o2 is loud and lacks s3, o4 has gaps in s1, o11 has s1 alone, of which o12 has only frames that are not used.
     """
@@ -228,7 +228,7 @@ def icub_names(
 
 
 def odd_icub_names() -> list[str]:
-    """Two mugs and a book, the book in the wrong part: gaps, short clips, loud names, missing clips; and no images."""
+    """Two mugs and a book, the book in the wrong part: gaps, short and missing clips, upper-case names; other files."""
     mug, book = "part3/mug/mug", "part2/book/book"
     return [
         *icub_clip(f"{mug}2/MIX", 4, range(11)),
@@ -260,7 +260,7 @@ def write_video(
     matrix: tuple[int, ...] | None = None,
     faststart: bool = False,
 ) -> Path:
-    """A video whose frames tell their number (see `video_frame_number`), with a white upper left quarter.
+    """Write a video whose frames show their number (see `video_frame_number`) and a white upper left quarter.
 
     `stamps` are the times of the frames in milliseconds, instead of seconds x rate frames; `matrix` is nine numbers
     that turn the picture; `faststart` puts the table of an MP4 file in front, so that one cut off can be opened.
@@ -290,7 +290,7 @@ def write_video(
 
 
 def video_frame_number(path: Path) -> int:
-    """Which frame of a video of `write_video` an image is, from the brightness of its lower right quarter."""
+    """The frame number of an image of `write_video`, from the brightness of its lower right quarter."""
     with Image.open(path) as image:
         picture = np.asarray(image.convert("RGB"), dtype=float)
     height, width = picture.shape[:2]
@@ -298,7 +298,7 @@ def video_frame_number(path: Path) -> int:
 
 
 def write_sound(path: Path) -> Path:
-    """A second of silence, without pictures."""
+    """Write a second of silence, without images."""
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -327,7 +327,7 @@ def cifar100_pixels(number: int) -> np.ndarray:
 def write_cifar100_archive(
     path: Path, classes: tuple[str, ...] = ("apple", "train"), sizes: tuple[int, int] = (3, 2), names: bool = True
 ) -> dict[str, str]:
-    """CIFAR-100 as it is distributed, with as many images of each class in the two splits as `sizes` says.
+    """Write CIFAR-100 in its distributed form; `sizes` gives the number of images per class in the two splits.
 
     Image n of both splits together has `cifar100_pixels(n)`, and is called `<class>_s_<n>.png`; labels take turns.
 
@@ -358,7 +358,7 @@ def write_cifar100_archive(
 def image_tree_names(
     folders: dict[str, int], classes: Iterable[str], ending: str = ".png", stem: str = "{class_name}_{number}"
 ) -> list[str]:
-    """Names of a tree of single images: `train/apple/apple_0.png`, as many of each class as `folders` says."""
+    """Names of a tree of single images: `train/apple/apple_0.png`, `folders` gives the number per class."""
     return [
         f"{folder}/{class_name}/{stem.format(class_name=class_name, number=number)}{ending}"
         for folder, count in folders.items()
@@ -388,7 +388,7 @@ TINY: dict[str, list[str] | None] = {
 
 
 def write_tiny(name: str, root: Path) -> Path:
-    """The tiny form of a benchmark; nothing for one that has no files."""
+    """Write the tiny form of a benchmark; nothing for one without files."""
     if name == "eth80":
         return write_eth80(root)
     if name == "clip_folder":

@@ -1,4 +1,4 @@
-"""A web server of this machine for tests: it can break off, ignore ranges, or answer with what is asked of it."""
+"""A local web server for tests that can break connections, ignore ranges, or answer with errors."""
 
 import hashlib
 import threading
@@ -6,16 +6,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class LocalServer:
-    """Serves one file's content under every path, in a thread.
+    """Serve one file's content under every path, in a thread.
 
     Attributes:
-        content: What is served.
-        ranges: Whether Range is understood.
-        stop_after: Bytes of an answer after which the connection breaks off, once; None never breaks.
-        announce: Whether the length is announced.
-        redirect: Where to send who asks, instead.
-        status: Answer with this error, instead.
-        asked: The Range of each request that was answered, or "".
+        content: The content to serve.
+        ranges: Whether the Range header is supported.
+        stop_after: Number of bytes after which the connection breaks once; None never breaks it.
+        announce: Whether Content-Length is sent.
+        redirect: Address to redirect to instead.
+        status: Error code to answer with instead.
+        asked: The Range of each request, or "".
     """
 
     def __init__(self, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Calls of `prepare` in tests: quiet, without threads, on archives that are made of folders."""
+"""Helpers that call `prepare` quietly with one worker and make archives of folders."""
 
 import tarfile
 import zipfile
@@ -9,10 +9,10 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 
 class Runner:
-    """`prepare` with one worker; what it says is collected.
+    """Call `prepare` with one worker and collect its output.
 
     Attributes:
-        said: The lines.
+        said: The lines of output.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def files(folder: Path) -> list[str]:
 
 
 def read_csv(root: Path, name: str) -> FrameTable:
-    """The table that was written, as its users find it: relative to the root."""
+    """The table that was written, relative to the root."""
     table = FrameTable.from_csv(root / f"{name}.csv", root)
     assert table.read(0).size
     return table

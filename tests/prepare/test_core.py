@@ -59,10 +59,10 @@ def test_core50_is_downloaded_unpacked_and_listed(tmp_path, run, said, monkeypat
     assert table.path[0] == "core50_128x128/s1/o6/C_01_06_010.png"
     assert [row.split("/", 1)[1] for row in table.path] == list(CORe50Frames(root).path) and len(table) == 2 * 3 * 2
     assert "2 classes, 8 training and 4 test images; listed in" in "\n".join(said)
-    assert "Those are not the paper's numbers; `crumb prepare core50" in "\n".join(said)
+    assert "These are not the paper's numbers; `crumb prepare core50" in "\n".join(said)
 
 
-def test_core50_is_not_downloaded_where_it_is_complete_or_was_put_by_others(tmp_path, run, monkeypatch):
+def test_core50_is_not_downloaded_if_it_is_complete_or_was_put_there_by_the_user(tmp_path, run, monkeypatch):
     write_files(tmp_path, CORE50)
     monkeypatch.setattr(_prepare_sources, "download", lambda *arguments: pytest.fail("downloads"))
     assert run("core50", tmp_path) == []
@@ -70,7 +70,7 @@ def test_core50_is_not_downloaded_where_it_is_complete_or_was_put_by_others(tmp_
     (tmp_path / ".download").mkdir()
     monkeypatch.setattr(core50, "missing", lambda names: [] if sorted(names) == sorted(CORE50) else ["some"])
     assert run("core50", tmp_path) == []
-    monkeypatch.setattr(core50, "missing", lambda names: ["some"])  # begun here, so it is gone on with
+    monkeypatch.setattr(core50, "missing", lambda names: ["some"])  # begun here, so it resumes
     with pytest.raises(pytest.fail.Exception, match="downloads"):
         run("core50", tmp_path)
 
@@ -86,13 +86,13 @@ def test_core50_from_a_zip_file(tmp_path, run, said):
     )
     archive.rename(tmp_path / "core50_128x128.zip")
     with pytest.raises(
-        FrameTableError, match=rf"core50_128x128.zip has the MD5 checksum {md5}, .*Fetch it: http://bias"
+        FrameTableError, match=rf"core50_128x128.zip has the MD5 checksum {md5}, .*Download it: http://bias"
     ):
         run("core50", tmp_path / "other", tmp_path / "core50_128x128.zip")
     assert not (tmp_path / "other").exists()
 
 
-def test_a_zip_file_that_lies_in_the_root_is_found(tmp_path, run, monkeypatch):
+def test_a_zip_file_in_the_root_is_found(tmp_path, run, monkeypatch):
     archive = pack(tmp_path / "x.zip", write_files(tmp_path / "made", CORE50))
     monkeypatch.setattr(_prepare_sources, "CORE50_MD5", hashlib.md5(archive.read_bytes()).hexdigest())
     (tmp_path / "root").mkdir()
@@ -110,13 +110,13 @@ def test_a_zip_file_that_lies_in_the_root_is_found(tmp_path, run, monkeypatch):
         ("imagenet", IMAGENET, ImageNetFrames, "imagenet"),
     ],
 )
-def test_a_folder_that_is_laid_out_already(tmp_path, run, said, name, names, frames, inner):
+def test_a_folder_that_has_the_layout(tmp_path, run, said, name, names, frames, inner):
     source = write_files(tmp_path / "source" / inner, names).parent
     before = files(tmp_path)
     assert run(name, tmp_path / "root", source) == []
     assert files(tmp_path) == before and not (tmp_path / "root").exists()
-    assert f"{source / inner} is laid out as {name} should be (2 classes, " in "\n".join(said)
-    assert f"nothing was copied. Give --dataset-root {source} from now on" in "\n".join(said)
+    assert f"{source / inner} has the layout of {name} (2 classes, " in "\n".join(said)
+    assert f"nothing was copied. Use --dataset-root {source} from now on" in "\n".join(said)
     assert run(name, source) == []
     table = read_csv(source, name)
     assert all(path.startswith(f"{inner}/") for path in table.path) and len(table) == len(frames(source))
@@ -139,11 +139,11 @@ def test_ilab_from_its_archive(tmp_path, run, said):
     assert run("ilab", root, archive) == [] and said[3] == f"{archive}: 1 files unpacked"
 
 
-def test_a_long_look_through_an_archive_is_announced(tmp_path, run, said, monkeypatch):
+def test_reading_a_long_file_list_is_announced(tmp_path, run, said, monkeypatch):
     archive = pack(tmp_path / "x.zip", write_files(tmp_path / "made", ILAB))
     monkeypatch.setattr(_prepare_sources, "_LARGE", archive.stat().st_size)
     run("ilab", tmp_path / "root", archive)
-    assert said[0].startswith(f"looking through {archive} (") and said[0].endswith(" kB)") and "240" in said[1]
+    assert said[0].startswith(f"reading the file list of {archive} (") and said[0].endswith(" kB)") and "240" in said[1]
 
 
 def test_icub_from_a_folder_of_archives(tmp_path, run, said):
@@ -189,7 +189,7 @@ def test_ilab_and_core50_need_both(tmp_path, run):
         run("ilab_core50", tmp_path / "other", tmp_path / "core50" / "s1")
 
 
-def test_imagenet_is_listed_as_it_lies(tmp_path, run, said):
+def test_imagenet_is_listed_in_place(tmp_path, run, said):
     write_files(tmp_path, IMAGENET)
     assert run("imagenet", tmp_path) == []
     assert read_csv(tmp_path, "imagenet").content_hash() == ImageNetFrames(tmp_path).content_hash()
@@ -198,9 +198,7 @@ def test_imagenet_is_listed_as_it_lies(tmp_path, run, said):
 
 def test_imagenet_that_is_not_sorted(tmp_path, run):
     write_files(tmp_path / "root", [*IMAGENET[:4], "val/ILSVRC2012_val_00000001.JPEG"])
-    with pytest.raises(
-        FrameTableError, match=r"must lie in one folder for each class.*torchvision.datasets.ImageNet\("
-    ):
+    with pytest.raises(FrameTableError, match=r"must lie in one folder per class.*torchvision.datasets.ImageNet\("):
         run("imagenet", tmp_path / "root")
     archive = pack(tmp_path / "ILSVRC2012_img_val.tar.gz", tmp_path / "root" / "val")
     with pytest.raises(
@@ -210,7 +208,7 @@ def test_imagenet_that_is_not_sorted(tmp_path, run):
 
 
 @pytest.mark.parametrize("name", ["toybox", "ilab", "icub", "imagenet"])
-def test_what_cannot_be_downloaded_says_where_to_get_it(tmp_path, run, name):
+def test_errors_say_where_to_get_a_data_set(tmp_path, run, name):
     source = _prepare_sources.DATA_SETS[name].module.SOURCE
     for root in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(FrameTableError) as raised:
@@ -229,9 +227,7 @@ def test_other_errors(tmp_path, run):
         run("core5", tmp_path)
     with pytest.raises(FrameTableError, match="no data set 'eth80'"):
         check("eth80", tmp_path)
-    with pytest.raises(
-        FrameTableError, match=r"no file or folder .*nowhere; give what you downloaded of ilab as --source"
-    ):
+    with pytest.raises(FrameTableError, match=r"no file or folder .*nowhere; give your download of ilab as --source"):
         run("ilab", tmp_path, tmp_path / "nowhere")
     with pytest.raises(ValueError, match="workers is 0, but must be a whole number of at least 1"):
         run("ilab", tmp_path, workers=0)
@@ -243,7 +239,7 @@ def test_other_errors(tmp_path, run):
         run("ilab", tmp_path / "root", archive)
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path, run, monkeypatch):
+def test_a_full_disk_is_reported_in_one_line(tmp_path, run, monkeypatch):
     write_files(tmp_path, IMAGENET)
 
     def full(table, file):
@@ -251,12 +247,12 @@ def test_a_full_disk_is_told_in_one_line(tmp_path, run, monkeypatch):
 
     monkeypatch.setattr(FrameTable, "to_csv", full)
     with pytest.raises(
-        FrameTableError, match=r"No space left on device: .*imagenet.csv.*the same command again; it goes on"
+        FrameTableError, match=r"No space left on device: .*imagenet.csv.*the same command again, which resumes"
     ):
         run("imagenet", tmp_path)
 
 
-def test_a_source_that_was_unpacked_in_part_is_unpacked_whole(tmp_path, run, said):
+def test_a_source_that_was_unpacked_in_part_is_completed(tmp_path, run, said):
     folder = write_files(tmp_path / "made", CORE50)
     source = tmp_path / "source"
     source.mkdir()
@@ -267,7 +263,7 @@ def test_a_source_that_was_unpacked_in_part_is_unpacked_whole(tmp_path, run, sai
     (source / "mine.zip").unlink()  # now the folder is all there is
     said.clear()
     assert run("core50", tmp_path / "other", source) == []
-    assert "so nothing was copied" in said[0] and said[1].startswith("Those are not the paper's numbers")
+    assert "so nothing was copied" in said[0] and said[1].startswith("These are not the paper's numbers")
 
 
 def test_folders_that_generators_read_are_prepared_too(tmp_path, run, monkeypatch):

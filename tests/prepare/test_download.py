@@ -24,7 +24,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_comes_whole_with_its_checksum(server, tmp_path):
+def test_a_file_is_downloaded_and_verified(server, tmp_path):
     seen = []
     file = download(f"{server.url}/x.zip", tmp_path / "new/x.zip", server.md5, lambda *step: seen.append(step))
     assert file == tmp_path / "new/x.zip" and file.read_bytes() == CONTENT and names(file.parent) == ["x.zip"]
@@ -32,18 +32,18 @@ def test_a_file_comes_whole_with_its_checksum(server, tmp_path):
     assert len(seen) > 1
 
 
-def test_a_file_that_is_there_is_not_fetched_again(server, tmp_path):
+def test_a_file_that_exists_is_not_downloaded_again(server, tmp_path):
     file = tmp_path / "x.zip"
     file.write_bytes(CONTENT)
     assert download(server.url, file, server.md5) == file and download(server.url, file) == file
     assert server.asked == []
     file.write_bytes(b"something else")
-    with pytest.raises(DownloadError, match=rf"x.zip is there already, .* while {server.md5} is expected. Delete it"):
+    with pytest.raises(DownloadError, match=rf"x.zip exists, .* while {server.md5} is expected. Delete it"):
         download(server.url, file, server.md5)
     assert file.read_bytes() == b"something else"  # not ours to delete
 
 
-def test_a_broken_connection_is_told_and_the_same_call_goes_on(server, tmp_path):
+def test_a_broken_connection_is_reported_and_the_same_call_resumes(server, tmp_path):
     server.stop_after = 300_000
     with pytest.raises(DownloadError) as raised:
         download(f"{server.url}/x.zip", tmp_path / "x.zip", server.md5)
@@ -51,8 +51,8 @@ def test_a_broken_connection_is_told_and_the_same_call_goes_on(server, tmp_path)
     assert part.read_bytes() == CONTENT[:300_000] and names(tmp_path) == ["x.zip.part"]
     message = str(raised.value)
     assert f"cannot download {server.url}/x.zip: the connection ended after 300000 of 1024000 bytes" in message
-    assert f"300.0 kB are kept in {part} and the same command goes on from there" in message
-    assert "fetch the file elsewhere and give it with --source" in message
+    assert f"300.0 kB are kept in {part} and the same command resumes" in message
+    assert "download the file elsewhere and give it with --source" in message
 
     seen = []
     download(f"{server.url}/x.zip", tmp_path / "x.zip", server.md5, lambda *step: seen.append(step))
@@ -61,27 +61,27 @@ def test_a_broken_connection_is_told_and_the_same_call_goes_on(server, tmp_path)
     assert seen[0][0] > 300_000
 
 
-def test_it_starts_anew_where_the_server_cannot_go_on(server, tmp_path):
+def test_it_starts_again_if_the_server_cannot_resume(server, tmp_path):
     server.ranges = False
     (tmp_path / "x.zip.part").write_bytes(b"begun")
     download(server.url, tmp_path / "x.zip", server.md5)
     assert server.asked == ["bytes=5-"] and (tmp_path / "x.zip").read_bytes() == CONTENT
 
 
-def test_all_had_arrived_before_the_interruption(server, tmp_path):
+def test_a_partial_file_may_be_complete(server, tmp_path):
     (tmp_path / "x.zip.part").write_bytes(CONTENT)
     download(server.url, tmp_path / "x.zip", server.md5)
     assert server.asked == [f"bytes={len(CONTENT)}-"] and names(tmp_path) == ["x.zip"]
 
 
-def test_more_than_there_is_starts_anew(server, tmp_path):
+def test_a_partial_file_that_is_too_long_starts_again(server, tmp_path):
     (tmp_path / "x.zip.part").write_bytes(CONTENT + b"more")
     download(server.url, tmp_path / "x.zip", server.md5)
     assert len(server.asked) == 2 and (tmp_path / "x.zip").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("begun", [b"", CONTENT[:100]])
-def test_a_length_that_is_not_announced(server, tmp_path, begun):
+def test_an_unknown_length(server, tmp_path, begun):
     server.announce = False
     if begun:
         (tmp_path / "x.zip.part").write_bytes(begun)
@@ -90,21 +90,23 @@ def test_a_length_that_is_not_announced(server, tmp_path, begun):
     assert (tmp_path / "x.zip").read_bytes() == CONTENT and seen[-1] == (len(CONTENT), 0)
 
 
-def test_a_wrong_checksum_deletes_what_came(server, tmp_path):
+def test_a_wrong_checksum_deletes_the_file(server, tmp_path):
     with pytest.raises(DownloadError) as raised:
         download(f"{server.url}/x.zip", tmp_path / "x.zip", "0" * 32)
     message = str(raised.value)
-    assert f"what came from {server.url}/x.zip has the MD5 checksum {server.md5}, but {'0' * 32} is expected" in message
-    assert "it was deleted" in message and "fetch x.zip elsewhere and give it with --source" in message
+    assert (
+        f"the download of {server.url}/x.zip has the MD5 checksum {server.md5}, but {'0' * 32} is expected" in message
+    )
+    assert "it was deleted" in message and "download x.zip elsewhere and give it with --source" in message
     assert names(tmp_path) == []
 
 
 def test_errors_of_the_server_and_of_the_network(server, tmp_path):
     server.status = 503
-    with pytest.raises(DownloadError, match=r"cannot download http.*503.*The same command tries again; or fetch"):
+    with pytest.raises(DownloadError, match=r"cannot download http.*503.*Run the command again; or download"):
         download(server.url, tmp_path / "x.zip")
     (tmp_path / "x.zip.part").write_bytes(b"begun")
-    with pytest.raises(DownloadError, match=r"503.*5 bytes are kept in .*x.zip.part and the same command goes on"):
+    with pytest.raises(DownloadError, match=r"503.*5 bytes are kept in .*x.zip.part and the same command resumes"):
         download(server.url, tmp_path / "x.zip")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -113,7 +115,7 @@ def test_errors_of_the_server_and_of_the_network(server, tmp_path):
     assert names(tmp_path) == ["x.zip.part"]
 
 
-def test_a_server_that_falls_silent(server, tmp_path, monkeypatch):
+def test_a_server_that_stops_answering(server, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -137,7 +139,7 @@ def test_other_addresses_are_refused(tmp_path, url):
         download(url, tmp_path / "x.zip")
 
 
-def test_a_redirection_is_followed_but_not_out_of_the_web(server, tmp_path, monkeypatch):
+def test_a_redirection_is_followed_but_not_to_local_files(server, tmp_path, monkeypatch):
     with LocalServer(b"elsewhere") as other:
         server.redirect = f"{other.url}/x.zip"
         assert download(server.url, tmp_path / "x.zip").read_bytes() == b"elsewhere"
@@ -148,7 +150,7 @@ def test_a_redirection_is_followed_but_not_out_of_the_web(server, tmp_path, monk
             download(server.url, tmp_path / f"{number}.zip")
 
 
-def test_too_little_room_is_said_before_the_file_comes(server, tmp_path, monkeypatch):
+def test_too_little_room_is_reported_before_the_download(server, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 24_000))
     (tmp_path / "x.zip.part").write_bytes(CONTENT[:900_000])
@@ -158,7 +160,7 @@ def test_too_little_room_is_said_before_the_file_comes(server, tmp_path, monkeyp
     download(server.url, tmp_path / "x.zip", server.md5)
 
 
-def test_a_full_disk_is_not_taken_for_the_network(server, tmp_path, monkeypatch):
+def test_a_full_disk_is_no_network_error(server, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -20,7 +20,7 @@ def files(folder):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Replaces the decoding: what would be extracted, as video and frame of the source and the root."""
+    """Replace the decoding and record the video and frame of each extraction, relative to source and root."""
     asked = []
 
     def extract_many(jobs, workers, progress):
@@ -68,7 +68,7 @@ def test_the_loader_reads_what_was_extracted(tmp_path):
     assert table.counts() == {"cup": {"train": 14, "test": 6}} and table.read(0).size == (224, 224)
 
 
-def test_an_interrupted_run_is_gone_on_with(tmp_path):
+def test_an_interrupted_run_resumes(tmp_path):
     pytest.importorskip("av")
     write_toybox_videos(tmp_path, [("cup", 1, "tx"), ("cup", 1, "ty"), ("cup", 1, "tz")], seconds=1)
 
@@ -122,7 +122,7 @@ def test_all_clips_of_a_full_size_tree(tmp_path, taken):
     assert len(taken) == 12 * 3 * 10 and {fps for *_, fps in taken} == {6}
 
 
-def test_other_files_are_passed_over_and_endings_may_be_loud(tmp_path, taken):
+def test_other_files_are_ignored_and_extensions_may_be_upper_case(tmp_path, taken):
     touch_videos(tmp_path, [("cup", 1, "tx")], ending=".MP4")
     for name in (
         "README.md",
@@ -150,7 +150,7 @@ def test_number_of_workers(tmp_path, taken, monkeypatch):
     [
         (
             "households/cup_01_pivothead/cup_02_pivothead_tx.mp4",
-            "cup_02_pivothead_tx.mp4 is not named as a video of cup_01",
+            "cup_02_pivothead_tx.mp4 is not named like a video of cup_01",
         ),
         ("households/cup_01_pivothead/cup_01_pivothead_spin.mp4", "with one of the transforms rxplus, ryplus"),
         (
@@ -159,14 +159,14 @@ def test_number_of_workers(tmp_path, taken, monkeypatch):
         ),
     ],
 )
-def test_names_outside_of_the_grammar(tmp_path, taken, name, words):
+def test_names_outside_the_grammar(tmp_path, taken, name, words):
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).touch()
     with pytest.raises(FrameTableError, match=words):
         extract_toybox(tmp_path, tmp_path)
 
 
-def test_a_clip_that_is_there_twice(tmp_path, taken):
+def test_a_repeated_clip(tmp_path, taken):
     touch_videos(tmp_path, FOUR[:1])
     shutil.copytree(tmp_path / "households", tmp_path / "copy" / "households")
     name = "households/cup_01_pivothead/cup_01_pivothead_rxplus.mp4"

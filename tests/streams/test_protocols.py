@@ -52,7 +52,7 @@ def class_sets(stream):
 
 @quick
 @given(tables(), protocols, runs, sizes)
-def test_every_frame_comes_exactly_once_and_in_one_split(table, protocol, run, size):
+def test_every_frame_is_used_exactly_once_and_in_one_split(table, protocol, run, size):
     benchmark = make_benchmark(table, protocol, run, size)
     train = list(chain(*row_lists(benchmark.train_stream)))
     test = list(chain(*row_lists(benchmark.test_stream)))
@@ -87,7 +87,7 @@ def test_experiences_have_their_own_classes(table, protocol, run, size):
 
 @quick
 @given(tables(), st.sampled_from(["class_instance", "class_iid"]), runs, sizes)
-def test_the_test_stream_up_to_t_is_what_was_seen_up_to_t(table, protocol, run, size):
+def test_the_test_stream_up_to_t_holds_the_classes_seen_up_to_t(table, protocol, run, size):
     benchmark = make_benchmark(table, protocol, run, size)
     for t, experience in enumerate(benchmark.train_stream):
         seen = set().union(*class_sets(benchmark.test_stream[: t + 1]))
@@ -137,8 +137,8 @@ def test_another_run_gives_another_order(protocol):
     assert len({tuple(np.concatenate(plan.train)) for plan in plans}) == 10
 
 
-def test_orders_are_drawn_for_good():
-    """Golden values: a run of today can be repeated with a later version."""
+def test_orders_stay_the_same_in_later_versions():
+    """Golden values: later versions repeat the same runs."""
     table = make_table(classes=4, objects=1, sessions=3, frames=2)
     assert [plan_stream(table, run=run).chunks for run in (0, 1)] == [((1, 0), (3, 2)), ((3, 1), (0, 2))]
     assert [plan_stream(table, protocol).train[0].tolist() for protocol in PROTOCOLS] == [
@@ -148,7 +148,7 @@ def test_orders_are_drawn_for_good():
     ]
 
 
-def test_groups_of_classes_keep_their_turn():
+def test_groups_of_classes_keep_their_order():
     table = make_table(classes=6)
     groups = [["class5", "class1", "class3"], ["class0", "class2", "class4"]]
     for run in range(8):
@@ -156,13 +156,13 @@ def test_groups_of_classes_keep_their_turn():
         assert (set(order[:3]), set(order[3:])) == ({5, 1, 3}, {0, 2, 4})
     assert len({plan_stream(table, run=run, class_groups=groups).chunks for run in range(8)}) == 8
     for wrong in ([["class0"]], [groups[0], groups[0]]):
-        with pytest.raises(FrameTableError, match="must hold each class of the table once: class0, class1"):
+        with pytest.raises(FrameTableError, match="must contain each class of the table once: class0, class1"):
             plan_stream(table, class_groups=wrong)
 
 
 @pytest.mark.parametrize("run", [0, 3])
 def test_orders_of_the_published_code(run):
-    """The draws, spelled out with numpy's legacy functions as a script would call them."""
+    """The draws written out with numpy's legacy functions, as a script would call them."""
     table = make_table(classes=4, objects=2, sessions=3, frames=2)
     names = ["class2", "class0", "class3", "class1"]  # as they are numbered
     np.random.seed(run)
@@ -195,7 +195,7 @@ def test_orders_of_the_published_code(run):
     assert [sorted(labels) for labels in iid.original_classes_in_exp] == [[0, 1], [2, 3]]
 
 
-def test_every_repeat_of_a_padded_table_is_shown_in_its_place():
+def test_every_repeated_frame_of_a_padded_table_is_shown_in_order():
     frames = [Frame("a/1", "a", "o", "s", 1, "train"), Frame("a/2", "a", "o", "s", 2, "train")]
     frames += [replace(frames[0], frame=3), Frame("a/3", "a", "o", "t", 0, "test")]
     benchmark = make_benchmark(FrameTable(frames, padded=True), "class_instance")
@@ -203,7 +203,7 @@ def test_every_repeat_of_a_padded_table_is_shown_in_its_place():
 
 
 def test_orders_do_not_influence_each_other():
-    """One more clip in a class leaves the order of the classes, and of the clips elsewhere, as they are."""
+    """Another clip in a class changes neither the order of the classes nor that of the clips elsewhere."""
     table = make_table(classes=6)
     extra = [replace(table[row], path=f"more/{row}", session="s9") for row in table.rows("train", "class3")[:4]]
     larger = FrameTable([*table, *extra])
@@ -243,7 +243,7 @@ def test_default_transforms_are_those_of_imagenet_networks():
         assert image.shape == (3, 224, 224) and image.dtype == torch.float32 and image.min() < 0
 
 
-def test_what_a_benchmark_tells_about_itself():
+def test_attributes_of_a_benchmark():
     table = make_table(classes=5)
     benchmark = make_benchmark(table, "class_iid", run=2)
     assert benchmark.n_classes == 5 and benchmark.n_classes_per_exp == [2, 2, 1]
@@ -276,7 +276,7 @@ def test_arguments_out_of_range(arguments, words):
         make_benchmark(make_table(), **arguments)
 
 
-def test_a_class_that_cannot_be_tested():
+def test_a_class_without_test_frames():
     table = make_table()
     with pytest.raises(FrameTableError, match="class 'class2' has no test frames"):
         make_benchmark(table.without(table.rows("test", "class2")))

@@ -35,11 +35,11 @@ def test_items_are_image_and_label_in_the_given_order():
     assert labels == (2, 0, 0) and torch.equal(images[1], images[2])
 
 
-def test_without_a_transform_the_item_holds_the_image():
+def test_without_a_transform_the_item_is_the_image():
     assert isinstance(FrameDataset(make_table(), [0])[0][0], Image.Image)
 
 
-def test_workers_give_what_the_main_process_gives():
+def test_workers_return_the_same_as_the_main_process():
     dataset = FrameDataset(make_table(), range(10, 18), pixel_transform(4))
     loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1)
     images = torch.cat([images for images, _ in loader])
@@ -61,7 +61,7 @@ def test_uint8_and_float_agree_to_the_bit(image):
     assert torch.equal(normalize_pixels(pixels.expand(2, 5, -1, -1, -1))[1, 4], floats)
 
 
-def test_same_as_torchvision(image):
+def test_transforms_equal_those_of_torchvision(image):
     theirs = transforms.Compose(
         [transforms.Resize((24, 24)), transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     )

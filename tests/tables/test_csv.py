@@ -7,7 +7,7 @@ HEADER = "class,object,session,im_num,im_path\n"
 
 
 def test_an_index_file_of_the_published_code(tmp_path):
-    """Columns in any order, pandas' index in front, class numbers that get names."""
+    """Columns in any order, pandas' index first, class numbers with names."""
     file = tmp_path / "core50_dirmap.csv"
     file.write_text(
         ",im_path,class,object,session,im_num\n0,s1/o1/C_01_01_010.png,1,1,1,10\n1,s3/o1/C_03_01_030.png,1,1,3,30\n"
@@ -35,11 +35,11 @@ def test_an_index_file_may_repeat_the_frames_of_a_short_clip(tmp_path):
         ("class,object,session\n", "has no column im_num and no column im_path; an index file of the published code"),
         (HEADER + "1,1,1,1\n", "line 2 has 4 values, but the header 5"),
         (HEADER + "1,1,1,x,a.png\n", "line 2: frame is 'x'"),
-        (HEADER + "2,1,1,1,a.png\n", "line 2: class 2 has no name; the names given are those of 1"),
+        (HEADER + "2,1,1,1,a.png\n", "line 2: class 2 has no name; names were given for 1"),
         (HEADER + "1,1,1,1,a.png\n1,1,2,1,a.png\n", "row 1 (a.png) repeats the path of an earlier row; a padded table"),
     ],
 )
-def test_an_index_file_that_breaks_a_rule_says_where(tmp_path, text, words):
+def test_an_error_in_an_index_file_names_the_line(tmp_path, text, words):
     file = tmp_path / "dirmap.csv"
     file.write_text(text)
     with pytest.raises(FrameTableError) as raised:

@@ -66,7 +66,7 @@ def test_natural_key_orders_any_texts(texts):
     assert sorted(sorted(texts, reverse=True), key=natural_key) == sorted(texts, key=natural_key)
 
 
-def test_natural_key_takes_digits_as_numbers():
+def test_natural_key_compares_digits_as_numbers():
     names = ["frame2", "frame10", "frame1b", "frame1", "2", "a"]
     assert sorted(names, key=natural_key) == ["2", "a", "frame1", "frame1b", "frame2", "frame10"]
 
@@ -82,10 +82,10 @@ def test_natural_key_takes_digits_as_numbers():
         ([replace(CUP, frame=1.0)], "is 1.0, but must be a whole number"),
         ([replace(CUP, path="")], "has no path"),
         ([replace(CUP, class_name="")], "has no class"),
-        ([replace(CUP, session="a\nb")], "name with a line break"),
+        ([replace(CUP, session="a\nb")], "name that contains a line break"),
     ],
 )
-def test_a_table_that_breaks_a_rule_says_which(frames, words):
+def test_broken_rules_are_named(frames, words):
     with pytest.raises(FrameTableError, match=words):
         FrameTable(frames)
 
@@ -119,7 +119,7 @@ def test_a_padded_table_repeats_frames_inside_a_clip():
     assert len(FrameTable([CUP, again], padded=True)) == 2
     with pytest.raises(FrameTableError, match="repeats the path of an earlier row; list every frame once"):
         FrameTable([CUP, again])
-    with pytest.raises(FrameTableError, match="a padded table repeats a frame only inside its clip"):
+    with pytest.raises(FrameTableError, match="a padded table repeats a frame only within its clip"):
         FrameTable([CUP, replace(again, session="b")], padded=True)
 
 
@@ -153,7 +153,7 @@ def test_csv_is_plain_and_may_come_from_a_spreadsheet(tmp_path):
     assert list(FrameTable.from_csv(file, None)) == [CUP]
 
 
-def test_csv_that_could_not_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_csv_that_cannot_be_written_keeps_the_old_one(tmp_path, monkeypatch):
     file = tmp_path / "frames.csv"
     FrameTable([CUP]).to_csv(file)
 
@@ -170,13 +170,13 @@ def test_csv_that_could_not_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     ("text", "words"),
     [
         ("", "begins with '';"),
-        ("path,label\n", "begins with 'path,label'; it must be 'path,class,object,session,frame,split'"),
+        ("path,label\n", "begins with 'path,label'; it must begin with 'path,class,object,session,frame,split'"),
         ("path,class,object,session,frame,split\na,b\n", "line 2 has 2 values, but needs 6"),
         ("path,class,object,session,frame,split\na,b,c,d,1.5,train\n", "line 2: frame is '1.5'"),
         ("path,class,object,session,frame,split\n", "has no frames"),
     ],
 )
-def test_a_csv_that_breaks_a_rule_says_where(tmp_path, text, words):
+def test_an_error_in_a_csv_names_the_line(tmp_path, text, words):
     (tmp_path / "mine.csv").write_text(text)
     with pytest.raises(FrameTableError, match=words):
         FrameTable.from_csv(tmp_path / "mine.csv", None)
@@ -188,7 +188,7 @@ def test_a_missing_csv_is_named():
 
 
 def test_hashes_are_the_same_everywhere():
-    """Golden values: results on file name the table they came from."""
+    """Golden values: saved results identify their table by these hashes."""
     table = FrameTable([CUP, CUP_TEST, BALL], root="/here")
     assert table.content_hash() == FrameTable([CUP, CUP_TEST, BALL], root="/there", name="x").content_hash()
     assert table.content_hash() == "8c674c18c5457933e787acd4083afaf95cf2283025c9e2e047b8a4f9b855031f"
@@ -198,7 +198,7 @@ def test_hashes_are_the_same_everywhere():
 @pytest.mark.parametrize(
     "change", [{"path": "x"}, {"class_name": "ball"}, {"object_name": "x"}, {"session": "x"}, {"frame": 1}]
 )
-def test_every_column_counts_for_the_content_hash(change):
+def test_every_column_changes_the_content_hash(change):
     table, other = FrameTable([BALL, CUP, CUP_TEST]), FrameTable([BALL, CUP, replace(CUP_TEST, **change)])
     assert table.content_hash() != other.content_hash()
 
@@ -216,12 +216,12 @@ def test_read_gives_rgb(tmp_path):
     assert image.mode == "RGB" and image.size == (3, 2) and image.getpixel((0, 0)) == (77, 77, 77)
 
 
-def test_a_reader_takes_the_place_of_files():
+def test_a_reader_replaces_files():
     image = make_table().read(7)
     assert image.mode == "RGB" and image.getpixel((0, 0))[0] in (7, 8)
 
 
-def test_a_file_that_is_cut_off_is_named(tmp_path):
+def test_a_truncated_file_is_named(tmp_path):
     table = on_disk(tmp_path)
     write_image(tmp_path / "2.png", size=(64, 64))
     data = (tmp_path / "2.png").read_bytes()
@@ -242,7 +242,7 @@ def test_every_damage_is_a_bad_frame(tmp_path, damage):
         table.read(1)
 
 
-def test_a_bad_frame_error_survives_the_way_back_from_a_worker_process():
+def test_a_bad_frame_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(BadFrameError("cannot decode frame x.png")))
     assert isinstance(error, OSError) and str(error) == "cannot decode frame x.png"
 

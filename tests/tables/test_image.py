@@ -1,4 +1,4 @@
-"""An image file as 8-bit RGB: deep greys keep their shades, and phones' photos stand upright where that is wanted."""
+"""Image files as 8-bit RGB: 16-bit greys keep their range, and photos are rotated on request."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SIDEWAYS = 6  # in EXIF: to be turned clockwise by a quarter
 
 
 def save_sideways(path, size=(8, 4)):
-    """A photo whose left half is black; upright, that is its upper half."""
+    """A photo whose left half is black, which is the upper half of the rotated photo."""
     pixels = np.full((size[1], size[0], 3), 255, dtype=np.uint8)
     pixels[:, : size[0] // 2] = 0
     exif = Image.Exif()
@@ -21,7 +21,7 @@ def save_sideways(path, size=(8, 4)):
     Image.fromarray(pixels).save(path, exif=exif)
 
 
-def test_sixteen_bit_greys_keep_their_upper_eight(tmp_path):
+def test_sixteen_bit_greys_keep_their_upper_eight_bits(tmp_path):
     values = np.array([[0, 255, 256, 600], [1200, 5000, 40000, 65535]], dtype=np.uint16)
     Image.fromarray(values).save(tmp_path / "deep.png")
     image = read_image(tmp_path / "deep.png")
@@ -34,13 +34,13 @@ def test_sixteen_bit_greys_keep_their_upper_eight(tmp_path):
 
 
 @pytest.mark.parametrize("values", [np.float32([[0.5, 1.0]]), np.int32([[-1, 4]]), np.int32([[0, 70000]])])
-def test_ranges_that_nobody_knows_are_refused(tmp_path, values):
+def test_unknown_ranges_are_refused(tmp_path, values):
     Image.fromarray(values).save(tmp_path / "x.tif")
-    with pytest.raises(ValueError, match=r"its pixels are of mode [FI], from .* to .*; images have 8 or 16 bits"):
+    with pytest.raises(ValueError, match=r"its pixels are of mode [FI], from .* to .*; save it with 8 or 16 bits"):
         read_image(tmp_path / "x.tif")
 
 
-def test_photos_stand_upright_where_that_is_asked_for(tmp_path):
+def test_photos_are_rotated_on_request(tmp_path):
     save_sideways(tmp_path / "photo.png")
     assert read_image(tmp_path / "photo.png").size == (8, 4)
     upright = read_image(tmp_path / "photo.png", upright=True)
@@ -48,7 +48,7 @@ def test_photos_stand_upright_where_that_is_asked_for(tmp_path):
     assert np.asarray(upright)[..., 0].tolist() == [[0] * 4] * 4 + [[255] * 4] * 4
 
 
-def test_a_clip_folder_shows_photos_as_a_viewer_does_and_names_what_it_cannot_read(tmp_path):
+def test_a_clip_folder_rotates_photos_and_names_what_it_cannot_read(tmp_path):
     write_clip_folder(tmp_path)
     table = ClipFolderFrames(tmp_path)
     save_sideways(tmp_path / table.path[0])

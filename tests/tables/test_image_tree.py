@@ -11,7 +11,7 @@ def table(root, paths=None):
     return image_tree_table(root, ("train", "test"), "photos", LAYOUT, paths)
 
 
-def test_rows_come_by_split_class_and_name(tmp_path):
+def test_rows_are_sorted_by_split_class_and_name(tmp_path):
     for path in ("test/b/x.PNG", "train/b/2.png", "train/a/10.jpeg", "train/a/1.jpg", "test/a/1.png"):
         write_image(tmp_path / path)
     for stray in ("README.md", "train/labels.csv", "train/a/.hidden.png", "train/a/notes.txt"):
@@ -27,7 +27,7 @@ def test_rows_come_by_split_class_and_name(tmp_path):
     assert photos.read(4).size == (12, 8)
 
 
-def test_the_tree_may_lie_one_folder_deeper(tmp_path):
+def test_the_tree_may_be_one_folder_deeper(tmp_path):
     for split in ("train", "test"):
         write_image(tmp_path / "photos" / split / "a" / "1.png")
     assert table(tmp_path).root == tmp_path / "photos" and len(table(tmp_path)) == 2
@@ -42,13 +42,13 @@ def test_the_tree_may_lie_one_folder_deeper(tmp_path):
         (["train/a/1.txt"], "frame table 'photos' has no frames"),
     ],
 )
-def test_a_tree_that_breaks_a_rule_says_where(paths, words):
+def test_misplaced_images_are_named(paths, words):
     with pytest.raises(FrameTableError) as raised:
         table("/nowhere", paths)
     assert words in str(raised.value)
 
 
-def test_a_wrong_root_says_what_is_expected_and_what_is_there(tmp_path):
+def test_an_error_for_a_wrong_root_says_what_is_expected_and_what_is_there(tmp_path):
     with pytest.raises(FrameTableError, match=r"no folder .*nowhere. photos is laid out as <root>/{train,test}"):
         table(tmp_path / "nowhere")
     with pytest.raises(FrameTableError, match="has no folder train and no folder test, but holds nothing"):

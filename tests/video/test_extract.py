@@ -39,7 +39,7 @@ def clips(tmp_path_factory):
         ("a:b, %d.3gp", None),
     ],
 )
-def test_the_frames_of_whole_seconds(tmp_path, name, codec):
+def test_one_frame_per_second(tmp_path, name, codec):
     pytest.importorskip("av")
     clip = write_video(tmp_path / name, seconds=3.2, codec=codec)
     names = extract_frames(clip, tmp_path / "out", "%d.png")
@@ -49,7 +49,7 @@ def test_the_frames_of_whole_seconds(tmp_path, name, codec):
         assert image.size == (64, 48) and image.format == "PNG" and image.mode == "RGB"
 
 
-def test_a_container_whose_clock_does_not_begin_at_0(tmp_path):
+def test_a_container_whose_time_stamps_do_not_begin_at_0(tmp_path):
     pytest.importorskip("av")
     clip = write_video(tmp_path / "clip.mpg", seconds=2, rate=25)
     assert shown(tmp_path, extract_frames(clip, tmp_path, "f%03d.png")) == [0, 25]
@@ -68,7 +68,7 @@ def test_a_rate_above_the_videos_repeats_frames(clips, tmp_path):
     assert numbers[:6] == [0, 1, 1, 2, 2, 3] and len(numbers) == 59
 
 
-def test_variable_rate_goes_by_time_stamps(tmp_path):
+def test_a_variable_rate_follows_the_time_stamps(tmp_path):
     pytest.importorskip("av")
     # Since the first: 0, 100, 900, 997, 1002, 1100, 3400 ms. 997 is near enough to 1 s; 2 and 3 s are not over before
     # 3400.
@@ -88,7 +88,7 @@ def test_variable_rate_goes_by_time_stamps(tmp_path):
         ([7.0, 95000.0, 95000.1], [0, 0.5, 0.6]),
     ],
 )
-def test_a_clock_for_stamps_that_are_missing_or_jump(stamps, times):
+def test_time_stamps_that_are_missing_or_jump(stamps, times):
     clock = Clock(rate=2)
     assert [clock(stamp) for stamp in stamps] == pytest.approx(times)
 
@@ -113,7 +113,7 @@ def test_sizes(clips, tmp_path, size, expected):
         (MIRRORED, [[3, 2, 1], [6, 5, 4]]),
     ],
 )
-def test_a_display_matrix_turns_the_image(matrix, expected):
+def test_a_display_matrix_rotates_the_image(matrix, expected):
     image = Image.fromarray(np.array([[1, 2, 3], [4, 5, 6]], np.uint8))
     matrix = matrix and struct.pack("=9i", *matrix)
     assert np.asarray(upright(image, matrix)).tolist() == expected
@@ -124,7 +124,7 @@ def test_a_display_matrix_turns_the_image(matrix, expected):
     [(CLOCKWISE, (0, -1)), (COUNTERCLOCKWISE, (-1, 0)), (UPSIDE_DOWN, (-1, -1)), (MIRRORED, (0, -1))],
 )
 @pytest.mark.parametrize("size", [None, 24, (30, 20)])
-def test_a_clip_of_a_turned_phone_is_upright(tmp_path, matrix, corner, size):
+def test_a_clip_of_a_rotated_phone_is_upright(tmp_path, matrix, corner, size):
     av = pytest.importorskip("av")
     if not hasattr(av.video.stream.VideoStream, "set_display_matrix"):
         pytest.skip("this PyAV cannot write display matrices")
@@ -144,7 +144,7 @@ def test_a_clip_of_a_turned_phone_is_upright(tmp_path, matrix, corner, size):
     # Luma 100, Cb -38, Cr +72: 255/219 * 84 = 97.8, then R by 1.793 or 1.596 x 72, B by 2.112 or 2.017 x -38.
     [(1, (226.9, 66.7, 17.5)), (5, (212.7, 53.9, 21.2))],
 )
-def test_colours_by_the_standard_that_the_video_says(colorspace, expected):
+def test_colours_follow_the_standard_that_the_video_states(colorspace, expected):
     av = pytest.importorskip("av")
     planes = np.full((72, 64), 100, np.uint8)
     planes[48:60], planes[60:] = 90, 200
@@ -153,7 +153,7 @@ def test_colours_by_the_standard_that_the_video_says(colorspace, expected):
     assert np.asarray(_picture(frame, None))[20, 20] == pytest.approx(expected, abs=2)
 
 
-def test_a_pattern_counts_from_1_and_zeros_are_as_asked(clips, tmp_path):
+def test_a_pattern_counts_from_1_with_the_given_zeros(clips, tmp_path):
     names = extract_frames(clips / "whole.mp4", tmp_path, "100%_a_%02d.png")
     assert names == ["100%_a_01.png", "100%_a_02.png", "100%_a_03.png"]
     assert files(tmp_path) == [".100%_a.json", *names]
@@ -203,7 +203,7 @@ def bad_file(folder, kind):
         ("empty", r"empty.mp4 is empty \(0 bytes\). Copy it again"),
         ("sound", "sound.mp4 has no video stream, but only audio"),
         ("header", "header.mp4 has no frame that can be decoded|header.mp4 cannot be decoded"),
-        ("webm", r"webm.webm is cut off: it should last 3.0 s, but ends after [012]\.\d s"),
+        ("webm", r"webm.webm is truncated: it should last 3.0 s, but ends after [012]\.\d s"),
         ("missing", "there is no video file .*missing.mp4"),
     ],
 )
@@ -215,9 +215,9 @@ def test_a_bad_file_is_named_and_leaves_nothing(tmp_path, kind, words):
     assert files(tmp_path / "out") == []
 
 
-def test_a_cut_off_file_leaves_nothing(clips, tmp_path):
+def test_a_truncated_file_leaves_nothing(clips, tmp_path):
     with pytest.raises(
-        VideoError, match=r"cut.mp4 (is damaged or cut off|cannot be decoded).*`ffmpeg -i cut.mp4 mended"
+        VideoError, match=r"cut.mp4 (is damaged or truncated|cannot be decoded).*`ffmpeg -i cut.mp4 repaired"
     ):
         extract_frames(clips / "cut.mp4", tmp_path / "out", "%d.png")
     assert files(tmp_path / "out") == []

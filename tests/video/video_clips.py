@@ -1,4 +1,4 @@
-"""Clips to extract frames from, and what became of them."""
+"""Clips to extract frames from, and helpers to inspect the result."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchmarks_toybox_ilab.video.extract import Job
 
 
 def whole_and_cut(folder):
-    """A whole clip of 3 s at 10 frames/s, and the same cut off at three quarters."""
+    """A complete clip of 3 s at 10 frames/s, and the same truncated to three quarters."""
     pytest.importorskip("av")
     whole = write_video(folder / "whole.mp4", faststart=True)
     (folder / "cut.mp4").write_bytes(whole.read_bytes()[: whole.stat().st_size * 3 // 4])

@@ -1,1 +1,1 @@
-"""Rendered toy shapes."""
+"""The toy shapes, rendered when read."""

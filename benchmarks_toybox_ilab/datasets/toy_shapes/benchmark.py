@@ -1,11 +1,12 @@
-"""Toy shapes: a video-like recognition stream that is drawn when it is read, so nothing has to be downloaded.
+"""Toy shapes: a stream of video-like clips that are rendered when read, without any download.
 
 Twenty categories; each has objects that differ in proportions, colour and pattern; each object has clips (sessions) in
-which it turns, tilts, drifts and grows along a smooth path, each clip under its own light and before its own clutter.
-As in CORe50, the test set is whole sessions: known objects, in light, motion and surroundings that were never seen.
+which it rotates, tilts, moves and changes its size smoothly, each clip with its own light and cluttered background. As
+in CORe50, the test set consists of whole sessions: known objects with unseen light, motion and background.
 
-Colour says nothing about the class: objects of the same number have nearly the same hue and brightness in every class,
-and light and background belong to the clip. A path (`star/object2/session1/frame07`) is all it takes to draw a frame.
+Colour carries no information about the class: objects with the same number have nearly the same hue and brightness in
+every class, and light and background belong to the clip. A frame is drawn from its path alone, such as
+`star/object2/session1/frame07`.
 """
 
 import re
@@ -39,25 +40,25 @@ _PATH = re.compile(r"([a-z]+)/object(\d+)/session(\d+)/frame(\d+)(?:-of(\d+))?(?
 
 @dataclass(frozen=True)
 class ToyShapesReader:
-    """Draws the frame that a path names; picklable, without any state of its own.
+    """Draw the frame that a path names; picklable and stateless.
 
-    A path is `star/object2/session1/frame07`; `-of30` and `-128px` at its end say that the clip has 30 frames instead
-    of 15 and that the picture has 128 pixels a side instead of 64; `-dots` that it consists of dots alone.
+    A path is `star/object2/session1/frame07`; the suffix `-of30` stands for a clip of 30 frames instead of 15, `-128px`
+    for an image of 128 instead of 64 pixels per side, and `-dots` for an image drawn as dots.
     """
 
-    drawing: int = field(default=DRAWING, init=False)  # in the repr, so that caches notice other pixels
+    drawing: int = field(default=DRAWING, init=False)  # in the repr, so that caches notice changed pixels
 
     def __call__(self, path: str) -> Image.Image:
-        """The RGB image of the frame.
+        """Draw the frame as an RGB image.
 
         Raises:
-            ValueError: If the path is not of this form, or names a class that does not exist.
+            ValueError: If the path does not have this form or names an unknown class.
         """
         match = _PATH.fullmatch(str(path))
         if match is None:
             raise ValueError(
                 f"{str(path)!r} is not the path of a toy shape; the form is class/object<n>/session<n>/frame<n>, "
-                "with -of<frames a clip> and -<pixels>px behind it where they are not 15 and 64, and -dots for dots. "
+                "with the suffixes -of<frames per clip> and -<pixels>px if they are not 15 and 64, and -dots for dots. "
                 "Take the paths from ToyShapesFrames(...).path."
             )
         name, *numbers, frames, pixels, dots = match.groups()
@@ -76,21 +77,21 @@ def ToyShapesFrames(
     held_out_sessions: Sequence[int] | int = (3,),
     dots: bool = False,
 ) -> FrameTable:
-    """The table of toy shapes: classes x objects x sessions x frames, with the held-out sessions as test split.
+    """The table of toy shapes: classes x objects x sessions x frames; the held-out sessions are the test split.
 
     Args:
-        root: Ignored, there are no files; here so that all tables are called alike.
-        run: Ignored, the split is the same in every run; a run's order of classes and clips is the protocol's.
-        classes: Names from `CLASSES`, e.g. `STREAM_CLASSES`; None takes all 20.
-        objects_per_class: Objects of each class.
-        sessions: Clips of each object.
-        frames_per_clip: Frames of each clip.
-        size: Side of the pictures in pixels.
-        held_out_sessions: Numbers of the sessions that make the test split, counted from 0; may be empty.
-        dots: Tell the shapes by dots along their edges alone, which is far from all that networks are pretrained on.
+        root: Ignored, there are no files; all tables share this parameter.
+        run: Ignored, the split is the same in every run; the protocol draws the order of classes and clips.
+        classes: Names from `CLASSES`, e.g. `STREAM_CLASSES`; None selects all 20.
+        objects_per_class: Number of objects per class.
+        sessions: Number of clips per object.
+        frames_per_clip: Number of frames per clip.
+        size: Side of the images in pixels.
+        held_out_sessions: Numbers of the test sessions, counted from 0; may be empty.
+        dots: Draw the shapes as dots along their edges, unlike the images that networks are pretrained on.
 
     Raises:
-        ValueError: If a class is unknown, a number is out of range, or nothing would be left to train on.
+        ValueError: If a class is unknown, a number is out of range, or no session remains for training.
     """
     chosen = CLASSES if classes is None else check_classes(classes)
     check_at_least(1, objects_per_class=objects_per_class, sessions=sessions, frames_per_clip=frames_per_clip)
@@ -123,7 +124,7 @@ def ToyShapesFrames(
 
 
 @generator(image_size=SIZE)
-def ToyShapes(dataset_root: str | Path | None = None, run: int = 0, **table: object) -> FrameTable:
+def ToyShapes(dataset_root: str | Path | None = None, **table: object) -> FrameTable:
     """The toy shapes as an Avalanche benchmark.
 
     Args:
@@ -131,4 +132,4 @@ def ToyShapes(dataset_root: str | Path | None = None, run: int = 0, **table: obj
         train_transform: PIL image to tensor; None is `imagenet_transform` of the size that the shapes are drawn in.
         **table: Arguments of `ToyShapesFrames`, such as `classes` or `size`.
     """
-    return ToyShapesFrames(dataset_root, run, **table)
+    return ToyShapesFrames(dataset_root, **table)

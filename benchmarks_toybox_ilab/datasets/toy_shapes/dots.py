@@ -1,20 +1,20 @@
-"""A picture told by dots alone: no surfaces, no colours, no lines, as nothing that a network was pretrained on."""
+"""Draw an image as dots, without surfaces, colours and lines, unlike the images that networks are pretrained on."""
 
 import zlib
 
 import numpy as np
 from PIL import Image
 
-# Chance of a dot at an edge, at most, and anywhere.
+# Largest probability of a dot at an edge, and probability of a dot anywhere.
 ON_EDGES, ANYWHERE = 0.5, 0.02
 
 
 def as_dots(image: Image.Image, name: str) -> Image.Image:
-    """White dots on black, dense where brightness changes; the same name gives the same dots on every machine.
+    """Draw white dots on black, dense where brightness changes; a name gives the same dots on every machine.
 
     Args:
-        image: Any picture.
-        name: What the dots are drawn from.
+        image: Any image.
+        name: Seed of the random dots.
 
     Returns:
         An RGB image of the same size.

@@ -1,9 +1,9 @@
-"""The outlines of the toy shapes: a source of random numbers goes in, polygons come out.
+"""The outlines of the toy shapes: functions from random numbers to polygons.
 
-Every function here draws one category. It takes `u`, where `u(low, high)` is a uniform random number of the object
-being drawn, and returns a list of `Part`. Coordinates are free (x to the right, y down, as in an image): `outline`
-centres the drawing and scales it to the square from -1 to 1. Within a category the numbers of teeth, rungs and points,
-the proportions and the optional pieces vary; what makes the category recognisable does not.
+Each function draws one category. It takes `u`, where `u(low, high)` returns a uniform random number for the object, and
+returns a list of `Part`. Coordinates have any scale (x to the right, y down, as in an image): `outline` centres the
+drawing and scales it to the square from -1 to 1. Proportions, optional pieces and the numbers of teeth, rungs and
+points vary within a category; the features that make it recognisable do not.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def _chair(u: Uniform) -> list[Part]:
 
 
 def _crescent(u: Uniform) -> list[Part]:
-    # The inner arc runs through the same two tips as the outer one, with its own centre.
+    # The inner arc passes through the two tips of the outer one and has its own centre.
     tip, bite = u(50, 80), u(0.15, 0.6)
     outer = arc(0, 0, 1, 1, tip, 360 - tip, 40)
     x, y = np.cos(np.radians(tip)), np.sin(np.radians(tip))
@@ -223,7 +223,7 @@ def _mug(u: Uniform) -> list[Part]:
 
 
 def _ring(u: Uniform) -> list[Part]:
-    squash, hole, power = u(0.8, 1.0), u(0.5, 0.75), u(0.65, 1.0)  # the power goes from a rounded square to a circle
+    squash, hole, power = u(0.8, 1.0), u(0.5, 0.75), u(0.65, 1.0)  # the power ranges from a rounded square to a circle
     t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     unit = np.stack([np.cos(t), np.sin(t)], 1)
     outer = np.sign(unit) * np.abs(unit) ** power * (1, squash)
@@ -299,11 +299,11 @@ OUTLINES: dict[str, Callable[[Uniform], list[Part]]] = {draw.__name__[1:]: draw 
 
 
 def outline(class_name: str, u: Uniform) -> list[Part]:
-    """The polygons of one object, centred, the longer side of its bounding box from -1 to 1.
+    """Draw the polygons of one object, centred, the longer side of its bounding box from -1 to 1.
 
     Args:
         class_name: A key of `OUTLINES`.
-        u: `u(low, high)` gives the object's next uniform random number; one source, one object.
+        u: `u(low, high)` returns the object's next uniform random number; use a new source for each object.
     """
     parts = OUTLINES[class_name](u)
     everything = np.concatenate([points for role, points in parts if role == FILL])

@@ -1,4 +1,4 @@
-"""What the outlines of the toy shapes are made of: polygons with a role, and the few curves they are cut from."""
+"""Polygons with a role, and the curves that the outlines of the toy shapes consist of."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ FILL, HOLE, DETAIL = "fill", "hole", "detail"
 
 
 class Part(NamedTuple):
-    """One polygon: what it does (`FILL` adds to the object, `HOLE` cuts, `DETAIL` is painted on top) and its points."""
+    """One polygon: its role (`FILL` adds to the object, `HOLE` cuts, `DETAIL` is painted on top) and its points."""
 
     role: str
     points: np.ndarray  # float64 (N, 2)
@@ -27,7 +27,7 @@ def painted(points) -> Part:
 
 
 def arc(cx, cy, rx, ry, start=0.0, stop=360.0, steps=32) -> np.ndarray:
-    """Points on an ellipse, angles in degrees, clockwise on the screen from the right."""
+    """Points on an ellipse; angles in degrees, clockwise in the image, from the right."""
     angle = np.radians(np.linspace(start, stop, steps, endpoint=abs(stop - start) < 360))
     return np.stack([cx + rx * np.cos(angle), cy + ry * np.sin(angle)], axis=1)
 
@@ -43,7 +43,7 @@ def mirrored(right_half) -> np.ndarray:
 
 
 def ribbon(path, width, end_width=None) -> np.ndarray:
-    """A line with a thickness, as a polygon, so that it shrinks and tilts with the object."""
+    """A line of a given width as a polygon, so that it scales and tilts with the object."""
     path = np.asarray(path, dtype=float)
     tangent = np.gradient(path, axis=0)
     tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)

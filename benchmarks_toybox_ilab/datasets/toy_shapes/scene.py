@@ -1,6 +1,6 @@
-"""How a frame of the toy shapes is drawn: the object, its clip's motion and light, and the picture.
+"""Draw a frame of the toy shapes: the object, the motion and light of its clip, and the image.
 
-Everything follows from names and numbers through a hash, so nothing is stored, and any frame can be drawn alone.
+All randomness is seeded by a hash of names and numbers, so nothing is stored and each frame can be drawn alone.
 """
 
 import colorsys
@@ -21,8 +21,8 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.parts import DETAIL, HOLE, Part
 
 CLASSES: tuple[str, ...] = tuple(sorted(OUTLINES))
 
-DRAWING = 1  # goes up whenever the same path would give other pixels; part of the reader's repr, and so of cache keys
-SIZE, FRAMES_PER_CLIP = 64, 15  # what a path without a suffix means
+DRAWING = 1  # version: increase it if a path gives other pixels; part of the reader's repr and of cache keys
+SIZE, FRAMES_PER_CLIP = 64, 15  # of a path without suffixes
 OVERSAMPLING = 2
 LUMA = (0.299, 0.587, 0.114)
 
@@ -30,14 +30,14 @@ Colour = tuple[int, int, int]
 
 
 def _uniform(*key: object) -> Uniform:
-    """A source of uniform numbers that is the same on every machine: `u(low, high)`, seeded by the key's SHA-256."""
+    """Return `u(low, high)`, uniform random numbers seeded by the key's SHA-256, the same on every machine."""
     digest = hashlib.sha256("/".join(map(str, ("toy_shapes", *key))).encode()).digest()
-    draw = random.Random(int.from_bytes(digest[:8], "big")).random  # this sequence is guaranteed over Python versions
+    draw = random.Random(int.from_bytes(digest[:8], "big")).random  # the same sequence in all Python versions
     return lambda low, high: low + (high - low) * draw()
 
 
 def _colour(hue: float, saturation: float, luma: float) -> Colour:
-    """RGB (0..255) of a hue (turns) and saturation that has exactly this luma (0..1), so that contrast is known."""
+    """RGB (0..255) of a hue (turns) and a saturation with exactly this luma (0..1), so that contrast is known."""
     rgb = colorsys.hsv_to_rgb(hue % 1.0, 1.0, 1.0)
     own = sum(weight * value for weight, value in zip(LUMA, rgb))
     if luma < own:
@@ -49,7 +49,7 @@ def _colour(hue: float, saturation: float, luma: float) -> Colour:
 
 @dataclass(frozen=True)
 class _Thing:
-    """One object: its outline, its colours, and the polygons of the pattern printed on it."""
+    """One object: its outline, its colours and the polygons of its pattern."""
 
     parts: list[Part]
     pattern: list[np.ndarray]
@@ -61,7 +61,7 @@ class _Thing:
 
 @dataclass(frozen=True)
 class _Clip:
-    """One session: what lies behind the object, and how motion and light run with time t from 0 to 1."""
+    """One session: the background, and motion and light as functions of time t from 0 to 1."""
 
     ground: Colour
     clutter: list[tuple[np.ndarray, Colour]]  # polygons in units of the image (0..1)
@@ -71,7 +71,7 @@ class _Clip:
 
 
 def _pattern(u: Uniform) -> list[np.ndarray]:
-    """Stripes, dots, checks or nothing, in the coordinates of the object; only what lies inside the outline is seen."""
+    """Stripes, dots, checks or no pattern, in object coordinates; only the part inside the outline is visible."""
     kind, pitch, angle = int(u(0, 4)), u(0.32, 0.6), u(0, math.pi)
     turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
     cells = np.arange(-1.4, 1.4, pitch)
@@ -91,7 +91,7 @@ def _pattern(u: Uniform) -> list[np.ndarray]:
 @lru_cache(maxsize=256)
 def _thing(class_name: str, object_index: int) -> _Thing:
     u = _uniform("object", class_name, object_index)
-    # The golden-ratio steps spread hue and luma over the objects of a class, the same way in every class.
+    # Golden-ratio steps spread hue and luma over the objects of a class, equally in every class.
     hue = object_index * 0.618 + u(-0.06, 0.06)
     luma = 0.3 + 0.4 * ((object_index * 0.618 * 3 + 0.5) % 1.0) + u(-0.04, 0.04)
     away = 0.11 if luma > 0.5 else -0.11
@@ -106,7 +106,7 @@ def _thing(class_name: str, object_index: int) -> _Thing:
 
 
 def _curve(u: Uniform, middle: float, travel: float, wobble: float) -> Callable[[float], float]:
-    """A smooth course over t = 0..1 around `middle`: a straight part (at most `travel` each way) and one slow wave."""
+    """A smooth function of t = 0..1 around `middle`: a linear part (at most `travel` each way) and one slow wave."""
     slope, height, phase, cycles = u(-travel, travel), u(0, wobble), u(0, 2 * math.pi), u(0.4, 0.9)
     return lambda t: middle + slope * (2 * t - 1) + height * math.sin(phase + 2 * math.pi * cycles * t)
 
@@ -115,7 +115,7 @@ def _curve(u: Uniform, middle: float, travel: float, wobble: float) -> Callable[
 def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
     luma = _thing(class_name, object_index).luma
     u = _uniform("clip", class_name, object_index, session_index)
-    # The ground is clearly darker or clearly brighter than the object, otherwise some objects could not be seen at all.
+    # The background is clearly darker or brighter than the object; otherwise some objects would be invisible.
     sides = [(low, high) for low, high in ((0.06, luma - 0.26), (luma + 0.26, 0.94)) if high - low > 0.08]
     low, high = sides[int(u(0, len(sides)))]
     ground = u(low, high)
@@ -145,7 +145,7 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
 
 
 def _placed(points: np.ndarray, at: dict[str, float], pixels: int) -> np.ndarray:
-    """Object coordinates (N, 2) to pixels: yaw and pitch in mild perspective, then turn, grow and move in the plane."""
+    """Object coordinates (N, 2) to pixels: yaw and pitch in mild perspective, then rotate, scale and shift."""
     x, y = points[:, 0] * math.cos(at["yaw"]), points[:, 1] * math.cos(at["pitch"])
     depth = points[:, 0] * math.sin(at["yaw"]) + points[:, 1] * math.sin(at["pitch"])
     grow = at["scale"] / (1 + 0.3 * depth)
@@ -154,16 +154,16 @@ def _placed(points: np.ndarray, at: dict[str, float], pixels: int) -> np.ndarray
 
 
 def _corners(polygons: Sequence[np.ndarray], place: Callable[[np.ndarray], np.ndarray]) -> Iterator[list[int]]:
-    """The corners x, y, x, y, ... of each polygon (N, 2) in whole pixels; all are placed at once, half the time.
+    """The corners x, y, x, y, ... of each polygon (N, 2) in whole pixels; all are placed at once, in half the time.
 
-    Rounded here, as Pillow would cut off the fraction, and last bits that differ between machines would show.
+    They are rounded here because Pillow truncates, which would show differences in the last bit between machines.
     """
     numbers = iter(np.rint(place(np.concatenate([np.empty((0, 2)), *polygons]))).astype(int).ravel().tolist())
     return (list(islice(numbers, points.size)) for points in polygons)
 
 
 def _lit(image: Image.Image, clip: _Clip, at: dict[str, float]) -> Image.Image:
-    """Brightness, colour cast and a shading from one side to the other, in whole numbers to be the same everywhere."""
+    """Apply brightness, colour cast and shading from side to side, in integers to be the same on every machine."""
     line = np.linspace(-1, 1, image.width)
     slope = at["slope"] * (math.cos(clip.shade) * line[None, :] + math.sin(clip.shade) * line[:, None])
     gain = np.rint(np.clip(at["light"] * (1 + slope)[..., None] * clip.cast, 0, 1.99) * 128).astype(np.uint16)
@@ -178,15 +178,15 @@ def render(
     size: int = SIZE,
     frames_per_clip: int = FRAMES_PER_CLIP,
 ) -> Image.Image:
-    """Draw one frame; the same arguments give the same picture in every process and on every machine.
+    """Draw one frame; the same arguments give the same image in every process and on every machine.
 
     Args:
         class_name: One of `CLASSES`.
-        object_index: Which object of the class, from 0; there are as many as you ask for.
-        session_index: Which clip of the object, from 0; likewise.
+        object_index: Number of the object in its class, from 0; there is no limit.
+        session_index: Number of the clip of the object, from 0; there is no limit.
         frame_index: Position in the clip, 0 to `frames_per_clip` - 1.
-        size: Side of the picture in pixels, 16 or more.
-        frames_per_clip: Into how many frames the clip's motion is cut; more frames mean smaller steps.
+        size: Side of the image in pixels, 16 or more.
+        frames_per_clip: Number of frames of the clip; more frames mean smaller steps.
 
     Returns:
         An RGB image of `size` x `size` pixels.
@@ -231,7 +231,7 @@ def render(
 
 
 def check_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """The names as a tuple; ValueError, listing the known names, unless each is known and there once."""
+    """Return the names as a tuple; raise ValueError, listing the known names, unless each is known and unique."""
     if isinstance(names, str):
         raise ValueError(f"classes is the single string {names!r}; give a sequence of names, e.g. [{names!r}].")
     unknown = [name for name in names if name not in OUTLINES]
@@ -242,7 +242,7 @@ def check_classes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_at_least(least: int, **numbers: int) -> None:
-    """ValueError, with the name of the argument, unless every number is a whole number and large enough."""
+    """Raise ValueError, naming the argument, unless every number is a whole number of at least `least`."""
     for name, number in numbers.items():
         if not isinstance(number, Integral) or number < least:
             raise ValueError(f"{name} is {number!r}, but must be a whole number, {least} or more.")

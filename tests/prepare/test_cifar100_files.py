@@ -37,7 +37,7 @@ def said(run):
 
 @pytest.fixture
 def distribution(tmp_path, monkeypatch):
-    """A small CIFAR-100 as it is distributed, which torchvision takes for the real one."""
+    """A small CIFAR-100 in its distributed form, which torchvision accepts as the real one."""
     from torchvision.datasets import CIFAR100
 
     archive = tmp_path / "served/cifar-100-python.tar.gz"
@@ -86,7 +86,7 @@ def test_cifar100_is_downloaded_by_torchvision_and_written_without_loss(distribu
     assert table.counts() == {"apple": {"train": 3, "test": 2}, "train": {"train": 3, "test": 2}}
 
 
-def test_cifar100_goes_on_where_it_stopped(distribution, tmp_path, run):
+def test_cifar100_resumes(distribution, tmp_path, run):
     root, seen = tmp_path / "root", []
 
     @contextmanager
@@ -125,7 +125,7 @@ def test_cifar100_from_the_archive_without_a_connection(distribution, tmp_path, 
     assert images_of(tmp_path / "d") == sorted(IMAGES)
 
 
-def test_a_tree_is_taken_as_it_lies_and_copied_below_itself_as_often_as_one_likes(tmp_path, run):
+def test_a_tree_is_used_in_place_and_may_be_copied_below_itself_repeatedly(tmp_path, run):
     tree = write_files(tmp_path / "tree", IMAGES)
     assert run("cifar100", tree, tree) == []  # nothing to copy
     for _ in range(2):
@@ -133,18 +133,18 @@ def test_a_tree_is_taken_as_it_lies_and_copied_below_itself_as_often_as_one_like
         assert images_of(tree / "out") == sorted(IMAGES)
 
 
-def test_folders_in_capitals_are_found_and_written_in_small_letters(tmp_path, run):
+def test_folders_in_upper_case_are_found_and_written_in_lower_case(tmp_path, run):
     folder = write_files(tmp_path / "made", [name.replace("t", "T", 1) for name in IMAGES])
     run("cifar100", tmp_path / "root", pack(tmp_path / "x.zip", folder))
     assert images_of(tmp_path / "root") == sorted(IMAGES)
 
 
-def test_cifar100_that_cannot_be_fetched(distribution, tmp_path, run, monkeypatch):
+def test_cifar100_that_cannot_be_downloaded(distribution, tmp_path, run, monkeypatch):
     from torchvision.datasets import CIFAR100
 
     monkeypatch.setattr(CIFAR100, "url", (tmp_path / "nowhere.tar.gz").as_uri())
     words = (
-        r"cannot download file:.*nowhere.tar.gz: .*fetch cifar-100-python.tar.gz elsewhere and give it with --source"
+        r"cannot download file:.*nowhere.tar.gz: .*download cifar-100-python.tar.gz elsewhere and give it with --source"
     )
     with pytest.raises(DownloadError, match=words):
         run("cifar100", tmp_path / "root")
@@ -162,7 +162,7 @@ def test_cifar100_that_cannot_be_fetched(distribution, tmp_path, run, monkeypatc
         run("cifar100", tmp_path / "root", broken)
 
 
-def test_cifar100_without_or_with_odd_names(tmp_path):
+def test_cifar100_without_names_or_with_unusual_ones(tmp_path):
     from benchmarks_toybox_ilab.prepare.cifar100_files import _names
 
     def named(filenames):
@@ -186,7 +186,7 @@ def test_cifar100_from_a_tree_of_images(tmp_path, run, kind):
     assert (tmp_path / "root" / CIFAR100[0]).read_bytes() == (folder / CIFAR100[0]).read_bytes()
 
 
-def test_cifar100_is_left_alone_where_others_put_it(tmp_path, run):
+def test_cifar100_that_the_user_put_there_is_kept(tmp_path, run):
     write_files(tmp_path, CIFAR100)
     assert run("cifar100", tmp_path) == []
     assert files(tmp_path) == sorted([*CIFAR100, "cifar100.csv"])

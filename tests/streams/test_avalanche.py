@@ -1,4 +1,4 @@
-"""The generators beside Avalanche's own strategies and benchmark tools."""
+"""The generators with Avalanche's own strategies and benchmark tools."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ TREES = {
 
 @pytest.fixture(params=TREES, ids=lambda generator: generator.__name__)
 def benchmark(request, tmp_path):
-    """Four classes, two of them in each experience, as images of 8 pixels."""
+    """Four classes, two per experience, as images of 8 x 8 pixels."""
     write_files(tmp_path, TREES[request.param])
     small = imagenet_transform(8)
     return request.param(tmp_path, run=1, train_transform=small, eval_transform=small, classes_per_experience=2)
@@ -68,7 +68,7 @@ def accuracy(metrics):
 
 
 @pytest.mark.parametrize(("kind", "arguments"), [(Naive, {}), (Replay, {"mem_size": 6})])
-def test_avalanches_strategies_learn_and_are_tested_on_it(benchmark, kind, arguments):
+def test_avalanche_strategies_train_and_evaluate_on_it(benchmark, kind, arguments):
     learner = strategy(kind, **arguments)
     before = [parameter.clone() for parameter in learner.model.parameters()]
     for experience in benchmark.train_stream:
@@ -78,7 +78,7 @@ def test_avalanches_strategies_learn_and_are_tested_on_it(benchmark, kind, argum
     assert not any(torch.equal(*pair) for pair in zip(before, learner.model.parameters()))
 
 
-def test_a_stream_can_be_cut_into_mini_batches(benchmark):
+def test_a_stream_can_be_split_into_mini_batches(benchmark):
     whole = rows(benchmark.train_stream)
     online = list(split_online_stream(benchmark.train_stream, experience_size=3, shuffle=False))
     assert rows(online) == whole and {len(experience.dataset) for experience in online[:-1]} <= {1, 2, 3}
@@ -89,7 +89,7 @@ def test_a_stream_can_be_cut_into_mini_batches(benchmark):
     assert 0 <= accuracy(learner.eval(benchmark.test_stream[:1])) <= 1
 
 
-def test_a_part_can_be_kept_for_validation(benchmark):
+def test_a_validation_stream_can_be_split_off(benchmark):
     whole = rows(benchmark.train_stream)
     parts = benchmark_with_validation_stream(benchmark, validation_size=0.34)
     train, valid = rows(parts.train_stream), rows(parts.valid_stream)

@@ -1,4 +1,4 @@
-"""Finished clips, interrupted ones and many at once."""
+"""Finished, interrupted and parallel extraction of clips."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def clips(tmp_path_factory):
 
 
 def count_saves(monkeypatch, fail_at=None, error=KeyboardInterrupt):
-    """Counts the frames that are written, and stops in front of one of them."""
+    """Count the frames that are written, and raise before one of them."""
     saved, save = [], video._save
 
     def counted(image, path):
@@ -63,7 +63,7 @@ def test_a_finished_clip_is_not_touched_until_something_changes(clips, tmp_path,
     assert json.loads((tmp_path / "out" / ".a.json").read_text())["frames"] == 2
 
 
-def test_a_clip_that_was_stopped_in_the_middle_is_done_again(clips, tmp_path, monkeypatch):
+def test_an_interrupted_clip_is_extracted_again(clips, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         count_saves(patch, fail_at=2)
         with pytest.raises(KeyboardInterrupt):
@@ -72,7 +72,7 @@ def test_a_clip_that_was_stopped_in_the_middle_is_done_again(clips, tmp_path, mo
     assert shown(tmp_path, extract_frames(clips / "whole.mp4", tmp_path, "%d.png")) == [0, 10, 20]
 
 
-def test_what_a_killed_process_left_is_cleared_away(clips, tmp_path):
+def test_files_left_by_a_killed_process_are_removed(clips, tmp_path):
     other = [".b.1.part/b_1.png", ".a.b.1.part/a.b_1.png", "b_7.png", "a_b.png", "xa_1.png"]
     for name in (".a.1234.part/a_1.png", ".a.1234.part/marker", "a_9.png", "a_2.png", *other):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ def test_what_a_killed_process_left_is_cleared_away(clips, tmp_path):
     assert not (tmp_path / ".a.1234.part").exists()
 
 
-def test_a_killed_process_is_gone_on_with(clips, tmp_path):
+def test_extraction_resumes_after_a_killed_process(clips, tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
@@ -108,7 +108,7 @@ video.extract_many([video.Job(clip, out, f"{{name}}_%d.png") for name in "abc"])
     assert len(files(tmp_path)) == 12 and all(len(job.finished()) == 3 for job in again)
 
 
-def test_another_process_was_faster(clips, tmp_path, monkeypatch):
+def test_another_process_finishes_the_clip_first(clips, tmp_path, monkeypatch):
     clip, save = clips / "whole.mp4", video._save
 
     def overtaken(image, path):
@@ -129,7 +129,7 @@ def test_frames_that_cannot_be_written(clips, tmp_path):
         extract_frames(clips / "whole.mp4", tmp_path / "out", "%d.png")
 
 
-def test_a_bad_video_stops_no_other_and_parallel_equals_serial(clips, tmp_path):
+def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(clips, tmp_path):
     names = ["whole0", "cut1", "whole2", "whole3", "cut4"]
     steps, failures = {1: [], 2: []}, {}
     for workers in (1, 2):
@@ -152,11 +152,11 @@ def crash_on_cut(job):
     return len(extract_frames(job.video, job.folder, job.pattern)), None
 
 
-def test_a_video_that_kills_its_process_stops_no_other(clips, tmp_path, monkeypatch):
+def test_a_video_that_crashes_its_process_does_not_stop_the_others(clips, tmp_path, monkeypatch):
     monkeypatch.setattr(video, "_attempt", crash_on_cut)
     todo = jobs(clips, tmp_path, ["whole0", "cut1", "whole2", "whole3"])
     ((path, message),) = extract_many(todo, 2)
-    assert path.name == "cut1.mp4" and "cut1.mp4 makes its decoder crash, or take too much memory" in message
+    assert path.name == "cut1.mp4" and "cut1.mp4 crashes its decoder or takes too much memory" in message
     assert [job.finished() is not None for job in todo] == [True, False, True, True]
 
 
@@ -177,7 +177,7 @@ def test_an_interrupt_keeps_finished_clips(clips, tmp_path, workers):
     assert steps[0] == (len(finished), 9, 3 * len(finished)) and steps[-1] == (9, 9, 27)
 
 
-def test_a_script_without_a_main_guard_is_told_so(clips, tmp_path):
+def test_a_script_without_a_main_guard_gets_a_clear_error(clips, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
@@ -202,13 +202,13 @@ def test_too_little_room(clips, tmp_path, monkeypatch):
     todo = jobs(clips, tmp_path, ["whole0", "whole1"])
     # By the file 3 s, so 4 frames at the most, of each: 2 * 4 * 64 * 48 * 3 * 0.6 = 44,236 bytes.
     free = 44_000
-    with pytest.raises(FrameTableError, match=r"out of 2 videos needs 44.2 kB more, but only 44.0 kB are free at"):
+    with pytest.raises(FrameTableError, match=r"of 2 videos needs 44.2 kB more, but only 44.0 kB are free at"):
         extract_many(todo)
     assert not (tmp_path / "frames").exists() and asked == [tmp_path]
     free = 45_000
     assert extract_many(todo[:1]) == []
     free = 22_000  # the first is finished, so half is needed
-    with pytest.raises(FrameTableError, match=r"out of video .*whole1.mp4 needs 22.1 kB more"):
+    with pytest.raises(FrameTableError, match=r"of video .*whole1.mp4 needs 22.1 kB more"):
         extract_many(todo)
     free = 0
     assert extract_many(todo[:1]) == []

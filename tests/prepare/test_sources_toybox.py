@@ -30,7 +30,7 @@ def videos(tmp_path_factory):
 
 
 def toybox_frames(videos):
-    """What the frames of these videos are called: two of each of ten clips."""
+    """Names of the frames of these videos: two of each of ten clips."""
     stems = [path.relative_to(videos).with_suffix("").as_posix() for path in videos.rglob("*.mp4")]
     used = [stem for stem in stems if not stem.endswith(("present", "absent"))]
     return sorted(f"images/{stem}_{number}.png" for stem in used for number in (1, 2))
@@ -51,7 +51,7 @@ def test_toybox_from_a_folder_of_videos(videos, tmp_path, run, said):
     assert run("toybox", tmp_path, videos, progress=progress) == []
     assert files(videos) == before and shown(tmp_path) == toybox_frames(videos)
     assert read_csv(tmp_path, "toybox").content_hash() == ToyboxFrames(tmp_path).content_hash()
-    assert steps[-1][:4] == ("taking frames", " videos", 10, 10)
+    assert steps[-1][:4] == ("extracting frames", " videos", 10, 10)
     assert "1 classes, 14 training and 6 test images" in said[0]
 
 
@@ -68,7 +68,7 @@ def test_toybox_from_archives(videos, tmp_path, run, said, wrapped):
     assert said[0] == f"{archive}: 0 files unpacked"
 
 
-def test_toybox_archives_that_were_unpacked_where_they_lie(videos, tmp_path, run, said):
+def test_toybox_archives_that_were_unpacked_in_place(videos, tmp_path, run, said):
     source = tmp_path / "source"
     shutil.copytree(videos, source)
     pack(source / "households.zip", videos)
@@ -77,7 +77,7 @@ def test_toybox_archives_that_were_unpacked_where_they_lie(videos, tmp_path, run
     assert shown(tmp_path / "root") == toybox_frames(videos)
 
 
-def test_toybox_without_a_source_takes_what_lies_in_the_root(videos, tmp_path, run):
+def test_toybox_without_a_source_uses_the_files_in_the_root(videos, tmp_path, run):
     pack(tmp_path / "households.zip", videos)
     for _ in range(2):
         assert run("toybox", tmp_path) == []
@@ -87,7 +87,7 @@ def test_toybox_without_a_source_takes_what_lies_in_the_root(videos, tmp_path, r
     assert run("toybox", tmp_path) == []  # the frames will do
 
 
-def test_a_bad_video_stops_no_other(videos, tmp_path, run):
+def test_a_bad_video_does_not_stop_the_others(videos, tmp_path, run):
     source = tmp_path / "source"
     shutil.copytree(videos, source)
     bad = source / "households/cup_01_pivothead/cup_01_pivothead_tz.mp4"
