@@ -18,6 +18,7 @@ def pooled_features(model: SplitModel, images: Tensor) -> Tensor:
     """The input of the head, in evaluation mode, averaged over locations: ``(B, D)`` float32.
 
     Args:
+        model: its mode is restored.
         images: as for ``SplitModel.features``.
     """
     with evaluating(model):
@@ -51,7 +52,7 @@ class FeatureMoments:
     def _of_maps(self, model: SplitModel, maps: Tensor) -> Tensor:
         with evaluating(model):
             before_head = head_input(model, maps)
-        moments = []
+        moments: list[Tensor] = []
         for values in (maps, before_head) if self.maps else (before_head,):
             moments += [values] if values.dim() == 2 else mean_and_deviation(values)[: 1 + self.deviations]
         joined = torch.cat(moments, 1)

@@ -133,6 +133,7 @@ class MemoryBuffer(ABC):
 
     def replay(self, slots: Tensor, model: SplitModel) -> tuple[Tensor, Tensor]:
         """Feature maps ``(n, C, H, W)`` and labels ``(n,)`` int64 of drawn slots, on the model's device."""
+        assert self.rows is not None, "drawn slots hold memories"
         device = model.pixel_mean.device
         labels = self.labels[slots].long().to(device)
         return self.to_maps(self.rows[slots].to(device), model), labels
@@ -162,9 +163,9 @@ class MemoryBuffer(ABC):
         self.labels = torch.full((new_size,), -1, dtype=torch.int16)
         if old_rows is not None:
             self.rows = torch.zeros((new_size, *old_rows.shape[1:]), dtype=old_rows.dtype)
-        for label, slot in held:
-            new = slots.take(label)
-            self.rows[new], self.labels[new] = old_rows[slot], old_labels[slot]
+            for label, slot in held:
+                new = slots.take(label)
+                self.rows[new], self.labels[new] = old_rows[slot], old_labels[slot]
         smaller = new_size < self.max_size
         self.slots, self.max_size = slots, new_size
         if smaller:

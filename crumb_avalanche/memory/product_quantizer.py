@@ -51,10 +51,12 @@ class ProductQuantizer(nn.Module):
 
     @property
     def channels(self) -> int:
+        """``C``."""
         return self.sub_quantizers * self.centroids.shape[2]
 
     @property
     def sub_quantizers(self) -> int:
+        """``m``."""
         return self.centroids.shape[0]
 
     @property

@@ -73,7 +73,7 @@ def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
     names = ["00000000.safetensors", "00000001.safetensors", "maps"]
     assert sorted(path.name for path in folder.iterdir()) == names and not cut.exists()
     code, _, err = crumb(*options, "--epochs", "3", "--codebook-size", "128", "--output", cut)
-    assert code == 1 and "holds checkpoints made with codebook_size=256, not 128; go on with the same settings" in err
+    assert code == 1 and "holds checkpoints made with codebook_size=256, not 128; resume with the same settings" in err
     code, out, err = crumb(*options, "--epochs", "3", "--output", cut)
     assert code == 0, err
     assert "120 images of 4 classes" in out and same(whole, cut) and not folder.exists()

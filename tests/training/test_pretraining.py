@@ -242,10 +242,10 @@ def test_a_damaged_checkpoint_is_passed_over(kept, place):
     damaged[place] ^= 1
     path.write_bytes(damaged)
     again = as_written(kept)
-    with pytest.warns(UserWarning, match="is damaged; looking at the one before it"):
+    with pytest.warns(UserWarning, match="is damaged"):
         assert len(again.newest().notes["history"]) == 2
     kept.path(1).write_bytes(kept.path(1).read_bytes()[:100])
-    words = f"no checkpoint in {kept.folder} is whole; remove that folder to start over"
+    words = f"all checkpoints in {kept.folder} are damaged; remove that folder to start over"
     with pytest.raises(CheckpointError, match=words), pytest.warns(UserWarning, match="is damaged"):
         again.newest()
 
@@ -257,7 +257,7 @@ def test_other_settings_are_refused_by_name(make_model, images, kept):
         return pretrain(make_model(), images, settings, False, checkpoints)
 
     assert len(go_on()) == 3
-    with pytest.raises(CheckpointError, match=r"made with learning_rate=0.001, not 0.5; go on with the same"):
+    with pytest.raises(CheckpointError, match=r"made with learning_rate=0.001, not 0.5; resume with the same"):
         go_on(learning_rate=0.5)
     with pytest.raises(
         CheckpointError, match=rf"{kept.folder} .* with weights='none', not 'other.npz'; .* remove that folder"
