@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.avalanche_fixes import MendedMAS, MendedSI, learning_view
+from crumb_avalanche.training.avalanche_fixes import PatchedMAS, PatchedSI, learning_view
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -149,7 +149,7 @@ class StreamEWC(EWCPlugin):
             importance.data = importance.data.minimum((limit - held).clamp(min=0))
 
 
-class StreamMAS(MendedMAS):
+class StreamMAS(PatchedMAS):
     """The host's MAS, its importances measured as ``learning_view`` says, and summed over the experiences.
 
     Aljundi et al., "Memory Aware Synapses", 2018, eq. 3 and 4. The host's own moving average forgets the importances of
@@ -180,7 +180,7 @@ class StreamMAS(MendedMAS):
         self.importance = importance
 
 
-class StreamSI(MendedSI):
+class StreamSI(PatchedSI):
     """The host's SI, mended, with its bytes told.
 
     Args:
