@@ -15,7 +15,13 @@ from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork
 from crumb_avalanche.baselines.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.avalanche_fixes import MendedMAS, MendedSI, learning_view, parameters_of, values_of
+from crumb_avalanche.training.avalanche_fixes import (
+    PatchedMAS,
+    PatchedSI,
+    learning_view,
+    parameters_of,
+    values_of,
+)
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -74,7 +80,7 @@ class StreamEWC(EWCPlugin):
             kept.update({number: parameters_of(values) for number, values in state[name].items()})
 
 
-class StreamMAS(MendedMAS):
+class StreamMAS(PatchedMAS):
     """The host's MAS, its importances measured as ``learning_view`` says, and summed over the experiences.
 
     Aljundi et al., "Memory Aware Synapses", 2018, eq. 3 and 4. The host's own moving average forgets the importances of
@@ -105,7 +111,7 @@ class StreamMAS(MendedMAS):
         self.importance = importance
 
 
-class StreamSI(MendedSI):
+class StreamSI(PatchedSI):
     """The host's SI, mended, with its bytes told.
 
     Args:

@@ -1,7 +1,7 @@
-"""Work-arounds for defects of avalanche-lib 0.6, one each, so that its own plugins learn a ``SplitModel``.
+"""Work-arounds for defects of avalanche-lib 0.6, one each, so that its own plugins train a ``SplitModel``.
 
-``tests/method/test_compat.py`` has a test for each defect, on the host's code alone. Where one of them fails, the host
-was mended and its work-around can go.
+``tests/training/test_avalanche_fixes.py`` has a test for each defect, on Avalanche's code alone. If such a test fails,
+Avalanche was fixed and the work-around can be removed.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +14,36 @@ from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 
+class StopAfterEpoch:
+    """Mixin of a strategy: ``stop_training`` ends an experience after one more full epoch.
+
+    Defects of Avalanche's ``stop_training``: it ends within an epoch, so that plugins which act in the last epoch never
+    do; and it does not change ``train_epochs``, by which they recognise that epoch.
+    """
+
+    _in_epoch = False
+
+    def stop_training(self) -> None:
+        """Make one more epoch of this experience the last, in which memories are stored.
+
+        For plugins such as Avalanche's ``EarlyStoppingPlugin``. Called before an epoch, that epoch is the last; called
+        within an epoch or right after it, the next one is.
+        """
+        self.train_epochs = min(self.train_epochs, self.clock.train_exp_epochs + 1 + self._in_epoch)
+
+    def _before_training_epoch(self, **kwargs):
+        super()._before_training_epoch(**kwargs)
+        # Avalanche's loop over epochs was started with the number that there were before.
+        self._stop_training = self.clock.train_exp_epochs >= self.train_epochs
+        self._in_epoch = not self._stop_training
+
+    def _after_training_epoch(self, **kwargs):
+        super()._after_training_epoch(**kwargs)
+        self._in_epoch = False  # not before: the clock, a plugin, counts the epoch in its own hook
+
+
 class _LearningPart:
-    """A model as the host's importances see it: only weights that learn, always in evaluation mode."""
+    """A view of a model for Avalanche's importances: only trainable weights, always in evaluation mode."""
 
     def __init__(self, model: nn.Module, outputs: Callable[[Tensor], Tensor]):
         self._model = model
@@ -57,20 +85,20 @@ def _device_of(kept: dict[str, ParamData]) -> str:
 
 @contextmanager
 def learning_view(strategy, outputs: Callable[[Tensor], Tensor]) -> Iterator[SimpleNamespace]:
-    """A stand-in for a strategy, for the host's plugins to measure importances on after an experience.
+    """Yield a stand-in for a strategy, on which Avalanche's plugins measure importances after an experience.
 
-    Defects of ``EWCPlugin`` and ``MASPlugin`` that it works around:
+    It works around these defects of ``EWCPlugin`` and ``MASPlugin``:
 
-    * they read ``experience.dataset``, not the ``adapted_dataset`` that was trained on: a feature cache is passed by,
-      and F runs again on every image;
-    * they keep importances and copies of frozen weights, which never change (all of F);
-    * their gradients are those of batch means: squared or in absolute value these are not the means over images that
-      both papers define, and shrink with the batch. Here a batch is one image;
-    * they look at all outputs of the model, those of classes not yet seen included;
-    * ``MASPlugin`` measures in training mode: dropout adds noise, batch norm takes the images in a second time.
+    * they read ``experience.dataset``, not the ``adapted_dataset`` that was trained on: they do not use a feature
+      cache, and F runs again on every image;
+    * they keep importances and copies of frozen weights (all of F), which never change;
+    * their gradients are those of batch means: squares or absolute values of these are not the means over images that
+      both papers define, and shrink with the size of the batch. Here a batch is one image;
+    * they use all outputs of the model, also those of classes not seen yet;
+    * ``MASPlugin`` measures in training mode: dropout adds noise, and batch norm updates its statistics a second time.
 
     Args:
-        strategy: after its training on an experience; comes back in the mode it was in.
+        strategy: after its training on an experience; its mode is restored on exit.
         outputs: function of the model's ``(B, classes)`` logits, such as ``SeenClassesPlugin.mask``.
     """
     was_training = strategy.model.training
@@ -90,10 +118,10 @@ def learning_view(strategy, outputs: Callable[[Tensor], Tensor]) -> Iterator[Sim
         strategy.model.train(was_training)
 
 
-class MendedMAS(MASPlugin):
-    """The host's MAS, without its end at a perfect batch.
+class PatchedMAS(MASPlugin):
+    """Avalanche's MAS, which also works if a loss is 0.
 
-    Defect: ``before_backward`` raises ``Loss is not available`` where the loss is exactly 0.
+    Defect: ``before_backward`` raises ``Loss is not available`` if the loss is exactly 0.
     """
 
     def before_backward(self, strategy, **kwargs):
@@ -114,17 +142,17 @@ class MendedMAS(MASPlugin):
         self.params = parameters_of(state["params"]) or None
 
 
-class MendedSI(SynapticIntelligencePlugin):
-    """The host's SI, mended until it is that of Zenke et al., "Continual Learning Through Synaptic Intelligence", 2017.
+class PatchedSI(SynapticIntelligencePlugin):
+    """Avalanche's SI, patched to equal Zenke et al., "Continual Learning Through Synaptic Intelligence", 2017.
 
     Defects:
 
-    * on a CPU the weights before a step, and at the end of an experience, are views of the live ones, so that nothing
-      ever moved and the strategy is plain fine-tuning;
-    * importances may become negative: weights are then driven away, until the loss is infinite;
-    * importances end at 0.001, whatever the strength (eq. 5 has no limit);
+    * on a CPU, the weights saved before a step and at the end of an experience are views of the live ones, so every
+      shift is 0 and the strategy is plain fine-tuning;
+    * importances may become negative: weights are then pushed away until the loss is infinite;
+    * importances are limited to 0.001 at any strength (eq. 5 has no limit);
     * the path integral is over the gradient of loss and penalty together (eq. 3: of the loss);
-    * a weight that learns, but got no gradient, is an error.
+    * a trainable weight without a gradient raises an error.
 
     Args:
         weight: c of eq. 4, in front of the sum of importance times squared shift.
@@ -132,7 +160,7 @@ class MendedSI(SynapticIntelligencePlugin):
     """
 
     def __init__(self, weight: float, damping: float):
-        super().__init__(si_lambda=2 * weight, eps=damping)  # the host halves it
+        super().__init__(si_lambda=2 * weight, eps=damping)  # Avalanche halves it
 
     @property
     def importances(self) -> dict[str, Tensor]:
@@ -141,7 +169,7 @@ class MendedSI(SynapticIntelligencePlugin):
 
     @property
     def kept(self) -> list[Tensor]:
-        """The tensors that stay from step to step."""
+        """The tensors that are kept between steps."""
         parts = [*self.ewc_data, *self.syn_data.values()]
         return [kept.data for part in parts for kept in part.values()]
 
@@ -155,7 +183,7 @@ class MendedSI(SynapticIntelligencePlugin):
 
     @torch.no_grad()
     def after_backward(self, strategy, **kwargs):
-        """Keep the gradient of the loss alone, before anything clamps it."""
+        """Keep the gradient of the loss alone, before it is clamped."""
         for name, weight in self.allowed_parameters(strategy.model, self.excluded_parameters):
             gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
             shift = self.syn_data["old_theta"][name].data - self.ewc_data[0][name].data
@@ -195,14 +223,14 @@ class MendedSI(SynapticIntelligencePlugin):
         self.syn_data = {name: parameters_of(values) for name, values in state["syn_data"].items()}
 
 
-class MendedAGEM(AGEMPlugin):
-    """The host's A-GEM, for a strategy with weights in channels-last memory, as those of every ``SplitModel``.
+class PatchedAGEM(AGEMPlugin):
+    """Avalanche's A-GEM, for weights in channels-last memory, such as those of every ``SplitModel``.
 
     Defects:
 
-    * gradients are flattened with ``view``, which ends at such weights;
-    * the reference loss is over all outputs of the model, those of classes not yet seen included, also where the
-      strategy leaves these out (``seen_classes``);
+    * gradients are flattened with ``view``, which raises an error for such weights;
+    * the reference loss is over all outputs of the model, also those of classes not seen yet, even if the strategy
+      masks them (``seen_classes``);
     * the gradients of frozen weights (all of F) are kept, as zeros.
 
     Its memories are views of the stream's data sets, so it has no ``state_dict`` and cannot be resumed.
@@ -244,6 +272,6 @@ def _flat_gradient(weight: Tensor) -> Tensor:
 
 
 def _own(weights: dict) -> None:
-    """Copies in the place of views."""
+    """Replace views by copies."""
     for kept in weights.values():
         kept.data = kept.data.clone()

@@ -13,7 +13,7 @@ from crumb_avalanche.training.storage_policies import CompactBuffer
 
 
 def in_last_epoch(strategy) -> bool:
-    """Whether the current epoch is the last one of the experience."""
+    """Return whether the current epoch is the last one of the experience."""
     return strategy.clock.train_exp_epochs == strategy.train_epochs - 1
 
 
@@ -99,16 +99,16 @@ class StoringPlugin(BatchPlugin):
         self._offered = state["offered"]
 
     def mask(self, logits: Tensor) -> Tensor:
-        """``(B, classes)`` logits, those of unseen classes masked if the strategy masks its own."""
+        """Mask the unseen classes of ``(B, classes)`` logits, if there is a mask."""
         return logits if self._seen is None else self._seen.mask(logits)
 
     def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
-        """Masked logits ``(B, classes)`` of feature maps ``(B, C, H, W)``."""
+        """Compute masked logits ``(B, classes)`` of feature maps ``(B, C, H, W)``."""
         return self.mask(model.classify(maps))
 
 
 def seen_classes_of(strategy, given: SeenClassesPlugin | None) -> SeenClassesPlugin | None:
-    """The mask that a plugin was given, else the one that the strategy has as ``seen_classes``.
+    """Return the mask that a plugin was given, else the one that the strategy has as ``seen_classes``.
 
     Raises:
         ValueError: the plugin list has a ``SeenClassesPlugin`` that was not handed over: losses of new images and of
@@ -150,6 +150,6 @@ def pixels_of(strategy, images: Tensor, start: int, in_order: bool = False) -> C
 
 
 def frames(strategy, positions: Sequence[int]) -> Tensor:
-    """``(n, 3, h, w)`` ``uint8`` frames of the current experience, read from its data set."""
+    """Read frames of the current experience from its data set, as ``(n, 3, h, w)`` ``uint8``."""
     images = torch.stack([strategy.experience.dataset[int(position)][0] for position in positions])
     return strategy.model.pixels(images.to(strategy.device))

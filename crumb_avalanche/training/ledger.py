@@ -1,4 +1,4 @@
-"""The ledger of bytes and time, as Avalanche metrics: what a learner must keep, and where the seconds went."""
+"""Ledger of bytes and time as Avalanche metrics: what a learner keeps and where time is spent."""
 
 import resource
 import sys
@@ -16,13 +16,13 @@ PARTS = ("features", "search", "plastic", "replay")
 
 
 def peak_rss_bytes() -> int:
-    """The largest resident set of this process so far."""
+    """Return the largest resident set of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def statistics_bytes(strategy) -> int:
-    """What a strategy and its plugins say they keep besides a buffer: the sum of their ``statistics_bytes``."""
+    """Return the sum of ``statistics_bytes`` of a strategy and its plugins: what they keep besides a buffer."""
     return sum(getattr(part, "statistics_bytes", 0) for part in (strategy, *strategy.plugins))
 
 
@@ -30,14 +30,14 @@ class LedgerMetric(PluginMetric[dict]):
     """Counts bytes and seconds; emits each entry as ``Ledger/<entry>`` after every training experience.
 
     Entries, in bytes unless said: ``buffer_items``, ``buffer_bytes`` (codes, pixels or maps), ``label_bytes``,
-    ``codebook_bytes``, ``statistics_bytes``, ``memory_bytes`` (the sum of these: what must be kept besides the
+    ``codebook_bytes``, ``statistics_bytes``, ``memory_bytes`` (the sum of these: all that is kept besides the
     network), ``plastic_bytes``, ``frozen_bytes``, ``optimizer_bytes``, ``peak_rss_bytes``, ``images_per_second``
-    (new images trained on, epochs counted, by the time of training), ``train_seconds``, ``seconds_features`` (F),
+    (new images trained on in all epochs, divided by the time of training), ``train_seconds``, ``seconds_features`` (F),
     ``seconds_search``, ``seconds_plastic``, ``seconds_replay``, ``seconds_other``; the parts are disjoint.
-    What only a step needs (gradients, activations, the guard's copy of the trainable weights) is in the peak alone.
+    What only a step needs (gradients, activations, the guard's copy of the trainable weights) counts in the peak only.
 
     Args:
-        storage_policy: the buffer; ``None`` takes the strategy's own, if it has one.
+        storage_policy: the buffer; default that of the strategy, if it has one.
     """
 
     def __init__(self, storage_policy: CompactBuffer | None = None):
@@ -77,7 +77,7 @@ class LedgerMetric(PluginMetric[dict]):
         return [MetricValue(self, f"Ledger/{name}", value, step) for name, value in self.entries.items()]
 
     def count(self, strategy) -> dict[str, float]:
-        """All entries as of now."""
+        """Return all entries as of now."""
         model = strategy.model
         policy = getattr(strategy, "storage_policy", None) if self.storage_policy is None else self.storage_policy
         codebook = getattr(model, "codebook", None)

@@ -15,14 +15,14 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-# Rates no worse than this are as good: the lowest of them is taken.
+# Rates within these margins of the best count as equally good.
 POINTS = 1.0
 NATS = 0.01
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one rate reached on the held-out part of the first experience.
+    """Result of one learning rate on the held-out part of the first experience.
 
     Attributes:
         learning_rate: the rate.
@@ -36,9 +36,9 @@ class Trial:
 
 
 def split_experience(targets: Sequence[int], held_out: float = 0.2) -> tuple[list[int], list[int]]:
-    """Positions to learn and to test on: the last frames of each class, in stream order, are held out.
+    """Return positions to train on and to test on: the last frames of each class, in stream order, are held out.
 
-    In a video stream these are other clips, and often other objects, than those learned.
+    In a video stream these are other clips, and often other objects, than those trained on.
 
     Raises:
         ValueError: a class with fewer than two frames.
@@ -66,15 +66,15 @@ def tune(
     head_loss: bool = False,
     **loader,
 ) -> list[Trial]:
-    """Try each rate on four fifths of the first experience, each frame seen once, and test on the rest.
+    """Train with each rate on four fifths of the first experience for one epoch, and test on the rest.
 
-    Global random states are left as they were.
+    The global RNG state is restored.
 
     Args:
-        make: a new learner, with a model of its own that learns one epoch, from rate and evaluator.
+        make: function of rate and evaluator that returns a new strategy of one epoch, with a model of its own.
         first_experience: an experience of an Avalanche stream.
         rates: to try.
-        head_loss: take the loss of the head's logits, for a learner that answers with something else.
+        head_loss: use the loss of the head's logits, for a learner that answers with other scores.
         loader: ``num_workers`` and so on.
 
     Returns:
@@ -101,12 +101,11 @@ def tune(
 
 
 def chosen(trials: Sequence[Trial]) -> Trial:
-    """The lowest rate that is as good as the best: at most 1 point of accuracy and 0.01 nats of loss behind it.
+    """Return the lowest rate that is as good as the best: within 1 point of accuracy and 0.01 nats of loss.
 
-    A first experience of a few classes is often learned perfectly at several rates, and then the highest of them has
-    the lowest loss. It may break the network when new classes come, of which nothing can be known yet; so of rates that
-    the first experience cannot tell apart the most careful one is taken. 0.01 nats are 1 % of the right class's
-    probability.
+    Several rates often fit a first experience of a few classes perfectly, and the highest of them then has the lowest
+    loss. A high rate may damage the network when new classes come, which the first experience cannot show; so the
+    lowest of equally good rates is chosen. 0.01 nats are 1 % of the probability of the right class.
     """
     best = min(trials, key=lambda trial: (-trial.accuracy, trial.loss))
     as_good = [trial for trial in trials if trial.accuracy >= best.accuracy - POINTS and trial.loss <= best.loss + NATS]
@@ -114,7 +113,7 @@ def chosen(trials: Sequence[Trial]) -> Trial:
 
 
 class HeadLoss(StatefulPlugin):
-    """The cross-entropy of the head's logits in an evaluation, whatever a plugin after it makes of them.
+    """Records the cross-entropy of the head's logits in an evaluation, before later plugins change them.
 
     Attributes:
         losses: of each image.
@@ -133,7 +132,7 @@ def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
     evaluator = EvaluationPlugin(*metrics, loggers=[], strict_checks=False)
     learner = make(rate, evaluator)
     of_head = HeadLoss()
-    learner.plugins.insert(1, of_head)  # behind the mask of unseen classes
+    learner.plugins.insert(1, of_head)  # after the mask of unseen classes
     try:
         learner.train(parts.train_stream[0], eval_streams=[], shuffle=False, **loader)
     except TrainingDivergedError:

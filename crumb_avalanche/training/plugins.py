@@ -8,15 +8,15 @@ from torch import Tensor
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.stateful import StatefulPlugin
 
-# Logit of a class not yet seen: no probability is left to it, and losses stay finite.
+# Logit of a class not seen yet: its probability is 0 and losses stay finite.
 UNSEEN_LOGIT = -1e4
 
 
 def check_outputs(labels: Iterable[int], outputs: int) -> None:
-    """Make sure that a head has an output for every class.
+    """Check that a head has an output for every class.
 
     Raises:
-        ValueError: it has not.
+        ValueError: a class has none.
     """
     highest = max(labels, default=-1)
     if highest >= outputs:
@@ -27,9 +27,9 @@ def check_outputs(labels: Iterable[int], outputs: int) -> None:
 
 
 class SeenClassesPlugin(StatefulPlugin):
-    """Losses and predictions over the classes seen so far: logits of all others are set to -10,000.
+    """Restricts losses and predictions to the classes seen so far: sets all other logits to -10,000.
 
-    Put it first in the plugin list. It works with any strategy whose model gives ``(B, classes)`` logits.
+    Put it first in the plugin list. It works with any strategy whose model returns ``(B, classes)`` logits.
 
     Attributes:
         seen: the classes of all experiences trained on, in order of arrival.
@@ -42,7 +42,7 @@ class SeenClassesPlugin(StatefulPlugin):
 
     def before_training_exp(self, strategy, **kwargs):
         labels = sorted(set(map(int, strategy.experience.dataset.targets)))
-        if isinstance(strategy.model, SplitModel):  # before a method looks a class up in tables as long as the head
+        if isinstance(strategy.model, SplitModel):  # before a method indexes tables with an entry for each output
             check_outputs(labels, strategy.model.n_classes)
         for label in labels:
             if label not in self.seen:
@@ -50,10 +50,10 @@ class SeenClassesPlugin(StatefulPlugin):
         self._unseen = None
 
     def mask(self, logits: Tensor) -> Tensor:
-        """``(B, classes)`` logits with the unseen classes silenced.
+        """Mask the unseen classes of ``(B, classes)`` logits.
 
         Raises:
-            ValueError: a class was seen for which the head has no output.
+            ValueError: the head has no output for a class that was seen.
         """
         classes = logits.shape[1]
         check_outputs(self.seen, classes)
@@ -82,7 +82,9 @@ class SeenClassesPlugin(StatefulPlugin):
 
 
 class EpochSchedule(StatefulPlugin):
-    """Many epochs on the first experience, one on each later (paper, "Training protocols"); for any strategy.
+    """Trains several epochs on the first experience and one on each later one, in any strategy.
+
+    Paper, "Training protocols".
 
     Args:
         first: epochs on the first experience.
@@ -99,7 +101,7 @@ class EpochSchedule(StatefulPlugin):
 
 
 class ClampGradients(StatefulPlugin):
-    """Clamp every gradient element to ``[-limit, limit]`` before each step (the reference code's 10).
+    """Clamps every gradient element to ``[-limit, limit]`` before each step (the reference code has 10).
 
     Args:
         limit: largest absolute value.
@@ -115,19 +117,19 @@ class ClampGradients(StatefulPlugin):
             torch._foreach_clamp_min_(gradients, -self.limit)
             torch._foreach_clamp_max_(gradients, self.limit)
 
-    # The replay step is an update like any other.
+    # A replay step is an update, too.
     on_replay_update = before_update
 
 
 class TrainingDivergedError(RuntimeError):
-    """The loss became NaN or infinite; the model was put back to its last good state."""
+    """The loss became NaN or infinite; the last weights with a finite loss were restored."""
 
 
 class DivergenceGuard(StatefulPlugin):
-    """Stop at a loss that is not finite, with the weights that last gave a finite one.
+    """Stops at a loss that is not finite and restores the last weights with a finite one.
 
-    Keeps one copy of the trainable weights, and of the plastic layers' running statistics, taken before each step. The
-    copy is not part of the state, because the first step after a resume takes it anew.
+    Keeps one copy of the trainable weights and of the running statistics of the plastic layers, taken before each step.
+    The copy is not part of the state: the first step after a resume takes it anew.
     """
 
     def __init__(self):
@@ -142,7 +144,7 @@ class DivergenceGuard(StatefulPlugin):
 
     @torch.no_grad()
     def check(self, strategy, loss: Tensor) -> None:
-        """Keep the present weights if ``loss`` is finite, else put the kept ones back and stop.
+        """Copy the weights if ``loss`` is finite; otherwise restore the copy and stop.
 
         Raises:
             TrainingDivergedError: the loss is NaN or infinite.

@@ -1,4 +1,4 @@
-"""The strategy that every stream learner here builds on: frame order, seen classes, epochs, clamped gradients."""
+"""Base of all strategies: frame order, mask over seen classes, epochs, clamped gradients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,26 +10,29 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.avalanche_fixes import StopAfterEpoch
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
 from crumb_avalanche.training.storage_policies import CompactBuffer
 
 
-class StreamStrategy(SupervisedTemplate):
-    """Learns a stream in its own order, with losses over the classes seen so far; alone it is plain fine-tuning of P.
+class StreamStrategy(StopAfterEpoch, SupervisedTemplate):
+    """Trains on a stream in its own order, with losses over the classes seen so far; by itself it fine-tunes P.
 
-    ``train`` does not shuffle unless told to. Avalanche's default would destroy the frame order.
+    ``train`` keeps the order of the frames unless called with ``shuffle=True``; Avalanche's default shuffles.
 
     Args:
-        model: a ``SplitModel``; without a codebook, or with ``quantized_training = False``, its direct path learns.
+        model: a ``SplitModel``; without a codebook, or with ``quantized_training = False``, it trains on maps as they
+            are.
         optimizer: over the model's parameters; the paper's is SGD with learning rate 1e-3 and momentum 0.9.
         criterion: loss of ``(logits, labels)``; default cross-entropy.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
         first_epochs: epochs on the first experience.
         train_epochs: epochs on each later one.
-        memory: the plugin that stores memories, as ``storage_policy``; run after ``plugins``.
+        memory: the plugin that stores memories; it runs after ``plugins``.
         train_mb_size, eval_mb_size, device, plugins, evaluator, eval_every: as for every Avalanche strategy.
+        base_kwargs: all others, as for Avalanche's ``SupervisedTemplate``.
 
     Attributes:
         frames_in_order: whether batches come in the order of the experience's data set.
@@ -57,8 +60,7 @@ class StreamStrategy(SupervisedTemplate):
         self.seen_classes = SeenClassesPlugin()
         self.memory = memory
         self.frames_in_order = False
-        self._in_epoch = False
-        # Seen classes first, for every loss needs them; the guard and the clamp after all losses are added up.
+        # Seen classes first, since every loss needs them; guard and clamp after all losses are added up.
         own = [] if memory is None else [memory]
         last = [DivergenceGuard()] + ([] if clamp_gradients is None else [ClampGradients(clamp_gradients)])
         super().__init__(
@@ -80,26 +82,8 @@ class StreamStrategy(SupervisedTemplate):
         """The buffer of the plugin that stores memories; ``None`` if there is no such plugin."""
         return None if self.memory is None else self.memory.storage_policy
 
-    def stop_training(self) -> None:
-        """Let one more epoch of this experience be the last, the one in which memories are stored.
-
-        For plugins such as Avalanche's ``EarlyStoppingPlugin``. Called before an epoch, that is the coming one; within
-        an epoch or right after it, the next.
-        """
-        self.train_epochs = min(self.train_epochs, self.clock.train_exp_epochs + 1 + self._in_epoch)
-
-    def _before_training_epoch(self, **kwargs):
-        super()._before_training_epoch(**kwargs)
-        # The host's loop over epochs was begun with the number that there were before.
-        self._stop_training = self.clock.train_exp_epochs >= self.train_epochs
-        self._in_epoch = not self._stop_training
-
-    def _after_training_epoch(self, **kwargs):
-        super()._after_training_epoch(**kwargs)
-        self._in_epoch = False  # not before: the clock, too, counts the epoch among the last
-
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
-        """As Avalanche's, but in the order of the stream unless ``train(..., shuffle=True)`` asks otherwise."""
+        """Make Avalanche's data loader, in the order of the stream unless ``train(..., shuffle=True)`` was called."""
         self.frames_in_order = not shuffle
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 

@@ -15,7 +15,7 @@ from avalanche.training.plugins import (
 )
 from torch import nn
 
-from crumb_avalanche.training.avalanche_fixes import MendedAGEM, MendedMAS, MendedSI, learning_view
+from crumb_avalanche.training.avalanche_fixes import PatchedAGEM, PatchedMAS, PatchedSI, learning_view
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.storage_policies import CodeBuffer
@@ -235,7 +235,7 @@ def test_the_mode_comes_back_even_after_an_error(make_model, make_stream):
 
 def test_mended_mas_goes_on_at_a_perfect_batch():
     strategy = one_weight(weight=3.0)
-    plugin = MendedMAS(lambda_reg=0.5)
+    plugin = PatchedMAS(lambda_reg=0.5)
     plugin.importance = {"weight": SimpleNamespace(data=torch.tensor([[4.0]]))}
     plugin.params = {"weight": SimpleNamespace(data=torch.tensor([[1.0]]))}
     plugin.before_backward(strategy)
@@ -247,7 +247,7 @@ def test_mended_mas_goes_on_at_a_perfect_batch():
 
 def test_mended_si_by_hand():
     """Two experiences of a single weight; every number below can be had with pencil and paper."""
-    plugin, strategy = MendedSI(weight=0.5, damping=0.1), one_weight(weight=1.0)
+    plugin, strategy = PatchedSI(weight=0.5, damping=0.1), one_weight(weight=1.0)
     plugin.before_training_exp(strategy)
     one_step(plugin, strategy, gradient=-2.0, step=0.5)
     one_step(plugin, strategy, gradient=-1.0, step=0.5)
@@ -273,7 +273,7 @@ def test_mended_si_by_hand():
 
 
 def test_mended_si_takes_a_missing_gradient_for_zero():
-    plugin, strategy = MendedSI(weight=1.0, damping=0.1), one_weight()
+    plugin, strategy = PatchedSI(weight=1.0, damping=0.1), one_weight()
     plugin.before_training_exp(strategy)
     plugin.before_training_iteration(strategy)
     plugin.after_backward(strategy)
@@ -296,7 +296,7 @@ class GradientLog(SupervisedPlugin):
 
 
 def test_mended_agem_projects_the_steps_of_crumb(make_model, make_stream, monkeypatch):
-    model, stream, agem = make_model(n_classes=6), make_stream().train_stream, MendedAGEM(10, 6)
+    model, stream, agem = make_model(n_classes=6), make_stream().train_stream, PatchedAGEM(10, 6)
     before, after, references = GradientLog(), GradientLog(), []
     learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     strategy = CRUMBStrategy(
