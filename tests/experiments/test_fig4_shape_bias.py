@@ -1,4 +1,4 @@
-"""Perturbations keep what they claim to keep; the advantage is the control's relative drop minus CRUMB's."""
+"""Drops, advantages and files of the shape bias, by hand and on quick runs."""
 
 import csv
 
@@ -76,7 +76,7 @@ def test_style_images(tmp_path):
         StyleImages(tmp_path / "none", ["worm"])
 
 
-def test_missing_files_are_asked_for(tmp_path):
+def test_missing_files_are_named(tmp_path):
     done = called("fig4_shape_bias", "--pretraining-only", "--output", tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == "error: --pretraining-only needs --pretrained, --control-pretrained and --test-root"

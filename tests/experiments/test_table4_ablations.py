@@ -1,4 +1,4 @@
-"""Every row of Table 4 is a change of settings that the commands know; a row without its start says what it needs."""
+"""Rows of Table 4 change existing settings; a row without its start names what it needs."""
 
 import argparse
 import csv
@@ -40,7 +40,7 @@ def test_rows_are_those_of_the_paper():
     assert [row.name for row in ROWS] == paper
 
 
-def test_rows_change_settings_that_there_are(tmp_path):
+def test_rows_change_existing_settings(tmp_path):
     for row in ROWS:
         RunSettings(**{name: value for name, value in row.stream.items()})
         changes = settings_of(row, starts(), 200, tmp_path / "config.yaml")
@@ -123,14 +123,14 @@ def test_commands_that_make_starts(tmp_path):
 
 
 def written_start(folder, name, **changes):
-    """A file that says it was made so."""
+    """A file with these settings in its notes."""
     settings = as_dict(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))
     state = {"codebook.blocks": torch.full((256, 8), float(len(name))), "plastic_layers.x": torch.ones(1)}
     made_with = settings | {"data": str(Path("IMAGES").resolve()), "history": [], "classes": 2}
     save_safetensors(folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": json.dumps(made_with)})
 
 
-def test_starts_that_were_made_otherwise(tmp_path):
+def test_starts_with_other_settings(tmp_path):
     written_start(tmp_path, "ours", epochs=1)
     written_start(tmp_path, "no_direct_loss", epochs=30, direct_weight=0.0)
     some = starts(tmp_path)
