@@ -70,7 +70,7 @@ def test_style_images(tmp_path):
     assert style.labels.tolist() == [0, 1] and style.classes == [0, 1]
     (batch,) = style.batches(16)
     assert batch.shape == (2, 3, 16, 16) and batch.dtype == torch.uint8
-    with pytest.raises(ValueError, match="has no folder of images that is called like one of worm, apple"):
+    with pytest.raises(ValueError, match=r"has no folder of images .* one of worm, apple"):
         StyleImages(tmp_path, ["worm", "apple"])
     with pytest.raises(ValueError, match=r"there is no folder .*none; --style-root holds a folder of images"):
         StyleImages(tmp_path / "none", ["worm"])
