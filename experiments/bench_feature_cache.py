@@ -1,11 +1,11 @@
-"""What the feature cache saves: the same runs without and with it, in turn, and whether they end with the same bits.
+"""Measure the feature cache: the same runs without and with it, their seconds, and whether their bits are equal.
 
     python experiments/bench_feature_cache.py --benchmark eth80 --dataset-root ETH80
 
-For each strategy and run, `crumb run` first passes every image through F each time it is seen, then reads F(x) from a
-cache. The cache starts empty in a folder of this script: the first run fills it, and its time is counted. At fp32
-weights, buffer, answers on all test images and accuracies have to be the same to the bit; exit code 1 if they are not.
-Written to --output: `feature_cache.csv`, `feature_cache.md` and a folder of each run. Finished runs are not repeated.
+Each strategy and run is done twice: computing F for every image each time it is seen, and reading F(x) from a cache.
+The cache starts empty, in a folder of this script. The time of the run that fills it counts. Weights, buffer, answers
+on all test images and accuracies of both have to be equal to the bit; the exit code is 1 if they are not.
+Writes `feature_cache.csv`, `feature_cache.md` and a folder for each run to --output. Finished runs are not repeated.
 """
 
 import csv
@@ -28,7 +28,7 @@ HEADER = ["strategy", "runs", "seconds without", "seconds with", "times as fast"
 
 @dataclass
 class Row:
-    """What one strategy took: seconds of all its runs, without and with the cache, and what came out different."""
+    """Seconds of all runs of a strategy without and with the cache, and the differences between their results."""
 
     strategy: str
     runs: int
@@ -37,14 +37,14 @@ class Row:
     different: list[str]
 
     def cells(self) -> list[str]:
-        """As text, in the order of ``HEADER``."""
+        """Format the row as text, in the order of ``HEADER``."""
         ratio = f"{self.without / self.cached:.1f}"
         same = "no: " + ", ".join(self.different) if self.different else "yes"
         return [self.strategy, str(self.runs), f"{self.without:.0f}", f"{self.cached:.0f}", ratio, same]
 
 
 def compared(output: Path, strategy: str, runs: list[int]) -> Row | None:
-    """The runs of a strategy that were done both ways, or None if there are none."""
+    """Compare the runs of a strategy that are finished both ways; None without any."""
     seconds, different, count = [0.0, 0.0], set(), 0
     for run in runs:
         folders = [output / kind / strategy / f"run{run}" for kind in ("without", "with")]
@@ -57,7 +57,7 @@ def compared(output: Path, strategy: str, runs: list[int]) -> Row | None:
 
 
 def with_total(rows: list[Row]) -> list[Row]:
-    """The rows, and one for all of them."""
+    """Append a row of sums."""
     different = sorted({name for row in rows for name in row.different})
     sums = (sum(getattr(row, name) for row in rows) for name in ("runs", "without", "cached"))
     return [*rows, Row("all", *sums, different)]
@@ -69,11 +69,13 @@ def main() -> int:
     parser.add_argument("--protocol", default="class_instance", choices=["class_instance", "class_iid"])
     chosen = parser.parse_args()
     if chosen.feature_cache:
-        raise ValueError("--feature-cache cannot be given: the cache is made here, for its time counts")
+        raise ValueError(
+            "--feature-cache cannot be given: this script fills and measures a cache of its own; leave it out"
+        )
     options = common_options(chosen)
     base = replace(
         options.settings(options.benchmark, protocol=chosen.protocol, checkpoint=True),
-        cache_precision="fp32",  # at half precision maps are rounded, and the bits are others
+        cache_precision="fp32",  # fp16 rounds the maps, so results would differ
     )
     kinds = {"without": None, "with": str(options.output / "feature_cache")}
     rows = {

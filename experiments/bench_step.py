@@ -1,14 +1,14 @@
-"""Speed of the search for memory blocks and of a whole stream step, everything side by side in one run.
+"""Measure the speed of the search for memory blocks and of a stream step, each beside a plain implementation.
 
     python experiments/bench_step.py
 
-With --json it prints one object and nothing else. Ratios, because bare times say more about the machine than the code:
-  search_speedup        plain broadcast product + argmax over all similarities, by the library's search
-  search_working_bytes  peak of resident memory during the search, above what was resident before it
-  step_over_bare        one stream step (F, search, P, replay, optimiser, Avalanche's loop, data loading) by the bare
-                        compute of the same batches at the same precision (F forward, P forward and backward, twice)
-  step_speedup          the plain float32 NCHW step of the reference code, by the library's step
-  dropout_speedup       torch's dropout of the maps of a batch, forward and backward, by the library's
+Ratios are printed last, because times depend on the machine; with --json, they alone:
+  search_speedup        time of a broadcast product and argmax over all similarities / time of the library's search
+  search_working_bytes  peak of resident memory during the search, minus resident memory before it
+  step_over_bare        time of a stream step (F, search, P, replay, optimiser, Avalanche's loop, data loading) / time
+                        of its networks alone at the same precision (F forward, P forward and backward, twice)
+  step_speedup          time of the reference code's float32 NCHW step / time of the library's step
+  dropout_speedup       time of torch's dropout of a batch of maps, forward and backward / time of the library's
 """
 
 import argparse
@@ -17,11 +17,11 @@ import functools
 import json
 import statistics
 import time
-from pathlib import Path
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from support.resident_memory import reset_peak, resident
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -34,7 +34,7 @@ BATCH = 21
 
 
 def best(function, repeats: int) -> float:
-    """Seconds of the fastest of some calls, after one to warm up."""
+    """Seconds of the fastest of ``repeats`` calls, after a first one."""
     function()
     times = []
     for _ in range(repeats):
@@ -44,33 +44,27 @@ def best(function, repeats: int) -> float:
     return min(times)
 
 
-def resident(field: str) -> int:
-    """``VmRSS`` or ``VmHWM`` of this process, in bytes (Linux)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
-
-
 def working_bytes(function) -> int:
-    """Peak of resident memory while a function runs, above what was resident before."""
+    """Peak of resident memory in a call, minus resident memory before it, in bytes."""
     libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD: give every larger block back when it is freed, so that it counts again
+    libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD: freed blocks above it go back to the system
     function()
     libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    reset_peak()
     before = resident("VmRSS")
     function()
     return max(0, resident("VmHWM") - before)
 
 
 def plain_codes(feature_map: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """The whole ``(B, H, W, G, n)`` similarity tensor and its argmax, as the reference code computes it."""
+    """Codes from the whole ``(B, H, W, G, n)`` similarity tensor, as the reference code computes them."""
     batch, _, height, width = feature_map.shape
     slices = feature_map.permute(0, 2, 3, 1).reshape(batch, height, width, -1, blocks.shape[1])
     return (slices @ functional.normalize(blocks, dim=1).t()).argmax(dim=-1)
 
 
 class PlainStep:
-    """One stream batch in the manner of the reference code: float32, NCHW, both branches, a replay step of its own."""
+    """A stream step of the reference code: float32, NCHW, both branches, a separate replay step."""
 
     def __init__(self, n_classes: int, replay: int):
         model = split_backbone(weights=None, n_classes=n_classes, codebook=Codebook())
@@ -102,7 +96,7 @@ class PlainStep:
 
 
 def stream(images: torch.Tensor, experiences: int):
-    """An Avalanche benchmark of ``experiences`` times the same images, with two new classes each."""
+    """An Avalanche benchmark with the same images in each experience, and two new classes in each."""
     datasets = []
     for number in range(experiences):
         labels = (torch.arange(len(images)) % 2 + 2 * number).tolist()
@@ -120,8 +114,8 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile F")
     parser.add_argument("--batches", type=int, default=8, help="stream batches per measurement")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds; the fastest of each kind counts")
-    parser.add_argument("--json", action="store_true", help="print nothing but the figures, as one object")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds, of which the fastest counts")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -132,7 +126,7 @@ def main() -> None:
     init_matched_(model.codebook, maps, torch.Generator().manual_seed(0))
     maps = maps.contiguous(memory_format=torch.channels_last)
     blocks = model.codebook.blocks.detach()
-    # All-zero slices are defined by the library and left to chance by the plain code.
+    # The plain code has no rule for all-zero slices.
     defined = maps.permute(0, 2, 3, 1).reshape(BATCH, 13, 13, -1, 16).any(dim=-1)
     ours = model.codebook.encode(maps).permute(0, 2, 3, 1).long()
     assert torch.equal(plain_codes(maps, blocks)[defined], ours[defined]), "the two searches disagree"
@@ -145,7 +139,6 @@ def main() -> None:
         for layer in (nn.Dropout(), CoinDropout())
     )
 
-    # The step, with everything that belongs to it, in Avalanche's loop.
     model.set_precision(options.precision)
     if options.compile:
         model.compile()

@@ -1,4 +1,4 @@
-"""Cost of building a stream of ImageNet's size, and speed of reading one, each beside the plain way in one run.
+"""Measure building a stream of ImageNet's size beside Avalanche, and reading a stream beside torchvision.
 
     python experiments/bench_streams.py --images FOLDER_OF_CLASS_FOLDERS
 
@@ -8,7 +8,7 @@ With --json it prints one object and nothing else. Figures:
   avalanche_seconds, avalanche_bytes      the same names to Avalanche's own `paths_benchmark`
   read_ratio                              images/s of a stream (2 loader processes) by images/s of a bare torchvision
                                           ImageFolder loader of the same files and transform; best of interleaved rounds
-Each of the first two is built in a process of its own. Without --images the reading is left out.
+Each of the first two is built in a process of its own. Reading is measured only with --images.
 """
 
 import argparse
@@ -18,11 +18,13 @@ import sys
 import time
 from pathlib import Path
 
+from support.resident_memory import resident
+
 CLASSES, TRAIN, TEST = 1000, 1_281_167, 50
 
 
 def names(train: int):
-    """File names as ImageNet has them, with so many training images."""
+    """Yield file names in the form of ImageNet, ``train`` of them training images."""
     wordnet = [f"n{1_440_764 + 13_571 * number:08d}" for number in range(CLASSES)]
     for number, name in enumerate(wordnet):
         for image in range(train // CLASSES + (number < train % CLASSES)):
@@ -32,14 +34,8 @@ def names(train: int):
             yield f"val/{name}/ILSVRC2012_val_{TEST * number + image + 1:08d}.JPEG"
 
 
-def resident(field: str) -> int:
-    """`VmRSS` or `VmHWM` of this process, in bytes (Linux)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
-
-
 def build_ours(train: int):
-    """Names to a benchmark through the frame table."""
+    """Build a benchmark from the names through the frame table."""
     from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames
     from benchmarks_toybox_ilab.streams.protocols import make_benchmark
 
@@ -47,7 +43,7 @@ def build_ours(train: int):
 
 
 def build_avalanche(train: int):
-    """Names to a benchmark through lists of (path, label), as Avalanche asks for them."""
+    """Build a benchmark from the names through Avalanche's lists of (path, label)."""
     from avalanche.benchmarks.scenarios.deprecated.generators import paths_benchmark
 
     labels: dict[str, int] = {}
@@ -60,8 +56,8 @@ def build_avalanche(train: int):
 
 
 def cost(kind: str, train: int) -> dict:
-    """Seconds and bytes of one way, in this process."""
-    # The imports are no part of the cost.
+    """Measure seconds and bytes of a build in this process."""
+    # Imports do not count.
     import avalanche.benchmarks.scenarios.deprecated.generators  # noqa: F401
 
     import benchmarks_toybox_ilab.streams.protocols  # noqa: F401
@@ -74,13 +70,13 @@ def cost(kind: str, train: int) -> dict:
 
 
 def cost_in_new_process(kind: str, train: int) -> dict:
-    """The same in a process of its own, so that the memory of one does not hide that of the other."""
+    """Measure a build in a new process, where no memory of another build is resident."""
     command = [sys.executable, __file__, "--child", kind, "--train", str(train)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
 def read_ratio(folder: str, images: int, rounds: int, workers: int = 2) -> float:
-    """Images/s of one of our streams by those of a bare loader, over the same files in the same order."""
+    """Images/s of a stream / images/s of a bare loader, on the same files in the same order."""
     import torch
     from torch.utils.data import DataLoader, Subset
     from torchvision.datasets import ImageFolder
@@ -94,7 +90,7 @@ def read_ratio(folder: str, images: int, rounds: int, workers: int = 2) -> float
     bare = ImageFolder(folder, imagenet_transform())
     files = [(str(Path(path).relative_to(folder)), bare.classes[label]) for path, label in bare.samples]
     frames = [Frame(path, name, path, "0", 0, "train") for path, name in files]
-    # One test frame a class (a copy of the row under another name: it is never read).
+    # Every class needs a test frame; these are never read.
     frames += [Frame(f"{name}/never_read", name, "x", "1", 0, "test") for name in bare.classes]
     stream = make_benchmark(FrameTable(frames, folder), "class_iid", 0, len(bare.classes)).train_stream[0].dataset
     order = list(stream.frame_row)[:images]
@@ -114,11 +110,11 @@ def read_ratio(folder: str, images: int, rounds: int, workers: int = 2) -> float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", help="a folder of class folders of images, for the reading")
+    parser.add_argument("--images", help="folder of class folders of images, to measure reading")
     parser.add_argument("--count", type=int, default=3000, help="images read in each round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--train", type=int, default=TRAIN, help="made-up training images")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the fastest counts")
+    parser.add_argument("--train", type=int, default=TRAIN, help="number of training images to build with")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
     parser.add_argument("--child", choices=["ours", "avalanche"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -1,12 +1,12 @@
-"""Supplement S5 of the paper: how many memories the bytes of so many raw images hold, by its formula and in true bytes.
+"""Supplement S5 of the paper: the number of memories in the bytes of raw images, by its formula and in true bytes.
 
     python experiments/buffer_sizes.py
 
-Nothing is learned here. The formula counts a byte for each index and for each value of the codebook; the codebook is
-float32 in truth, and labels take two bytes, so the table also says what the paper's count really takes, and how many
-memories fit exactly (`crumb run --family fair`). REMIND's count is the paper's: what its authors store on ResNet-18, by
-the values of a map. Maps are SqueezeNet's at 224 pixels. Written to --output: `buffer_sizes` as `.csv`, `.md`, `.png`
-and `.svg`.
+Nothing is trained. The formula counts one byte for each index and each value of the codebook. The codebook holds
+float32 values and a label takes two bytes, so the table also gives the true bytes of the paper's count, and the number
+of memories that fit exactly (`crumb run --family fair`). REMIND's count is the paper's: the maps that its authors store
+on ResNet-18, scaled by the values of a map. Maps are SqueezeNet's at 224 pixels. Writes `buffer_sizes.csv`, `.md`,
+`.png` and `.svg` to --output.
 """
 
 import argparse
@@ -36,39 +36,38 @@ def formula(raw_images: float, map_shape: tuple[int, int, int], blocks: int, len
     """n_x: memories of `length`-dimensional codes in the bytes of raw images (supplement, S5).
 
     Args:
-        raw_images: of 224 pixels a side, a byte a value.
+        raw_images: number of raw images, 224 pixels a side and one byte a value.
         map_shape: `(s, h, w)`.
-        blocks: rows of the codebook.
+        blocks: rows of the codebook, whose values count one byte each.
         length: values of a block.
-        blocks, length: of the codebook, whose values count one byte each.
     """
     features, height, width = map_shape
     return (raw_images * 3 * SIDE**2 - blocks * length) / (features * height * width / length)
 
 
 def remind_formula(raw_images: float, map_shape: tuple[int, int, int], paper: PaperNumbers) -> float:
-    """Memories of REMIND in the same bytes: its authors' maps per raw image, by the values of a map."""
+    """Memories of REMIND in the same bytes: its authors' maps per raw image, scaled by the values of a map."""
     authors = paper.find(TABLE, "imagenet", "", "remind", "n_x_of_resnet18").value / 10_000
     return raw_images * authors * REMIND_MAP / np.prod(map_shape)
 
 
 @dataclass(frozen=True)
 class Size:
-    """A line of the table; bytes unless said.
+    """A line of the table. Numbers are bytes where nothing else is given.
 
     Attributes:
-        benchmark: name.
-        raw_images: of the budget.
-        length: of a memory block.
-        budget: of the raw images.
-        formula: the paper's, not rounded.
-        paper: memories in the paper's published scripts, where they have this length of block.
+        benchmark: name of the benchmark.
+        raw_images: number of raw images in the budget.
+        length: values of a memory block.
+        budget: bytes of the raw images.
+        formula: memories by the paper's formula, not rounded.
+        paper: memories in the paper's published scripts, None where they lack this block length.
         ours: memories of `crumb run`.
-        true_bytes: codes, labels and float32 codebook of so many.
-        exact: memories whose true bytes are within the budget.
-        exact_bytes: their true bytes, labels left out as they are for every method.
-        remind_formula: the paper's for REMIND.
-        remind: REMIND's memories here, the tables of centroids within the budget.
+        true_bytes: codes, labels and float32 codebook of `ours` memories.
+        exact: memories whose true bytes fit the budget.
+        exact_bytes: true bytes of `exact` memories without labels, which are left out for every method.
+        remind_formula: memories of REMIND by the paper's formula.
+        remind: memories of REMIND here, with the tables of centroids in the budget.
     """
 
     benchmark: str
@@ -91,7 +90,7 @@ class Size:
 
 
 def size_of(name: str, model, paper: PaperNumbers) -> Size:
-    """A benchmark with a split model, whose codebook says how long blocks are."""
+    """Compute the sizes for a benchmark; the block length is that of the model's codebook."""
     from benchmarks_toybox_ilab.catalog import get_benchmark
     from crumb_avalanche.baselines.registry import get_strategy
 
@@ -125,7 +124,7 @@ HEADER += ["by the budget", "fit exactly", "their bytes", "REMIND, formula", "RE
 
 
 def line_of(size: Size) -> list[str]:
-    """A line as text."""
+    """Format a line as text."""
     return [
         *(size.benchmark, f"{size.raw_images:,}", str(size.length), f"{size.budget:,}", f"{size.formula:,.1f}"),
         *("" if size.paper is None else f"{size.paper:,.0f}", f"{size.ours:,}"),
@@ -160,10 +159,10 @@ def picture(sizes: list[Size]) -> Figure:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--benchmark", nargs="+", default=list(PAPER_BENCHMARKS), metavar="NAME")
-    parser.add_argument("--codebook-dim", nargs="+", type=int, default=[8, 16, 32], metavar="D")
-    parser.add_argument("--output", default="runs/buffer_sizes")
-    parser.add_argument("--quick", action="store_true", help="one benchmark and length of block")
+    parser.add_argument("--benchmark", nargs="+", default=list(PAPER_BENCHMARKS), metavar="NAME", help="benchmarks")
+    parser.add_argument("--codebook-dim", nargs="+", type=int, default=[8, 16, 32], metavar="D", help="block lengths")
+    parser.add_argument("--output", default="runs/buffer_sizes", help="folder of tables and pictures")
+    parser.add_argument("--quick", action="store_true", help="only one benchmark and one block length")
     chosen = parser.parse_args()
     from crumb_avalanche.models.backbones import split_backbone
     from crumb_avalanche.models.codebook import Codebook

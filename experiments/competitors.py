@@ -1,14 +1,14 @@
-"""Every method of `crumb strategies` on one benchmark, at the same bytes: one table, one picture.
+"""Compare all methods of `crumb strategies` on one benchmark at the same bytes.
 
     python experiments/competitors.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
-Finished runs are kept and skipped: call it again to go on. Written to --output: `competitors.csv`, `.md`, `.png`,
-`.svg`, and a folder of each run.
+Skips finished runs; the same command resumes. Writes `competitors.csv`, `.md`, `.png`, `.svg` and a folder for each
+run to --output.
 
-With --family fair (default) all learn on the same frozen features with the same bytes, and each tunes its learning rate
-on the first experience. With --family paper each has the network, resolution and learning rate of the paper's authors.
-Two rows are not at the same bytes: a bound that learns all classes at once, which has no protocol and is run once for
-both, and raw-map replay, which keeps as many maps as CRUMB does, for in CRUMB's bytes there is room for six.
+With --family fair (default), all methods train on the same frozen features with the same bytes, and each tunes its
+learning rate on the first experience. With --family paper, each has the network, resolution and learning rate of the
+paper's authors. Two rows have other bytes: the offline bound, which trains on all classes at once, so that one run
+serves both protocols; and raw-map replay, which stores as many maps as CRUMB (CRUMB's bytes hold six).
 """
 
 import csv
@@ -35,11 +35,11 @@ QUICK = dict(image_size=64, budget_images=150)  # room for the statistics of eve
 
 @dataclass
 class Row:
-    """What the runs of one method gave.
+    """The finished runs of a method.
 
     Attributes:
-        name: of the method.
-        finished: its finished runs, by protocol.
+        name: name of the method.
+        finished: finished runs by protocol.
     """
 
     name: str
@@ -52,17 +52,17 @@ class Row:
 
     @property
     def memory(self) -> int:
-        """Bytes kept besides the network at the end, labels and statistics included: the most of all runs."""
+        """Bytes kept at the end besides the network, with labels and statistics: the maximum over runs."""
         return max(run.ledger["memory_bytes"] for run in self._all)
 
     @property
     def seconds(self) -> float:
-        """Of training, mean over the runs."""
+        """Seconds of training, mean over runs."""
         return statistics.fmean(run.ledger["train_seconds"] for run in self._all)
 
     @property
     def rates(self) -> list[float]:
-        """Learning rates chosen, in order of size."""
+        """The chosen learning rates, sorted."""
         return sorted({run.result["learning_rate"] for run in self._all} - {None})
 
     @property
@@ -71,7 +71,7 @@ class Row:
 
     @property
     def runs(self) -> str:
-        """How many, for both protocols where they differ."""
+        """Number of runs; both numbers where the protocols differ."""
         return "/".join(dict.fromkeys(str(len(values)) for values in self.accuracies.values()))
 
 
@@ -91,7 +91,7 @@ def rows_of(strategies: Sequence[str], protocols: Sequence[str], maps: int) -> d
 
 
 def collect(output: Path, names: Sequence[str], protocols: Sequence[str], numbers: Sequence[int]) -> list[Row]:
-    """The finished runs, by method; methods without any are left out."""
+    """Read the finished runs of each method; methods without any are left out."""
     rows = []
     for name in names:
         runs = {
@@ -104,7 +104,7 @@ def collect(output: Path, names: Sequence[str], protocols: Sequence[str], number
 
 
 def lines_of(rows: Sequence[Row]) -> list[list[str]]:
-    """The table as text, names of the columns first; a protocol that nothing was run in has none."""
+    """The table as text, header first, with a column for each protocol that has runs."""
     protocols = protocols_of(rows)
     names = [protocol.replace("_", "-") for protocol in protocols]
     header = ["method", *names, "runs", "bytes kept", "seconds", "learning rate"]
@@ -112,19 +112,19 @@ def lines_of(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def protocols_of(rows: Sequence[Row]) -> list[str]:
-    """Those that something was run in."""
+    """The protocols that have runs."""
     return [name for name in PROTOCOLS if any(row.accuracies.get(name) for row in rows)]
 
 
 def cells(row: Row, protocols: list[str]) -> list[str]:
-    """A row as text."""
+    """Format a row as text."""
     accuracies = [mean_text(row.accuracies.get(protocol, [])) for protocol in protocols]
     rates = " ".join(f"{rate:g}" for rate in row.rates)
     return [row.name, *accuracies, row.runs, f"{row.memory:,}", f"{row.seconds:.0f}", rates]
 
 
 def write_tables(output: Path, rows: Sequence[Row]) -> list[Path]:
-    """The table as Markdown, and every run as a line of CSV."""
+    """Write the table as Markdown, and every run as a line of CSV."""
     header, *lines = lines_of(rows)
     write_text(output / f"{TABLE}.md", markdown([header, ["---"] * len(header), *lines]))
     text = io.StringIO()
@@ -140,7 +140,7 @@ def write_tables(output: Path, rows: Sequence[Row]) -> list[Path]:
 
 
 def picture(rows: Sequence[Row], title: str) -> Figure:
-    """Mean accuracies with their spread, best method on top."""
+    """Plot mean accuracies and standard deviations, best method on top."""
 
     def mean(row: Row) -> float:
         return max(statistics.fmean(values) for values in row.accuracies.values() if values)
@@ -173,7 +173,7 @@ def picture(rows: Sequence[Row], title: str) -> Figure:
 
 
 def settings_of(options: CommonOptions, family: str) -> RunSettings:
-    """Settings that all runs share."""
+    """Settings shared by all runs."""
     settings = options.settings(options.benchmark, family=family)
     if options.quick:
         return replace(settings, **QUICK)
@@ -185,11 +185,13 @@ def main() -> int:
     from crumb_avalanche.baselines.registry import STRATEGIES
 
     parser = parser_for(__doc__, f"runs/{TABLE}")
-    parser.add_argument("--family", choices=["fair", "paper"], default="fair")
-    parser.add_argument("--strategies", nargs="+", metavar="NAME", default=list(STRATEGIES), help="default: all")
+    parser.add_argument("--family", choices=["fair", "paper"], default="fair", help="settings, as for crumb run")
+    parser.add_argument(
+        "--strategies", nargs="+", metavar="NAME", default=list(STRATEGIES), help="methods; default all"
+    )
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
     parser.add_argument(
-        "--maps", type=int, default=417, help="raw maps that map_replay keeps: as many as CRUMB, whatever their bytes"
+        "--maps", type=int, default=417, help="raw maps that map_replay stores; default as many as CRUMB"
     )
     chosen = parser.parse_args()
     options = common_options(chosen)

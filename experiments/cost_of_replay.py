@@ -1,18 +1,18 @@
-"""What CRUMB costs beside REMIND, in one run: seconds for an image of the stream, and memory.
+"""Measure the cost of CRUMB beside REMIND in one run: seconds per image of the stream, and memory.
 
     python experiments/cost_of_replay.py --benchmark eth80 --dataset-root ETH80 --output runs/cost
     python experiments/cost_of_replay.py --quick
 
-All settings of `crumb run` are known here too: benchmark, network, budget and so on. Three learners take turns,
-experience by experience, at the same threads: CRUMB; REMIND as its authors run it, one new image a step with 50
-mixtures of memories; REMIND with a step for each batch. Time counts everything but evaluation; with --feature-cache it
-is without F, which all need alike.
+Takes the settings of `crumb run`: benchmark, network, budget and so on. Three learners take turns, experience by
+experience, on the same threads: CRUMB; REMIND as its authors run it, with one new image and 50 mixtures of memories in
+each step; REMIND with one step for each batch. Time excludes evaluation, and with --feature-cache also F, which is the
+same for all.
 
-Memory is what is held for good (codes, labels, tables) and the peak of making the table, maps that it is made from
-included, each in a process of its own: CRUMB's codebook; REMIND's tables by faiss from all maps of the first experience
-at once, as its authors' code has it; and from a sample of locations, as this library has it. The maps are read from a
-file: what F itself needs is the same for all, and counted for none. Bare figures say more about the machine than about
-a method, so ratios are printed. Written to --output: `cost_of_replay.csv` and `cost_of_replay.png`.
+Memory is the sum of what is kept (codes, labels, tables) and the peak while the table is computed, with the maps that
+it is computed from. Each peak is measured in a process of its own: CRUMB's codebook; REMIND's tables by faiss from all
+maps of the first experience at once, as in its authors' code; and from a sample of locations, as in this library. The
+maps are read from a file, so that F, which is the same for all, does not count. Seconds and bytes depend on the
+machine, so ratios are printed. Writes `cost_of_replay.csv` and `cost_of_replay.png` to --output.
 """
 
 import csv
@@ -30,7 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from support import common_options
-from table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
+from support.table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
 from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments
 from crumb_avalanche.runs.settings import RunSettings
@@ -44,15 +44,15 @@ QUICK = common_options.QUICK | dict(benchmark=common_options.QUICK_BENCHMARK, bu
 
 @dataclass
 class CostSettings:
-    """What is measured.
+    """Settings of the measurement.
 
     Attributes:
         output: folder for table and picture.
-        experiences: only the first so many are learned; 0 takes all.
-        stream_images: so many frames of each experience are learned, by all alike; 0 takes all. REMIND draws 100
-            memories for an image, so give at least 100.
-        measured_images: maps that the codebook is made from; crumb run takes 64.
-        table_images: maps that REMIND's tables are made from; 0 takes the whole first experience.
+        experiences: number of experiences from the start of the stream; 0 takes all.
+        stream_images: number of frames of each experience; 0 takes all. REMIND draws 100 memories for an image, so
+            give at least 100.
+        measured_images: number of maps that the codebook is computed from; crumb run takes 64.
+        table_images: number of maps that REMIND's tables are fitted to; 0 takes the whole first experience.
     """
 
     output: str = "runs/cost_of_replay"
@@ -65,7 +65,7 @@ class CostSettings:
         if min(self.experiences, self.stream_images, self.table_images) < 0 or self.measured_images < 1:
             raise ValueError("experiences, stream_images and table_images are 0 or more, measured_images is at least 1")
         if self.experiences == 1:
-            raise ValueError("experiences=1 is none after the first, where replay begins; give 2 or more, or 0 for all")
+            raise ValueError("experiences=1 has no replay, which begins with the second; give 2 or more, or 0 for all")
 
 
 def built(name: str, settings: RunSettings, stream, cache):
@@ -85,17 +85,17 @@ def built(name: str, settings: RunSettings, stream, cache):
 
 
 def read_through(dataset, cache):
-    """The images of a data set, or their maps out of the cache, which is filled."""
+    """A data set of images, or with a cache of their maps."""
     if cache is None:
         return dataset
     return cache.dataset(dataset, np.asarray(list(dataset.frame_row)), list(map(int, dataset.targets)))
 
 
 def streamed(learners: dict, experiences: list, cache, workers: int) -> tuple[dict, int]:
-    """Seconds of each learner for each experience, and the memories held by REMIND when it begins to replay."""
+    """Train all learners; return seconds by learner and experience, and REMIND's memories at the start of replay."""
     seconds, held = {name: [] for name in learners}, 0
     for number, experience in enumerate(experiences):
-        for _ in read_through(experience.dataset, cache):  # or whoever is first would pay for a cold disk
+        for _ in read_through(experience.dataset, cache):  # the first learner would pay for a cold disk
             pass
         for name, strategy in learners.items():
             start = time.perf_counter()
@@ -127,7 +127,7 @@ def ratios(image: dict, whole: dict, memory: dict) -> list[tuple[str, str, str, 
 
 
 def picture(path: Path, title: str, image: dict, making: dict, held: dict) -> None:
-    """Seconds of an image and bytes, with their values."""
+    """Plot seconds per image, and bytes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
@@ -154,7 +154,7 @@ def picture(path: Path, title: str, image: dict, making: dict, held: dict) -> No
 
 
 def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: dict, output: Path) -> None:
-    """Print the tables and the ratios; write them as CSV and as a picture."""
+    """Print the tables and ratios; write them as CSV and as a picture."""
     from crumb_avalanche.runs.run_folder import write_text
     from crumb_avalanche.runs.tables import table
 
@@ -181,7 +181,7 @@ def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: d
 
 
 def main(settings: RunSettings, cost: CostSettings) -> None:
-    """Measure everything."""
+    """Measure all learners."""
     from crumb_avalanche.baselines.memory_settings import RemindSettings
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.process import set_up_process
@@ -232,12 +232,12 @@ def main(settings: RunSettings, cost: CostSettings) -> None:
 
 
 def command_line():
-    """Settings of `crumb run`, without those that have no meaning here, and of this measurement."""
+    """The command line: settings of the measurement, and those of `crumb run` that it reads."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_class_arguments(CostSettings)
-    parser.add_argument("--quick", action="store_true", help="rendered shapes and a tiny network, to see it work")
+    parser.add_argument("--quick", action="store_true", help="rendered shapes and a tiny network, to try the script")
     nothing = {"strategy", "method", "family", "runs", "output", "overwrite", "checkpoint", "compile"}
     add_run_arguments(parser, nothing)
     parser.set_defaults(threads=1)

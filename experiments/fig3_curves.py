@@ -1,14 +1,13 @@
-"""Figure 3 of the paper and its siblings S1 and S2: accuracy over all seen classes along the stream.
+"""Figures 3, S1 and S2 of the paper: accuracy over all seen classes along the stream.
 
     python experiments/fig3_curves.py --figure 3 --benchmark core50 cifar100 --dataset-root CORE50 CIFAR100
     python experiments/fig3_curves.py --figure S2 --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
-Figure 3 is class-instance of video benchmarks and class-i.i.d. of image sets; S1 class-i.i.d. of video benchmarks; S2
-both protocols without a limit of memory: room for every image of the stream in every class. The runs of 3 and S1 are
-those of `table1_accuracy.py` (the same --output and --family), so what is finished there is drawn at once. Error bars
-are the root-mean-square error among runs, as in the paper; the upper bound, which learns everything at once, is a line.
-Written to --output: `fig3.csv` (or `figS1`, `figS2`) with every curve, `.md` with the final accuracies beside the
-paper's, `.png`, `.svg`.
+Figure 3 shows class-instance for video benchmarks and class-i.i.d. for image sets; S1 class-i.i.d. for video
+benchmarks; S2 both protocols with room for all images of the stream in every class. Figures 3 and S1 share their runs
+with `table1_accuracy.py` (the same --output and --family), so finished runs are drawn at once. Error bars are the
+root-mean-square error among runs, as in the paper. The offline bound is a horizontal line. Writes `fig3.csv` (or
+`figS1`, `figS2`) with every curve, `.md` with the final accuracies beside the paper's, `.png` and `.svg` to --output.
 """
 
 import csv
@@ -29,7 +28,7 @@ from table1_accuracy import assembled
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import number
 
-# Those that the paper ran on every benchmark; its figures show some of them.
+# The methods that the paper ran on every benchmark.
 METHODS = ("crumb", "remind", "icarl", "gem", "ewc", "mas", "si", "finetune", "offline")
 REPLAY_METHODS = ("crumb", "remind", "icarl", "gem", "offline")
 QUICK_METHODS = ("crumb", "finetune", "offline")
@@ -45,12 +44,12 @@ def protocols_of(figure: str, benchmark: str) -> list[str]:
 
 
 def room_for_all(options: CommonOptions) -> dict[str, int]:
-    """Memories of each benchmark with which no class ever has to give one up: a class may have 1 / classes of them."""
+    """Memories with which no class ever gives one up, by benchmark; a class may have 1 / classes of them."""
     from benchmarks_toybox_ilab.catalog import get_benchmark
 
     sizes = {}
     for benchmark, root in options.roots.items():
-        tables = [get_benchmark(benchmark).table(root, run) for run in options.runs]  # some hold out other objects
+        tables = [get_benchmark(benchmark).table(root, run) for run in options.runs]  # runs may hold out other objects
         most = max(count["train"] for table in tables for count in table.counts().values())
         sizes[benchmark] = len(tables[0].classes) * most
     return sizes
@@ -62,7 +61,7 @@ def rmse(values: Sequence[float]) -> float:
 
 
 def picture(findings: Sequence[Finding], title: str) -> Figure:
-    """A panel for each benchmark and protocol, a line for each method."""
+    """Plot a panel for each benchmark and protocol, a line for each method."""
     panels = list(dict.fromkeys((item.cell.benchmark, item.cell.protocol) for item in findings))
     rows = list(dict.fromkeys(item.cell.row for item in findings))
     columns = min(3, len(panels))
@@ -88,7 +87,7 @@ def picture(findings: Sequence[Finding], title: str) -> Figure:
 
 
 def draw(axes, finding: Finding, place: int):
-    """The curve of one method; returns what the legend shows."""
+    """Plot the curve of one method; returns its handle for the legend."""
     style = dict(color=COLOURS[place % len(COLOURS)], ls=LINES[place // len(COLOURS) % len(LINES)])
     if finding.runs[0].joint:
         return axes.axhline(finding.mean, **style)
@@ -100,7 +99,7 @@ def draw(axes, finding: Finding, place: int):
 
 
 def write_curves(path, findings: Sequence[Finding]) -> None:
-    """Every point of every run."""
+    """Write every point of every run."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["benchmark", "protocol", "method", "run", "experience", "accuracy"])
@@ -110,15 +109,17 @@ def write_curves(path, findings: Sequence[Finding]) -> None:
             for place, value in enumerate(run.result["accuracy_after"], start=1):
                 experience = last if run.joint else place
                 cell = item.cell
-                accuracy = number(value, ".4f")  # nothing where it was not tested
+                accuracy = number(value, ".4f")  # empty without a test
                 writer.writerow([cell.benchmark, cell.protocol, cell.row, run.number, experience, accuracy])
     write_text(path, text.getvalue())
 
 
 def main() -> int:
     parser = parser_for(__doc__, "runs/table1", several=True)
-    parser.add_argument("--figure", choices=["3", "S1", "S2"], default="3")
-    parser.add_argument("--strategies", nargs="+", metavar="NAME", help="default those the paper ran everywhere")
+    parser.add_argument("--figure", choices=["3", "S1", "S2"], default="3", help="figure of the paper")
+    parser.add_argument(
+        "--strategies", nargs="+", metavar="NAME", help="default those that the paper ran on all benchmarks"
+    )
     parser.add_argument("--family", choices=["fair", "paper"], default="fair")
     chosen = parser.parse_args()
     options = common_options(chosen)

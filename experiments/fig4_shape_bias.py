@@ -1,17 +1,17 @@
-r"""Figure 4 of the paper and its sibling S3: is CRUMB biased towards shape, beside a control network?
+r"""Figures 4 and S3 of the paper: shape bias of CRUMB relative to a control network.
 
     python experiments/fig4_shape_bias.py --benchmark eth80 --dataset-root ETH80 --pretrained FILE --style-root STYLE
     python experiments/fig4_shape_bias.py --pretrained FILE --control-pretrained FILE --test-root CIFAR100/test \
         --style-root STYLE --pretraining-only
 
-Maps at the cut are perturbed in space (locations shuffled) or in features (half of them set to zero); `--style-root` is
-a folder of images in another style, a folder for each class by shape, such as cue-conflict images. A bar is the
-relative accuracy advantage: the control's relative drop minus CRUMB's, below 0 where CRUMB is harmed more. Shape bias
-is below 0 for space and above 0 for features and style. Streaming: CRUMB (256x8, from --pretrained if given) against
-replay of as many images from stock weights, class-instance for Figure 4 and class-i.i.d. with --figure S3 or for image
-sets. Pretraining: two files of `crumb pretrain` (the control's with --codebook-weight 0) on a folder of test images.
-Written to --output: `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`, `fig4_runs.csv` with seed, settings and accuracy of
-each streamed run, and a folder of each run.
+Maps at the cut are perturbed in space (locations shuffled) or in features (half of them set to zero). `--style-root`
+holds images in another style, such as cue-conflict images, in a folder for each class by shape. A bar is the relative
+accuracy advantage: the control's relative drop minus CRUMB's, below 0 where CRUMB's accuracy drops more. Shape bias
+gives values below 0 for space and above 0 for features and style. Streaming: CRUMB (256x8, from --pretrained if given)
+against replay of as many images from stock weights, class-instance for Figure 4 and class-i.i.d. for Figure S3 and
+image sets. Pretraining: two files of `crumb pretrain` (the control's with --codebook-weight 0) on a folder of test
+images. Writes `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`, `fig4_runs.csv` with seed, settings and accuracy of each
+streamed run, and a folder for each run to --output.
 """
 
 import csv
@@ -45,9 +45,10 @@ class Bar:
     """One bar of the figure.
 
     Attributes:
-        condition: where the networks come from.
-        perturbation: of the maps or images.
-        all_runs, filtered: the advantage with all runs, and with those that pass the first-task filter.
+        condition: source of the networks.
+        perturbation: perturbation of the maps or images.
+        all_runs: advantage over all runs.
+        filtered: advantage over the runs that pass the first-task filter.
     """
 
     condition: str
@@ -85,7 +86,7 @@ def streamed(options: CommonOptions, benchmark: str, protocol: str, rows: dict[s
 
 
 def pretrained_network(file: str):
-    """The network that `crumb pretrain` wrote, with the head of its own classes, and its image size."""
+    """Load the network that `crumb pretrain` wrote, with its own classes and image size."""
     from crumb_avalanche.models.backbones import split_backbone
     from crumb_avalanche.models.codebook import Codebook
     from crumb_avalanche.models.weights import check_and_load
@@ -108,7 +109,7 @@ def pretrained(crumb: str, control: str, test_root: str, style_root: Path | None
     """The drops of two pretrained networks on test images.
 
     Raises:
-        ValueError: the images are of other classes than the files.
+        ValueError: the images and the files have different numbers of classes.
     """
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
@@ -157,7 +158,7 @@ def lines_of(bars: Sequence[Bar]) -> list[list[str]]:
 
 
 def picture(bars: Sequence[Bar], title: str) -> Figure:
-    """Bars of the advantage with their standard errors; a star where p < 0.01."""
+    """Plot the advantages with their standard errors, and a star where p < 0.01."""
     conditions = list(dict.fromkeys(bar.condition for bar in bars))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3 + 2.2 * len(conditions), 4), layout="constrained")
@@ -184,12 +185,12 @@ def picture(bars: Sequence[Bar], title: str) -> Figure:
 
 def main() -> int:
     parser = parser_for(__doc__, "runs/fig4", several=True)
-    parser.add_argument("--figure", choices=["4", "S3"], default="4")
-    parser.add_argument("--pretrained", help="a file of crumb pretrain (256x8): CRUMB starts from it")
+    parser.add_argument("--figure", choices=["4", "S3"], default="4", help="figure of the paper")
+    parser.add_argument("--pretrained", help="file of crumb pretrain (256x8) that CRUMB starts from")
     parser.add_argument("--control-pretrained", help="the same with --codebook-weight 0, for the pretraining condition")
     parser.add_argument("--test-root", help="test images of the pretraining classes, one folder a class")
     parser.add_argument("--style-root", help="images in another style, one folder a class")
-    parser.add_argument("--pretraining-only", action="store_true", help="no streams")
+    parser.add_argument("--pretraining-only", action="store_true", help="only the pretraining condition, no streams")
     parser.add_argument("--mem-size", type=int, help="memories; default the paper's ablations' for the benchmark")
     chosen = parser.parse_args()
     options = common_options(chosen)

@@ -1,13 +1,13 @@
-"""Figure 5 of the paper: where memory blocks fire on test images, and how often each block is used.
+"""Figure 5 of the paper: locations of test images where memory blocks fire, and the use of each block.
 
     python experiments/fig5_memory_blocks.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
-One CRUMB run in class-instance with 256 blocks of 8 (kept and taken again if it is finished; `--pretrained` starts it
-from CRUMB pretraining). Panel a: the blocks most used, each on the images where it fires the most, one of an object; as
-in the paper only the first 8 features of a location count, so that a block fires or does not (`--slices 0` looks at all
-features and shows at what fraction of them it fires). Slices that are all zero choose no block and are left out
-everywhere. Panel b: use of all blocks, sorted, after the stream and before it. Written to --output: `fig5.csv`, `.png`,
-`.svg`, and `fig5_runs.csv` with seed, settings and accuracy of the run.
+One CRUMB run in class-instance with 256 blocks of 8 values; a finished run is reused, `--pretrained` starts it from
+CRUMB pretraining. Panel a: the most used blocks, each on the images where it fires most, one image per object. As in
+the paper, only the first 8 features of a location count, so that a block either fires or not; with `--slices 0` all
+features count, and the panel shows the fraction that fires. All-zero slices choose no block and are left out. Panel b:
+use of all blocks, sorted, before and after the stream. Writes `fig5.csv`, `.png`, `.svg`, and `fig5_runs.csv` with
+seed, settings and accuracy of the run to --output.
 """
 
 import csv
@@ -34,7 +34,7 @@ from crumb_avalanche.runs.tables import table
 
 
 def overlay(axes, image, heat: np.ndarray, colour: str) -> None:
-    """An image with a colour over it, as strong as the heat, location by location."""
+    """Draw an image under a colour whose opacity is the heat of each location."""
     axes.imshow(np.asarray(image.convert("RGB").resize((224, 224))), extent=(0, 1, 1, 0))
     layer = np.zeros((*heat.shape, 4))
     layer[..., :3], layer[..., 3] = to_rgb(colour), 0.65 * heat / max(heat.max(), 1e-9)
@@ -43,7 +43,7 @@ def overlay(axes, image, heat: np.ndarray, colour: str) -> None:
 
 
 def picture(found: RebuiltRun, before: Usage, after: Usage, blocks: Sequence[int], images: int, title: str) -> Figure:
-    """Panels a and b."""
+    """Plot panels a and b."""
     objects = [f"{found.table.class_name[row]} {found.table.object_name[row]}" for row in found.rows]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(2 + 1.7 * images, 1.9 * len(blocks) + 3.6), layout="constrained")
@@ -73,7 +73,7 @@ def picture(found: RebuiltRun, before: Usage, after: Usage, blocks: Sequence[int
 
 
 def write_usage(path: Path, before: Usage, after: Usage) -> None:
-    """A line for each block, most used first."""
+    """Write a line for each block, most used first."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["block", "rank", "slices_after", "share_after", "slices_before", "share_before"])
@@ -84,7 +84,7 @@ def write_usage(path: Path, before: Usage, after: Usage) -> None:
 
 
 def summary(before: Usage, after: Usage) -> list[list[str]]:
-    """What can be said in numbers, before and after."""
+    """Rows of statistics of use, before and after the stream."""
     rows = [["images", *(f"{len(usage.codes):,}" for usage in (before, after))]]
     rows.append(["slices that are all zero, %", *(f"{100 * usage.zero_share:.2f}" for usage in (before, after))])
     rows.append(["largest share of a block, %", *(f"{100 * usage.shares.max():.2f}" for usage in (before, after))])
@@ -99,12 +99,14 @@ def main() -> int:
     parser = parser_for(__doc__, "runs/fig5")
     parser.set_defaults(runs="0")
     parser.add_argument("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
-    parser.add_argument("--pretrained", help="a file of crumb pretrain (256x8) that the run starts from")
-    parser.add_argument("--codebook-dim", type=int, default=8)
+    parser.add_argument("--pretrained", help="file of crumb pretrain (256x8) that the run starts from")
+    parser.add_argument("--codebook-dim", type=int, default=8, help="values of a block")
     parser.add_argument("--mem-size", type=int, help="maps stored; default the paper's ablations' for the benchmark")
     parser.add_argument("--blocks", type=int, default=5, help="blocks shown")
     parser.add_argument("--images", type=int, default=6, help="images shown of each")
-    parser.add_argument("--slices", type=int, default=1, help="leading slices of a location that count; 0: all")
+    parser.add_argument(
+        "--slices", type=int, default=1, help="number of leading slices of a location that count; 0: all"
+    )
     chosen = parser.parse_args()
     options = common_options(chosen)
     run = options.runs[0]

@@ -1,12 +1,12 @@
-"""The recommended preset beside the paper's recipe, its own parts taken away in turn, and the rivals at the same bytes.
+"""Compare the recommended preset with ablations of it, the paper's recipe and rivals at the same bytes.
 
     python experiments/recommended.py --benchmark eth80 --dataset-root ETH80 --weights FILE --feature-cache CACHE
     python experiments/recommended.py --benchmark cifar100 --protocol class_iid --dataset-root CIFAR100 --runs 0-2 ...
 
-Each row is a change of settings. Difference: the row minus `recommended` in the same runs. p: paired t-test over runs,
-one-sided, small where `recommended` is worse than the row. Oldest, newest: accuracy at the end on the first and the
-last experience's classes. Rows that keep more bytes than the budget say so in their bytes. Written to --output:
-`recommended.csv`, `.md`, `.png`, `.svg`, and a folder of each run.
+Each row is a change of settings. Difference: the row minus `recommended` in the same runs. p: one-sided paired t-test
+over runs, small where `recommended` is worse than the row. Oldest, newest: final accuracy on the classes of the first
+and of the last experience. A row that exceeds the budget shows that in its bytes. Writes `recommended.csv`, `.md`,
+`.png`, `.svg` and a folder for each run to --output.
 """
 
 import csv
@@ -36,8 +36,8 @@ class Row:
     """A row of the table.
 
     Attributes:
-        name: in the table.
-        settings: of `crumb run` that differ from those of preset `recommended`.
+        name: name in the table.
+        settings: settings of `crumb run` that differ from preset `recommended`.
         method: settings of the strategy that differ from its defaults.
     """
 
@@ -68,14 +68,14 @@ ROWS = (
     Row("map_replay", {"preset": "paper", "strategy": "map_replay", "mem_size": 417}, {}),
     Row("offline", {"preset": "paper", "strategy": "offline"}, {}),
 )
-# The tiny network has none of the reference code's choices of SqueezeNet's classifier.
+# The tiny network has no SqueezeNet classifier, which the reference code changes.
 QUICK = dict(relu_logits=False, head_kernel=1)
 QUICK_BUDGET = dict(budget_images=60.0)
 
 
 @dataclass(frozen=True)
 class Line:
-    """What the finished runs of a row say; differences and p-value against `recommended` in the same runs."""
+    """The finished runs of a row, with differences and p-value against `recommended` in the same runs."""
 
     row: Row
     runs: tuple[FinishedRun, ...]
@@ -83,7 +83,7 @@ class Line:
     p_worse: float | None
 
     def mean(self, place: int | None = None) -> float:
-        """Mean final accuracy in percent; of one experience's classes where a place is given."""
+        """Mean final accuracy in percent, over all classes or over those of the experience ``place``."""
         if place is None:
             return statistics.fmean(run.final for run in self.runs)
         return statistics.fmean(run.result["final_accuracy_per_experience"][place] for run in self.runs)
@@ -101,8 +101,8 @@ def changes_of(
     Args:
         rows: rows of the table.
         options: common part of the command line.
-        protocol: of all rows.
-        budget: in bytes, for the rows that have none of their own; None for the benchmark's.
+        protocol: protocol of all rows.
+        budget: bytes for the rows that set no budget; None takes the benchmark's.
     """
     changes = {}
     for row in rows:
@@ -138,7 +138,7 @@ HEADER = ["row", "accuracy", "difference", "p", "oldest", "newest", "runs", "byt
 
 
 def text_of(line: Line) -> list[str]:
-    """A line as text."""
+    """Format a line as text."""
     own = line.row.name == RECOMMENDED or not line.differences
     joint = line.runs[0].joint
     return [
@@ -154,7 +154,7 @@ def text_of(line: Line) -> list[str]:
 
 
 def picture(lines: Sequence[Line], title: str) -> Figure:
-    """A bar a row, a dot a run."""
+    """Plot a bar for each row and a dot for each run."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 1.2 + 0.32 * len(lines)), layout="constrained")
         axes = figure.subplots()
@@ -169,7 +169,7 @@ def picture(lines: Sequence[Line], title: str) -> Figure:
 
 
 def write_lines(lines: Sequence[Line], output: Path) -> list[Path]:
-    """The table as Markdown, and every run as a line of CSV."""
+    """Write the table as Markdown, and every run as a line of CSV."""
     marked = [HEADER, ["---"] * len(HEADER), *map(text_of, lines)]
     write_text(output / f"{TABLE}.md", markdown(marked))
     text = io.StringIO()
@@ -189,8 +189,10 @@ def write_lines(lines: Sequence[Line], output: Path) -> list[Path]:
 def main() -> int:
     parser = parser_for(__doc__, "runs/recommended")
     parser.add_argument("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="rows by their names; default all")
-    parser.add_argument("--budget-bytes", type=int, help="for all rows but the small one; default the benchmark's")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="names of rows; default all")
+    parser.add_argument(
+        "--budget-bytes", type=int, help="budget of all rows but the small one; default the benchmark's"
+    )
     chosen = parser.parse_args()
     options = common_options(chosen)
     rows = rows_named(ROWS, chosen.rows, always=ROWS[0])

@@ -3,12 +3,12 @@
     python experiments/table1_accuracy.py --benchmark core50 toybox cifar100 --dataset-root CORE50 TOYBOX CIFAR100
     python experiments/table1_accuracy.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
-With --family fair (default) all methods learn on the same frozen features with the same bytes and tune their learning
-rate on the first experience; with --family paper each has the network, resolution and rate of the paper's authors, and
-only this one can be held against the paper's numbers as they are. Class-instance is for video benchmarks only, and the
-upper bound, which sees all classes at once, is one set of runs for both protocols; `fig3_curves.py` draws all of them.
-Written to --output: the table as `.csv` and `.md` and its picture, `table1_runs.csv` with seed, settings and accuracy
-of each run, and a folder of each run.
+With --family fair (default), all methods train on the same frozen features with the same bytes and tune their learning
+rate on the first experience. With --family paper, each has the network, resolution and rate of the paper's authors;
+only these results are comparable with the paper's numbers as they are. Image sets have no class-instance protocol. The
+offline bound trains on all classes at once, so that one set of runs serves both protocols. `fig3_curves.py` plots the
+same runs. Writes the table as `.csv` and `.md`, its picture, `table1_runs.csv` with seed, settings and accuracy of each
+run, and a folder for each run to --output.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ TABLE = "table1"
 
 
 def assembled(options: CommonOptions, methods: Sequence[str], protocols: Sequence[str]) -> list[Cell]:
-    """The cells of the table; every method is tested against CRUMB, if that is one of them."""
+    """The cells of the table; methods are tested against CRUMB, if it is one of them."""
     paper, cells = read_paper_numbers(), []
-    # Runs of CRUMB that another call left may have other settings: nobody looks at them here.
+    # Runs of CRUMB that another call left may have other settings: they are not checked here.
     tested = "crumb" in methods
     for benchmark in options.roots:
         for protocol in options.protocols(benchmark, protocols):
@@ -49,9 +49,13 @@ def assembled(options: CommonOptions, methods: Sequence[str], protocols: Sequenc
 def main() -> int:
     parser = parser_for(__doc__, "runs/table1", several=True)
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
-    parser.add_argument("--strategies", nargs="+", metavar="NAME", help="of crumb strategies; default the paper's")
-    parser.add_argument("--family", choices=["fair", "paper"], default="fair")
-    parser.add_argument("--maps", type=int, default=417, help="raw maps that map_replay keeps, whatever their bytes")
+    parser.add_argument(
+        "--strategies", nargs="+", metavar="NAME", help="names as in crumb strategies; default those of the paper"
+    )
+    parser.add_argument("--family", choices=["fair", "paper"], default="fair", help="settings, as for crumb run")
+    parser.add_argument(
+        "--maps", type=int, default=417, help="raw maps that map_replay stores; default as many as CRUMB"
+    )
     chosen = parser.parse_args()
     options = common_options(chosen)
     methods = chosen.strategies or (QUICK_METHODS if options.quick else list(METHODS))

@@ -3,13 +3,13 @@
     python experiments/table2_cost.py --benchmark cifar100 --dataset-root CIFAR100
     python experiments/table2_cost.py --benchmark eth80 --dataset-root ETH80 --stream-images 100
 
-Measured by `cost_of_replay.py`, which says what exactly is counted: memory is the peak of making codebook or tables,
-the maps they are made from included, and what is held for good; time is of the whole run without evaluation. REMIND is
-there as its authors run it (one image at a time, tables from all maps of the first experience), which is what the paper
-compares with, and with the cheaper choices of this library. Seconds and bytes depend on the machine, ratios much less;
-so the ratio to REMIND is what can be held against the paper. `--runs` are measured one after the other, on otherwise
-idle cores; a run that has its `cost_of_replay.csv` is not measured again. Written to --output: `table2.csv`,
-`table2.md`, `table2.png`, `table2.svg`, and a folder of each run.
+`cost_of_replay.py` measures, and describes what counts: memory is the peak while codebook or tables are computed, with
+the maps that they are computed from, plus what is kept; time is that of the whole run without evaluation. REMIND runs
+as its authors run it (one image at a time, tables from all maps of the first experience), which is what the paper
+compares with, and with the cheaper choices of this library. Seconds and bytes depend on the machine, ratios much less,
+so compare the ratio to REMIND with the paper. `--runs` are measured one after the other; leave the cores otherwise
+idle. A run with a `cost_of_replay.csv` is not measured again. Writes `table2.csv`, `table2.md`, `table2.png`,
+`table2.svg` and a folder for each run to --output.
 """
 
 import csv
@@ -28,14 +28,14 @@ from matplotlib.figure import Figure
 from support.common_options import common_options, parser_for, run_script
 from support.paper_numbers import PaperNumbers, read_paper_numbers
 from support.saved_picture import COLOURS, STYLE, save_picture
-from table_memory import ALL_MAPS
+from support.table_memory import ALL_MAPS
 
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_json, write_text
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.runs.tables import markdown, table
 
 TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
-# What is compared: the paper's quantity, how many of ours make one of its units, and ours by the name of the method.
+# The paper's quantities, each with its name here and the number of our units in one of the paper's.
 QUANTITIES = {"peak_ram_gb": ("memory, GB", 1e9), "runtime_hours": ("time, hours", 3600)}
 REMIND_MEMORY, REMIND_TIME = ALL_MAPS, SINGLE
 
@@ -45,12 +45,13 @@ class Line:
     """One quantity of CRUMB and REMIND on one benchmark; None where it was not measured or not printed.
 
     Attributes:
-        paper_dataset: what the paper's numbers are about.
-        quantity: in words, with its unit.
-        paper: the paper's, (CRUMB, REMIND).
+        benchmark: benchmark of our runs.
+        paper_dataset: data set of the paper's numbers.
+        quantity: name with unit.
+        paper: the paper's numbers, (CRUMB, REMIND).
         ours: means over runs, (CRUMB, REMIND).
-        runs: measured.
-        part: of what, in words, where the run was shortened; empty where it was whole.
+        runs: number of measured runs.
+        part: description of the part of the run that was measured; empty for a whole run.
     """
 
     benchmark: str
@@ -95,7 +96,7 @@ def measured(path: Path) -> dict[str, tuple[float, float]] | None:
 
 
 def part_of(file: Path) -> str:
-    """What a measurement was shortened to, in words; the first experience and the tables then weigh more than usual."""
+    """Describe the part of a run that was measured; the first experience and the tables weigh more in a part."""
     notes = file.with_name("made_with.json")
     own = json.loads(notes.read_text()) if notes.exists() else {}
     words = {
@@ -126,7 +127,7 @@ def measure_once(settings: RunSettings, own: CostSettings) -> None:
 
 
 def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list[Line]:
-    """The lines of a benchmark, from the measurements of its runs; the paper's CIFAR-100 where it has not this one."""
+    """The lines of a benchmark, beside the paper's CIFAR-100 where the paper does not have the benchmark."""
     found = [values for values in map(measured, files) if values is not None]
     own = any(key[:2] == (TABLE, benchmark) for key in paper)
     dataset = benchmark if own else PAPER_DATASET
@@ -144,7 +145,7 @@ HEADER += ["CRUMB by REMIND, paper", "ours", "difference", "runs"]
 
 
 def text_of(line: Line) -> list[str]:
-    """A line as text; ratios in percent."""
+    """Format a line as text, ratios in percent."""
 
     def shown(pair, place: int) -> str:
         return "" if pair is None else f"{pair[place]:.3g}"
@@ -156,7 +157,7 @@ def text_of(line: Line) -> list[str]:
 
 
 def picture(lines: Sequence[Line]) -> Figure:
-    """CRUMB by REMIND in percent, the paper's beside ours."""
+    """Plot CRUMB / REMIND in percent, the paper's beside ours."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7, 1.6 + 0.6 * len(lines)), layout="constrained")
         axes = figure.subplots()
@@ -181,11 +182,11 @@ def picture(lines: Sequence[Line]) -> Figure:
 def main() -> int:
     parser = parser_for(__doc__, "runs/table2", several=True)
     parser.set_defaults(runs="0")
-    parser.add_argument("--stream-images", type=int, default=0, help="frames learned of each experience; 0: all")
+    parser.add_argument("--stream-images", type=int, default=0, help="number of frames of each experience; 0: all")
     parser.add_argument(
-        "--table-images", type=int, default=0, help="maps REMIND's tables are made from; 0: experience 1"
+        "--table-images", type=int, default=0, help="number of maps that REMIND's tables are fitted to; 0: experience 1"
     )
-    parser.add_argument("--experiences", type=int, default=0, help="only the first so many; 0: all")
+    parser.add_argument("--experiences", type=int, default=0, help="number of experiences; 0: all")
     chosen = parser.parse_args()
     options = common_options(chosen)
     own = CostSettings("", chosen.experiences, chosen.stream_images, table_images=chosen.table_images)

@@ -2,12 +2,12 @@
 
     python experiments/table3_codes_vs_images.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
-Blocks are 256x8, as there. On CORe50, and on benchmarks that the paper does not have, n runs from 200 to 6,400; on the
-paper's others it is one count, that of its published scripts (`ablation_rows.PUBLISHED_MEM_SIZES`); `--counts` chooses
-freely. An n beyond the images of the stream stores them all. In the paper every CRUMB run starts from CRUMB pretraining
-on ImageNet and image replay from stock weights; give such a file with `--pretrained`, or both start from stock weights.
-Written to --output: the table as `.csv` and `.md` and its picture, `table3_runs.csv` with seed, settings and accuracy
-of each run, and a folder of each run.
+Blocks are 256x8, as in the paper. n runs from 200 to 6,400 on CORe50 and on benchmarks that the paper does not have. On
+the other benchmarks of the paper it is the count of the published scripts (`ablation_rows.PUBLISHED_MEM_SIZES`).
+`--counts` sets other counts. An n beyond the images of the stream stores them all. In the paper, CRUMB starts from
+CRUMB pretraining on ImageNet and image replay from stock weights; without `--pretrained`, both start from stock
+weights. Writes the table as `.csv` and `.md`, its picture, `table3_runs.csv` with seed, settings and accuracy of each
+run, and a folder for each run to --output.
 """
 
 import math
@@ -29,7 +29,7 @@ NAMES = {"crumb": "Ours", "image_replay": "Im. replay"}
 
 
 def paper_row(paper: PaperNumbers, benchmark: str, protocol: str, method: str, count: int):
-    """The paper's number of a cell and its data set; that of CORe50 where the paper has not the benchmark."""
+    """The paper's number of a cell and its data set: CORe50 where the paper does not have the benchmark."""
     own = any(key[0] == TABLE and key[1] == benchmark for key in paper)
     dataset = benchmark if own else "core50"
     value = paper.find(TABLE, dataset, protocol, f"{method}@n_x={count}")
@@ -70,7 +70,7 @@ def assembled(
 
 
 def picture(findings: Sequence[Finding], counts: Sequence[int], title: str) -> Figure:
-    """Accuracy against the number of memories, a panel for each protocol; the paper's in dashes."""
+    """Plot accuracy against the number of memories, a panel for each protocol; the paper's lines are dashed."""
     protocols = list(dict.fromkeys(item.cell.protocol for item in findings))
     by_cell = {(item.cell.protocol, item.cell.row): item for item in findings}
     with matplotlib.rc_context(STYLE):
@@ -105,8 +105,10 @@ def picture(findings: Sequence[Finding], counts: Sequence[int], title: str) -> F
 def main() -> int:
     parser = parser_for(__doc__, "runs/table3")
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
-    parser.add_argument("--counts", nargs="+", type=int, metavar="N", help="numbers of memories; default the paper's")
-    parser.add_argument("--pretrained", help="a file of crumb pretrain (256x8) that CRUMB starts from")
+    parser.add_argument(
+        "--counts", nargs="+", type=int, metavar="N", help="numbers of memories; default those of the paper"
+    )
+    parser.add_argument("--pretrained", help="file of crumb pretrain (256x8) that CRUMB starts from")
     chosen = parser.parse_args()
     options = common_options(chosen)
     one_count = options.benchmark in PUBLISHED_MEM_SIZES.keys() - {"core50"}

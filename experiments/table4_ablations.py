@@ -1,19 +1,19 @@
-r"""Table 4 of the paper: what each part of CRUMB is worth; every row a named change of settings.
+r"""Table 4 of the paper: ablations of CRUMB, each row a named change of settings.
 
     python experiments/table4_ablations.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
     python experiments/table4_ablations.py --benchmark core50 --dataset-root CORE50 --starts FILES \
         --make-starts --pretrain-data IMAGENET/train
 
-The rows are in `ablation_rows.py`. The paper's "Ours" starts from CRUMB pretraining on ImageNet, which some rows change
-in turn. `--starts` is a folder with a file for each such start; the script prints the `crumb pretrain` command of each
-one missing, and with `--make-starts` makes them from `--pretrain-data` (ImageNet as the paper, or any other images; the
-table says which). Each file serves all runs. Without `--starts` all rows begin with stock weights and a fresh codebook,
-as the paper's "Vanilla pretrain" does: rows that change the stream or the codebook are run, those about pretraining
-stay empty and say what they need; `--cifar100-start FILE` fills the one row about pretraining on CIFAR-100.
+The rows are in `support/ablation_rows.py`. The paper's "Ours" starts from CRUMB pretraining on ImageNet, which some
+rows change. `--starts` is a folder with a file for each such start. The script prints the `crumb pretrain` command of
+each missing file, and with `--make-starts` makes the files from `--pretrain-data` (ImageNet as in the paper, or other
+images; the table names them). Each file serves all runs. Without `--starts`, all rows begin with stock weights and a
+fresh codebook, as the paper's "Vanilla pretrain" does: rows that change the stream or the codebook are run, rows about
+pretraining stay empty and name what they need. `--cifar100-start FILE` fills the row about pretraining on CIFAR-100.
 
-Blocks are 256x8 and 200 maps are stored, as in the paper's ablations; on other benchmarks as many as the same bytes
-hold there. Written to --output: the table as `.csv` and `.md`, its picture, `table4_runs.csv` with seed, settings and
-accuracy of each run, and a folder of each run.
+Blocks are 256x8 and 200 maps are stored, as in the paper's ablations; the counts of other benchmarks are in
+`support/ablation_rows.py`. Writes the table as `.csv` and `.md`, its picture, `table4_runs.csv` with seed, settings and
+accuracy of each run, and a folder for each run to --output.
 """
 
 import argparse
@@ -36,12 +36,12 @@ QUICK_ROWS = ("MeRec replay", "Half capacity", "Pretrain weights", "Uniform init
 
 
 def settings_of(row: Ablation, starts: Starts, mem_size: int) -> dict | str:
-    """What is different in the runs of a row; or in words why there are none.
+    """Settings in which the runs of a row differ, or the reason why there are none.
 
     Args:
-        row: of the table.
-        starts: the pretrained files.
-        mem_size: maps that "Ours" stores.
+        row: row of the table.
+        starts: pretrained files.
+        mem_size: number of maps that "Ours" stores.
     """
     known = set(RunSettings.__dataclass_fields__)
     shared = {name: value for name, value in row.pretraining.items() if name in known}
@@ -94,10 +94,10 @@ def assembled(
 
 
 def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
-    """The pretrained files as the command line has them.
+    """The pretrained files that the command line names.
 
     Raises:
-        ValueError: they are to be made, but it is not said from what, or where to; or the file given is not there.
+        ValueError: --make-starts without --starts or --pretrain-data, or a file that does not exist.
     """
     if chosen.make_starts and not (chosen.starts and chosen.pretrain_data):
         raise ValueError("--make-starts needs --starts, the folder to write to, and --pretrain-data, the images")
@@ -119,7 +119,7 @@ def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
     )
     mobilenet = "none" if options.quick else chosen.mobilenet_weights
     if chosen.cifar100_start and not Path(chosen.cifar100_start).is_file():
-        raise ValueError(f"--cifar100-start {chosen.cifar100_start}: there is no such file; crumb pretrain makes it")
+        raise ValueError(f"--cifar100-start {chosen.cifar100_start}: no such file; make it with crumb pretrain")
     given = {CIFAR100: Path(chosen.cifar100_start)} if chosen.cifar100_start else {}
     return Starts(Path(chosen.starts) if chosen.starts else None, base, mobilenet, given)
 
@@ -128,16 +128,20 @@ def main() -> int:
     parser = parser_for(__doc__, "runs/table4")
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="rows by the paper's names; default all")
-    parser.add_argument("--mem-size", type=int, help="maps that 'Ours' stores; default the paper's for the benchmark")
+    parser.add_argument("--mem-size", type=int, help="number of maps that 'Ours' stores; default that of the paper")
     parser.add_argument("--mobilenet-weights", default="torchvision", help="weights of MobileNetV2, as for crumb run")
-    parser.add_argument("--starts", metavar="DIR", help="folder of pretrained files; default: start from stock weights")
-    parser.add_argument("--cifar100-start", metavar="FILE", help="for the row 'CIFAR100 pretrain'; needs no --starts")
-    parser.add_argument("--make-starts", action="store_true", help="make the pretrained files that are missing")
-    parser.add_argument("--pretrain-data", help="images for that: one folder for each class, or torchvision:NAME")
-    parser.add_argument("--pretrain-root", help="where a torchvision data set lies")
-    parser.add_argument("--pretrain-epochs", type=int, default=10)
-    parser.add_argument("--pretrain-batch-size", type=int, default=128)
-    parser.add_argument("--images-per-class", type=int, default=0, help="of the images for pretraining; 0 takes all")
+    parser.add_argument("--starts", metavar="DIR", help="folder of pretrained files; default: stock weights")
+    parser.add_argument(
+        "--cifar100-start", metavar="FILE", help="file for the row 'CIFAR100 pretrain', without --starts"
+    )
+    parser.add_argument("--make-starts", action="store_true", help="make missing pretrained files")
+    parser.add_argument(
+        "--pretrain-data", help="images to make them from: one folder for each class, or torchvision:NAME"
+    )
+    parser.add_argument("--pretrain-root", help="folder of a torchvision data set")
+    parser.add_argument("--pretrain-epochs", type=int, default=10, help="epochs of pretraining")
+    parser.add_argument("--pretrain-batch-size", type=int, default=128, help="images in a batch of pretraining")
+    parser.add_argument("--images-per-class", type=int, default=0, help="images of each class to pretrain on; 0: all")
     chosen = parser.parse_args()
     options = common_options(chosen)
     rows = rows_named(ROWS, chosen.rows or (QUICK_ROWS if options.quick else None), always=OURS)

@@ -1,19 +1,24 @@
-"""Is a weak class-incremental number the method's, or a mistake of ours? The same weights, asked both ways.
+"""Test regularisers both class-incrementally and task-incrementally, on the same weights.
 
     python experiments/task_incremental.py --quick
     python experiments/task_incremental.py --benchmark cifar100 --dataset-root CIFAR100 --protocol class_iid \
         --experiences 4 --runs 0-2 --strengths si=10000,lwf=10
 
-EWC, SI, MAS, LwF and Stable SGD were made for streams that tell which task an image belongs to. Each learns a stream
-as in `crumb run`, with the loss over all classes seen so far, and so does fine-tuning from the same first weights. Then
-one and the same network is tested twice: over all classes, and over those of the image's experience only.
+EWC, SI, MAS, LwF and Stable SGD were designed for streams in which the task of a test image is known. A low
+class-incremental accuracy can be that of the method or a mistake in its implementation; the task-incremental accuracy
+tells which. Each method trains on a stream as in `crumb run`, with the loss over all classes seen so far. Fine-tuning
+starts from the same weights. Then the same network is tested twice: over all classes, and over those of the image's
+experience only.
 
-Printed, and written to the output folder (table.csv, report.png, report.svg, a JSON file a method and run), in percent:
-  class-incremental  accuracy on all test images, over all classes, after the whole stream
-  task-incremental   mean over experiences of the accuracy on their test images, over their classes, after the stream
-  forgetting         mean over all experiences but the last: the same just after it was learned, minus at the end
-Mean +- standard deviation over the runs, and likewise the differences to fine-tuning in the same run. Most settings are
-those of `crumb run`. Methods and runs that the output folder holds already are not repeated.
+Prints, and writes to the output folder (table.csv, report.png, report.svg, a JSON file for each method and run), in
+percent:
+  class-incremental  accuracy on all test images, over all classes, after the stream
+  task-incremental   accuracy on the test images of an experience over its classes, after the stream; mean over
+                     experiences
+  forgetting         task-incremental accuracy directly after an experience minus that after the stream; mean over all
+                     experiences but the last
+Each is a mean +- standard deviation over runs, as is the difference to fine-tuning in the same run. Most settings are
+those of `crumb run`. Results that the output folder holds are not computed again.
 """
 
 import csv
@@ -36,7 +41,7 @@ from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_d
 
 @dataclass(frozen=True)
 class Method:
-    """A strategy of the registry, with the settings of its own that differ from its defaults."""
+    """A strategy, with its settings that differ from the defaults."""
 
     strategy: str
     settings: dict = field(default_factory=dict)
@@ -61,7 +66,7 @@ FIGURES = {
     "task_incremental": "task-incremental accuracy",
     "forgetting": "task-incremental forgetting",
 }
-# Settings of `crumb run` that none of these methods reads, or that belong to one run.
+# Settings of `crumb run` that no method here reads, or that this script sets.
 LEFT_OUT = {
     *("strategy", "method", "family", "run", "checkpoint", "evaluate_quantized"),
     *("budget_images", "budget_bytes", "mem_size", "replay_weight", "replay_steps", "fused", "selection_rule"),
@@ -75,18 +80,18 @@ def parser():
 
     command = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
-    trial = "a trial on drawn shapes, half a minute"
+    trial = "rendered shapes and a tiny network, half a minute"
     command.add_argument("--quick", type=bool, nargs="?", const=True, default=False, metavar="BOOL", help=trial)
-    command.add_argument("--methods", type=str, help="some of them, such as ewc,lwf; fine-tuning is always there")
+    command.add_argument("--methods", type=str, help="names, such as ewc,lwf; fine-tuning is always added")
     command.add_argument("--strengths", type=str, help="other strengths than in METHODS, such as si=10000,lwf=10")
-    command.add_argument("--experiences", type=int, help="only so many from the start of the stream; default all")
+    command.add_argument("--experiences", type=int, help="number of experiences; default all")
     add_run_arguments(command, LEFT_OUT)
     command.set_defaults(output="runs/task_incremental")
     return command
 
 
 def chosen_methods(names: str | None) -> list[Method]:
-    """Fine-tuning, and those of the names.
+    """Fine-tuning, and the named methods.
 
     Raises:
         ValueError: a name that is not in ``METHODS``.
@@ -100,10 +105,10 @@ def chosen_methods(names: str | None) -> list[Method]:
 
 
 def with_strengths(methods: list[Method], text: str | None) -> list[Method]:
-    """The methods with the strengths of a text such as ``si=10000,lwf=10`` in the place of their own.
+    """Replace strengths of methods by those of a text such as ``si=10000,lwf=10``.
 
     Raises:
-        ValueError: no such method among those with a strength, or no number.
+        ValueError: a name that is no method with a strength, or a value that is no number.
     """
     known = [method.strategy for method in METHODS if method.settings]
     strengths = {}
@@ -130,9 +135,9 @@ def measure(settings: RunSettings, method: Method, experiences: int | None = Non
     """The figures of one method in one run.
 
     Args:
-        settings: with ``run`` set.
-        method: which, and how.
-        experiences: length of the stream; default all of it.
+        settings: settings with ``run`` set.
+        method: method to train.
+        experiences: number of experiences; default all.
 
     Raises:
         ValueError: fewer than two experiences.
@@ -185,10 +190,10 @@ def measure(settings: RunSettings, method: Method, experiences: int | None = Non
 
 
 def measured(settings: RunSettings, method: Method, experiences: int | None = None) -> dict[str, float]:
-    """As ``measure``, but read from the output folder if it is there; else written to it.
+    """Read the figures from the output folder, or measure and write them.
 
     Raises:
-        FinishedRunError: it was measured with other settings.
+        FinishedRunError: they were measured with other settings.
     """
     from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
 
@@ -214,7 +219,7 @@ def measured(settings: RunSettings, method: Method, experiences: int | None = No
 
 
 def rows_of(figures: dict[str, list[dict]]) -> list[dict]:
-    """One row a method and figure: mean, deviation, paired difference to fine-tuning and its deviation."""
+    """A row for each method and figure: mean, deviation, paired difference to fine-tuning and its deviation."""
     rows = []
     for name, runs in figures.items():
         for figure in FIGURES:
@@ -228,7 +233,7 @@ def rows_of(figures: dict[str, list[dict]]) -> list[dict]:
 
 
 def picture(title: str, figures: dict[str, list[dict]]):
-    """A panel a figure: a bar for the mean, a dot for each run, and fine-tuning's mean as a line through all."""
+    """Plot a panel for each figure: a bar for the mean, a dot for each run, a line at the mean of fine-tuning."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -253,7 +258,7 @@ def picture(title: str, figures: dict[str, list[dict]]):
 
 
 def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
-    """Print the table; write it and the picture."""
+    """Print the table; write it and its picture."""
     from crumb_avalanche.report.pictures import save
     from crumb_avalanche.runs.run_folder import write_text
     from crumb_avalanche.runs.tables import mean_text, table
@@ -284,7 +289,7 @@ def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is missing, then report."""
+    """Measure what the output folder lacks, then report."""
     command = parser()
     values = command.parse_args(run_arguments(sys.argv[1:] if arguments is None else arguments)).as_dict()
     methods = with_strengths(chosen_methods(values.pop("methods")), values.pop("strengths"))

@@ -1,4 +1,4 @@
-"""The rows of the paper's Table 4, each as a change of settings of the stream, of the start, or of both."""
+"""The rows of the paper's Table 4 as changes of settings of the stream, of the start, or of both."""
 
 from dataclasses import dataclass, field
 
@@ -13,12 +13,12 @@ PUBLISHED_MEM_SIZES = {
     "cifar100": 2000,
     "imagenet": 50_000,
 }
-MEM_SIZES = PUBLISHED_MEM_SIZES | {"eth80": 200, "toy_shapes": 60, "toy_shapes_short": 60}  # these are not in the paper
+MEM_SIZES = PUBLISHED_MEM_SIZES | {"eth80": 200, "toy_shapes": 60, "toy_shapes_short": 60}  # not in the paper
 
 STOCK = "stock"  # no CRUMB pretraining: the network's own weights, a fresh codebook
 OURS, WEIGHTS_OF_OURS, BLOCKS_OF_OURS = "ours", "ours_weights", "ours_blocks"
 
-# The paper's Memory Recall: a Gaussian of each value of the map, whose draws may be negative.
+# The paper's Memory Recall has a Gaussian for each value of the map, and draws may be negative.
 MEMORY_RECALL = {"per_channel": False, "clamp": False}
 
 
@@ -27,14 +27,15 @@ class Ablation:
     """A row of the table.
 
     Attributes:
-        category, name: as the paper has them.
+        category: category in the paper.
+        name: name in the paper.
         stream: settings of `crumb run` that differ from "Ours".
-        pretraining: settings of `crumb pretrain` that differ from those of "Ours"; what both commands know is set in
-            the stream too, so that without pretraining the codebook is made that way at the start of the stream.
+        pretraining: settings of `crumb pretrain` that differ from "Ours". Those that `crumb run` shares are set in the
+            stream too, so that without pretraining the codebook is initialised that way at the start of the stream.
         start: name of the pretrained file that the run starts from, or STOCK.
-        capacity: number of memories, by that of "Ours".
-        needs: what the row is about if it cannot do without pretraining, in words.
-        note: what is special.
+        capacity: number of memories / number of memories of "Ours".
+        needs: kind of pretraining that the row requires; empty where it runs without.
+        note: remark in the table.
     """
 
     category: str
@@ -62,7 +63,7 @@ def _blocks(count: int) -> Ablation:
 
 
 def _length(length: int, adjusted: bool = False) -> Ablation:
-    """The same number of maps, or as many as the same bytes hold."""
+    """A row of another block length, with the same number of maps or, adjusted, the same bytes."""
     name = f"{length}-dim. blocks{' adj.' if adjusted else ''}"
     capacity = length / 8 if adjusted else 1.0
     return Ablation("Memory block size", name, {}, dict(codebook_dim=length), f"length_{length}", capacity)

@@ -1,4 +1,4 @@
-"""Which memory blocks the test images of a run use, and where on an image they fire (paper, Fig. 5)."""
+"""Use of memory blocks by the test images of a run, and locations where they fire (paper, Fig. 5)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +19,8 @@ class Usage:
     """Codes of the test images under one codebook.
 
     Attributes:
-        counts: `(n,)` int64, how often each block was chosen, all-zero slices left out.
-        zeros: slices that are all zero; they tie everywhere and take the first block that is not zero.
+        counts: `(n,)` int64, number of slices that chose each block, without all-zero slices.
+        zeros: number of all-zero slices, for which all blocks tie.
         codes: `(N, g, H, W)` codes of the first `g` groups of channels, -1 where a slice is all zero.
     """
 
@@ -30,17 +30,17 @@ class Usage:
 
     @property
     def shares(self) -> np.ndarray:
-        """`(n,)`, of all slices that are not zero."""
+        """Shares of the blocks in the slices that are not zero, `(n,)`."""
         return self.counts / max(1, self.counts.sum())
 
     @property
     def zero_share(self) -> float:
-        """Of all slices."""
+        """Share of all-zero slices in all slices."""
         return self.zeros / max(1, self.zeros + self.counts.sum())
 
     @property
     def effective_blocks(self) -> float:
-        """The exponential of the entropy: as many blocks, equally used, would be as varied."""
+        """The exponential of the entropy of the shares: the number of equally used blocks with that entropy."""
         shares = self.shares[self.shares > 0]
         return float(np.exp(-(shares * np.log(shares)).sum()))
 
@@ -50,9 +50,9 @@ def usage_of(model: SplitModel, batches: Iterator[Tensor], groups: int) -> Usage
     """Encode images or cached maps, batch by batch.
 
     Args:
-        model: with a codebook.
+        model: model with a codebook.
         batches: `(B, 3, h, w)` uint8 images, or `(B, C, H, W)` maps as a cache keeps them.
-        groups: so many leading groups of channels are kept in `codes`; 0 keeps all.
+        groups: number of leading groups of channels to keep in `codes`; 0 keeps all.
     """
     codebook = model.codebook
     counts, zeros, kept = torch.zeros(codebook.codebook_size, dtype=torch.int64), 0, []
@@ -68,19 +68,19 @@ def usage_of(model: SplitModel, batches: Iterator[Tensor], groups: int) -> Usage
 
 
 def firing(codes: np.ndarray, block: int) -> np.ndarray:
-    """Where a block fires: `(N, H, W)`, the fraction of the slices at each location that are it."""
+    """Fraction of the slices at each location that chose a block, `(N, H, W)`."""
     return (codes == block).mean(axis=1)
 
 
 def most_used(codes: np.ndarray, blocks: int, count: int) -> list[int]:
-    """The blocks chosen most often in some codes, all-zero slices left out; fewer where fewer are used."""
+    """The up to ``count`` blocks that occur most often in the codes, without all-zero slices."""
     counts = np.bincount(codes[codes >= 0].ravel(), minlength=blocks)
     order = np.argsort(-counts, kind="stable")[:count]
     return [int(block) for block in order if counts[block]]
 
 
 def strongest(heat: np.ndarray, objects: Sequence[str], count: int) -> list[int]:
-    """Places of the images on which a block fires the most, one of each object as long as there are others."""
+    """Indices of the images on which a block fires most, one image per object before any second one."""
     order = np.argsort(-heat.mean(axis=(1, 2)), kind="stable")
     first = list({objects[place]: place for place in reversed(order)}.values())
     best = sorted(first, key=lambda place: -heat[place].mean())
@@ -90,13 +90,14 @@ def strongest(heat: np.ndarray, objects: Sequence[str], count: int) -> list[int]
 
 @dataclass(frozen=True)
 class RebuiltRun:
-    """A run's test images, and its model before and after the stream.
+    """The test images of a run, and its model before and after the stream.
 
     Attributes:
-        table: the frame table.
-        rows: of the test images, in the order of the batches.
-        before, after: models with their codebooks.
-        batches: call it for the images, or their cached maps, batch by batch.
+        table: frame table.
+        rows: rows of the test images in the order of the batches.
+        before: model with its codebook before the stream.
+        after: model with its codebook after the stream.
+        batches: function that yields batches of images, or of their cached maps.
     """
 
     table: object

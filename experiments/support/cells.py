@@ -1,4 +1,4 @@
-"""A cell of a sweep: one run in a folder of its own, and how the work on it ended."""
+"""A cell of a sweep: one run in its folder, and the outcome of the work on it."""
 
 import contextlib
 import time
@@ -22,13 +22,14 @@ class Cell:
     """One run of a sweep.
 
     Attributes:
-        settings: as given to ``crumb run``; ``output`` is the cell's folder and ``run`` its seed.
+        settings: settings of ``crumb run``; ``output`` is the cell's folder and ``run`` its seed.
     """
 
     settings: RunSettings
 
     @property
     def folder(self) -> Path:
+        """Folder of the run."""
         return Path(self.settings.output)
 
 
@@ -36,17 +37,17 @@ Work = Callable[[RunSettings], object]
 
 
 class State(Enum):
-    """How the work on a cell ended."""
+    """End of the work on a cell."""
 
     DONE = "done"
     FAILED = "it raised an error, and would again"
     DIED = "its process or node died, which may not happen again"
-    BUSY = "somebody else works in the folder"
+    BUSY = "another process works in the folder"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of the work on a cell; ``text`` is a traceback, or what is known."""
+    """End of the work on a cell, with a traceback or a reason as ``text``."""
 
     state: State
     text: str = ""
@@ -58,7 +59,7 @@ class Outcome:
 
 
 def learn(settings: RunSettings) -> None:
-    """The work on a cell: what ``crumb run`` does."""
+    """Do the run of a cell, as ``crumb run`` does."""
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.run import run_once
 
@@ -66,7 +67,7 @@ def learn(settings: RunSettings) -> None:
 
 
 def is_finished(cell: Cell) -> bool:
-    """Whether nothing is left to do; what a kill may have left beside a result is removed.
+    """Whether the cell has a result; removes files that a kill may have left beside it.
 
     Raises:
         FinishedRunError: the folder holds a finished run with other settings.
@@ -83,12 +84,12 @@ def is_finished(cell: Cell) -> bool:
 
 
 def run_cell(cell: Cell, work: Work = learn) -> Outcome:
-    """Work on a cell in this process; what it prints goes to ``log.txt``, and what ends it to ``error.txt``."""
+    """Work on a cell in this process; prints to ``log.txt``, writes an error to ``error.txt``."""
     start = time.perf_counter()
     try:
         cell.folder.mkdir(parents=True, exist_ok=True)
         with locked(cell.folder):
-            if is_finished(cell):  # by somebody else, meanwhile
+            if is_finished(cell):  # by another process, meanwhile
                 return Outcome(State.DONE)
             with (
                 open(cell.folder / LOG, "a") as log,
@@ -115,21 +116,21 @@ def run_cell(cell: Cell, work: Work = learn) -> Outcome:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it was raised from, and so on."""
+    """Yield an error and its chain of causes."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def record(folder: Path, text: str) -> None:
-    """Write ``error.txt`` if the disk takes it; the sweep tells the error in any case."""
+    """Write ``error.txt`` if possible; the sweep reports the error in any case."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / ERROR, text)
 
 
 def verdict(cell: Cell, exit_code: int) -> str:
-    """What the exit code of a process that gave no answer means, which ``error.txt`` is told; nothing for 0."""
+    """Describe the exit code of a process that gave no answer, and write that to ``error.txt``; empty for 0."""
     if exit_code == 0:
         return ""
     said = f"its process ended with {exit_code} and gave no answer"

@@ -1,4 +1,4 @@
-"""The command line that all scripts for a table or figure of the paper share, and how they do their runs."""
+"""The options that all scripts for a table or figure of the paper share."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ from crumb_avalanche.runs.settings import RunSettings
 Row = TypeVar("Row")
 PROTOCOLS = ("class_instance", "class_iid")
 IMAGE_SETS = ("cifar100", "imagenet")  # no video: there is no class-instance order
-# Rendered shapes and a tiny untrained network: a script's whole path in about a minute, and no number worth anything.
+# Rendered shapes and a tiny untrained network: a whole script in about a minute; the numbers mean nothing.
 QUICK_BENCHMARK = "toy_shapes_short"  # shapes take longer to draw than to learn
 QUICK = dict(weights="none", backbone="small_cnn", image_size=32, first_epochs=1, preset="paper")
 
@@ -26,14 +26,14 @@ class CommonOptions:
     """The common part of a command line.
 
     Attributes:
-        roots: folder of the images of each benchmark, by its name; in the order given.
+        roots: folder of images by benchmark, in the order of the command line.
         runs: seeds.
-        base: settings that all runs share; benchmark and protocol are to be filled in.
-        engine: where the runs are done, each with one thread.
-        retries: of a run whose process died.
-        output: folder of the runs, tables and pictures.
-        quick: rendered shapes, to see that the script works.
-        table_only: no new runs.
+        base: settings that all runs share, without benchmark and protocol.
+        engine: engine that does the runs, each with one thread.
+        retries: restarts of a run whose process died.
+        output: folder of runs, tables and pictures.
+        quick: whether to use rendered shapes, to try the script.
+        table_only: whether to do no new runs.
     """
 
     roots: dict[str, str | None]
@@ -51,7 +51,7 @@ class CommonOptions:
         return next(iter(self.roots))
 
     def protocols(self, benchmark: str, wanted: Sequence[str] = PROTOCOLS) -> list[str]:
-        """Those of the protocols that a benchmark has; one only for a quick look."""
+        """The wanted protocols that a benchmark has; with --quick only the first."""
         has = [name for name in wanted if name == "class_iid" or benchmark not in IMAGE_SETS]
         return has[:1] if self.quick else has
 
@@ -60,10 +60,10 @@ class CommonOptions:
         return replace(self.base, benchmark=benchmark, dataset_root=self.roots[benchmark], **changes)
 
     def do(self, cells: Sequence[Cell]) -> dict[Path, str]:
-        """Do the runs that are not finished, unless only the table is wanted; returns the failed ones with errors.
+        """Do the unfinished runs, none with --table-only; return the failed ones with their errors.
 
         Raises:
-            FinishedRunError: a folder holds a finished run with other settings, of which the table would be untrue.
+            FinishedRunError: a folder holds a finished run with other settings.
         """
         if self.table_only:
             for cell in cells:
@@ -73,15 +73,15 @@ class CommonOptions:
 
 
 def rows_named(rows: Sequence[Row], names: Sequence[str] | None, always: Row) -> list[Row]:
-    """The rows of a table that were asked for, in its order; all of them where none was.
+    """The named rows of a table, in its order; all of them without names.
 
     Args:
-        rows: things with a ``name``.
-        names: what the command line says.
-        always: a row that the others are compared with.
+        rows: rows with a ``name``.
+        names: names from the command line.
+        always: row that is always included, as the others are compared with it.
 
     Raises:
-        ValueError: a name that is no row; the rows are listed.
+        ValueError: a name that is no row.
     """
     known = [row.name for row in rows]
     if unknown := [name for name in names or () if name not in known]:
@@ -90,45 +90,45 @@ def rows_named(rows: Sequence[Row], names: Sequence[str] | None, always: Row) ->
 
 
 def parser_for(doc: str, output: str, several: bool = False) -> argparse.ArgumentParser:
-    """A parser that knows the common options; a script adds its own.
+    """A parser with the common options; scripts add their own.
 
     Args:
-        doc: the script's docstring, whose first line is the description.
-        output: default folder; below it a folder for the benchmark where there is one only.
-        several: whether several benchmarks can be given.
+        doc: docstring of the script, whose first line is the description.
+        output: default folder; a script of one benchmark writes to a folder of its name below.
+        several: whether the script takes several benchmarks.
     """
     parser = argparse.ArgumentParser(description=doc.strip().splitlines()[0], allow_abbrev=False)
     count = dict(nargs="+") if several else dict(nargs=1)
     plural = "s, in the order of their folders" if several else ""
     parser.add_argument("--benchmark", default=["eth80"], metavar="NAME", help=f"benchmark{plural}", **count)
     parser.add_argument("--dataset-root", default=[], metavar="DIR", help="folder of the images of each", **count)
-    parser.add_argument("--weights", default="torchvision", help="as for crumb run")
+    parser.add_argument("--weights", default="torchvision", help="weights, as for crumb run")
     parser.add_argument("--feature-cache", help="folder for F(x): 350 kB an image, half of it with fp16")
-    parser.add_argument("--cache-precision", default="fp32", choices=["fp32", "fp16"])
+    parser.add_argument("--cache-precision", default="fp32", choices=["fp32", "fp16"], help="of cached maps")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="of F and P, in all runs")
     parser.add_argument("--preset", default="paper", choices=["paper", "reference"], help="as for crumb run")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="of all runs")
     parser.add_argument("--runs", default="0-9", help="seeds, such as 0-9 or 0,3,5")
     parser.add_argument("--output", help=f"folder for everything; default {output}{'' if several else '/NAME'}")
     parser.set_defaults(usual_output=output, several=several)
     parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, one run")
-    parser.add_argument("--table-only", action="store_true", help="no new runs: show what the same command left")
-    parser.add_argument("--checkpoint", action="store_true", help="keep model and buffer; a run cut off goes on within")
+    parser.add_argument("--table-only", action="store_true", help="make the table of finished runs; do no new ones")
+    parser.add_argument("--checkpoint", action="store_true", help="keep model and buffer; interrupted runs resume")
     parser.add_argument(
         "--checkpoint-every", type=int, default=0, help="steps between checkpoints within an experience"
     )
     parser.add_argument(
-        "--evaluate-every", type=int, default=1, help="experiences between tests; the first and last are tested anyway"
+        "--evaluate-every", type=int, default=1, help="experiences between tests; the first and last are always tested"
     )
     add_engine_options(parser)
     return parser
 
 
 def common_options(chosen: argparse.Namespace) -> CommonOptions:
-    """The common options out of a parsed command line.
+    """The common options of a parsed command line.
 
     Args:
-        chosen: by a parser of `parser_for`.
+        chosen: arguments parsed by a parser of `parser_for`.
 
     Raises:
         ValueError: more folders than benchmarks, a benchmark twice, or runs that are no numbers.
@@ -139,7 +139,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
             f"--benchmark {' '.join(names)} --dataset-root {' '.join(roots)}: give each benchmark once, and at most "
             "one folder for each, in the same order"
         )
-    if chosen.precision == "bf16" and not chosen.table_only:  # the runs would say so too, but in their logs
+    if chosen.precision == "bf16" and not chosen.table_only:  # runs warn only in their logs
         import torch
 
         from crumb_avalanche.models.precision import warn_where_bf16_is_slow
@@ -179,7 +179,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
 
 
 def run_script(main) -> None:
-    """Call `main()` and exit with its code, or with a line on stderr for an error that says what to do."""
+    """Call `main()` and exit with its code; print expected errors as one line."""
     try:
         sys.exit(main())
     except (ValueError, ImportError, ConnectionError) as error:

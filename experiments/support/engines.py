@@ -1,4 +1,4 @@
-"""Where the cells of a sweep run: in this process, or in several of this machine (a cluster: `ray_engine.py`)."""
+"""Engines that run the cells of a sweep: in this process, or in processes of this machine; Ray: `ray_engine.py`."""
 
 import contextlib
 import multiprocessing
@@ -12,26 +12,26 @@ from support.cells import LOG, Cell, Outcome, State, Work, run_cell, verdict
 
 
 class Engine(Protocol):
-    """Works on cells, one or more at a time; a context manager that ends what still runs.
+    """Works on cells, one or more at a time; as a context manager, it ends running cells on exit.
 
     Attributes:
-        running: the cells begun and not yet given back.
+        running: cells that were started and not yet returned by ``ended``.
     """
 
     running: list[Cell]
 
     def has_room(self) -> bool:
-        """Whether another cell can be begun now."""
+        """Whether another cell can be started now."""
 
     def start(self, cell: Cell, work: Work) -> None:
-        """Begin a cell."""
+        """Start a cell."""
 
     def ended(self, seconds: float) -> list[tuple[Cell, Outcome]]:
-        """The cells that ended, as soon as one has, or none after so many seconds."""
+        """Wait until a cell ends, or for that many seconds; return the cells that ended."""
 
 
 class InProcess(contextlib.AbstractContextManager):
-    """One cell after the other in this process: for debugging. Peak memory is then that of the largest so far."""
+    """One cell after the other in this process, for debugging; peak memory is that of the largest cell so far."""
 
     def __init__(self):
         self.running: list[Cell] = []
@@ -53,9 +53,15 @@ class InProcess(contextlib.AbstractContextManager):
 
 
 class LocalProcesses(contextlib.AbstractContextManager):
-    """So many cells at a time on this machine, each in a process of its own that dies with this one.
+    """Cells in parallel on this machine, each in a process of its own that dies with this one.
 
-    None inherits memory, threads or random states of another, and one that is killed takes nothing along.
+    No process inherits memory, threads or RNG state of another cell, and a killed process affects no other cell.
+
+    Args:
+        processes: number of cells at a time.
+
+    Raises:
+        ValueError: less than one process.
     """
 
     def __init__(self, processes: int = 1):
@@ -64,7 +70,7 @@ class LocalProcesses(contextlib.AbstractContextManager):
         self.processes = processes
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context = multiprocessing.get_context(method)
-        if method == "forkserver":  # the server that cells are forked from has the imports done
+        if method == "forkserver":  # import once, in the server that cells are forked from
             self._context.set_forkserver_preload(["crumb_avalanche.runs.run"])
         self._children: dict = {}
 
@@ -86,7 +92,7 @@ class LocalProcesses(contextlib.AbstractContextManager):
     def start(self, cell: Cell, work: Work) -> None:
         answer, there = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_in_child, args=(there, cell, work))
-        # A server that is killed meanwhile is a process without an answer; the next start makes a new one.
+        # If the server was killed, the process gives no answer; the next start makes a new server.
         with contextlib.suppress(EOFError, ConnectionError):
             process.start()
         there.close()  # so that the pipe ends with the child
@@ -115,10 +121,10 @@ def _in_child(answer, cell: Cell, work: Work) -> None:
 
     def follow_the_parent():
         wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGKILL)  # the same command begins this cell again: two of us must not be
+        os.kill(os.getpid(), signal.SIGKILL)  # a restarted sweep starts this cell again: never run it twice
 
     threading.Thread(target=follow_the_parent, daemon=True).start()
-    with contextlib.suppress(OSError):  # run_cell tells it
+    with contextlib.suppress(OSError):  # run_cell reports it
         cell.folder.mkdir(parents=True, exist_ok=True)
         log = os.open(cell.folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(log, 1)  # for libraries that write there themselves

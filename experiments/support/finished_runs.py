@@ -1,4 +1,4 @@
-"""The finished runs of one row of a sweep, as read from their folders; `sweep.grid` puts each in `ROW/runN`."""
+"""Read the finished runs of a row of a sweep, from `ROW/runN`."""
 
 import json
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from crumb_avalanche.runs.run_folder import RESULT
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has its `result.json`.
+    """A run with a `result.json`.
 
     Attributes:
-        folder: of the run.
-        number: its seed.
-        result: what `result.json` holds.
+        folder: folder of the run.
+        number: seed of the run.
+        result: content of `result.json`.
     """
 
     folder: Path
@@ -27,7 +27,7 @@ class FinishedRun:
 
     @property
     def joint(self) -> bool:
-        """Whether all classes were learned at once, so that there is no first task."""
+        """Whether the run trained on all classes at once, so that it has no first task."""
         return len(self.result["accuracy_after"]) == 1 and len(self.result["final_accuracy_per_experience"]) > 1
 
     @property
@@ -42,22 +42,22 @@ class FinishedRun:
 
     @cached_property
     def ledger(self) -> dict:
-        """What `ledger.json` holds."""
+        """Content of `ledger.json`."""
         return json.loads((self.folder / "ledger.json").read_text())
 
     @cached_property
     def predictions(self) -> dict[str, np.ndarray] | None:
-        """`row`, `label` and `answer` of each test image; None for a run of before these were kept."""
+        """`row`, `label` and `answer` of each test image; None if the run has no `predictions.npz`."""
         from crumb_avalanche.runs.predictions import PREDICTIONS, read_predictions
 
         return read_predictions(self.folder) if (self.folder / PREDICTIONS).exists() else None
 
 
 def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
-    """Those of the runs `folder/runN` that are finished, in the order of `numbers`.
+    """The finished runs among `folder/runN`, in the order of `numbers`.
 
     Raises:
-        ValueError: a `result.json` that cannot be read, or lacks what every run writes; says which.
+        ValueError: a `result.json` that cannot be read, or lacks keys that every run writes.
     """
     found = []
     for number in numbers:
@@ -70,6 +70,6 @@ def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({error}); run it again with --overwrite true") from error
         if missing:
-            raise ValueError(f"{path} has no {', '.join(sorted(missing))}; it was not made by crumb run: take it away")
+            raise ValueError(f"{path} has no {', '.join(sorted(missing))}; it was not made by crumb run: remove it")
         found.append(FinishedRun(path.parent, number, result))
     return found

@@ -1,7 +1,7 @@
-"""The methods of the paper's Table 1, and their runs on the benchmarks; shared by Table 1 and the curves.
+"""The methods of the paper's Table 1, and their runs; shared by Table 1 and the curves.
 
-Runs lie in `OUTPUT/BENCHMARK/PROTOCOL/METHOD/runN`, which is `competitors.py`'s layout below a folder for each
-benchmark; a bound that learns all classes at once has no protocol and lies in `joint/`.
+Runs are in `OUTPUT/BENCHMARK/PROTOCOL/METHOD/runN`, the layout of `competitors.py` below a folder for each benchmark;
+the offline bound, which has no protocol, is in `joint/`.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ QUICK_METHODS = ("crumb", "ewc", "finetune", "offline")
 
 
 def title_of(method: str) -> str:
-    """The paper's name of a method, or ours where it has none."""
+    """The paper's name of a method; without one, the name of the strategy."""
     return TITLES.get(method, method)
 
 
 def is_joint(method: str) -> bool:
-    """Whether it learns all classes at once; raises ValueError for an unknown method."""
+    """Whether a method trains on all classes at once; raises ValueError for an unknown method."""
     from crumb_avalanche.baselines.registry import get_strategy
 
     return get_strategy(method).joint
 
 
 def folder_of(output: Path, benchmark: str, protocol: str, method: str) -> Path:
-    """Where the runs of a method on a benchmark lie."""
+    """Folder of the runs of a method on a benchmark."""
     return output / benchmark / ("joint" if is_joint(method) else protocol) / method
 
 
@@ -51,12 +51,12 @@ def cells_of(
     """The runs of all methods on all benchmarks, run by run.
 
     Args:
-        options: of the command line.
-        methods: strategies by name.
-        protocols: where the benchmark has them.
+        options: common part of the command line.
+        methods: names of strategies.
+        protocols: wanted protocols, of which each benchmark takes those it has.
         family: fair or paper, as for `crumb run`.
         maps: memories of raw-map replay.
-        mem_sizes: memories of each benchmark instead of its budget.
+        mem_sizes: memories by benchmark, instead of the budget of the benchmark.
     """
     cells = []
     for benchmark in options.roots:
@@ -65,6 +65,6 @@ def cells_of(
             rows = {name: {**changes, "mem_size": mem_sizes[benchmark]} for name, changes in rows.items()}
         settings = options.settings(benchmark, family=family)
         if family == "paper" and settings.weights == "torchvision":
-            settings.weights = None  # the family says which methods start untrained
+            settings.weights = None  # the family decides which methods start untrained
         cells += grid(settings, options.output / benchmark, options.runs, rows)
     return sorted(cells, key=lambda cell: options.runs.index(cell.settings.run))

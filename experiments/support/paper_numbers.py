@@ -1,7 +1,7 @@
-"""The paper's numbers, out of `paper_values.csv`, which is the only place where they stand.
+"""The paper's numbers, read from `paper_values.csv`, the only place that has them.
 
-Rows of table `s5` are the buffer sizes: the budgets are the supplement's, the counts `n_x` those of the published
-scripts (REMIND's is the supplement's).
+Rows of table `s5` are buffer sizes: budgets from the supplement, counts `n_x` from the published scripts (REMIND's from
+the supplement).
 """
 
 import csv
@@ -20,8 +20,8 @@ class PaperValue:
     """A number of the paper.
 
     Attributes:
-        value: as printed.
-        differs: whether the paper says that it differs from "Ours" at p < 0.01; None where it says nothing.
+        value: number as printed.
+        differs: whether it differs from "Ours" at p < 0.01 in the paper; None where the paper has no test.
     """
 
     value: float
@@ -29,10 +29,10 @@ class PaperValue:
 
 
 class PaperNumbers(Mapping):
-    """`(table, dataset, protocol, row, quantity)` -> `PaperValue`; `protocol` is empty where there is none.
+    """Map `(table, dataset, protocol, row, quantity)` to a `PaperValue`; `protocol` may be empty.
 
     Raises:
-        ValueError: a line that is no such row, or a second one for the same cell; says which.
+        ValueError: a malformed line, or a second line for the same cell.
     """
 
     def __init__(self, lines: Iterable[dict[str, str]]):
@@ -58,15 +58,15 @@ class PaperNumbers(Mapping):
         return len(self._values)
 
     def find(self, table: str, dataset: str, protocol: str, row: str, quantity: str = FINAL) -> PaperValue | None:
-        """A value, or None where the paper has none."""
+        """Look up a value; None where the paper has none."""
         return self._values.get((table, dataset, protocol, row, quantity))
 
 
 def read_paper_numbers(path: Path = PAPER_VALUES) -> PaperNumbers:
-    """All numbers of a file in the form of `paper_values.csv`.
+    """Read a file in the form of `paper_values.csv`.
 
     Raises:
-        ValueError: a line that is wrong; says which.
+        ValueError: a malformed line.
     """
     with open(path, newline="") as file:
         try:

@@ -1,7 +1,7 @@
 """The paper's statistics (supplement, S4): batches of 100 test images, paired tests, the first-task filter.
 
-Everything here works on what `read_predictions` of `crumb_avalanche.runs.predictions` gives of a finished run: `row`,
-`label` and `answer` of each test image, sorted by row.
+Predictions are those of `crumb_avalanche.runs.predictions.read_predictions`: `row`, `label` and `answer` of each test
+image, sorted by row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,21 @@ import numpy as np
 from scipy import stats
 
 BATCH = 100
-SIGNIFICANT = 0.01  # the paper's cut for every comparison
+SIGNIFICANT = 0.01  # threshold of the paper
 FIRST_TASK_CUTS = (80.0, 60.0, 40.0)  # percent
 
 Columns = Mapping[str, np.ndarray]
 
 
 def fixed_batches(images: int, size: int = BATCH, seed: int = 0) -> np.ndarray:
-    """Positions of the images of each batch, drawn without replacement; the same in every call.
+    """Draw batches of image positions without replacement; the same in every call.
 
-    Only whole batches: what is left over is in none. A test set smaller than one batch is one batch.
+    All batches are whole; the remaining images are in none. A test set smaller than one batch is one batch.
 
     Args:
-        images: in the test set.
-        size: of a batch.
-        seed: of the draw, the same for all methods and runs.
+        images: number of images in the test set.
+        size: number of images in a batch.
+        seed: seed of the draw, the same for all methods and runs.
 
     Returns:
         `(batches, size)` int64.
@@ -47,15 +47,15 @@ def paired_batches(
     """Accuracies of two methods on the same batches, pooled over runs.
 
     Args:
-        ours: predictions of one method, one entry a run.
-        others: those of the other, of the same runs in the same order.
-        size: of a batch.
+        ours: predictions of one method, one entry for each run.
+        others: predictions of the other method, for the same runs in the same order.
+        size: number of images in a batch.
 
     Returns:
         Two arrays `(runs * batches,)` in percent.
 
     Raises:
-        ValueError: not the same number of runs, or a run whose test images or labels are not the same for both.
+        ValueError: different numbers of runs, or a pair of runs with different test images or labels.
     """
     if len(ours) != len(others):
         raise ValueError(f"{len(ours)} runs cannot be paired with {len(others)}: give the runs that both have")
@@ -75,12 +75,12 @@ def paired_batches(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outcome of a paired test.
+    """Result of a paired test.
 
     Attributes:
-        pairs: samples on each side.
+        pairs: number of samples on each side.
         difference: mean of second minus first.
-        p: two-sided p-value; 1 where all pairs are equal; None where there are too few pairs to tell.
+        p: two-sided p-value; 1 if all pairs are equal; None with too few pairs.
     """
 
     pairs: int
@@ -89,13 +89,14 @@ class Comparison:
 
     @property
     def significant(self) -> bool:
+        """Whether p is below the threshold of the paper."""
         return self.p is not None and self.p < SIGNIFICANT
 
 
 def paired_t_test(first: np.ndarray, second: np.ndarray) -> Comparison:
     """Student's t-test on the differences of pairs.
 
-    Differences that are all the same number but zero have no variance: p is 0 there.
+    Equal differences other than zero have no variance; their p is 0.
     """
     difference = np.asarray(second, float) - np.asarray(first, float)
     if len(difference) < 2:
@@ -107,7 +108,7 @@ def paired_t_test(first: np.ndarray, second: np.ndarray) -> Comparison:
 
 
 def wilcoxon_test(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """Wilcoxon's signed-rank test on pairs (shape bias); pairs without a difference are dropped, as is usual."""
+    """Wilcoxon's signed-rank test on pairs (shape bias), without pairs of equal values."""
     difference = np.asarray(second, float) - np.asarray(first, float)
     if len(difference) == 0:
         return Comparison(0, 0.0, None)
@@ -125,7 +126,7 @@ def relative_drops(accuracies: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """P-values corrected for their number by Holm's step-down rule; None stays None and is not counted."""
+    """Correct p-values for their number by Holm's step-down rule; None stays None and does not count."""
     known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0
@@ -140,8 +141,8 @@ class Filtered:
     """The runs that the first-task filter keeps.
 
     Attributes:
-        kept: their places among the runs given.
-        cut: the accuracy in percent that was asked for; None where no run reaches even the lowest, so none is kept.
+        kept: indices of the kept runs.
+        cut: required accuracy in percent; None if no run reaches the lowest cut, so that none is kept.
     """
 
     kept: tuple[int, ...]
@@ -151,11 +152,11 @@ class Filtered:
 def first_task_filter(first_accuracies: Sequence[float], cuts: Sequence[float] = FIRST_TASK_CUTS) -> Filtered:
     """Leave out runs that failed on their first task (supplement, "Data cleaning").
 
-    A run must reach 80 % there; where none of a method's runs does, 60 %, and where none does that, 40 %.
+    A run has to reach 80 %; if no run of a method does, 60 %; if none does, 40 %.
 
     Args:
-        first_accuracies: in percent after the first experience, one entry a run of one method.
-        cuts: falling.
+        first_accuracies: accuracies in percent after the first experience, one for each run of a method.
+        cuts: required accuracies, falling.
     """
     for cut in cuts:
         kept = tuple(place for place, accuracy in enumerate(first_accuracies) if accuracy >= cut)

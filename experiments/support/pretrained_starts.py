@@ -1,8 +1,8 @@
-"""The pretrained files that the rows of Table 4 start from: which there are, and how each is made.
+"""The pretrained files that the rows of Table 4 start from, and how to make them.
 
-A folder holds `NAME.safetensors` for each start. Two of them are mixed from others: `ours_weights` has the weights of
-`ours` and a codebook made afresh, `ours_blocks` has the codebook of `ours` and weights without CRUMB pretraining; both
-take the other half from `fresh`, which is pretrained for no epoch and with another seed.
+A folder holds `NAME.safetensors` for each start. Two files combine others: `ours_weights` has the weights of `ours` and
+the codebook of `fresh`, `ours_blocks` has the codebook of `ours` and the weights of `fresh`. `fresh` is pretrained for
+no epoch, with another seed.
 """
 
 import json
@@ -22,13 +22,13 @@ CIFAR100 = "cifar100"
 
 @dataclass(frozen=True)
 class Starts:
-    """A folder of pretrained files; None for runs that all start from stock weights.
+    """A folder of pretrained files.
 
     Attributes:
-        folder: of the files.
-        base: how `ours` is made; `weights` and `data` are what all others take too.
-        mobilenet_weights: weights that the start of MobileNetV2 takes instead.
-        given: files that lie elsewhere, by the name of the start.
+        folder: folder of the files; None if all rows start from stock weights.
+        base: settings that make `ours`; all starts share `weights` and `data`.
+        mobilenet_weights: weights for the start of MobileNetV2.
+        given: files elsewhere, by name of the start.
     """
 
     folder: Path | None
@@ -38,7 +38,7 @@ class Starts:
 
     @property
     def described(self) -> str:
-        """What "Ours" starts from, in words."""
+        """Describe what "Ours" starts from."""
         if self.folder is None:
             but = ", but where the row says otherwise" * bool(self.given)
             return f"all rows start from stock weights, without CRUMB pretraining{but}"
@@ -49,7 +49,7 @@ class Starts:
         return f"Ours starts from CRUMB pretraining on {images}, {made.get('epochs')} epochs"
 
     def file(self, name: str) -> Path | None:
-        """The file of a start, if it is there."""
+        """The file of a start; None if it does not exist."""
         path = self.given.get(name) or (self._path(name) if self.folder else None)
         return path if path and path.is_file() else None
 
@@ -73,7 +73,7 @@ class Starts:
         return replace(made, weights=self.mobilenet_weights) if made.backbone == "mobilenet_v2" else made
 
     def wanted(self, rows: Sequence[Ablation]) -> dict[str, dict]:
-        """Starts that `crumb pretrain` makes for some rows, with their changes; mixed ones by what they are of."""
+        """Starts that `crumb pretrain` makes for the rows, with their changes; for combined files their parts."""
         names: dict[str, dict] = {}
         for row in rows:
             for name in MIXED.get(row.start, (row.start,)):
@@ -82,10 +82,10 @@ class Starts:
         return names
 
     def make(self, rows: Sequence[Ablation]) -> list[str]:
-        """Make the files that are missing, mixed ones too; returns in words those that cannot be made.
+        """Make missing files; return the reasons for those that cannot be made.
 
         Raises:
-            ValueError: a file is there that was made with other settings.
+            ValueError: an existing file was made with other settings.
         """
         from crumb_avalanche.runs import pretrain
 
@@ -101,12 +101,12 @@ class Starts:
             if file := self.file(name):
                 its, wanted = decisive(made_with(file)), decisive(as_dict(settings))
                 if its.pop("data", wanted["data"]) != wanted["data"]:
-                    print(f"{file} was made from images in another folder than {wanted['data']}; taken as it is")
+                    print(f"{file} has images of another folder than {wanted['data']}; used as it is")
                 if others := differences(its, wanted):
                     raise ValueError(f"{file} was made with {others}; ask for the same, or give another --starts")
                 continue
             print(f"\npretraining {settings.output}", flush=True)
-            settings.output = str(self._path(f"{name}.part"))  # not taken for done where this is cut off
+            settings.output = str(self._path(f"{name}.part"))  # an interrupted file is not taken for a finished one
             self._path(name).parent.mkdir(parents=True, exist_ok=True)
             pretrain.main(replace(settings, overwrite=True))
             Path(settings.output).replace(self._path(name))
@@ -114,7 +114,7 @@ class Starts:
         return problems
 
     def mix(self, rows: Sequence[Ablation]) -> None:
-        """Make the mixed files whose parts are there; anew, for the parts may not be what they were."""
+        """Combine the files whose parts exist, always anew, as the parts may have changed."""
         from crumb_avalanche.models.weights import save_safetensors
         from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
@@ -134,7 +134,7 @@ class Starts:
             save_safetensors(self._path(name), state, {"format": FORMAT, "made_with": notes})
 
     def unlike_ours(self, row: Ablation) -> str:
-        """In what its start was made otherwise than that of Ours, the row's own change apart; empty if in nothing."""
+        """How the start of a row differs from that of "Ours", besides the change of the row; empty if equal."""
         if row.start in (STOCK, OURS, *MIXED) or not (file := self.file(row.start)) or not (ours := self.file(OURS)):
             return ""
         own = {*row.pretraining, *(["weights"] if "backbone" in row.pretraining else [])}
@@ -146,7 +146,7 @@ class Starts:
         return found and f"pretrained with {found} as Ours"
 
     def commands(self, rows: Sequence[Ablation]) -> list[str]:
-        """For each missing file the command that makes it, or why there is none."""
+        """The command that makes each missing file, or the reason why there is none."""
         lines = []
         for name, changes in self.wanted(rows).items():
             if self.file(name):
@@ -159,14 +159,14 @@ class Starts:
 
 
 def made_with(file: Path) -> dict:
-    """What a pretrained file says of its making."""
+    """Settings that a pretrained file was made with."""
     from crumb_avalanche.training.pretraining import read_pretrained
 
     return read_pretrained(file)[1]
 
 
 def decisive(settings: dict) -> dict:
-    """The settings of `crumb pretrain` among some that decide what it makes; of files and folders their place."""
+    """The settings that affect the result of `crumb pretrain`, with absolute paths."""
     from crumb_avalanche.runs.pretrain import NON_RESULT_SETTINGS
 
     names = {item.name for item in fields(PretrainSettings)} - NON_RESULT_SETTINGS - {"device"}
@@ -178,13 +178,13 @@ def decisive(settings: dict) -> dict:
 
 
 def differences(its: dict, other: dict) -> str:
-    """``epochs=1, not 20; ...`` for settings that both have."""
+    """Format settings that differ as ``epochs=1, not 20; ...``."""
     names = [name for name in its if name in other and its[name] != other[name]]
     return "; ".join(f"{name}={its[name]}, not {other[name]}" for name in names)
 
 
 def command(settings: PretrainSettings) -> str:
-    """The command line of `crumb pretrain` that has these settings."""
+    """The command line of `crumb pretrain` with these settings."""
     words = ["crumb pretrain"]
     for item in fields(PretrainSettings):
         value = getattr(settings, item.name)

@@ -1,4 +1,4 @@
-"""Cells of a sweep on a Ray cluster, whose nodes see run folders, images and this checkout under the same paths."""
+"""Cells of a sweep on a Ray cluster; all nodes need run folders, images and this checkout under the same paths."""
 
 import contextlib
 import os
@@ -9,15 +9,15 @@ from support.cells import Cell, Outcome, State, Work, record, run_cell
 
 
 class RayCluster(contextlib.AbstractContextManager):
-    """As many cells at a time as a Ray cluster has CPUs for, each counted with the ``threads`` of its settings.
+    """Cells in parallel on a Ray cluster; each takes as many CPUs as its settings have ``threads``.
 
-    Ray's own retries are off: the sweep begins a cell again whose worker or node died, and counts how often, also where
-    the worker took too much memory (Ray would begin that one for ever).
+    Ray's own retries are off: the sweep itself restarts cells whose worker or node died, and counts restarts. Ray would
+    restart a worker that ran out of memory without end.
 
     Args:
-        address: of the head, ``HOST:PORT``; ``auto`` finds one that runs on this machine.
-        cells_per_process: after so many a worker makes place for a fresh one; with more than 1 a run's peak memory is
-            that of the largest so far, and importing is done once. 0 is no limit.
+        address: address of the head, ``HOST:PORT``; ``auto`` finds a head on this machine.
+        cells_per_process: cells after which a worker is replaced; 0 is no limit. With more than 1, imports are done
+            once, and the peak memory of a run is that of the largest cell of its worker so far.
 
     Raises:
         ImportError: Ray is not installed.
@@ -41,10 +41,10 @@ class RayCluster(contextlib.AbstractContextManager):
                 "the engine ray needs Ray on every node: pip install 'crumb-avalanche[ray]'; or choose another --engine"
             ) from error
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-        environment = {"env_vars": {"PYTHONPATH": paths}}  # workers find the modules where we do
+        environment = {"env_vars": {"PYTHONPATH": paths}}  # workers import from the same places
         try:
             host, colon, port = self.address.rpartition(":")
-            if colon and "//" not in host:  # Ray itself tries for minutes
+            if colon and "//" not in host:  # Ray itself retries for minutes
                 socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
             ray.init(self.address, runtime_env=environment, log_to_driver=False)
         except (OSError, RuntimeError, ValueError) as error:
@@ -61,7 +61,7 @@ class RayCluster(contextlib.AbstractContextManager):
         self._ray.shutdown()
 
     def has_room(self) -> bool:
-        """Whether there are CPUs; one cell is always begun, and waits for a node if need be."""
+        """Whether CPUs are free; without running cells always, as the first one may wait for a node."""
         taken = sum(_cpus(cell) for cell in self.running)
         return not taken or taken < self._ray.cluster_resources().get("CPU", 0)
 
@@ -77,7 +77,7 @@ class RayCluster(contextlib.AbstractContextManager):
     def _outcome(self, task, cell: Cell) -> Outcome:
         try:
             return self._ray.get(task)
-        except self._ray.exceptions.RayTaskError as error:  # for instance a module that this node lacks
+        except self._ray.exceptions.RayTaskError as error:  # such as a module that this node lacks
             record(cell.folder, f"{error}\n")
             return Outcome(State.FAILED, str(error))
         except self._ray.exceptions.RayError as error:

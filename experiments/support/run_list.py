@@ -1,4 +1,4 @@
-"""Every run behind a table or figure, with what it takes to repeat it: seed, settings, hash of its table of frames."""
+"""List of the runs behind a table or figure, with seed, settings and hash of the frame table of each."""
 
 import csv
 import io
@@ -17,11 +17,11 @@ from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat
 
 COLUMNS = ("row", "benchmark", "protocol", "run", "final_accuracy", "seconds", "frame_table_sha256", "settings")
 SHOWN_APART = {"benchmark", "protocol", "run", "runs"}
-FILES = {"weights", "pretrained"}  # by name: where they lie is nobody else's matter
+FILES = {"weights", "pretrained"}  # by name without folder
 
 
 class Listed(NamedTuple):
-    """The finished runs of one row of a table, or of one side of a figure."""
+    """The finished runs of a row of a table or figure."""
 
     row: str
     benchmark: str
@@ -30,9 +30,9 @@ class Listed(NamedTuple):
 
 
 def settings_text(run: FinishedRun) -> str:
-    """The settings of a run that are not the defaults of `crumb run`, as ``name=value`` with spaces between.
+    """Format the settings of a run that differ from the defaults of `crumb run` as ``name=value``, separated by spaces.
 
-    After the name of a file of weights stands ``@`` and the first 8 hexadecimal digits of its SHA-256.
+    Names of files of weights are followed by ``@`` and the first 8 hexadecimal digits of the SHA-256.
     """
     path = run.folder / "config.yaml"
     if not path.exists():
@@ -53,7 +53,7 @@ def settings_text(run: FinishedRun) -> str:
 
 
 def write_run_list(path: Path, rows: Iterable[Listed]) -> Path:
-    """Write the runs as CSV, row by row; runs that several rows share stand with each."""
+    """Write the runs as CSV, row by row; runs that rows share are repeated."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -1,4 +1,4 @@
-"""Pictures of the scripts: written as PNG and SVG, each whole or not at all; bars of ours beside the paper's."""
+"""Pictures of the scripts, and the common end of a script: printed table, files and picture."""
 
 import math
 import textwrap
@@ -19,12 +19,12 @@ __all__ = ["COLOURS", "LINES", "MARKERS", "STYLE", "findings_picture", "publish"
 
 
 def set_title(figure: Figure, title: str) -> None:
-    """Put a title over a figure, in as many lines as its width needs."""
+    """Set the title of a figure, wrapped to its width."""
     figure.suptitle(textwrap.fill(title, int(10 * figure.get_figwidth())))
 
 
 def publish(findings: Sequence[Finding], heading: str, output: Path, name: str, figure: Figure | None = None) -> None:
-    """Print a table and write it with its runs and its picture, bars unless another is given; says where."""
+    """Print a table; write it with its runs and its picture, by default `findings_picture`."""
     print(f"\n{heading}")
     print_findings(findings)
     written = write_findings(output, name, findings, heading)
@@ -35,9 +35,9 @@ def publish(findings: Sequence[Finding], heading: str, output: Path, name: str, 
 
 
 def findings_picture(findings: Sequence[Finding], title: str) -> Figure:
-    """One panel for each benchmark and protocol: a bar a row with the deviation of runs, a diamond where the paper is.
+    """Plot a panel for each benchmark and protocol: a bar with the deviation of runs, a diamond for the paper.
 
-    Rows that were not run have no bar.
+    Rows without runs have no bar.
     """
     panels = list(dict.fromkeys((item.cell.benchmark, item.cell.protocol) for item in findings))
     rows = list(dict.fromkeys(item.cell.row for item in findings))

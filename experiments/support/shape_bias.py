@@ -1,4 +1,4 @@
-"""Answers of a network on perturbed maps and on images of another style, and the advantage of one over a control."""
+"""Accuracy of a network on perturbed maps and images of another style, and its advantage over a control."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,9 @@ from crumb_avalanche.models.perturbations import MAP_PERTURBATIONS
 from crumb_avalanche.models.split_model import SplitModel
 
 PLAIN, STYLE = "unperturbed", "style"
-# What the paper's figure says of CRUMB after pretraining: more harmed, or less, than its control.
+# Sign of the advantage in the paper after pretraining.
 PAPER_SIGN = {"spatial": "-", "feature": "+", STYLE: "+"}
-# Classes of the cue-conflict images that data sets call otherwise.
+# Other names of the classes of the cue-conflict images.
 OTHER_NAMES = {"truck": ("pickup_truck",), "boat": ("ship",), "car": ("automobile",)}
 
 
@@ -31,9 +31,9 @@ def logits_of(model: SplitModel, batches: Iterable[Tensor], seed: int = 0) -> di
     """Logits `(N, classes)` of the direct path on plain and perturbed maps.
 
     Args:
-        model: put into evaluation mode.
+        model: network; set to evaluation mode.
         batches: images or cached maps, as `SplitModel.features` takes them.
-        seed: of the perturbations, which are the same for all networks that see the same images in the same order.
+        seed: seed of the perturbations, which are equal for networks that see the same images in the same order.
     """
     model.eval()
     generators = {name: torch.Generator().manual_seed(seed) for name in MAP_PERTURBATIONS}
@@ -47,12 +47,12 @@ def logits_of(model: SplitModel, batches: Iterable[Tensor], seed: int = 0) -> di
 
 
 def columns(logits: np.ndarray, labels: np.ndarray, among: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-    """`row`, `label` and `answer`, as `paper_statistics` takes them.
+    """Predictions `row`, `label` and `answer`, as `paper_statistics` takes them.
 
     Args:
         logits: `(N, classes)`.
         labels: `(N,)`.
-        among: only these classes may be answered.
+        among: classes that may be answered; default all.
     """
     if among is not None:
         allowed = np.full(logits.shape[1], -np.inf)
@@ -62,7 +62,7 @@ def columns(logits: np.ndarray, labels: np.ndarray, among: Sequence[int] | None 
 
 
 def drops_of(plain: dict[str, np.ndarray], perturbed: dict[str, np.ndarray]) -> np.ndarray:
-    """Relative drop of accuracy on each batch; where the images are others, batch i of both is put together."""
+    """Relative drop of accuracy on each batch; batch i of one set is paired with batch i of the other."""
     whole = [batch_accuracies(part, fixed_batches(len(part["row"]))) for part in (plain, perturbed)]
     count = min(map(len, whole))
     return relative_drops(whole[0][:count], whole[1][:count])
@@ -73,8 +73,9 @@ class RunDrops:
     """Relative drops on batches of one pair of runs, by perturbation.
 
     Attributes:
-        number: of the run.
-        crumb, control: perturbation -> `(batches,)`.
+        number: number of the run.
+        crumb: drops of CRUMB, `(batches,)` by perturbation.
+        control: drops of the control, `(batches,)` by perturbation.
         kept: whether both runs pass the first-task filter.
     """
 
@@ -86,14 +87,15 @@ class RunDrops:
 
 @dataclass(frozen=True)
 class Advantage:
-    """Relative accuracy advantage: the control's drop minus CRUMB's, above 0 where CRUMB is harmed less.
+    """Relative accuracy advantage: the control's drop minus CRUMB's, above 0 where CRUMB's accuracy drops less.
 
     Attributes:
-        crumb, control: mean relative drop.
-        mean: of the advantage.
-        error: its standard error over runs; None for one run.
+        crumb: mean relative drop of CRUMB.
+        control: mean relative drop of the control.
+        mean: mean advantage.
+        error: standard error of the advantage over runs; None for one run.
         test: Wilcoxon's signed-rank test over all batches of all runs.
-        runs: number of them.
+        runs: number of runs.
     """
 
     crumb: float
@@ -105,7 +107,7 @@ class Advantage:
 
 
 def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | None:
-    """The advantage over some runs; None without any. Batches of which a network gets nothing right are left out."""
+    """The advantage over runs, without batches on which a network is always wrong; None without any batch."""
     pairs = []
     for run in runs:
         if perturbation in run.crumb and perturbation in run.control:
@@ -123,18 +125,18 @@ def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | Non
 
 
 class StyleImages:
-    """Images of another style in folders of their true class (by shape), for classes that a network knows.
+    """Images of another style in folders of their class by shape, for the classes of a network.
 
     Args:
-        root: holds a folder of images for each class.
-        classes: names of the network's classes, in the order of its outputs.
+        root: folder with a folder of images for each class.
+        classes: names of the classes in the order of the network's outputs.
 
     Attributes:
-        paths: of the images whose class the network knows.
-        labels: `(N,)`, outputs of the network.
+        paths: images whose class the network has.
+        labels: `(N,)` outputs of the network.
 
     Raises:
-        ValueError: no such folder, or no class in common.
+        ValueError: a missing folder, or no common class.
     """
 
     def __init__(self, root: Path, classes: Sequence[str]):
@@ -150,16 +152,16 @@ class StyleImages:
                 self.paths += found
                 labels += [place] * len(found)
         if not self.paths:
-            raise ValueError(f"{root} has no folder of images that is called like one of {', '.join(known)}")
+            raise ValueError(f"{root} has no folder of images that is named like one of {', '.join(known)}")
         self.labels = np.array(labels)
 
     @property
     def classes(self) -> list[int]:
-        """Outputs of the network that there are images of."""
+        """Outputs of the network that have images."""
         return sorted(set(self.labels.tolist()))
 
     def batches(self, image_size: int, size: int = 32) -> Iterable[Tensor]:
-        """uint8 images, in the order of `labels`."""
+        """Yield batches of uint8 images in the order of `labels`."""
         from PIL import Image
 
         from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
@@ -178,8 +180,8 @@ def drops_of_network(
 ) -> dict[str, np.ndarray]:
     """Relative drops of a network by perturbation.
 
-    The drop under style is between test images of the classes that there are style images of and those images, with
-    answers among these classes only: they are no versions of the test images, nor of all their classes.
+    Style images are other images than the test images, and of fewer classes. Their drop is therefore relative to the
+    test images of those classes, with answers among these classes only.
     """
     logits = logits_of(model, batches)
     plain = columns(logits[PLAIN], labels)

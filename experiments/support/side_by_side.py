@@ -1,7 +1,7 @@
-"""The paper's numbers and ours side by side: what is compared, what came out, and the tables made of it.
+"""The paper's numbers and ours side by side: cells, findings, and their tables.
 
-A cell that was not run is empty everywhere. The difference to the paper is given where the benchmark is the paper's;
-the difference to "Ours" within a table can be compared on any benchmark, so it stands there for the paper and for us.
+A cell without runs is empty. The difference to the paper is given on the benchmark of the paper only; the difference to
+"Ours" within a table is comparable on any benchmark, so it is given for the paper and for our runs.
 """
 
 import csv
@@ -22,18 +22,19 @@ from crumb_avalanche.runs.tables import markdown, mean_text, number, table
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table of the paper, and where our runs of it are.
+    """One number of a table of the paper, and the folder of our runs.
 
     Attributes:
-        row: what the paper calls it.
-        benchmark, protocol: of our runs.
-        folder: holds `runN` folders; None where nothing can be run.
-        paper: the paper's number, if it has one.
-        paper_dataset: what the paper's number is about.
-        reference: folder of the runs it is tested against; None for the reference itself.
-        paper_reference: the paper's number of that.
+        row: name of the row in the paper.
+        benchmark: benchmark of our runs.
+        protocol: protocol of our runs.
+        folder: folder of the `runN` folders; None if nothing can be run.
+        paper: the paper's number; None without one.
+        paper_dataset: data set of the paper's number.
+        reference: folder of the runs that the cell is tested against; None for the reference itself.
+        paper_reference: the paper's number of the reference.
         category: group of rows in the paper's table.
-        note: why it was not run, or what is special.
+        note: reason why the cell was not run, or a remark.
     """
 
     row: str
@@ -50,15 +51,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cell and what our finished runs say.
+    """A cell with its finished runs, compared with the reference's runs of the same numbers.
 
     Attributes:
-        cell: what was asked.
-        runs: finished ones.
-        effect: mean difference to the reference's runs of the same numbers, or None.
-        test: paired with the reference's runs of the same numbers, or None.
-        p_holm: the same p-value corrected for all comparisons of the table and protocol.
-        test_filtered, p_holm_filtered: the same after the first-task filter on both sides.
+        cell: the cell.
+        runs: finished runs.
+        effect: mean difference to the reference; None without common runs.
+        test: paired test against the reference; None without common runs.
+        p_holm: p-value of the test, corrected for all comparisons of the table and protocol.
+        test_filtered: paired test after the first-task filter on both sides.
+        p_holm_filtered: p-value of that test, corrected.
     """
 
     cell: Cell
@@ -71,18 +73,22 @@ class Finding:
 
     @cached_property
     def filter(self) -> Filtered:
+        """The first-task filter."""
         return kept_runs(self.runs)
 
     @property
     def filtered_runs(self) -> tuple[FinishedRun, ...]:
+        """The runs that pass the first-task filter."""
         return tuple(self.runs[place] for place in self.filter.kept)
 
     @property
     def mean(self) -> float | None:
+        """Mean final accuracy in percent."""
         return mean_of(self.runs)
 
     @property
     def mean_filtered(self) -> float | None:
+        """Mean final accuracy in percent of the filtered runs."""
         return mean_of(self.filtered_runs)
 
     @property
@@ -110,14 +116,14 @@ def mean_of(runs: Sequence[FinishedRun]) -> float | None:
 
 
 def kept_runs(runs: Sequence[FinishedRun]) -> Filtered:
-    """The first-task filter on runs; a joint learner has no first task and keeps all."""
+    """Apply the first-task filter to runs; an offline bound has no first task and keeps all."""
     if not runs or any(run.joint for run in runs):
         return Filtered(tuple(range(len(runs))), None)
     return first_task_filter([run.first_task for run in runs])
 
 
 def tested(ours: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> Comparison | None:
-    """Paired t-test on batches of 100 images, pooled over the runs that both have; None if there are none."""
+    """Paired t-test on batches of 100 images, pooled over the common runs; None without any."""
     by_number = {run.number: run for run in ours if run.predictions is not None}
     both = [run for run in others if run.number in by_number and run.predictions is not None]
     if not both:
@@ -128,7 +134,7 @@ def tested(ours: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> Compar
 
 
 def paired_effect(ours: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> float | None:
-    """Mean of second minus first over the runs that both have, in points; None if there are none."""
+    """Mean of second minus first over the common runs, in points; None without any."""
     finals = {run.number: run.final for run in ours}
     differences = [run.final - finals[run.number] for run in others if run.number in finals]
     return statistics.fmean(differences) if differences else None
@@ -138,7 +144,7 @@ def find(cells: Sequence[Cell], numbers: Sequence[int]) -> list[Finding]:
     """Read the runs of all cells and test each against its reference.
 
     Raises:
-        ValueError: a damaged run folder, or runs tested on different images; says which.
+        ValueError: a damaged run folder, or runs tested on different images.
     """
     findings = []
     for cell in cells:
@@ -158,7 +164,7 @@ def find(cells: Sequence[Cell], numbers: Sequence[int]) -> list[Finding]:
 
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
-    """Holm's correction over all comparisons on one benchmark and protocol; a folder shown twice is one comparison."""
+    """Apply Holm's correction over all comparisons of a benchmark and protocol; rows of one folder count once."""
     out = list(findings)
     for family in dict.fromkeys((item.cell.benchmark, item.cell.protocol) for item in findings):
         places: dict[Path | None, list[int]] = {}
@@ -175,7 +181,7 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def p_text(p: float | None) -> str:
-    """A p-value as text."""
+    """Format a p-value."""
     return "" if p is None else "<1e-4" if p < 1e-4 else f"{p:.4f}"
 
 
@@ -188,7 +194,7 @@ corrected for all tests of the table. *: the paper says p < 0.01. Empty: not run
 
 
 def line_of(finding: Finding, with_tests: bool) -> list[str]:
-    """A finding as a line of text; a star on the paper's number says that it differs from "Ours" there."""
+    """Format a finding as a line of text; a star marks numbers of the paper that differ from "Ours" there."""
     cell, test, filtered = finding.cell, finding.test, finding.test_filtered
     paper = "" if cell.paper is None else f"{cell.paper.value:g}{'*' if cell.paper.differs else ''}"
     cut = "" if finding.filter.cut in (None, 80.0) else f" (cut {finding.filter.cut:.0f} %)"
@@ -240,7 +246,7 @@ COLUMNS = (
 
 
 def csv_line(finding: Finding) -> list:
-    """A finding as a line of CSV, None where there is nothing."""
+    """A finding as a line of CSV, with None for empty cells."""
     cell, paper = finding.cell, finding.cell.paper
     tests = []
     for test, p_holm in ((finding.test, finding.p_holm), (finding.test_filtered, finding.p_holm_filtered)):
@@ -256,7 +262,7 @@ def csv_line(finding: Finding) -> list:
 
 
 def write_findings(output: Path, name: str, findings: Sequence[Finding], heading: str) -> list[Path]:
-    """Write `NAME.csv` and `NAME.md`; returns the paths."""
+    """Write `NAME.csv` and `NAME.md`; return the paths."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -273,7 +279,7 @@ def write_findings(output: Path, name: str, findings: Sequence[Finding], heading
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """All tables on the screen."""
+    """Print all tables."""
     for title, header, lines in tables_of(findings):
         print(f"\n{title}\n" + table(header, lines))
     print(f"\n{LEGEND}")

@@ -1,6 +1,6 @@
-"""Many runs, each in a folder of its own: finished ones are skipped, a failed one stops no other, a killed one goes on.
+"""Many runs, each in its folder: finished runs are skipped, failed runs stop no other, killed runs resume.
 
-Where they run is an engine: `InProcess()`, `LocalProcesses(n)` or `RayCluster(address)`.
+An engine runs them: `InProcess()`, `LocalProcesses(n)` or `RayCluster(address)`.
 """
 
 import argparse
@@ -33,25 +33,25 @@ def sweep(
     retries: int = RETRIES,
     work: Work = learn,
 ) -> dict[Path, str]:
-    """Do all runs that are not done yet.
+    """Do all unfinished runs.
 
-    The same call goes on after anything: what is finished is skipped, what failed or was cut off is begun again.
-    Several sweeps may share the cells: one that another works on is left to it, and waited for.
+    The same call resumes an interrupted sweep: finished cells are skipped, failed and interrupted ones restarted.
+    Several sweeps may share cells; a sweep waits for cells that another one works on.
 
     Args:
-        cells: in the order in which they are begun.
-        processes: runs at a time; give each run as many threads as there are cores for it.
-        progress: show a bar with the runs at work and the time left.
-        engine: where they run; default ``LocalProcesses(processes)``.
-        retries: how often a cell is begun again whose process or node died; one that raised an error is not.
-        work: what is done for a cell; leaves ``result.json`` in the folder, last.
+        cells: cells in the order in which they start.
+        processes: number of runs at a time; give each run as many threads as there are cores for it.
+        progress: whether to show a bar with the running cells and the time left.
+        engine: engine that runs the cells; default ``LocalProcesses(processes)``.
+        retries: number of restarts of a cell whose process or node died; a cell that raised an error is not restarted.
+        work: work on a cell; writes ``result.json`` to the folder last.
 
     Returns:
-        Folders of the runs that failed, with the last line of the error; the whole traceback is in their ``error.txt``.
+        Folders of the failed runs with the last line of the error; ``error.txt`` in the folder has the traceback.
 
     Raises:
         FinishedRunError: a folder holds a finished run with other settings.
-        ValueError: two cells have one folder.
+        ValueError: two cells share a folder.
     """
     twice = [folder for folder, count in Counter(cell.folder.resolve() for cell in cells).items() if count > 1]
     if twice:
@@ -65,7 +65,7 @@ def sweep(
     def show(running: Sequence[Cell]) -> None:
         names = [os.path.relpath(cell.folder.resolve(), common) for cell in running]
         text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        # A terminal's clock ticks; a file gets a line when something changes.
+        # Refresh the clock of a terminal; write to a file only when something changes.
         bar.set_postfix_str(text, refresh=sys.stderr.isatty() or text not in str(bar))
 
     with bar, engine or LocalProcesses(processes) as engine:
@@ -74,7 +74,7 @@ def sweep(
                 show([*engine.running, cell])
                 engine.start(cell, work)
             if not engine.running:
-                time.sleep(0.2)  # all that is left is in other hands
+                time.sleep(0.2)  # other processes work on all that is left
             for cell, outcome in engine.ended(1.0):
                 if outcome.state is State.DIED:
                     deaths[cell.folder] += 1
@@ -97,7 +97,7 @@ def sweep(
 
 
 def _to_do(cell: Cell) -> bool:
-    """Whether there is something to do; a damaged result is met again by the work on the cell, and stops no other."""
+    """Whether the cell is unfinished; a damaged result fails later, in the work on the cell."""
     try:
         return not is_finished(cell)
     except DamagedRunError:
@@ -105,7 +105,7 @@ def _to_do(cell: Cell) -> bool:
 
 
 def _first_free(waiting: deque[Cell]) -> Cell | None:
-    """Take the first cell that nobody else works on."""
+    """Take the first cell that no other process works on."""
     for _ in range(len(waiting)):
         cell = waiting.popleft()
         if not in_use(cell.folder):
@@ -115,13 +115,13 @@ def _first_free(waiting: deque[Cell]) -> Cell | None:
 
 
 def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]) -> list[Cell]:
-    """A cell for each row and run, run by run, so that a sweep that is cut short has some runs of every row.
+    """A cell for each row and run, run by run, so that an interrupted sweep has some runs of every row.
 
     Args:
-        base: settings that all share.
-        output: folder; the cell of a row is in ``output/ROW/runN``.
+        base: settings that all rows share.
+        output: folder; a cell is in ``output/ROW/runN``.
         runs: seeds.
-        rows: what is different in each row, by its name.
+        rows: changes of the settings, by name of the row.
     """
     return [
         Cell(replace(base, **changes, run=run, output=str(output / name / f"run{run}")))
@@ -131,23 +131,25 @@ def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, d
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """The options that ``engine_of`` reads, and ``--retries`` for ``sweep``."""
+    """Add the options that ``engine_of`` reads, and ``--retries`` for ``sweep``."""
     options = parser.add_argument_group("where the runs are done")
-    options.add_argument("--engine", default="processes", choices=["in_process", "processes", "ray"])
-    options.add_argument("--processes", type=int, default=1, help="runs at a time on this machine")
-    options.add_argument("--address", default="auto", help="of the head of a Ray cluster, HOST:PORT")
-    options.add_argument("--retries", type=int, default=RETRIES, help="of a run whose process or node died")
+    options.add_argument(
+        "--engine", default="processes", choices=["in_process", "processes", "ray"], help="default processes"
+    )
+    options.add_argument("--processes", type=int, default=1, help="number of runs at a time on this machine")
+    options.add_argument("--address", default="auto", help="head of a Ray cluster, HOST:PORT")
+    options.add_argument("--retries", type=int, default=RETRIES, help="restarts of a run whose process or node died")
 
 
 def engine_of(options: argparse.Namespace) -> Engine:
-    """The engine that the command line asks for."""
+    """The engine that the options name."""
     if options.engine == "ray":
         return RayCluster(options.address)
     return InProcess() if options.engine == "in_process" else LocalProcesses(options.processes)
 
 
 def exit_code(failed: dict[Path, str]) -> int:
-    """1 if a run failed, with a line for each on standard error, else 0."""
+    """Print a line on standard error for each failed run; return 1 if there is one, else 0."""
     for folder, error in failed.items():
         print(f"failed: {folder}: {error}", file=sys.stderr)
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""The speed benchmark runs and prints its figures; how large they are is no matter for a test."""
+"""The benchmark of a stream step runs and prints its figures, whose values are not tested."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The benchmark of the streams runs and prints its figures; how large they are is no matter for a test."""
+"""The benchmark of streams runs and prints its figures, whose values are not tested."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The formula gives the paper's counts, and the true bytes are those that buffer and codebook take."""
+"""The formula gives the paper's counts, and true bytes are those of buffer and codebook."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""Options that all scripts share, and what they make of nothing to show."""
+"""The options that all scripts share, and tables without any run."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_protocols():
     assert options("--quick").protocols("toy_shapes_short") == ["class_instance"]
 
 
-def test_bf16_where_it_is_slow_is_told_of(monkeypatch, recwarn):
+def test_slow_bf16_is_warned_of(monkeypatch, recwarn):
     monkeypatch.setattr("crumb_avalanche.models.precision.is_quick_in_bf16", lambda device: False)
     options("--precision", "fp32")
     options("--precision", "bf16", "--table-only")
@@ -48,7 +48,7 @@ def test_bf16_where_it_is_slow_is_told_of(monkeypatch, recwarn):
         assert options("--precision", "bf16").base.precision == "bf16"
 
 
-def test_wrong_numbers_are_a_line(capsys):
+def test_an_error_is_one_line(capsys):
     with pytest.raises(ValueError, match="runs is '1-'; write 0-9"):
         options("--runs", "1-")
 

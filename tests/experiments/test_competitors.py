@@ -1,4 +1,4 @@
-"""A sweep keeps what is finished and survives what fails; the table is made of the run folders."""
+"""The sweep skips finished runs and survives failing ones; the table is read from the run folders."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def finished(tmp_path_factory):
     return output, done.stdout
 
 
-def test_the_table_is_what_the_runs_say(finished):
+def test_the_table_is_that_of_the_runs(finished):
     output, printed = finished
     result = json.loads((output / "class_iid" / "slda" / "run0" / "result.json").read_text())
     ledger = json.loads((output / "class_iid" / "slda" / "run0" / "ledger.json").read_text())
@@ -42,7 +42,7 @@ def test_the_table_is_what_the_runs_say(finished):
     assert (output / "competitors.png").stat().st_size > 5000
 
 
-def test_finished_runs_are_kept_and_a_failing_one_stops_no_other(finished):
+def test_finished_runs_are_skipped_and_a_failing_one_stops_no_other(finished):
     output, _ = finished
     folder = output / "class_iid"
     before = (folder / "slda" / "run0" / "result.json").stat().st_mtime_ns
@@ -60,7 +60,7 @@ def test_finished_runs_are_kept_and_a_failing_one_stops_no_other(finished):
     assert "| ncm |" in (output / "competitors.md").read_text()
 
 
-def test_a_method_that_was_not_run_is_no_row(finished):
+def test_a_method_without_runs_has_no_row(finished):
     output, _ = finished
     done = competitors(output, "--table-only", "--strategies", "slda", "ewc")
     assert done.returncode == 0 and "ewc" not in done.stdout
@@ -68,7 +68,7 @@ def test_a_method_that_was_not_run_is_no_row(finished):
     assert done.returncode == 1 and "holds a finished run with precision='fp32', not 'bf16'" in done.stderr
 
 
-def test_a_run_that_is_missing_leaves_the_others_their_numbers(tmp_path):
+def test_a_missing_run_leaves_the_numbers_of_the_others(tmp_path):
     for number in (0, 2):
         folder = made_run(tmp_path / "class_iid" / "der" / f"run{number}", 100 + number)
         (folder / "ledger.json").write_text(json.dumps({"memory_bytes": 1000 + number, "train_seconds": 5.0}))

@@ -1,4 +1,4 @@
-"""The curves are those of the runs, and each figure shows the protocols of the paper's."""
+"""Curves are those of the runs, and each figure shows the protocols that it has in the paper."""
 
 import csv
 import json
@@ -62,7 +62,7 @@ def test_curves_of_made_runs(tmp_path):
         assert path.stat().st_size > 5000
 
 
-def test_experiences_that_were_not_tested_are_left_out(tmp_path):
+def test_untested_experiences_are_left_out(tmp_path):
     folder = tmp_path / "eth80" / "class_iid" / "crumb"
     for run, after in ((0, [90.0, None, 50.0]), (1, [80.0, 70.0, 60.0])):
         path = made_run(folder / f"run{run}", 100) / "result.json"

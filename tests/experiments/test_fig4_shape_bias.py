@@ -1,4 +1,4 @@
-"""Perturbations keep what they claim to keep; the advantage is the control's relative drop minus CRUMB's."""
+"""Drops, advantages and files of the shape bias, by hand and on quick runs."""
 
 import csv
 
@@ -70,13 +70,13 @@ def test_style_images(tmp_path):
     assert style.labels.tolist() == [0, 1] and style.classes == [0, 1]
     (batch,) = style.batches(16)
     assert batch.shape == (2, 3, 16, 16) and batch.dtype == torch.uint8
-    with pytest.raises(ValueError, match="has no folder of images that is called like one of worm, apple"):
+    with pytest.raises(ValueError, match=r"has no folder of images .* one of worm, apple"):
         StyleImages(tmp_path, ["worm", "apple"])
     with pytest.raises(ValueError, match=r"there is no folder .*none; --style-root holds a folder of images"):
         StyleImages(tmp_path / "none", ["worm"])
 
 
-def test_missing_files_are_asked_for(tmp_path):
+def test_missing_files_are_named(tmp_path):
     done = called("fig4_shape_bias", "--pretraining-only", "--output", tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == "error: --pretraining-only needs --pretrained, --control-pretrained and --test-root"

@@ -1,4 +1,4 @@
-"""Use of blocks is counted slice by slice, all-zero slices apart, and heat lies where a block was chosen."""
+"""Use of blocks is counted over slices that are not zero, and heat is where a block was chosen."""
 
 import csv
 
@@ -67,7 +67,7 @@ def test_firing_and_strongest():
     assert strongest(heat, ["a", "b", "c"], 2) == [2, 0]
 
 
-def test_numbers_in_words(tmp_path):
+def test_summary(tmp_path):
     codes = np.zeros((3, 1, 1, 1))
     before, after = Usage(np.array([5, 5, 0]), 10, codes), Usage(np.array([0, 4, 4]), 0, codes)
     rows = dict((name, values) for name, *values in summary(before, after))

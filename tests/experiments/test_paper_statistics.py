@@ -1,4 +1,4 @@
-"""The supplement's statistics: by hand on small numbers, and against a plain reckoning on many."""
+"""The supplement's statistics, by hand on few numbers and against a plain computation on many."""
 
 import math
 
@@ -90,7 +90,7 @@ def slow_t_test(first, second):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_t_test_against_its_slow_twin(seed):
+def test_t_test_against_a_plain_one(seed):
     random = np.random.default_rng(seed)
     first = random.normal(70, 10, 20 + seed)
     second = first + random.normal(0.3 * seed, 4, len(first))

@@ -1,4 +1,4 @@
-"""The table of the recommended preset: its rows, its paired figures, and the whole script on rendered shapes."""
+"""The table of the recommended preset: rows, paired figures, and the whole script on rendered shapes."""
 
 import csv
 
@@ -29,7 +29,7 @@ def test_figures_by_hand(tmp_path):
     assert text_of(lines[1])[-3:] == ["3", "1,000", "50"]
 
 
-def test_rows_are_settings_that_exist():
+def test_rows_are_existing_settings():
     assert len({row.folder for row in ROWS}) == len(ROWS)
     for row in ROWS:
         get_strategy(row.settings.get("strategy", "rda")).method_settings(row.method)
@@ -37,7 +37,7 @@ def test_rows_are_settings_that_exist():
         rows_named(ROWS, ["nothing"], always=ROWS[0])
 
 
-def test_what_the_table_cannot_do_is_said(tmp_path):
+def test_impossible_options_are_refused(tmp_path):
     done = called("recommended", "--output", tmp_path, "--benchmark", "cifar100")
     assert done.returncode == 1 and "cifar100 has no videos, so no class_instance: give --protocol" in done.stderr
     done = called("recommended", "--output", tmp_path, "--preset", "reference")

@@ -1,4 +1,4 @@
-"""Every run behind a table, with what repeats it and without where things lay on this machine."""
+"""The list of runs holds what is needed to repeat them, without paths of this machine."""
 
 import csv
 import json
@@ -50,7 +50,7 @@ def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
         assert set(row["settings"].split()) == {"strategy=image_replay", f"weights={weights}", "mem_size=200"}
 
 
-def test_a_run_without_its_settings(tmp_path):
+def test_a_run_without_settings(tmp_path):
     made_run(tmp_path / "rows" / "run0", 160)
     listed = Listed("Ours", "eth80", "class_iid", finished_runs(tmp_path / "rows", [0]))
     text = write_run_list(tmp_path / "runs.csv", [listed]).read_text()

@@ -1,4 +1,4 @@
-"""The paper's numbers and ours stand side by side; what was not run stays empty."""
+"""The paper's numbers beside ours; cells without runs are empty."""
 
 import csv
 
@@ -82,7 +82,7 @@ def test_no_difference_to_another_benchmark(cells):
     assert finding.difference is None and finding.mean == 80
 
 
-def test_correction_counts_runs_shown_twice_once(cells, tmp_path):
+def test_correction_counts_a_folder_once(cells, tmp_path):
     from dataclasses import replace
 
     made_run(tmp_path / "third" / "run0", 150)
@@ -92,7 +92,7 @@ def test_correction_counts_runs_shown_twice_once(cells, tmp_path):
     assert [findings[1].p_holm, findings[2].p_holm, findings[3].p_holm] == [expected[0], expected[0], expected[1]]
 
 
-def test_a_joint_learner_has_no_first_task(tmp_path):
+def test_an_offline_bound_has_no_first_task(tmp_path):
     made_run(tmp_path / "bound" / "run0", 30, joint=True)
     (finding,) = find([Cell("Bound", "eth80", "class_iid", tmp_path / "bound")], [0])
     assert finding.filter.kept == (0,) and finding.filter.cut is None

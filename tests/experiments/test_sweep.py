@@ -1,4 +1,4 @@
-"""A sweep ends with every result that can be had, whatever happens to it on the way, and says what failed."""
+"""A sweep ends with all results that are possible, survives faults, and reports failed cells."""
 
 import argparse
 import errno
@@ -29,13 +29,13 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 
 @pytest.fixture(autouse=True)
 def scripts_are_found(monkeypatch):
-    """By the processes of a sweep, too."""
+    """Scripts are importable in the processes of a sweep too."""
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 class Light(LocalProcesses):
-    """Processes that need not import the library, for work that does not use it."""
+    """Processes that do not import the library, for work without it."""
 
     def __init__(self, processes: int = 1):
         super().__init__(processes)
@@ -43,7 +43,7 @@ class Light(LocalProcesses):
 
 
 def finish(settings: RunSettings) -> None:
-    """The result of a run, made at once."""
+    """Write the result of a run."""
     write_text(Path(settings.output) / "config.yaml", "{}\n")
     write_json(Path(settings.output) / RESULT, {"final_accuracy": 10.0 + settings.run, "process": os.getpid()})
 
@@ -56,7 +56,7 @@ def raise_in_run_1(settings: RunSettings) -> None:
 
 
 def die_once(settings: RunSettings) -> None:
-    """SIGKILL in the first attempt of run 1, while its folder is half full."""
+    """SIGKILL the first attempt of run 1 when its folder is incomplete."""
     mark = Path(settings.output) / "attempt"
     if settings.run == 1 and not mark.exists():
         mark.write_text("half")
@@ -92,7 +92,7 @@ def accuracies(cells: list[Cell]) -> list[float | None]:
 
 
 @pytest.mark.parametrize("engine", [InProcess, Light])
-def test_a_cell_that_raises_stops_no_other_and_is_told(engine, tmp_path, capsys):
+def test_a_cell_that_raises_stops_no_other_and_is_reported(engine, tmp_path, capsys):
     cells = cells_of(tmp_path)
     failed = sweep(cells, engine=engine(), work=raise_in_run_1)
     assert accuracies(cells) == [10, None, 12]
@@ -113,21 +113,21 @@ def test_a_cell_that_raises_stops_no_other_and_is_told(engine, tmp_path, capsys)
     assert results == [(cells[run].folder / RESULT).stat().st_mtime_ns for run in (0, 2)]
 
 
-def test_processes_are_fresh_ones(tmp_path):
+def test_each_cell_has_a_new_process(tmp_path):
     cells = cells_of(tmp_path)
     assert not sweep(cells, engine=Light(2), work=finish, progress=False)
     numbers = {json.loads((cell.folder / RESULT).read_text())["process"] for cell in cells}
     assert len(numbers) == 3 and os.getpid() not in numbers
 
 
-def test_a_killed_worker_is_begun_again(tmp_path, capsys):
+def test_a_killed_worker_is_restarted(tmp_path, capsys):
     cells = cells_of(tmp_path)
     assert not sweep(cells, engine=Light(), work=die_once)
     assert accuracies(cells) == [10, 11, 12] and not (cells[1].folder / ERROR).exists()
     assert f"died: {cells[1].folder}: its process was killed by signal 9" in capsys.readouterr().err
 
 
-def test_one_that_is_killed_each_time_fails_in_the_end(tmp_path):
+def test_a_cell_killed_each_time_fails(tmp_path):
     cells = cells_of(tmp_path)
     failed = sweep(cells, engine=Light(), work=always_die, retries=1)
     said = "its process was killed by signal 9, perhaps for want of memory, 2 times"
@@ -164,14 +164,14 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, error_too):
     assert accuracies(cells) == [10, 11, 12]
 
 
-def test_a_full_disk_is_known_by_its_number(tmp_path):
+def test_a_full_disk_is_recognised_by_its_error_number(tmp_path):
     def quota(settings):
         raise OSError(errno.EDQUOT, "Quota exceeded")
 
     assert "is full ([Errno 122] Quota exceeded)" in run_cell(cells_of(tmp_path)[0], quota).error
 
 
-def test_a_full_disk_behind_another_error_is_known_too(tmp_path):
+def test_a_full_disk_behind_another_error_is_recognised(tmp_path):
     def checkpoint(settings):
         raise ValueError("the checkpoint cannot be written") from OSError(errno.ENOSPC, "No space left on device")
 
@@ -179,12 +179,12 @@ def test_a_full_disk_behind_another_error_is_known_too(tmp_path):
     assert f"the disk of {cell.folder} is full ([Errno 28] No space left on device)" in run_cell(cell, checkpoint).error
 
 
-def test_a_cell_in_other_hands_is_said_to_be(tmp_path):
+def test_a_cell_locked_by_another_process_is_busy(tmp_path):
     with locked(tmp_path):
         assert run_cell(Cell(RunSettings(output=str(tmp_path))), finish).state is State.BUSY
 
 
-def test_a_cell_in_other_hands_is_waited_for(tmp_path):
+def test_a_cell_locked_by_another_process_is_waited_for(tmp_path):
     cells = cells_of(tmp_path)
     cells[0].folder.mkdir(parents=True)
     order = []
@@ -238,7 +238,7 @@ if __name__ == "__main__":
     assert not sweep([cell], engine=InProcess(), work=finish, progress=False)
 
 
-def test_wrong_calls_are_told(tmp_path):
+def test_wrong_calls_are_refused(tmp_path):
     cell = cells_of(tmp_path, 1)[0]
     with pytest.raises(ValueError, match=r"1 folders belong to several cells, such as .*run0; give each its"):
         sweep([cell, cell])
@@ -276,7 +276,7 @@ def test_the_command_line_chooses_the_engine(monkeypatch):
         pass
 
 
-def test_a_cluster_that_is_not_there_is_told():
+def test_a_missing_cluster_is_an_error():
     pytest.importorskip("ray")
     words = r"there is no Ray cluster at 127.0.0.1:1 \(.*refused\); start one with  ray start --head  and"
     with pytest.raises(ConnectionError, match=words), RayCluster("127.0.0.1:1"):

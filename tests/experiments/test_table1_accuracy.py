@@ -1,4 +1,4 @@
-"""Table 1 has every method of the paper, on the protocols that a benchmark has."""
+"""Table 1 has all methods of the paper, on the protocols of each benchmark."""
 
 import csv
 
@@ -24,7 +24,7 @@ def test_every_number_of_the_paper_has_its_cell(tmp_path):
     assert found == {key[1:4]: value for key, value in paper.items() if key[0] == "table1"}
 
 
-def test_a_joint_bound_is_run_once_for_both_protocols(tmp_path):
+def test_an_offline_bound_runs_once_for_both_protocols(tmp_path):
     given = options(tmp_path, "--benchmark", "eth80", "cifar100", "--dataset-root", "A", "B", "--runs", "0-1")
     cells = cells_of(given, ["crumb", "offline"], ["class_instance", "class_iid"], "fair", 417)
     folders = [str(cell.folder.relative_to(tmp_path)) for cell in cells if cell.settings.run == 0]

@@ -1,4 +1,4 @@
-"""Table 2 is made of measurements by cost_of_replay.py; what was not measured is empty."""
+"""Table 2 is computed from measurements of cost_of_replay.py; cells without any are empty."""
 
 import csv
 from dataclasses import asdict, replace
@@ -9,8 +9,8 @@ from called_script import called
 from cost_of_replay import CRUMB, SINGLE, CostSettings
 from support.paper_numbers import read_paper_numbers
 from support.saved_picture import save_picture
+from support.table_memory import ALL_MAPS
 from table2_cost import lines_of, measure_once, measured, picture, text_of
-from table_memory import ALL_MAPS
 
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
 from crumb_avalanche.runs.settings import RunSettings
@@ -47,7 +47,7 @@ def test_not_measured_and_another_benchmark(tmp_path):
     assert memory.paper_dataset == "cifar100" and memory.difference is None and memory.ratio == pytest.approx(4)
 
 
-def test_a_part_of_the_stream_is_not_held_against_the_paper(tmp_path):
+def test_a_part_of_the_stream_is_not_compared_with_the_paper(tmp_path):
     files = [written(tmp_path / "cost_of_replay.csv", 1800)]
     write_json(tmp_path / "made_with.json", asdict(CostSettings(stream_images=100, experiences=2, table_images=80)))
     for line in lines_of("cifar100", files, read_paper_numbers()):
@@ -57,7 +57,7 @@ def test_a_part_of_the_stream_is_not_held_against_the_paper(tmp_path):
     assert [line.part for line in lines_of("cifar100", files, read_paper_numbers())] == ["", ""]
 
 
-def test_a_measurement_is_not_repeated_and_not_taken_for_another(tmp_path, monkeypatch):
+def test_a_measurement_is_not_repeated_and_other_settings_are_refused(tmp_path, monkeypatch):
     calls = []
 
     def measure(settings, own):

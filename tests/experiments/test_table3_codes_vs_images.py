@@ -1,4 +1,4 @@
-"""Table 3 pairs codes and images at every count, and finds the paper's number of each."""
+"""Table 3 pairs codes and images at each count, and finds the paper's numbers."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""The comparison runs, and its figures are those of the definitions; how large they are is no matter for a test."""
+"""The comparison runs, and its figures follow their definitions; their values are not tested."""
 
 import csv
 import importlib.util
@@ -77,13 +77,13 @@ def test_one_run_has_no_deviation(script):
     assert row["std"] is None and row["minus_finetune_std"] is None and row["mean"] == 10.0
 
 
-def test_unknown_methods_are_told(script):
+def test_unknown_methods_are_refused(script):
     assert [method.strategy for method in script.chosen_methods("si, lwf")] == ["finetune", "si", "lwf"]
     with pytest.raises(ValueError, match="no method ewk here; known are finetune, ewc, si, mas, lwf, stable_sgd"):
         script.chosen_methods("ewk")
 
 
-def test_a_stream_may_be_cut_short(script):
+def test_a_stream_may_be_shortened(script):
     changes = {**script.QUICK, "classes_per_experience": 2}
     settings = RunPlan.of(script.RunSettings(**changes, strategy="finetune", threads=1))
     figures = script.measure(settings, script.Method("finetune"), experiences=2)
@@ -92,7 +92,7 @@ def test_a_stream_may_be_cut_short(script):
         script.measure(settings, script.Method("finetune"), experiences=1)
 
 
-def test_strengths_take_the_place_of_the_usual_ones(script):
+def test_strengths_replace_the_defaults(script):
     methods = script.with_strengths(list(script.METHODS), "si=10000, lwf=10")
     assert {method.strategy: method.settings for method in methods} == {
         **{method.strategy: method.settings for method in script.METHODS},
@@ -110,6 +110,6 @@ def test_strengths_take_the_place_of_the_usual_ones(script):
         ("finetune=1", "--strengths has 'finetune', but those with a strength are ewc, si, mas, lwf"),
     ],
 )
-def test_wrong_strengths_are_told(script, text, words):
+def test_wrong_strengths_are_refused(script, text, words):
     with pytest.raises(ValueError, match=words):
         script.with_strengths(list(script.METHODS), text)

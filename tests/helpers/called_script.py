@@ -1,4 +1,4 @@
-"""The scripts of experiments/, called as from their command line."""
+"""Call the scripts of experiments/ as from the command line."""
 
 import contextlib
 import io
@@ -11,9 +11,9 @@ from made_runs import EXPERIMENTS
 
 
 def called(script: str, *options) -> subprocess.CompletedProcess:
-    """Do what ``python experiments/SCRIPT.py OPTIONS`` does, in this process: to import the library takes ten seconds.
+    """Do what ``python experiments/SCRIPT.py OPTIONS`` does, in this process, as importing the library takes seconds.
 
-    The processes that a script starts are forked from one that the tests of all scripts share.
+    Processes that a script starts are forked from a server that the tests of all scripts share.
     """
     arguments = [str(EXPERIMENTS / f"{script}.py"), *map(str, options)]
     out, err = io.StringIO(), io.StringIO()

@@ -1,4 +1,4 @@
-"""Run folders made by hand, as `crumb run` leaves them, for tests of what reads them."""
+"""Handmade run folders in the form of `crumb run`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where real data lie that some tests use."""
+"""Folder of real data for tests."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the tests of several methods share: a method that learned the small stream, and plugins that watch it."""
+"""A method trained on the small stream, and plugins that record what it does."""
 
 import torch
 from avalanche.training.plugins import SupervisedPlugin

@@ -1,4 +1,4 @@
-"""Time and peak memory of making CRUMB's codebook, or REMIND's tables, out of a file of maps; for `cost_of_replay.py`.
+"""Measure computing CRUMB's codebook or REMIND's tables from a file of maps; used by `cost_of_replay.py`.
 
 A task is a dictionary: `kind`, `file` (float32 maps) and their `shape` `(N, H, W, C)`, `seed`, `threads`; for the
 codebook `codebook_size`, `codebook_dim`, `codebook_init` and `measured_images`; for the tables `sub_quantizers`, `bits`
@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from bench_streams import resident
+from support.resident_memory import reset_peak, resident
 
 CODEBOOK, ALL_MAPS, SAMPLE = "crumb", "remind, tables from all maps", "remind, tables from a sample"
 
 
 def make_table(task: dict, shape: tuple[int, ...]) -> None:
-    """Make the codebook, or fit the tables, from the maps in the file."""
+    """Compute the codebook, or fit the tables, from the maps in the file."""
     count, *_, channels = shape
     each = int(np.prod(shape[1:]))
 
@@ -62,20 +62,20 @@ def make_table(task: dict, shape: tuple[int, ...]) -> None:
 
 
 def made(task: dict) -> dict:
-    """Seconds, and bytes of resident memory at the most above what was resident before; in this process."""
+    """Measure seconds, and peak resident memory minus resident memory before, in this process."""
     torch.set_num_threads(task["threads"])
-    with tempfile.NamedTemporaryFile() as file:  # what libraries take at their first call is no part of it
+    with tempfile.NamedTemporaryFile() as file:  # the first call of a library allocates more
         shape = (20, 4, 4, task["shape"][-1])
         np.random.default_rng(0).random(shape, np.float32).tofile(file.name)
         make_table({**task, "file": file.name}, shape)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    reset_peak()
     before, start = resident("VmRSS"), time.perf_counter()
     make_table(task, tuple(task["shape"]))
     return {"seconds": time.perf_counter() - start, "bytes": resident("VmHWM") - before}
 
 
 def made_in_new_process(task: dict) -> dict:
-    """The same in a process of its own, where every larger block is given back as soon as it is freed."""
+    """Measure in a new process, in which larger freed blocks go back to the system at once."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(task["threads"]), "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, __file__, json.dumps(task)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
