@@ -16,6 +16,7 @@ from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import in_last_epoch
+from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -150,7 +151,9 @@ class GSSPlugin(ImageMemoryPlugin):
         replay_weight: factor of the replay loss.
     """
 
-    def __init__(self, storage_policy: CompactBuffer, settings: GSSSettings, replay_weight: float = 1.0):
+    def __init__(
+        self, storage_policy: CompactBuffer, settings: GSSSettings, replay_weight: float = ReplaySettings.replay_weight
+    ):
         super().__init__(storage_policy)
         self.settings = settings
         self.weight = replay_weight

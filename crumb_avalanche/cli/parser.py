@@ -1,5 +1,7 @@
 """The command line of ``crumb``, built without importing torch."""
 
+from typing import Any
+
 from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments, underscored
 from crumb_avalanche.runs.command_settings import (
     DemoSettings,
@@ -21,7 +23,7 @@ COMMANDS = {
 POSITIONAL = {"prepare": "NAME ", "report": "FOLDER [FOLDER ...] ", "strategies": "[NAME] "}
 
 
-def parser():
+def parser() -> Any:
     """The parser of all commands."""
     from jsonargparse import ActionConfigFile, ArgumentParser
 
@@ -52,7 +54,7 @@ def parser():
     return main_parser
 
 
-def _add_positional(command, settings: type) -> None:
+def _add_positional(command: Any, settings: type) -> None:
     """Add the arguments that have no flag."""
     if settings is ReportSettings:  # crumb report A B
         command.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of runs")

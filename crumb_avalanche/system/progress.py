@@ -25,12 +25,13 @@ class Lines:
         self.n, self.total, self.title, self.unit, self.initial = initial, total or None, title, unit, initial
         self.scale, self.file = scale, file
         self._start = self._latest = time.monotonic()
-        self._printed, self._note = None, ""
+        self._printed: int | None = None
+        self._note = ""
 
-    def __enter__(self):
+    def __enter__(self) -> "Lines":
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def update(self, count: int = 1) -> None:
@@ -63,7 +64,7 @@ class Lines:
 
 def progress_bar(
     total: int | None, title: str, unit: str = " images", *, initial: int = 0, scale: bool = False, show: bool = True
-):
+) -> tqdm | Lines:
     """A context manager with ``update(count)``, ``set_postfix_str(text)``, ``close()`` and ``n``.
 
     It draws a bar on stderr if that is a terminal; otherwise it prints a line there every few seconds, and one at its
