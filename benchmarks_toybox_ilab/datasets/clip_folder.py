@@ -118,6 +118,7 @@ class UprightImages:
     root: Path
 
     def __call__(self, path: str) -> Image.Image:
+        """Read the image at a path relative to the root."""
         return read_image(self.root / path, upright=True)
 
 

@@ -131,10 +131,12 @@ class Archive:
             self._file.close()
 
     def members(self) -> Iterator[Member]:
+        """Yield the files of the archive; links, if any, after all other files."""
         for name in files_below(self._path):
             yield Member(name, (self._path / name).stat().st_size, name)
 
     def open(self, key: str) -> BinaryIO:
+        """Open the member with this key for reading."""
         return open(self._path / key, "rb")
 
 

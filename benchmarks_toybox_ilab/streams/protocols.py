@@ -130,6 +130,7 @@ class FrameExperience(DatasetExperience):
 
     @property
     def dataset(self) -> AvalancheDataset:
+        """The frames of the experience."""
         return self._dataset
 
     @dataset.setter

@@ -53,6 +53,7 @@ class PixelTransform:
     size: int = 224
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Transform one image."""
         image = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
@@ -64,6 +65,7 @@ class ImageNetTransform:
     size: int = 224
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
+        """Transform one image."""
         return normalize_pixels(PixelTransform(self.size)(image))
 
 

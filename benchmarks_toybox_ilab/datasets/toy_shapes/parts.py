@@ -15,14 +15,17 @@ class Part(NamedTuple):
 
 
 def filled(points) -> Part:
+    """A polygon that adds to the object."""
     return Part(FILL, np.asarray(points, dtype=float))
 
 
 def cut_out(points) -> Part:
+    """A polygon that is cut out of the object."""
     return Part(HOLE, np.asarray(points, dtype=float))
 
 
 def painted(points) -> Part:
+    """A polygon that is painted on the object."""
     return Part(DETAIL, np.asarray(points, dtype=float))
 
 
@@ -33,6 +36,7 @@ def arc(cx, cy, rx, ry, start=0.0, stop=360.0, steps=32) -> np.ndarray:
 
 
 def box(left, top, right, bottom) -> list[tuple[float, float]]:
+    """The corners of a rectangle."""
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
