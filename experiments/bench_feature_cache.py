@@ -74,7 +74,7 @@ def main() -> int:
         )
     options = common_options(chosen)
     base = replace(
-        options.settings(options.benchmark, protocol=chosen.protocol, checkpoint=True),
+        options.settings(options.benchmark, protocol=chosen.protocol, keep_learner="full"),
         cache_precision="fp32",  # fp16 rounds the maps, so results would differ
     )
     kinds = {"without": None, "with": str(options.output / "feature_cache")}

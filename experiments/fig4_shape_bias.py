@@ -206,7 +206,7 @@ def main() -> int:
     for benchmark in () if chosen.pretraining_only else options.roots:
         protocol = options.protocols(benchmark, PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:])[0]
         size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES["core50"])
-        common = dict(protocol=protocol, mem_size=size, codebook_dim=8, checkpoint=True)
+        common = dict(protocol=protocol, mem_size=size, codebook_dim=8, keep_learner="answers")
         rows = {name: dict(strategy=strategy, **common) for name, strategy in ROWS.items()}
         rows["crumb"]["pretrained"] = chosen.pretrained
         todo = {f"{protocol}/{name}": changes for name, changes in rows.items()}

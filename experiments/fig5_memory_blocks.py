@@ -118,7 +118,7 @@ def main() -> int:
         mem_size=chosen.mem_size or MEM_SIZES.get(options.benchmark, MEM_SIZES["core50"]),
         run=run,
         output=str(options.output / chosen.protocol / f"run{run}"),
-        checkpoint=True,
+        keep_learner="answers",
     )
     cell = Cell(settings)
     if failed := options.do([cell]):

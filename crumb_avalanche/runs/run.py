@@ -13,10 +13,10 @@ import numpy as np
 import yaml
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
-from torch import nn
 
-from crumb_avalanche.models.weights import save_safetensors
+from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.runs import tuning
+from crumb_avalanche.runs.kept_learner import keep_learner
 from crumb_avalanche.runs.older_settings import recorded_settings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.predictions import PredictionsPlugin
@@ -42,7 +42,6 @@ from crumb_avalanche.runs.stream import Stream, describe, open_stream
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.system.tensor_file import write_state
 from crumb_avalanche.training.checkpoint_plugin import Position
 from crumb_avalanche.training.ledger import LedgerMetric
 
@@ -201,9 +200,10 @@ def run_once(plan: RunPlan, verbose: bool = True) -> dict:
     except BaseException:
         # Keep what was learned so far, whatever the error is.
         recorder.bar.close()
-        keep_interrupted(folder / INTERRUPTED, session.strategy)
+        keep_interrupted(folder / INTERRUPTED, session, resume.position.experience)
         raise
     ledger = write_records(folder, session, recorder, resume)
+    keep_learner(folder, session, len(stream.benchmark.train_stream))
     result = result_of(plan, session, resume) | images | {"provenance": hashes}
     write_json(folder / RESULT, result)
     tidy_up(folder)  # removes checkpoints, and what an earlier attempt left
@@ -236,7 +236,8 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
 
 def begin(folder: Path, session: Session, plan: RunPlan) -> None:
     """Make the folder this run's, after everything that can be refused was checked."""
-    (folder / RESULT).unlink(missing_ok=True)
+    for name in (RESULT, LEARNER):
+        (folder / name).unlink(missing_ok=True)
     # The learning rate stays as planned: a repetition tunes it again.
     planned = plan.with_capacity(session.plan.capacity)
     write_text(folder / "config.yaml", f"# sha256 of the plan: {planned.sha256}\n{planned}")
@@ -267,8 +268,6 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume) 
         progress.matrix.append(of_each)
         progress.accuracy_after.append(of_all)
         progress.ledgers.append(ledger.result())
-        if plan.checkpoint:
-            save_state(folder / "checkpoint", strategy)
         resume.save(Position(number + 1))
         print(f"after experience {number + 1}/{count}: {found}", flush=True)
 
@@ -327,20 +326,11 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
     }
 
 
-def keep_interrupted(folder: Path, strategy) -> None:
-    """Keep weights, buffer and the error that is being handled; an error of the disk does not hide it."""
+def keep_interrupted(folder: Path, session: Session, experiences: int) -> None:
+    """Keep the learner and the error that is being handled; an error of the disk does not hide it."""
     reason = traceback.format_exc()
     try:
         write_text(folder / "error.txt", reason)
-        save_state(folder, strategy)
-    except OSError as error:
+        keep_learner(folder, session, experiences)
+    except (OSError, LearnerError) as error:
         print(f"what was learned so far could not be kept in {folder}: {error}", file=sys.stderr)
-
-
-def save_state(folder: Path, strategy) -> None:
-    """Write weights and buffer."""
-    model: nn.Module = strategy.model
-    save_safetensors(folder / "model.safetensors", model.state_dict(), {"format": "crumb-state-1"})
-    policy = getattr(strategy, "storage_policy", None)
-    if policy is not None:
-        write_state(folder / "buffer.safetensors", policy.state_dict(), {"format": "crumb-buffer-2"})

@@ -70,8 +70,10 @@ class RunSettings:
         compile: compile F (takes half a minute once).
         workers: loader processes.
         overwrite: start over if the output folder holds a finished or interrupted run.
-        checkpoint: after every experience, keep model and buffer in the output folder, and all that is needed to resume
-            after an interruption: give the same command again.
+        keep_learner: what learner.safetensors in the output folder holds: full to train on, answers to answer only;
+            none writes no such file.
+        checkpoint: after every experience, keep all that is needed to resume after an interruption: give the same
+            command again.
         checkpoint_every: also write such a checkpoint every so many steps.
         evaluate_every: test after every so many experiences; always after the first and the last.
         progress: show progress.
@@ -124,6 +126,7 @@ class RunSettings:
     compile: bool = False
     workers: int = 0
     overwrite: bool = False
+    keep_learner: Literal["full", "answers", "none"] = "full"
     checkpoint: bool = True
     checkpoint_every: int = 0
     evaluate_every: int = 1
@@ -184,7 +187,7 @@ COUNTED = {"evaluate_every": "experiences", "checkpoint_every": "steps", "batch_
 NON_RESULT_SETTINGS = frozenset(
     {
         *("output", "overwrite", "progress", "feature_cache", "dataset_root", "budget", "capacity"),
-        *("workers", "checkpoint", "checkpoint_every", "evaluate_every", "threads"),
+        *("workers", "keep_learner", "checkpoint", "checkpoint_every", "evaluate_every", "threads"),
     }
 )
 

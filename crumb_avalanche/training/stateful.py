@@ -155,9 +155,7 @@ def load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
         given, wanted = (tuple(one[name].shape) if name in one else "missing" for one in (state, mine))
         if given != wanted:
             raise StateError(f"{name} is {given} in the state, but {wanted} in the model: it is of another network")
-    with torch.no_grad():
-        for name, tensor in mine.items():
-            tensor.copy_(state[name])
+    model.load_state_dict(state, strict=False)  # F is not in it
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:

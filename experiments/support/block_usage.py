@@ -108,28 +108,34 @@ class RebuiltRun:
 
 
 def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
-    """Build a finished run's models again: as it began, from its settings, and as it ended, from its checkpoint.
+    """Build a finished run's models again: as it began, from its settings, and as it ended, from its learner file.
+
+    A run of an older version has ``checkpoint/model.safetensors`` instead.
 
     Raises:
         ValueError: the run kept no model.
     """
     import copy
 
+    from crumb_avalanche.learner.file import LEARNER, load_learner
     from crumb_avalanche.models.weights import load_weights
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.process import set_up_process
     from crumb_avalanche.runs.session import Session
     from crumb_avalanche.runs.stream import open_stream
 
-    kept = folder / "checkpoint" / "model.safetensors"
-    if not kept.is_file():
-        raise ValueError(f"{folder} has no checkpoint/model.safetensors; run it again with --checkpoint true")
+    learned, older = folder / LEARNER, folder / "checkpoint" / "model.safetensors"
+    if not learned.is_file() and not older.is_file():
+        raise ValueError(f"{folder} has no {LEARNER}; run it again with --keep-learner answers")
     plan = RunPlan.of(replace(settings, progress=False, compile=False))
     set_up_process(plan.threads, plan.run)
     session = Session.build(plan, open_stream(plan, joint=False), learner=False)
     before, cache = session.model, session.cache
-    after = copy.deepcopy(before)
-    load_weights(after, kept)
+    if learned.is_file():
+        after = load_learner(learned, plan.device).strategy.model
+    else:
+        after = copy.deepcopy(before)
+        load_weights(after, older)
     datasets = [experience.dataset for experience in session.stream.benchmark.test_stream]
     rows = [np.asarray(list(dataset.frame_row)) for dataset in datasets]
     if cache is not None:

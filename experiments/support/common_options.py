@@ -154,6 +154,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
         device=chosen.device,
         runs="0" if chosen.quick else chosen.runs,
         threads=1,
+        keep_learner="none",
         checkpoint=chosen.checkpoint or chosen.checkpoint_every > 0,
         checkpoint_every=chosen.checkpoint_every,
         evaluate_every=chosen.evaluate_every,

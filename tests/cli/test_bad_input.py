@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 import torch
+from learned import buffer_of, weights_of
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from crumb_avalanche.models.backbones import SmallCNN
 from crumb_avalanche.runs.stream import _grouped
@@ -67,9 +67,8 @@ def test_a_bad_frame_late_in_the_stream_loses_nothing(crumb, tiny, clips, tmp_pa
     output = tmp_path / "bad"
     assert "cannot decode frame" in fails(crumb, *tiny, "--output", output, "--dataset-root", root)
     # the buffer still has what the first experience stored
-    labels = load_file(output / "interrupted" / "buffer.safetensors")["labels"]
-    assert int((labels >= 0).sum()) > 0
-    assert (output / "interrupted" / "model.safetensors").exists()
+    labels = buffer_of(output / "interrupted")["labels"]
+    assert int((labels >= 0).sum()) > 0 and weights_of(output / "interrupted")
     assert "frame3.png" in (output / "interrupted" / "error.txt").read_text()
 
 
@@ -220,12 +219,12 @@ def test_stopped_by_hand(crumb, tiny, tmp_path, monkeypatch):
     assert code == 130 and err.splitlines()[-1].startswith("crumb run: stopped; the same command resumes at the last")
     code, _, err = crumb(*tiny, "--output", tmp_path / "b", "--checkpoint", "false")
     assert code == 130 and "is in interrupted/ in the output folder" in err.splitlines()[-1]
-    assert (tmp_path / "b" / "interrupted" / "model.safetensors").exists()
+    assert weights_of(tmp_path / "b" / "interrupted")
 
 
 def test_a_loss_that_turns_nan_stops_with_the_last_good_state(crumb, tiny, tmp_path):
     err = fails(crumb, *tiny, "--output", tmp_path, "--learning-rate", "1e30", "--strategy", "finetune")
     assert "the loss became" in err and "--clamp-gradients 10" in err
-    weights = load_file(tmp_path / "interrupted" / "model.safetensors")
+    weights = weights_of(tmp_path / "interrupted")
     assert all(bool(torch.isfinite(value.float()).all()) for value in weights.values())
     assert not (tmp_path / "result.json").exists()

@@ -80,7 +80,7 @@ def test_summary(tmp_path):
 
 
 def test_a_run_without_its_model(tmp_path):
-    with pytest.raises(ValueError, match=r"has no checkpoint/model\.safetensors; run it again with --checkpoint true"):
+    with pytest.raises(ValueError, match=r"has no learner.safetensors; run it again with --keep-learner"):
         rebuilt(RunSettings(), tmp_path)
 
 

@@ -5,6 +5,9 @@ import json
 import pytest
 from support.same_results import differences
 
+from crumb_avalanche.learner.file import LEARNER
+from crumb_avalanche.system.tensor_file import read_state, write_state
+
 
 @pytest.fixture
 def folders(crumb, tiny, tmp_path):
@@ -24,10 +27,10 @@ def test_a_difference_is_found(folders):
     (other / "result.json").write_text(json.dumps({**result, "run": 41}))
     assert differences(one, other) == ["result.json: run is 0 and 41"]
     (other / "result.json").write_text(json.dumps(result))
-    weights = other / "checkpoint/model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    assert differences(one, other) == ["checkpoint/model.safetensors"]
-    weights.unlink()
-    assert differences(one, other) == ["checkpoint/model.safetensors"]
+    path = other / LEARNER
+    state, metadata = read_state(path)
+    state["strategy"]["method"]["counts"][0] += 1
+    write_state(path, state, metadata)
+    assert differences(one, other) == [f"{LEARNER}: strategy.method.counts"]
+    path.unlink()
+    assert f"{LEARNER}: strategy.method.counts" in differences(one, other)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from learned import buffer_of, tensors_of, weights_of
 
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import build_strategy
@@ -54,7 +54,7 @@ def test_every_strategy_leaves_the_run_folder(crumb, tiny, tmp_path, strategy):
         assert result["accuracy_after"][0] == pytest.approx(float(rows[1][1]), abs=1e-4)
     metrics = (tmp_path / "metrics.csv").read_text()
     assert metrics.startswith("metric,step,value") and "Top1_Acc_Stream" in metrics and "Ledger/memory_bytes" in metrics
-    assert (tmp_path / "checkpoint" / "model.safetensors").exists()
+    assert (tmp_path / "learner.safetensors").exists() != (strategy == "chance")
     answers = read_predictions(tmp_path)
     assert list(answers["row"]) == sorted(set(answers["row"])) and set(answers["label"]) == {0, 1, 2, 3}
     right = answers["label"] == answers["answer"]
@@ -75,12 +75,10 @@ def test_the_same_bytes_for_every_strategy(crumb, tiny, tmp_path):
 
 def test_same_settings_give_the_same_bits_and_another_run_another_order(crumb, tiny, tmp_path):
     results = [run(crumb, tiny, tmp_path / name, "--run", seed)[0] for name, seed in (("a", 3), ("b", 3), ("c", 4))]
-    for name in ("model", "buffer"):
-        first, second = (load_file(tmp_path / folder / "checkpoint" / f"{name}.safetensors") for folder in "ab")
-        assert first.keys() == second.keys()
-        assert all(bool((first[key] == second[key]).all()) for key in first)
+    first, second = (tensors_of(tmp_path / folder) for folder in "ab")
+    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
     assert results[0]["accuracy_after"] == results[1]["accuracy_after"]
-    buffers = [load_file(tmp_path / folder / "checkpoint" / "buffer.safetensors")["rows"] for folder in "ac"]
+    buffers = [buffer_of(tmp_path / folder)["rows"] for folder in "ac"]
     assert not bool((buffers[0] == buffers[1]).all())
 
 
@@ -149,7 +147,7 @@ def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(crumb,
         ("quantized", ("--evaluate-quantized", "true", "--learning-rate", "0.02")),
     ):
         run(crumb, tiny, tmp_path / name, "--mem-size", "6", *flags)
-        weights[name] = load_file(tmp_path / name / "checkpoint/model.safetensors")
+        weights[name] = weights_of(tmp_path / name)
         metrics = (tmp_path / name / "metrics.csv").read_text().splitlines()
         losses[name] = [line for line in metrics if line.startswith("Loss_Exp/eval")]
     frozen, none, plain = (weights[name]["codebook.blocks"] for name in ("frozen", "none", "plain"))
@@ -239,7 +237,7 @@ def test_pretrain_then_run(crumb, tiny, clips, tmp_path):
     code, _, err = crumb(*pretrain, "--overwrite", "true", "--cut-layer", "3", "--epochs", "1")
     assert code == 0, err
     run(crumb, tiny, tmp_path / "d", "--pretrained", file, "--cut-layer", "3")
-    code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", tmp_path / "a/checkpoint/model.safetensors")
+    code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", tmp_path / "a/learner.safetensors")
     assert code == 1 and "was not written by crumb pretrain" in err
 
 
@@ -256,7 +254,7 @@ def test_filling_the_cache_does_not_move_the_random_numbers_of_dropout(crumb, ti
     weights = []
     for name, cache in (("plain", ("--learning-rate", "0.02")), ("filling", ("c",)), ("filled", ("c",))):
         run(crumb, tiny, tmp_path / name, *more, *(x for c in cache for x in ("--feature-cache", tmp_path / c)))
-        weights.append(load_file(tmp_path / name / "checkpoint" / "model.safetensors"))
+        weights.append(weights_of(tmp_path / name))
     for key, value in weights[1].items():
         assert bool((value == weights[2][key]).all())
         # F sees other batches while the cache is filled, so the maps may differ in the last digit.

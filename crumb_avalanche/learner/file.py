@@ -1,0 +1,221 @@
+"""The learner file: all that a strategy learned, as one ``.safetensors`` file that is read without running code.
+
+The file holds the strategy's state, the network's weights and a header that says how to build both again, so it answers
+as the run did without the run's settings, weights or images.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.system.rng_state import get_rng_state, preserve_rng_state, set_rng_state
+from crumb_avalanche.system.tensor_file import StateError, TensorFileError, read_metadata, read_state, write_state
+
+if TYPE_CHECKING:
+    from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+LEARNER = "learner.safetensors"
+FORMAT = "crumb-learner-1"
+Keep = Literal["full", "answers"]
+# Strategies that learn nothing a file could hold, and why.
+NOT_KEPT = {"chance": "its answers are random"}
+
+
+class LearnerError(ValueError):
+    """A learner that cannot be saved, or a file that holds none; says why."""
+
+
+@dataclass(frozen=True)
+class LearnerHeader:
+    """What a learner file says in plain values.
+
+    Attributes:
+        strategy: name in the registry.
+        method: the method's own settings, all of them.
+        learning: the fields of ``LearningSettings``.
+        mem_size: capacity in memories; 0 for a method that stores none.
+        seed: of the method's random draws.
+        network: arguments of ``split_backbone`` but ``weights`` and ``codebook``.
+        codebook: ``(codebook_size, codebook_dim)``, or ``None``.
+        precision: ``fp32`` or ``bf16``.
+        evaluate_quantized: whether evaluation goes through the codebook.
+        transform: from an image to the network's input: side in pixels, interpolation, mean and standard deviation.
+        classes: label, name and number of training images of each class, in order of arrival.
+        lessons: one entry per experience trained on: number, labels, number of images.
+        budget: images, bytes or memories that the learner was given.
+        calibration: ``feature_scale`` and the initialisation of the codebook.
+        keep: ``full`` with what it takes to train on, ``answers`` with what it takes to answer.
+        weights_sha256: hash of F's weights (``weights_hash``).
+        versions: of the libraries that decide the numbers.
+        plan: the settings of the run that decide its result, for the record.
+        written: date and time of writing, ISO 8601 in UTC; filled in.
+    """
+
+    strategy: str
+    method: dict[str, Any]
+    learning: dict[str, Any]
+    mem_size: int
+    seed: int
+    network: dict[str, Any]
+    codebook: tuple[int, int] | None
+    precision: str = "fp32"
+    evaluate_quantized: bool = False
+    transform: dict[str, Any] = field(default_factory=dict)
+    classes: list[dict[str, Any]] = field(default_factory=list)
+    lessons: list[dict[str, Any]] = field(default_factory=list)
+    budget: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
+    keep: Keep = "full"
+    weights_sha256: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    written: str = ""
+
+
+@dataclass(frozen=True)
+class SavedLearner:
+    """A learner read from its file.
+
+    Attributes:
+        strategy: ready for ``eval``, and for ``train`` where the header says ``full``.
+        header: what the file says.
+    """
+
+    strategy: "StreamStrategy"
+    header: LearnerHeader
+
+
+def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: LearnerHeader) -> None:
+    """Write a learner file atomically.
+
+    Args:
+        path: of the file, which may exist.
+        strategy: between two experiences.
+        header: ``keep`` decides how much is written; ``weights_sha256`` and ``written`` are filled in.
+
+    Raises:
+        LearnerError: the strategy is one of ``NOT_KEPT``, or its state cannot be stored.
+        OSError: the disk is full or the like; a file that was at ``path`` is untouched.
+    """
+    if header.strategy in NOT_KEPT:
+        raise LearnerError(f"strategy {header.strategy} has no learner file: {NOT_KEPT[header.strategy]}")
+    model: SplitModel = strategy.model
+    full = header.keep == "full"
+    state: dict[str, Any] = {
+        "strategy": strategy.state_dict() if full else strategy.answer_state(),
+        "feature_extractor": dict(model.feature_extractor.state_dict()),
+    }
+    if full:
+        state["rng"] = get_rng_state()
+    written = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    filled = replace(header, weights_sha256=weights_hash(model.feature_extractor), written=written)
+    try:
+        write_state(path, state, {"format": FORMAT, "learner": json.dumps(asdict(filled))})
+    except StateError as error:
+        raise LearnerError(f"strategy {header.strategy} cannot be saved: {error}") from error
+
+
+def read_header(path: str | os.PathLike) -> LearnerHeader:
+    """Read what a learner file says, without its tensors.
+
+    Raises:
+        LearnerError: the file is absent, damaged or no learner file, or a newer version wrote it.
+    """
+    try:
+        return _header(path, read_metadata(path))
+    except TensorFileError as error:
+        raise LearnerError(str(error)) from error
+
+
+def _header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
+    found = metadata.get("format")
+    if found != FORMAT:
+        kind = f"of format {found}" if found else "without a format"
+        raise LearnerError(f"{path} is a file {kind}, not {FORMAT}; give the {LEARNER} of a finished run")
+    values = json.loads(metadata["learner"])
+    known = {item.name for item in fields(LearnerHeader)}
+    if extra := sorted(set(values) - known):
+        raise LearnerError(f"{path} has {', '.join(extra)} in its header; a newer version wrote it: update this one")
+    if values["codebook"] is not None:
+        values["codebook"] = tuple(values["codebook"])
+    return LearnerHeader(**values)
+
+
+def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
+    """Build the strategy of a learner file and load its state.
+
+    A file with all that it takes to train on sets the global RNG state too, so that the next experience goes on as if
+    the process had not ended; one with answers alone leaves it as it is.
+
+    Args:
+        path: a learner file.
+        device: where the strategy computes.
+
+    Raises:
+        LearnerError: see ``read_header``; or a tensor is damaged or does not fit; names it.
+    """
+    path = Path(path)
+    try:
+        state, metadata = read_state(path)
+    except TensorFileError as error:
+        raise LearnerError(str(error)) from error
+    header = _header(path, metadata)
+    with preserve_rng_state():
+        strategy = _build(header, device)
+    try:
+        strategy.model.feature_extractor.load_state_dict(state["feature_extractor"])
+        if header.keep == "full":
+            _load_all(strategy, state["strategy"])
+        else:
+            strategy.load_answer_state(state["strategy"])
+    except (KeyError, RuntimeError, StateError, ValueError) as error:
+        raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {error}") from error
+    if weights_hash(strategy.model.feature_extractor) != header.weights_sha256:
+        raise LearnerError(f"the weights of F in {path} are not those that its header names; save the learner again")
+    if "rng" in state:
+        set_rng_state(state["rng"])
+    return SavedLearner(strategy, header)
+
+
+def _load_all(strategy: "StreamStrategy", state: dict[str, Any]) -> None:
+    """Load a full state, without the plugins that recorded the run: metrics, predictions, progress.
+
+    Raises:
+        StateError: the state of a plugin of the method is missing.
+    """
+    from crumb_avalanche.training.stateful import parts
+
+    wanted = {name for name, part in parts(strategy).items() if hasattr(part, "state_dict") and part.state_dict()}
+    if missing := wanted - state["plugins"].keys():
+        raise StateError(f"the state of {', '.join(sorted(missing))} is missing")
+    strategy.load_state_dict(state, strict=False)
+
+
+def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
+    """The strategy of a header, untrained."""
+    from avalanche.training.plugins import EvaluationPlugin
+
+    from crumb_avalanche.baselines.registry import LearningSettings, build_strategy
+
+    codebook = None if header.codebook is None else Codebook(*header.codebook)
+    model = split_backbone(weights=None, codebook=codebook, **header.network).to(device)
+    model.set_precision(header.precision)
+    strategy = build_strategy(
+        header.strategy,
+        model,
+        LearningSettings(**header.learning),
+        header.mem_size,
+        header.seed,
+        device,
+        header.method,
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    model.quantized_evaluation = header.evaluate_quantized
+    return strategy

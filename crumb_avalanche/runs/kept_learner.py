@@ -1,0 +1,68 @@
+"""The learner file of a run: what the plan and the stream say in its header."""
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from crumb_avalanche.learner.file import LEARNER, NOT_KEPT, LearnerHeader, save_learner
+from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD
+from crumb_avalanche.runs.provenance import versions
+from crumb_avalanche.runs.session import Session
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict
+
+
+def keep_learner(folder: Path, session: Session, experiences: int) -> bool:
+    """Write ``learner.safetensors`` as the plan's ``keep_learner`` says.
+
+    Args:
+        folder: of the run, or ``interrupted`` in it.
+        session: trained.
+        experiences: number of experiences trained on to the end.
+
+    Returns:
+        Whether a file was written; none is for ``keep_learner="none"`` and for strategies of ``NOT_KEPT``.
+
+    Raises:
+        OSError: the disk is full or the like.
+    """
+    if session.plan.keep_learner == "none" or session.plan.strategy in NOT_KEPT:
+        return False
+    save_learner(folder / LEARNER, session.strategy, header_of(session, experiences))
+    return True
+
+
+def header_of(session: Session, experiences: int) -> LearnerHeader:
+    """The header of a session's learner file."""
+    plan, benchmark, model = session.plan, session.stream.benchmark, session.model
+    labels = [list(map(int, one.dataset.targets)) for one in benchmark.train_stream[:experiences]]
+    images = Counter(label for experience in labels for label in experience)
+    names = benchmark.class_names
+    blocks = model.codebook
+    return LearnerHeader(
+        strategy=plan.strategy,
+        method=dict(plan.method),
+        learning=asdict(plan.learning),
+        mem_size=plan.capacity,
+        seed=plan.run,
+        network=dict(
+            name=plan.backbone,
+            n_classes=model.n_classes,
+            cut_layer=plan.cut_layer,
+            relu_logits=plan.relu_logits,
+            head_kernel=plan.head_kernel,
+            image_size=plan.image_size,
+        ),
+        codebook=None if blocks is None else (blocks.codebook_size, blocks.codebook_dim),
+        precision=plan.precision,
+        evaluate_quantized=plan.evaluate_quantized,
+        transform=dict(size=plan.image_size, interpolation="bilinear", mean=PIXEL_MEAN, std=PIXEL_STD),
+        classes=[dict(label=label, name=names[label], images=count) for label, count in images.items()],
+        lessons=[
+            dict(experience=number, labels=sorted(set(given)), images=len(given)) for number, given in enumerate(labels)
+        ],
+        budget=dict(bytes=plan.budget, mem_size=plan.mem_size),
+        calibration=dict(feature_scale=float(model.feature_scale), codebook_init=plan.codebook_init),
+        keep="answers" if plan.keep_learner == "answers" else "full",
+        versions=versions(),
+        plan={name: value for name, value in as_dict(plan).items() if name not in NON_RESULT_SETTINGS},
+    )
