@@ -68,7 +68,7 @@ def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
 
     monkeypatch.setattr(CheckpointFolder, "write", cut_off)
     code, _, err = crumb(*options, "--epochs", "3", "--output", cut)
-    assert code == 130 and "crumb pretrain: stopped; what was finished is kept, and the same command goes on" in err
+    assert code == 130 and "crumb pretrain: stopped; what was finished is kept, and the same command resumes" in err
     monkeypatch.undo()
     folder = tmp_path / "cut.safetensors.checkpoints"
     names = ["00000000.safetensors", "00000001.safetensors", "maps"]
