@@ -202,7 +202,8 @@ def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
     """The strategy of a header, untrained."""
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.baselines.registry import LearningSettings, build_strategy
+    from crumb_avalanche.baselines.method_settings import LearningSettings
+    from crumb_avalanche.baselines.registry import build_strategy
 
     codebook = None if header.codebook is None else Codebook(*header.codebook)
     model = split_backbone(weights=None, codebook=codebook, **header.network).to(device)

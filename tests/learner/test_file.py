@@ -13,7 +13,8 @@ from avalanche.training.plugins import EvaluationPlugin
 from watched import Answers
 
 from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
-from crumb_avalanche.baselines.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.baselines.method_settings import LearningSettings
+from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.learner.file import (
     LEARNER,
     NOT_KEPT,
