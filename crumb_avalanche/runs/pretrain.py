@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.models.weights import read_metadata, weights_hash
+from crumb_avalanche.models.map_store import MapDataset, MapStore, files_key
+from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.process import check_device, set_up_process
 from crumb_avalanche.runs.session import build_model
@@ -24,8 +25,8 @@ from crumb_avalanche.runs.settings import as_dict, part_for
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
 from crumb_avalanche.system.process_group import SingleProcess, processes
+from crumb_avalanche.system.tensor_file import read_metadata
 from crumb_avalanche.training.checkpoint import CheckpointFolder
-from crumb_avalanche.training.feature_cache import FeatureCache, MapDataset, files_key
 from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, save_pretrained
 
 # Settings that do not change the result, so that a pretraining that was cut off may go on with others.
@@ -148,16 +149,15 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     checkpoints = CheckpointFolder(checkpoints_of(output), decides)
     # Where no cache is given the maps stay until the end, so that what was cut off need not compute them again.
     folder = settings.feature_cache or checkpoints.folder / "maps"
-    cache = FeatureCache(folder, model, len(images), key, settings.workers, settings.progress)
-    history = pretrain(
-        model,
-        maps_of(images, rows, labels, cache, group),
-        PretrainingSettings(**part_for(PretrainingSettings, settings)),
-        settings.progress,
-        checkpoints,
-        group,
-    )
-    del cache
+    with MapStore(folder, model, len(images), key, settings.workers, settings.progress) as store:
+        history = pretrain(
+            model,
+            maps_of(images, rows, labels, store, group),
+            PretrainingSettings(**part_for(PretrainingSettings, settings)),
+            settings.progress,
+            checkpoints,
+            group,
+        )
     if group.is_leader:
         made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
         save_pretrained(output, model, made_with)
@@ -181,15 +181,13 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     )
 
 
-def maps_of(
-    images: Dataset, rows: np.ndarray, labels: np.ndarray, cache: FeatureCache, group: SingleProcess
-) -> MapDataset:
+def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, store: MapStore, group: SingleProcess) -> MapDataset:
     """The maps of some rows, of which each process computes its share."""
     if group.size > 1:
         mine = rows[group.rank :: group.size]
-        cache.dataset(Subset(images, mine.tolist()), mine, labels[mine].tolist())
+        store.dataset(Subset(images, mine.tolist()), mine, labels[mine].tolist())
         group.barrier()
-    return cache.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
+    return store.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
 
 
 def open_images(settings: PretrainSettings) -> Dataset:

@@ -1,5 +1,6 @@
 """``crumb run``: learn a stream, write the run folder, print the accuracy after every experience."""
 
+import gc
 import json
 import statistics
 import sys
@@ -15,7 +16,6 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from torch import nn
 
-from crumb_avalanche.models.weights import save_safetensors
 from crumb_avalanche.runs import tuning
 from crumb_avalanche.runs.older_settings import recorded_settings
 from crumb_avalanche.runs.plan import RunPlan
@@ -42,7 +42,7 @@ from crumb_avalanche.runs.stream import Stream, describe, open_stream
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.system.tensor_file import write_state
+from crumb_avalanche.system.tensor_file import write_state, write_tensors
 from crumb_avalanche.training.checkpoint_plugin import Position
 from crumb_avalanche.training.ledger import LedgerMetric
 
@@ -183,6 +183,14 @@ def run_once(plan: RunPlan, verbose: bool = True) -> dict:
     Raises:
         ValueError: settings, images or weights that cannot be used; says what to change.
     """
+    try:
+        return run_plan(plan, verbose)
+    finally:
+        gc.collect()  # strategy, plugins and evaluator refer to each other, and would stay in memory in the next run
+
+
+def run_plan(plan: RunPlan, verbose: bool) -> dict:
+    """As ``run_once``; leaves objects in memory that refer to each other."""
     start, folder = time.perf_counter(), Path(plan.output)
     claim(folder, plan.overwrite)
     check_device(plan.device)
@@ -194,17 +202,17 @@ def run_once(plan: RunPlan, verbose: bool = True) -> dict:
         print(text, flush=True)
     recorder = Recorder(len(stream.benchmark.train_stream), plan.progress)
     resume = Resume(folder, plan, {**hashes, "frames": stream.table.content_hash()}, start)
-    session = build_session(plan, stream, recorder, resume)
-    begin(folder, session, plan)
-    try:
-        learn(session, folder, recorder.ledger, resume)
-    except BaseException:
-        # Keep what was learned so far, whatever the error is.
-        recorder.bar.close()
-        keep_interrupted(folder / INTERRUPTED, session.strategy)
-        raise
-    ledger = write_records(folder, session, recorder, resume)
-    result = result_of(plan, session, resume) | images | {"provenance": hashes}
+    with build_session(plan, stream, recorder, resume) as session:
+        begin(folder, session, plan)
+        try:
+            learn(session, folder, recorder.ledger, resume)
+        except BaseException:
+            # Keep what was learned so far, whatever the error is.
+            recorder.bar.close()
+            keep_interrupted(folder / INTERRUPTED, session.strategy)
+            raise
+        ledger = write_records(folder, session, recorder, resume)
+        result = result_of(plan, session, resume) | images | {"provenance": hashes}
     write_json(folder / RESULT, result)
     tidy_up(folder)  # removes checkpoints, and what an earlier attempt left
     if verbose:
@@ -340,7 +348,7 @@ def keep_interrupted(folder: Path, strategy) -> None:
 def save_state(folder: Path, strategy) -> None:
     """Write weights and buffer."""
     model: nn.Module = strategy.model
-    save_safetensors(folder / "model.safetensors", model.state_dict(), {"format": "crumb-state-1"})
+    write_tensors(folder / "model.safetensors", model.state_dict(), {"format": "crumb-state-1"})
     policy = getattr(strategy, "storage_policy", None)
     if policy is not None:
         write_state(folder / "buffer.safetensors", policy.state_dict(), {"format": "crumb-buffer-2"})

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.weights import WeightsError, read_metadata, read_weights, save_safetensors
+from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.process_group import SingleProcess
 from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors, write_tensors
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining_state import State
 
@@ -156,27 +157,32 @@ def pretrain(
 
 
 def save_pretrained(path: str | os.PathLike, model: SplitModel, made_with: dict) -> None:
-    """Write the whole split model (F too, so that the file needs no other) and how it was made.
+    """Write a split model, F included, and the settings of its pretraining; atomically and with checksums.
 
     Args:
-        path: a ``.safetensors`` file; written whole or not at all.
+        path: a ``.safetensors`` file.
         model: pretrained.
         made_with: plain values; at least ``backbone``, ``classes``, ``head_kernel``, ``codebook_size``,
             ``codebook_dim``.
     """
-    save_safetensors(path, model.state_dict(), {"format": FORMAT, "made_with": json.dumps(made_with)})
+    write_tensors(path, model.state_dict(), {"format": FORMAT, "made_with": json.dumps(made_with)})
 
 
 def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
-    """The state dict and the settings that ``save_pretrained`` wrote.
+    """Read the state dict and the settings that ``save_pretrained`` wrote.
+
+    A file of an older version has no checksums; it is read with a warning.
 
     Raises:
-        WeightsError: no such file, damaged, or of another format.
+        WeightsError: the file is absent, damaged, or of another format.
     """
-    metadata = read_metadata(path)
+    try:
+        tensors, metadata = read_tensors(path)
+    except TensorFileError as error:
+        raise WeightsError(str(error)) from error
     if metadata.get("format") != FORMAT:
         raise WeightsError(
             f"{path} was not written by crumb pretrain (its format is {metadata.get('format')!r}, not {FORMAT!r}); "
             "plain network weights go to --weights"
         )
-    return read_weights(path), json.loads(metadata["made_with"])
+    return tensors, json.loads(metadata["made_with"])
