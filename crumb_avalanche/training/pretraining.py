@@ -35,14 +35,15 @@ class PretrainingSettings:
 
 
 class Shares:
-    """Batches of row numbers, of which each process takes its part: together they are one process's batches.
+    """The part of each batch that one of several processes trains on.
+
+    Together the parts are the batches of a single process. A process whose part of a small batch is empty gets the
+    batch's first item, which its caller must not count.
 
     Args:
-        batches: of all processes, the same in each.
+        batches: of row numbers, the same in each process.
         rank: this process.
-        size: how many there are.
-
-    A process that would have none of a small batch is given its first item, to be counted as nothing.
+        size: number of processes.
     """
 
     def __init__(self, batches: BatchSampler, rank: int, size: int):
@@ -59,7 +60,7 @@ class Shares:
 
 
 class BothLogits(nn.Module):
-    """Direct and codebook-out logits of a batch, from all parameters that learn: what gradients are averaged for."""
+    """Direct and codebook-out logits of a batch, in one module so that gradients can be averaged over processes."""
 
     def __init__(self, model: SplitModel):
         super().__init__()
@@ -79,19 +80,19 @@ def pretrain(
     checkpoints: CheckpointFolder | None = None,
     group: SingleProcess | None = None,
 ) -> list[dict[str, float]]:
-    """Train plastic layers and codebook on shuffled, labelled images; F stays as it is.
+    """Train plastic layers and codebook on shuffled, labelled images; F does not change.
 
     Several processes share each batch of ``batch_size``: the gradient is that of the whole batch, and the losses are
     those of one process up to rounding, where P has no dropout (each process draws its own) and no batch norm.
 
     Args:
-        model: with an initialised codebook and a head for all classes; trained in place. The leader's counts.
-        maps: items ``(image or raw feature map, label)``; maps, as a ``FeatureCache`` gives them, pass F only once.
+        model: with an initialised codebook and a head for all classes; trained in place.
+        maps: items ``(image or raw feature map, label)``; maps, as a ``MapStore`` returns them, spare F.
         settings: see ``PretrainingSettings``.
         progress: show a bar with images/s.
-        checkpoints: where the state after each epoch is kept, and where one that was cut off goes on; it then ends
-            with the very weights of one that was not (on a CPU, with as many threads).
-        group: the processes that share the work (see ``distributed.processes``); default this one alone.
+        checkpoints: written after each epoch. If there are any, pretraining resumes from the newest and ends with the
+            weights of an uninterrupted one, bit for bit (on a CPU, with the same number of threads).
+        group: the processes that share the work (see ``process_group.processes``); default this one.
 
     Returns:
         For each epoch ``loss``, ``direct_accuracy`` and ``codebook_accuracy`` on the training images, accuracies in
@@ -99,7 +100,7 @@ def pretrain(
 
     Raises:
         RuntimeError: the loss became NaN or infinite.
-        CheckpointError: what was cut off had other settings, is damaged, or the disk is full.
+        CheckpointError: the checkpoints were written with other settings or are damaged, or the disk is full.
     """
     group = group or SingleProcess()
     device = model.pixel_mean.device
@@ -114,7 +115,7 @@ def pretrain(
     )
     criterion = nn.CrossEntropyLoss()
     if group.rank:
-        torch.manual_seed(torch.initial_seed() + group.rank)  # or all would drop the same values
+        torch.manual_seed(torch.initial_seed() + group.rank)  # otherwise all would drop the same values
     state = State(model, optimizer, random_rows, group)
     history = []
     if checkpoints is not None:

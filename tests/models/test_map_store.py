@@ -70,19 +70,21 @@ def test_nothing_is_computed_twice(tmp_path, model, pixels, images, monkeypatch)
 
 
 class Watched(TensorDataset):
-    """Tells of each item that is read."""
+    """Reports each item that is read."""
 
-    def __init__(self, pixels, tell):
+    def __init__(self, pixels, report):
         super().__init__(pixels)
-        self.tell = tell
+        self.report = report
 
     def __getitem__(self, index):
-        self.tell(index)
+        self.report(index)
         return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_another_process_computed_meanwhile_is_left_out(tmp_path, model, pixels, images, monkeypatch, workers):
+def test_maps_that_another_process_computed_meanwhile_are_skipped(
+    tmp_path, model, pixels, images, monkeypatch, workers
+):
     monkeypatch.setattr("crumb_avalanche.models.map_store.FILL_BATCH", 2)
     other = store_of(tmp_path, model)  # of another process: they share the file alone
     extract, batches = model.extract, []
@@ -103,7 +105,7 @@ def test_what_another_process_computed_meanwhile_is_left_out(tmp_path, model, pi
     assert torch.equal(stacked(maps), extract(pixels))
 
 
-def test_each_process_has_an_order_of_its_own_and_no_random_state_moves(tmp_path, model, monkeypatch):
+def test_processes_fill_in_different_orders_and_leave_the_rng_state(tmp_path, model, monkeypatch):
     monkeypatch.setattr("crumb_avalanche.models.map_store.FILL_BATCH", 1)
     pixels = torch.zeros(60, 3, 16, 16)
     orders = []
@@ -158,7 +160,7 @@ def test_another_cut_is_another_file(tmp_path, cut):
 
 
 @pytest.mark.parametrize("left", [None, 0, 5000])
-def test_maps_that_were_taken_away_or_cut_off_are_computed_again(tmp_path, model, pixels, images, left):
+def test_maps_that_were_removed_or_truncated_are_computed_again(tmp_path, model, pixels, images, left):
     store_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
     (maps,) = tmp_path.glob("*.maps")
     if left is None:
@@ -177,7 +179,7 @@ def test_a_map_is_a_copy(tmp_path, model, images):
     assert maps[0][0].max() < 99
 
 
-def test_half_precision_takes_half_the_room_in_a_file_of_its_own(tmp_path, model, pixels, images):
+def test_half_precision_takes_half_the_bytes_in_another_file(tmp_path, model, pixels, images):
     store_of(tmp_path, model)
     single = names(tmp_path)
     half = store_of(tmp_path, model, half=True)
@@ -200,7 +202,7 @@ def test_a_map_too_large_for_half_precision_is_refused(tmp_path, model, images, 
     assert store_of(tmp_path, model).dataset(images, ROWS, [0] * 6)[0][0].max() == 70_000
 
 
-def test_a_full_disk_is_told_before_anything_is_computed(tmp_path, model, images, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_computed(tmp_path, model, images, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     monkeypatch.setattr(model, "extract", lambda batch: pytest.fail("F ran"))
     # 6 maps of 8 x 4 x 4 numbers of 4 bytes

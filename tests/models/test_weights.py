@@ -1,4 +1,4 @@
-"""Weight files: what goes in comes out, and nothing in them is ever run."""
+"""Weight files: values come back, damage is found, and no code in them is run."""
 
 import pickle
 import random

@@ -1,4 +1,4 @@
-"""Pretraining learns P and the codebook, leaves F, and its file comes back as it was."""
+"""Pretraining trains P and the codebook but not F, resumes bit for bit, and its file is read as written."""
 
 import random
 import re
@@ -37,7 +37,7 @@ def learn(model, images, **settings):
     return pretrain(model, images, chosen, progress=False)
 
 
-def test_the_loss_falls_and_f_stays(model, images):
+def test_the_loss_falls_and_f_does_not_change(model, images):
     before = {name: weights_hash(getattr(model, name)) for name in ("feature_extractor", "plastic_layers", "codebook")}
     model.fold_feature_scale(model.features(images.tensors[0]))
     history = learn(model, images, epochs=8, learning_rate=0.01)
@@ -68,7 +68,7 @@ def test_one_step_equals_the_formula(make_model, images, alpha, beta):
             torch.testing.assert_close(now, then - 0.05 * then.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_maps_serve_as_well_as_images(make_model, images):
+def test_maps_train_as_images_do(make_model, images):
     from_images, from_maps = make_model(), make_model()
     maps = TensorDataset(from_maps.extract(images.tensors[0]), images.tensors[1])
     histories = learn(from_images, images, epochs=2), learn(from_maps, maps, epochs=2)
@@ -90,7 +90,7 @@ def test_a_loss_that_is_not_finite_is_an_error(model, images):
         learn(model, images, learning_rate=1e30)
 
 
-def test_what_is_saved_comes_back(make_model, images, tmp_path):
+def test_a_saved_file_is_read_as_written(make_model, images, tmp_path):
     model, path = make_model(), tmp_path / "made" / "model.safetensors"
     model.fold_feature_scale(model.features(images.tensors[0]))
     learn(model, images, epochs=1)
@@ -148,7 +148,7 @@ def with_dropout(make_model):
 
 
 @pytest.mark.parametrize("reads", [0, 39, 40, 100, 159])
-def test_what_was_cut_off_ends_bit_identical(make_model, images, tmp_path, reads):
+def test_an_interrupted_pretraining_ends_bit_identical(make_model, images, tmp_path, reads):
     settings = PretrainingSettings(epochs=4, batch_size=8, learning_rate=0.05)
     whole = with_dropout(make_model)
     history = pretrain(whole, images, settings, False)
@@ -156,9 +156,9 @@ def test_what_was_cut_off_ends_bit_identical(make_model, images, tmp_path, reads
     with pytest.raises(Interrupted):
         pretrain(with_dropout(make_model), CutOff(images, reads), settings, False, checkpoints)
     torch.manual_seed(77)
-    model = make_model(seed=3)  # whatever it is, what was kept counts
+    model = make_model(seed=3)  # replaced by the checkpoint
     model.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
-    if reads < 40:  # nothing was kept
+    if reads < 40:  # there is no checkpoint
         model = with_dropout(make_model)
     rest = CutOff(images, 160 - reads // 40 * 40)
     assert pretrain(model, rest, settings, False, checkpoints) == history
@@ -239,7 +239,7 @@ def as_written(kept) -> CheckpointFolder:
 
 
 @pytest.mark.parametrize("place", [0, 20, 1000, -10])
-def test_a_damaged_checkpoint_is_passed_over(kept, place):
+def test_a_damaged_checkpoint_is_skipped(kept, place):
     path = kept.path(2)  # after the third epoch
     damaged = bytearray(path.read_bytes())
     damaged[place] ^= 1
