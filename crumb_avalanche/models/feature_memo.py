@@ -1,4 +1,4 @@
-"""F(x) of stored images, kept in working memory: F is frozen, so it need not run again at every replay."""
+"""Cache F(x) of stored images in memory: F is frozen, so it need not run again at every replay."""
 
 import hashlib
 from collections import OrderedDict
@@ -11,17 +11,18 @@ USUAL_CAPACITY = 512
 
 
 class FeatureMemo:
-    """The feature maps of the ``uint8`` images met last, found again by the images' content.
+    """Least-recently-used cache of the feature maps of ``uint8`` images, looked up by the images' content.
 
-    It saves time where runs are compared on a big machine; a ``FeatureCache`` switches it on, for it spares F only for
-    images of the stream, not for stored ones. It belongs to no method's memory, and a robot would not have it. An image
-    passes F alone, so that its map does not depend on what else is in its batch.
+    It saves time where runs are compared: a ``FeatureCache`` holds maps of the stream's images only, and its plugin
+    adds this cache for the images of a replay buffer. It is not part of a method's memory. An image passes F alone, so
+    that its map does not depend on the rest of its batch.
 
     Args:
-        capacity: maps kept, ``4 * C * H * W`` bytes each (346,112 for 512x13x13); the longest unused goes first.
+        capacity: maps kept, ``4 * C * H * W`` bytes each (346,112 for 512x13x13).
 
     Attributes:
-        found, computed: images that were in it, and that had to pass F.
+        found: images whose maps were cached.
+        computed: images that passed F.
     """
 
     def __init__(self, capacity: int = USUAL_CAPACITY):
@@ -33,11 +34,15 @@ class FeatureMemo:
     def __getstate__(self):
         return {**self.__dict__, "_maps": OrderedDict()}
 
+    def clear(self) -> None:
+        """Forget all maps."""
+        self._maps.clear()
+
     def maps(self, images: Tensor, extract: Callable[[Tensor], Tensor]) -> Tensor:
-        """``(B, C, H, W)`` maps of ``(B, 3, h, w)`` ``uint8`` images.
+        """Return the maps of a batch, ``(B, C, H, W)``.
 
         Args:
-            images: the images.
+            images: ``(B, 3, h, w)`` ``uint8``.
             extract: F, from ``(1, 3, h, w)`` images to ``(1, C, H, W)`` maps.
         """
         maps = []

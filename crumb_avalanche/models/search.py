@@ -1,7 +1,7 @@
 """Nearest memory block: for every slice, the row with the largest dot product among unit rows (paper, eq. 1-2).
 
-Both searches give the same answer. They are modules, so that the ledger can time them with forward hooks. For tables of
-rows of any length, as a product quantizer has, ``nearest_rows`` finds the nearest in L2.
+Both searches return the same rows. They are modules so that the ledger can time them with forward hooks.
+``nearest_rows`` searches tables whose rows have any length, such as those of a product quantizer, in L2.
 """
 
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 try:
     import faiss
-except ImportError:  # the tile-wise search stands in
+except ImportError:  # TiledSearch is used instead
     faiss = None
 
 
 class TiledSearch(nn.Module):
-    """Exact search by small matrix products whose similarities never leave the cache.
+    """Exact search by matrix products that are small enough for the CPU's cache.
 
     Args:
         tile: slices per product; ``tile * rows * 4`` bytes of working memory.
@@ -25,7 +25,7 @@ class TiledSearch(nn.Module):
         self.tile = tile
 
     def forward(self, slices: Tensor, unit_rows: Tensor) -> Tensor:
-        """Index of the most similar row.
+        """Return the index of the most similar row.
 
         Args:
             slices: ``(N, d)`` float32.
@@ -45,9 +45,9 @@ class TiledSearch(nn.Module):
 class FaissSearch(nn.Module):
     """Exact search through faiss, whose k = 1 path keeps only the running minimum of each slice.
 
-    Between unit rows the L2-nearest one has the largest dot product. Slices are first brought to a length between 1/2
-    and 1, because squared distances of long slices would lose the last digits of the dot product; by a power of two,
-    which rounds nothing, so that ties stay ties.
+    Among unit rows the L2-nearest one has the largest dot product. Squared distances of long slices would lose the last
+    digits of the dot product, so slices are first scaled to a length between 1/2 and 1. The factor is a power of two,
+    which is exact: ties stay ties.
 
     Args:
         tile: slices per call; ``tile * (d + 3) * 4`` bytes of working memory.
@@ -65,7 +65,6 @@ class FaissSearch(nn.Module):
         indices = torch.empty(len(slices), dtype=torch.int64)
         for start in range(0, len(slices), self.tile):
             tile = slices[start : start + self.tile]
-            # To about unit length, by a power of two: exact, so that ties stay ties.
             lengths = torch.linalg.vector_norm(tile, dim=1, keepdim=True).clamp_min(1e-12)
             tile = tile * torch.exp2(-torch.frexp(lengths).exponent)
             indices[start : start + self.tile] = _nearest_by_faiss(tile, index)
@@ -73,7 +72,7 @@ class FaissSearch(nn.Module):
 
 
 class BlockSearch(nn.Module):
-    """faiss for many slices in CPU memory where it is installed, tiles elsewhere."""
+    """``FaissSearch`` for many slices in CPU memory if faiss is installed, else ``TiledSearch``."""
 
     def __init__(self):
         super().__init__()
@@ -86,12 +85,12 @@ class BlockSearch(nn.Module):
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor, tile: int = 2048) -> Tensor:
-    """Index of the row nearest to each vector, in L2; ties go to the lowest.
+    """Return the index of the row nearest to each vector, in L2; the lowest among ties.
 
     Args:
         vectors: ``(N, d)`` float32, finite.
         rows: ``(K, d)`` float32, finite, on the same device.
-        tile: vectors per matrix product where faiss does not search; ``4 * tile * K`` bytes of working memory.
+        tile: vectors per matrix product if faiss is not used; ``4 * tile * K`` bytes of working memory.
 
     Returns:
         ``(N,)`` int64 in ``[0, K)``.
@@ -107,17 +106,17 @@ def nearest_rows(vectors: Tensor, rows: Tensor, tile: int = 2048) -> Tensor:
 
 
 def _fused_from(length: int) -> int:
-    """Number of vectors of a length from which faiss searches in one fused pass; with fewer it is six times slower."""
+    """Smallest number of vectors of a length that faiss searches in one fused pass; below it is six times slower."""
     return -(-faiss.cvar.distance_compute_blas_threshold // length)
 
 
 def _suits_faiss(vectors: Tensor) -> bool:
-    """Whether faiss is faster than tiles: if filling up to the fused pass is less work than tiles are."""
+    """Whether faiss is faster than tiles, padding up to the fused pass included."""
     return faiss is not None and vectors.device.type == "cpu" and 2 * len(vectors) > _fused_from(vectors.shape[1])
 
 
 def _faiss_index(rows: Tensor):
-    """faiss's table of rows in CPU memory, searched with torch's number of threads."""
+    """Return faiss's index of rows in CPU memory; it uses torch's number of threads."""
     faiss.omp_set_num_threads(torch.get_num_threads())
     index = faiss.IndexFlatL2(rows.shape[1])
     index.add(rows.contiguous().numpy())

@@ -11,7 +11,6 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import PRETRAINING_CLA
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
 from crumb_avalanche.models.backbones import SmallCNN
 from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD
-from crumb_avalanche.models.weights import save_safetensors
 from crumb_avalanche.runs import pretrain, run
 from crumb_avalanche.runs.command_settings import DemoSettings, PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
@@ -19,6 +18,7 @@ from crumb_avalanche.runs.process import set_up_process
 from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import read_pretrained
 
 SIZE = 64
@@ -49,7 +49,7 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         images = shapes(pixel_transform(SIZE), settings.progress)
         print(f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes")
         network = train_network(images, progress=settings.progress)
-        save_safetensors(folder / "network.safetensors", network.state_dict(), {})
+        write_tensors(folder / "network.safetensors", network.state_dict(), {})
         print("\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks")
         pretrain.pretrain_on(
             images,

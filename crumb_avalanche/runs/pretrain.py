@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.models.weights import read_metadata, weights_hash
+from crumb_avalanche.models.map_store import MapDataset, MapStore, files_key
+from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.process import check_device, set_up_process
 from crumb_avalanche.runs.session import build_model
@@ -24,11 +25,11 @@ from crumb_avalanche.runs.settings import as_dict, part_for
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
 from crumb_avalanche.system.process_group import SingleProcess, processes
+from crumb_avalanche.system.tensor_file import read_metadata
 from crumb_avalanche.training.checkpoint import CheckpointFolder
-from crumb_avalanche.training.feature_cache import FeatureCache, MapDataset, files_key
 from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, save_pretrained
 
-# Settings that do not change the result, so that a pretraining that was cut off may go on with others.
+# Settings that do not change the result: a pretraining may resume with others.
 NON_RESULT_SETTINGS = {"output", "overwrite", "dataset_root", "feature_cache", "threads", "workers", "progress"}
 
 
@@ -43,7 +44,7 @@ def main(settings: PretrainSettings) -> None:
         refuse(output)
     settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
     with processes(settings.device) as group:
-        if group.size > 1:  # the cores of a machine are shared, and one process tells what happens
+        if group.size > 1:  # they share the cores of the machine, and one of them prints
             threads = settings.threads or max(1, (os.cpu_count() or 1) // group.local_size)
             settings = replace(settings, threads=threads, progress=settings.progress and group.is_leader)
         set_up_process(settings.threads, settings.seed)
@@ -54,48 +55,48 @@ def main(settings: PretrainSettings) -> None:
 
 
 def checkpoints_of(output: Path) -> Path:
-    """The folder beside an output in which its checkpoints lie until it is finished."""
+    """Return the folder of the checkpoints, beside the output; it is removed at the end."""
     return output.with_name(output.name + ".checkpoints")
 
 
 def refuse(output: Path) -> None:
-    """Say that the file is there already."""
+    """Raise because the output exists."""
     raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
 
 
 @contextmanager
 def sole_writer(output: Path, overwrite: bool, group: SingleProcess) -> Iterator[None]:
-    """Keep others from an output and its checkpoints; the leader does, and tells the others where it cannot.
+    """Lock an output and its checkpoints. The leader does so; an error of it is raised in all processes.
 
     Raises:
-        FolderInUseError: another pretraining writes it.
-        FileExistsError: another pretraining has written it meanwhile.
+        FolderInUseError: another pretraining writes the output.
+        FileExistsError: another pretraining has written the output since the start.
     """
     folder = checkpoints_of(output)
     with ExitStack() as held:
         error = None
         if group.is_leader:
-            held.callback(remove_if_empty, folder)  # when the lock in it is gone
+            held.callback(remove_if_empty, folder)  # after the lock in it is removed
             try:
                 held.enter_context(locked(folder))
                 if output.exists() and not overwrite:
                     refuse(output)
             except (FolderInUseError, OSError) as refused:
                 error = refused
-        told = group.broadcast_value(error and str(error))
-        if told is not None:
-            raise error or FolderInUseError(told)
+        message = group.broadcast_value(error and str(error))
+        if message is not None:
+            raise error or FolderInUseError(message)
         yield
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder in which nothing lies."""
+    """Remove a folder if it is empty."""
     with suppress(OSError):
         folder.rmdir()
 
 
 def tidy_up(output: Path) -> None:
-    """Remove the checkpoints that an output's own pretraining left when it was killed after writing it."""
+    """Remove the checkpoints of a pretraining that was killed after it wrote its output."""
     folder = checkpoints_of(output)
     if not folder.is_dir():
         return
@@ -115,7 +116,7 @@ def is_last_of(checkpoints: CheckpointFolder, output: Path) -> bool:
         kept = read_metadata(checkpoints.path(numbers[0]))
         notes, settings = json.loads(kept["notes"]), json.loads(kept["settings"])
         made_with = json.loads(read_metadata(output)["made_with"])
-    except (KeyError, ValueError):  # damaged, or no file of ours
+    except (KeyError, ValueError):  # damaged, or written by another program
         return False
     same = all(made_with[name] == value for name, value in settings.items() if name in made_with)
     return same and made_with.get("history") == notes.get("history")
@@ -124,8 +125,8 @@ def is_last_of(checkpoints: CheckpointFolder, output: Path) -> bool:
 def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProcess | None = None) -> None:
     """Pretrain on a data set with ``targets`` and write ``settings.output``.
 
-    After each epoch the state is kept in the folder ``OUTPUT.checkpoints``, with the feature maps if there is no other
-    cache; the same call goes on from there, and removes it at its end.
+    Writes a checkpoint after each epoch into the folder ``OUTPUT.checkpoints``, and the feature maps too without
+    ``feature_cache``. The same call resumes from there, and removes the folder at its end.
     """
     group = group or SingleProcess()
     output = Path(settings.output)
@@ -137,7 +138,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     if group.is_leader:
         calibrate(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
     group.broadcast_module(model)
-    # Rows are numbered in the whole data set, so that other choices of images share the cache's file.
+    # Rows are numbers in the whole data set, so that other choices of images share the cache file.
     samples = getattr(images, "samples", None)
     names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
     key = f"{names} {len(images)} {pixel_transform(settings.image_size)!r}"
@@ -146,25 +147,24 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     if samples:
         decides["files"] = names
     checkpoints = CheckpointFolder(checkpoints_of(output), decides)
-    # Where no cache is given the maps stay until the end, so that what was cut off need not compute them again.
+    # Without a cache the maps are kept until the end: a resumed pretraining does not compute them again.
     folder = settings.feature_cache or checkpoints.folder / "maps"
-    cache = FeatureCache(folder, model, len(images), key, settings.workers, settings.progress)
-    history = pretrain(
-        model,
-        maps_of(images, rows, labels, cache, group),
-        PretrainingSettings(**part_for(PretrainingSettings, settings)),
-        settings.progress,
-        checkpoints,
-        group,
-    )
-    del cache
+    with MapStore(folder, model, len(images), key, settings.workers, settings.progress) as store:
+        history = pretrain(
+            model,
+            maps_of(images, rows, labels, store, group),
+            PretrainingSettings(**part_for(PretrainingSettings, settings)),
+            settings.progress,
+            checkpoints,
+            group,
+        )
     if group.is_leader:
         made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
         save_pretrained(output, model, made_with)
     group.barrier()
     if group.is_local_leader:
         checkpoints.clear(but=LOCK)
-    group.barrier()  # all have done with the folder before the leader lets go of it
+    group.barrier()  # until no process uses the folder, which the leader then unlocks
     if not group.is_leader:
         return
     print(
@@ -181,15 +181,13 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     )
 
 
-def maps_of(
-    images: Dataset, rows: np.ndarray, labels: np.ndarray, cache: FeatureCache, group: SingleProcess
-) -> MapDataset:
-    """The maps of some rows, of which each process computes its share."""
+def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, store: MapStore, group: SingleProcess) -> MapDataset:
+    """Return the maps of some rows; each process computes a part of them."""
     if group.size > 1:
         mine = rows[group.rank :: group.size]
-        cache.dataset(Subset(images, mine.tolist()), mine, labels[mine].tolist())
+        store.dataset(Subset(images, mine.tolist()), mine, labels[mine].tolist())
         group.barrier()
-    return cache.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
+    return store.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
 
 
 def open_images(settings: PretrainSettings) -> Dataset:
@@ -206,10 +204,10 @@ def open_images(settings: PretrainSettings) -> Dataset:
         factory = getattr(datasets, name, None)
         if not (isinstance(factory, type) and issubclass(factory, Dataset)):
             raise ValueError(f"torchvision has no data set {name!r}; see torchvision.datasets, for instance CIFAR100")
-        # Each of the others chooses its training images and keeps its labels in a way of its own.
+        # The others select training images and store labels each in a different way.
         if "train" not in inspect.signature(factory).parameters:
             raise ValueError(
-                f"torchvision's {name} has no train=True, which tells training images here, as CIFAR10, CIFAR100 and "
+                f"torchvision's {name} has no train=True, which selects training images here, as CIFAR10, CIFAR100 and "
                 "FashionMNIST have; unpack it as an image folder (one folder per class) and give that"
             )
         return factory(settings.dataset_root or "data", train=True, download=True, transform=transform)
@@ -226,28 +224,28 @@ def open_images(settings: PretrainSettings) -> Dataset:
 
 
 def is_visible_image(path: str) -> bool:
-    """Whether torchvision's image folders take a file, and no system hides it."""
+    """Whether a file is an image for torchvision's image folders and not hidden."""
     from torchvision.datasets.folder import is_image_file
 
     return is_image_file(path) and not Path(path).name.startswith(".")
 
 
 def load_image(path: str):
-    """A PIL image, as torchvision's image folders read it.
+    """Read a PIL image as torchvision's image folders do.
 
     Raises:
-        ValueError: it cannot be decoded; says which.
+        ValueError: the file cannot be decoded; names it.
     """
     from torchvision.datasets.folder import default_loader
 
     try:
         return default_loader(path)
     except OSError as error:
-        raise ValueError(f"cannot decode {path} ({error}); replace it or take it away") from error
+        raise ValueError(f"cannot decode {path} ({error}); replace it or remove it") from error
 
 
 def choose_rows(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
-    """Row numbers of a random choice of images of each class, ascending; all rows where ``per_class`` is 0."""
+    """Return ascending row numbers of ``per_class`` random images of each class; of all images if it is 0."""
     if per_class == 0:
         return np.arange(len(labels))
     random = np.random.default_rng(seed)

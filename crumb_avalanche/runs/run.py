@@ -1,5 +1,6 @@
 """``crumb run``: learn a stream, write the run folder, print the accuracy after every experience."""
 
+import gc
 import json
 import statistics
 import sys
@@ -182,6 +183,14 @@ def run_once(plan: RunPlan, verbose: bool = True) -> dict:
     Raises:
         ValueError: settings, images or weights that cannot be used; says what to change.
     """
+    try:
+        return run_plan(plan, verbose)
+    finally:
+        gc.collect()  # strategy, plugins and evaluator refer to each other, and would stay in memory in the next run
+
+
+def run_plan(plan: RunPlan, verbose: bool) -> dict:
+    """As ``run_once``; leaves objects in memory that refer to each other."""
     start, folder = time.perf_counter(), Path(plan.output)
     claim(folder, plan.overwrite)
     check_device(plan.device)
@@ -193,18 +202,18 @@ def run_once(plan: RunPlan, verbose: bool = True) -> dict:
         print(text, flush=True)
     recorder = Recorder(len(stream.benchmark.train_stream), plan.progress)
     resume = Resume(folder, plan, {**hashes, "frames": stream.table.content_hash()}, start)
-    session = build_session(plan, stream, recorder, resume)
-    begin(folder, session, plan)
-    try:
-        learn(session, folder, recorder.ledger, resume)
-    except BaseException:
-        # Keep what was learned so far, whatever the error is.
-        recorder.bar.close()
-        keep_interrupted(folder / INTERRUPTED, session, resume.position.experience)
-        raise
-    ledger = write_records(folder, session, recorder, resume)
-    keep_learner(folder, session, len(stream.benchmark.train_stream))
-    result = result_of(plan, session, resume) | images | {"provenance": hashes}
+    with build_session(plan, stream, recorder, resume) as session:
+        begin(folder, session, plan)
+        try:
+            learn(session, folder, recorder.ledger, resume)
+        except BaseException:
+            # Keep what was learned so far, whatever the error is.
+            recorder.bar.close()
+            keep_interrupted(folder / INTERRUPTED, session, resume.position.experience)
+            raise
+        ledger = write_records(folder, session, recorder, resume)
+        keep_learner(folder, session, len(stream.benchmark.train_stream))
+        result = result_of(plan, session, resume) | images | {"provenance": hashes}
     write_json(folder / RESULT, result)
     tidy_up(folder)  # removes checkpoints, and what an earlier attempt left
     if verbose:

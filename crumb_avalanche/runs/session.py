@@ -50,6 +50,17 @@ class Session:
     calibration_seconds: float = 0.0
     tuning_seconds: float = 0.0
 
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the feature cache; nothing can be trained or evaluated on it afterwards."""
+        if self.cache is not None:
+            self.cache.close()
+
     @classmethod
     def build(
         cls,

@@ -9,10 +9,10 @@ from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.baselines.registry import get_strategy
+from crumb_avalanche.models.map_store import files_key
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
 from crumb_avalanche.system.progress import progress_bar
-from crumb_avalanche.training.feature_cache import files_key
 
 
 @dataclass

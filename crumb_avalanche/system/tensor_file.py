@@ -16,8 +16,8 @@ from torch import Tensor
 
 from crumb_avalanche.system.atomic_file import atomic_write
 
-CHECKSUMS = "checksums"  # metadata entry: JSON of tensor name -> sha256
-DIGEST = "sha256"  # metadata entry: sha256 of all others
+CHECKSUMS = "tensor_checksums"  # metadata entry: JSON of tensor name -> checksum
+DIGEST = "metadata_checksum"  # metadata entry: checksum of all others
 
 
 class TensorFileError(ValueError):
@@ -37,48 +37,57 @@ def checksum(name: str, tensor: Tensor) -> str:
 
 
 def _digest(metadata: dict[str, str]) -> str:
-    """SHA-256 over all metadata but the digest itself."""
+    """SHA-256 over all metadata except the digest itself."""
     rest = {name: text for name, text in metadata.items() if name != DIGEST}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata of a ``.safetensors`` file in place: the library writes them in a random order."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:  # always, while both escape text alike
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write tensors and text metadata atomically, with a checksum of each tensor and of the metadata.
 
+    The same content gives the same bytes.
+
     Args:
-        path: of the file, which may exist.
-        tensors: by name; strides are not kept.
+        path: the file; an existing one is replaced.
+        tensors: by name, on any device, of a type that ``safetensors`` can store. Strides are not kept.
         metadata: texts by name; ``format`` names the kind of file.
 
     Raises:
-        OSError: the disk is full or the like; a file that was at ``path`` is untouched.
+        StateError: a tensor of a type that ``safetensors`` cannot store.
+        OSError: for instance, the disk is full; an existing file stays as it is.
     """
-    # contiguous_format: safetensors keeps no strides, and clones share no memory.
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+    # safetensors keeps no strides and refuses shared memory; all other tensors are written without a copy.
+    plain: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
     metadata = {**metadata, CHECKSUMS: json.dumps({name: checksum(name, tensor) for name, tensor in plain.items()})}
     metadata[DIGEST] = _digest(metadata)
     with atomic_write(Path(path)) as unfinished:
         try:
             save_file(plain, unfinished, metadata)
-            _sort_metadata(unfinished)
-        except SafetensorError as error:  # gives the system's error number in its text only
+        except KeyError as error:  # the type is missing in safetensors' table
+            raise StateError(f"{path} cannot hold tensors of type {error}; convert them") from error
+        except SafetensorError as error:  # names the system's error number only in its text
             if not (number := re.search(r"\(os error (\d+)\)", str(error))):
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort the metadata in a file's header, which safetensors writes in random order: equal states are equal files."""
-    with open(path, "r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        if len(text) <= size:  # longer only where another JSON writer escapes less; the order then stays
-            file.seek(8)
-            file.write(text.ljust(size))
+        _sort_metadata(unfinished)
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
@@ -94,7 +103,7 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
             metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError) as error:
         raise TensorFileError(f"{path} is no complete .safetensors file ({error}); write or fetch it again") from error
-    # A file with checksums had a digest when it was written: one without the other is damaged.
+    # Every file with checksums is written with a digest, so one without the other is damage.
     if (DIGEST in metadata or CHECKSUMS in metadata) and metadata.get(DIGEST) != _digest(metadata):
         raise TensorFileError(f"the metadata of {path} are damaged; write or fetch it again")
     return metadata
@@ -145,7 +154,7 @@ def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
 
     def store(value: Tensor, place: str) -> str:
         name = place
-        while name in tensors:
+        while name in tensors or name == "__metadata__":  # safetensors' own entry
             name += "'"
         tensors[name] = value.detach()
         return name
@@ -156,9 +165,12 @@ def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
         if isinstance(value, Tensor):
             return {"tensor": store(value, place)}
         if isinstance(value, np.ndarray):
-            return {"array": store(torch.from_numpy(np.ascontiguousarray(value)), place)}
+            try:
+                return {"array": store(torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape)), place)}
+            except TypeError as error:
+                raise StateError(f"{place or 'the state'} is an array of {value.dtype}; no tensor holds it") from error
         if isinstance(value, np.generic):
-            return value.item()
+            return walk(value.item(), place)
         inner = f"{place}." if place else ""
         if isinstance(value, list):
             return [walk(part, f"{inner}{index}") for index, part in enumerate(value)]
@@ -185,11 +197,11 @@ def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(tree, dict):
         return tree
     ((kind, content),) = tree.items() if len(tree) == 1 else ((None, None),)
-    if kind == "tuple":
+    if kind == "tuple" and isinstance(content, list):
         return tuple(unflatten(part, tensors) for part in content)
-    if kind == "dict":
+    if kind == "dict" and isinstance(content, list) and all(isinstance(p, list) and len(p) == 2 for p in content):
         return {unflatten(key, tensors): unflatten(part, tensors) for key, part in content}
-    if kind not in ("tensor", "array") or content not in tensors:
+    if kind not in ("tensor", "array") or not isinstance(content, str) or content not in tensors:
         raise StateError(f"the state has the unknown node {str(tree)[:80]}; it was written by another version")
     return tensors[content] if kind == "tensor" else tensors[content].numpy()
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.weights import WeightsError, read_metadata, read_weights, save_safetensors
+from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.process_group import SingleProcess
 from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors, write_tensors
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining_state import State
 
@@ -34,14 +35,15 @@ class PretrainingSettings:
 
 
 class Shares:
-    """Batches of row numbers, of which each process takes its part: together they are one process's batches.
+    """The part of each batch that one of several processes trains on.
+
+    Together the parts are the batches of a single process. A process whose part of a small batch is empty gets the
+    batch's first item, which its caller must not count.
 
     Args:
-        batches: of all processes, the same in each.
+        batches: of row numbers, the same in each process.
         rank: this process.
-        size: how many there are.
-
-    A process that would have none of a small batch is given its first item, to be counted as nothing.
+        size: number of processes.
     """
 
     def __init__(self, batches: BatchSampler, rank: int, size: int):
@@ -58,7 +60,7 @@ class Shares:
 
 
 class BothLogits(nn.Module):
-    """Direct and codebook-out logits of a batch, from all parameters that learn: what gradients are averaged for."""
+    """Direct and codebook-out logits of a batch, in one module so that gradients can be averaged over processes."""
 
     def __init__(self, model: SplitModel):
         super().__init__()
@@ -78,19 +80,19 @@ def pretrain(
     checkpoints: CheckpointFolder | None = None,
     group: SingleProcess | None = None,
 ) -> list[dict[str, float]]:
-    """Train plastic layers and codebook on shuffled, labelled images; F stays as it is.
+    """Train plastic layers and codebook on shuffled, labelled images; F does not change.
 
     Several processes share each batch of ``batch_size``: the gradient is that of the whole batch, and the losses are
     those of one process up to rounding, where P has no dropout (each process draws its own) and no batch norm.
 
     Args:
-        model: with an initialised codebook and a head for all classes; trained in place. The leader's counts.
-        maps: items ``(image or raw feature map, label)``; maps, as a ``FeatureCache`` gives them, pass F only once.
+        model: with an initialised codebook and a head for all classes; trained in place.
+        maps: items ``(image or raw feature map, label)``; maps, as a ``MapStore`` returns them, spare F.
         settings: see ``PretrainingSettings``.
         progress: show a bar with images/s.
-        checkpoints: where the state after each epoch is kept, and where one that was cut off goes on; it then ends
-            with the very weights of one that was not (on a CPU, with as many threads).
-        group: the processes that share the work (see ``distributed.processes``); default this one alone.
+        checkpoints: written after each epoch. If there are any, pretraining resumes from the newest and ends with the
+            weights of an uninterrupted one, bit for bit (on a CPU, with the same number of threads).
+        group: the processes that share the work (see ``process_group.processes``); default this one.
 
     Returns:
         For each epoch ``loss``, ``direct_accuracy`` and ``codebook_accuracy`` on the training images, accuracies in
@@ -98,7 +100,7 @@ def pretrain(
 
     Raises:
         RuntimeError: the loss became NaN or infinite.
-        CheckpointError: what was cut off had other settings, is damaged, or the disk is full.
+        CheckpointError: the checkpoints were written with other settings or are damaged, or the disk is full.
     """
     group = group or SingleProcess()
     device = model.pixel_mean.device
@@ -113,7 +115,7 @@ def pretrain(
     )
     criterion = nn.CrossEntropyLoss()
     if group.rank:
-        torch.manual_seed(torch.initial_seed() + group.rank)  # or all would drop the same values
+        torch.manual_seed(torch.initial_seed() + group.rank)  # otherwise all would drop the same values
     state = State(model, optimizer, random_rows, group)
     history = []
     if checkpoints is not None:
@@ -156,27 +158,32 @@ def pretrain(
 
 
 def save_pretrained(path: str | os.PathLike, model: SplitModel, made_with: dict) -> None:
-    """Write the whole split model (F too, so that the file needs no other) and how it was made.
+    """Write a split model, F included, and the settings of its pretraining; atomically and with checksums.
 
     Args:
-        path: a ``.safetensors`` file; written whole or not at all.
+        path: a ``.safetensors`` file.
         model: pretrained.
         made_with: plain values; at least ``backbone``, ``classes``, ``head_kernel``, ``codebook_size``,
             ``codebook_dim``.
     """
-    save_safetensors(path, model.state_dict(), {"format": FORMAT, "made_with": json.dumps(made_with)})
+    write_tensors(path, model.state_dict(), {"format": FORMAT, "made_with": json.dumps(made_with)})
 
 
 def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
-    """The state dict and the settings that ``save_pretrained`` wrote.
+    """Read the state dict and the settings that ``save_pretrained`` wrote.
+
+    A file of an older version has no checksums; it is read with a warning.
 
     Raises:
-        WeightsError: no such file, damaged, or of another format.
+        WeightsError: the file is absent, damaged, or of another format.
     """
-    metadata = read_metadata(path)
+    try:
+        tensors, metadata = read_tensors(path)
+    except TensorFileError as error:
+        raise WeightsError(str(error)) from error
     if metadata.get("format") != FORMAT:
         raise WeightsError(
             f"{path} was not written by crumb pretrain (its format is {metadata.get('format')!r}, not {FORMAT!r}); "
             "plain network weights go to --weights"
         )
-    return read_weights(path), json.loads(metadata["made_with"])
+    return tensors, json.loads(metadata["made_with"])

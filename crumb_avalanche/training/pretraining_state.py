@@ -1,4 +1,4 @@
-"""The state of a pretraining after each epoch, kept and taken up again."""
+"""Checkpoints of a pretraining: its state after each epoch, written and restored."""
 
 import random
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolde
 
 @dataclass
 class State:
-    """All that changes while pretraining."""
+    """Everything that pretraining changes."""
 
     model: SplitModel
     optimizer: torch.optim.SGD
@@ -23,7 +23,7 @@ class State:
     group: SingleProcess
 
     def keep(self, checkpoints: CheckpointFolder, history: list[dict[str, float]]) -> None:
-        """Write a checkpoint, with the random states of every process."""
+        """Write a checkpoint with the RNG state of every process."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for number, parameter in enumerate(self._parameters()):
             momentum = self.optimizer.state[parameter].get("momentum_buffer")
@@ -42,10 +42,10 @@ class State:
             checkpoints.write(values, tensors)
 
     def take(self, checkpoints: CheckpointFolder) -> list[dict[str, float]]:
-        """Bring back the leader's latest checkpoint in every process; returns the history up to it.
+        """Restore the leader's newest checkpoint in every process; returns the history up to it.
 
         Raises:
-            CheckpointError: see ``CheckpointFolder.newest``; or another number of processes.
+            CheckpointError: see ``CheckpointFolder.newest``; or the number of processes differs.
         """
         found = checkpoints.newest() if self.group.is_leader else None
         tensors, values = (found.state, found.notes) if found else ({}, None)
@@ -62,7 +62,7 @@ class State:
         check_and_load(self.model, weights, str(checkpoints.folder))
         for number, parameter in enumerate(self._parameters()):
             if f"momentum.{number}" in tensors:
-                # In the parameter's order of axes: other strides may round otherwise.
+                # With the parameter's strides: others may round differently.
                 momentum = torch.empty_like(parameter).copy_(tensors[f"momentum.{number}"])
                 self.optimizer.state[parameter]["momentum_buffer"] = momentum.detach()
         torch.set_rng_state(tensors[f"random.cpu.{self.group.rank}"])

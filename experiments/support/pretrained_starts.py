@@ -115,7 +115,7 @@ class Starts:
 
     def mix(self, rows: Sequence[Ablation]) -> None:
         """Combine the files whose parts exist, always anew, as the parts may have changed."""
-        from crumb_avalanche.models.weights import save_safetensors
+        from crumb_avalanche.system.tensor_file import write_tensors
         from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
         for name in dict.fromkeys(row.start for row in rows if row.start in MIXED):
@@ -131,7 +131,7 @@ class Starts:
                 )
             state["codebook.blocks"] = blocks
             notes = json.dumps({**notes, "codebook_from": codebook.name})
-            save_safetensors(self._path(name), state, {"format": FORMAT, "made_with": notes})
+            write_tensors(self._path(name), state, {"format": FORMAT, "made_with": notes})
 
     def unlike_ours(self, row: Ablation) -> str:
         """How the start of a row differs from that of "Ours", besides the change of the row; empty if equal."""

@@ -19,10 +19,10 @@ from support.pretrained_starts import Starts, command
 from support.side_by_side import find
 from table4_ablations import OURS, assembled, settings_of, starts_of
 
-from crumb_avalanche.models.weights import save_safetensors
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings, as_dict
+from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
 BY_NAME = {row.name: row for row in ROWS}
@@ -128,7 +128,7 @@ def written_start(folder, name, **changes):
     settings = as_dict(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))
     state = {"codebook.blocks": torch.full((256, 8), float(len(name))), "plastic_layers.x": torch.ones(1)}
     made_with = settings | {"data": str(Path("IMAGES").resolve()), "history": [], "classes": 2}
-    save_safetensors(folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": json.dumps(made_with)})
+    write_tensors(folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": json.dumps(made_with)})
 
 
 def test_starts_with_other_settings(tmp_path):

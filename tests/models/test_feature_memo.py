@@ -1,4 +1,4 @@
-"""Maps of stored images are F's own, computed once each, and the least used are forgotten first."""
+"""Maps of stored images are F's own, each is computed once, and the least recently used is dropped first."""
 
 import pickle
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from crumb_avalanche.models.feature_memo import FeatureMemo
-from crumb_avalanche.training.feature_cache import FeatureCache
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def test_maps_equal_f_one_image_at_a_time(model, stored):
     assert (memo.computed, memo.found) == (3, 3)
 
 
-def test_the_longest_unused_is_forgotten(model, stored):
+def test_the_least_recently_used_is_dropped(model, stored):
     memo = FeatureMemo(capacity=2)
     memo.maps(stored[[0, 1]], model.extract)
     memo.maps(stored[[0]], model.extract)
@@ -35,18 +34,17 @@ def test_the_longest_unused_is_forgotten(model, stored):
     assert memo.computed == 4
 
 
-def test_a_feature_cache_switches_it_on_and_the_scale_is_applied_after(tmp_path, model, stored):
+def test_the_scale_is_applied_after_it(model, stored):
     without = model.features(stored)
-    assert model.feature_memo is None
-    FeatureCache(tmp_path, model, 10, "toy", progress=False)
+    model.feature_memo = FeatureMemo()
     torch.testing.assert_close(model.features(stored), without)
     model.feature_scale.mul_(3)
     torch.testing.assert_close(model.features(stored), 3 * without)
     assert (model.feature_memo.computed, model.feature_memo.found) == (5, 5)
 
 
-def test_images_of_the_stream_pass_by(tmp_path, model, stored):
-    FeatureCache(tmp_path, model, 10, "toy", progress=False)
+def test_images_of_the_stream_are_not_cached(model, stored):
+    model.feature_memo = FeatureMemo()
     model.features((stored.float() / 255 - model.pixel_mean) / model.pixel_std)
     assert model.feature_memo.computed == 0
 

@@ -1,4 +1,4 @@
-"""The two searches alone: same answers, at every size and on both sides of a tile's edge."""
+"""Both searches return the same rows, for every number of slices and across tiles."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def case(count, rows, d, seed=0):
 @pytest.mark.parametrize(
     "count, rows, d", [(1, 1, 1), (7, 3, 2), (500, 16, 4), (3000, 256, 16), (100, 300, 8), (60, 9, 64)]
 )
-def test_both_choose_a_best_row(count, rows, d):
+def test_both_searches_return_a_best_row(count, rows, d):
     slices, unit_rows = case(count, rows, d)
     scores = slices.double() @ unit_rows.double().t()
     for search in (TiledSearch(), FaissSearch()):
@@ -31,7 +31,7 @@ def test_both_choose_a_best_row(count, rows, d):
 
 
 @pytest.mark.parametrize("search", [TiledSearch, pytest.param(FaissSearch, marks=needs_faiss)])
-def test_tiles_move_no_choice(search):
+def test_tiles_do_not_change_the_result(search):
     slices, unit_rows = case(101, 20, 4)
     whole = search(tile=1000)(slices, unit_rows)
     for tile in (1, 10, 100, 101):
@@ -39,7 +39,7 @@ def test_tiles_move_no_choice(search):
 
 
 @pytest.mark.parametrize("search", [TiledSearch, pytest.param(FaissSearch, marks=needs_faiss)])
-def test_a_slice_that_is_not_finite_gets_minus_one_and_its_neighbours_do_not(search):
+def test_only_a_slice_that_is_not_finite_gets_minus_one(search):
     slices, unit_rows = case(40, 5, 4)
     wanted = search()(slices, unit_rows)
     slices[3, 1], slices[20, 0] = float("nan"), float("inf")
@@ -51,7 +51,7 @@ def test_nothing_to_search():
     assert BlockSearch()(torch.empty(0, 4), torch.eye(4)).shape == (0,)
 
 
-def test_without_faiss_tiles_stand_in(monkeypatch):
+def test_tiles_are_used_without_faiss(monkeypatch):
     monkeypatch.setattr("crumb_avalanche.models.search.faiss", None)
     slices, unit_rows = case(50, 6, 4)
     assert torch.equal(BlockSearch()(slices, unit_rows), TiledSearch()(slices, unit_rows))
@@ -61,7 +61,7 @@ def test_without_faiss_tiles_stand_in(monkeypatch):
 
 @needs_faiss
 @pytest.mark.parametrize("count", [3, 50, 51, 70, 99, 100, 101, 260])
-def test_however_many_slices_there_are_the_best_row_is_found(count, monkeypatch):
+def test_any_number_of_slices_finds_the_best_row(count, monkeypatch):
     # Tiles below 51, pads below 100.
     monkeypatch.setattr("crumb_avalanche.models.search._fused_from", lambda length: 100)
     slices, unit_rows = case(count, 20, 4)
@@ -84,7 +84,7 @@ def test_nearest_rows_are_those_of_a_slow_loop(count, with_faiss, monkeypatch):
 
 
 @needs_faiss
-def test_faiss_is_asked_where_its_fused_pass_is_worth_it():
+def test_faiss_is_used_from_its_fused_pass_on():
     """On today's faiss 8,000 slices of 16 values; older ones are as fast with a few."""
     from crumb_avalanche.models.search import _fused_from, _suits_faiss
 

@@ -9,11 +9,11 @@ import torch
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesFrames
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from crumb_avalanche.cli import demo as command
-from crumb_avalanche.models.weights import save_safetensors
 from crumb_avalanche.runs import demo
 from crumb_avalanche.runs.command_settings import DemoSettings
 from crumb_avalanche.runs.run_folder import FinishedRunError
 from crumb_avalanche.system.folder_lock import FolderInUseError, locked
+from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import FORMAT
 
 
@@ -32,7 +32,7 @@ def test_shapes_are_the_frames_of_their_table(monkeypatch):
 
 def test_a_folder_of_another_seed_or_in_use_is_refused(tmp_path):
     file = tmp_path / "pretrained.safetensors"
-    save_safetensors(file, {"x": torch.zeros(1)}, {"format": FORMAT, "made_with": '{"seed": 0}'})
+    write_tensors(file, {"x": torch.zeros(1)}, {"format": FORMAT, "made_with": '{"seed": 0}'})
     with pytest.raises(FinishedRunError, match="holds a demo with seed=0, not 3; use another --output, or start over"):
         command.main(DemoSettings(output=str(tmp_path), seed=3))
     with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by process"):

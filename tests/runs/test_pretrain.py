@@ -1,4 +1,4 @@
-"""`crumb pretrain` goes on after SIGKILL, and shares its work under torchrun."""
+"""`crumb pretrain` resumes after SIGKILL, and several processes share its work under torchrun."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def test_hidden_files_are_passed_over_and_damaged_images_named(crumb, options, i
     assert crumb(*options)[0] == 0
     (images / "cup" / "0.png").write_bytes(b"no picture")
     code, _, err = crumb(*options, "--overwrite", "true")
-    assert code == 1 and f"cannot decode {images / 'cup' / '0.png'} (" in err and "; replace it or take it away" in err
+    assert code == 1 and f"cannot decode {images / 'cup' / '0.png'} (" in err and "; replace it or remove it" in err
 
 
 def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):

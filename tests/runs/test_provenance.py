@@ -59,18 +59,19 @@ def test_a_result_without_its_settings_is_not_taken(several, tmp_path):
 
 def test_other_weights_under_the_same_name(crumb, tiny, tmp_path):
     from crumb_avalanche.models.backbones import SmallCNN
-    from crumb_avalanche.models.weights import read_weights, save_safetensors
+    from crumb_avalanche.models.weights import read_weights
+    from crumb_avalanche.system.tensor_file import write_tensors
 
     file = tmp_path / "weights.safetensors"
-    save_safetensors(file, SmallCNN(10).state_dict(), {})
+    write_tensors(file, SmallCNN(10).state_dict(), {})
     options = (*tiny, "--weights", file, "--mem-size", "8", "--runs", "0", "--output", tmp_path / "out")
     code, _, err = crumb(*options)
     assert code == 0, err
     assert "already finished" in crumb(*options)[1]
     for number in range(8):  # what is noted in the file, in an order that nobody knows, is no part of the weights
-        save_safetensors(file, read_weights(file), {"a": str(number), "b": "2", "c": "3"})
+        write_tensors(file, read_weights(file), {"a": str(number), "b": "2", "c": "3"})
         assert "already finished" in crumb(*options)[1]
-    save_safetensors(file, SmallCNN(10).state_dict(), {})
+    write_tensors(file, SmallCNN(10).state_dict(), {})
     code, _, err = crumb(*options)
     assert code == 1 and "holds a finished run with weights='sha256:" in err
 

@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from crumb_avalanche.models.weights import save_safetensors
 from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.system.tensor_file import write_tensors
 
 
 def test_the_file_appears_at_the_end(tmp_path):
@@ -48,7 +48,7 @@ def test_permissions_are_those_of_plain_files(tmp_path, umask):
     before = os.umask(umask)
     try:
         (tmp_path / "plain").write_text("text")
-        save_safetensors(tmp_path / "model.safetensors", {"rows": torch.ones(2)}, {})
+        write_tensors(tmp_path / "model.safetensors", {"rows": torch.ones(2)}, {})
     finally:
         os.umask(before)
     modes = [(tmp_path / name).stat().st_mode for name in ("plain", "model.safetensors")]

@@ -1,5 +1,7 @@
 """Tensor files: inverse pairs, checksums that find every flipped byte, older files and files of others."""
 
+import errno
+import os
 import random
 
 import numpy as np
@@ -7,9 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import nn
 
+from crumb_avalanche.system import tensor_file
 from crumb_avalanche.system.tensor_file import (
+    CHECKSUMS,
+    DIGEST,
     StateError,
     TensorFileError,
     flatten,
@@ -31,6 +38,7 @@ STATES = st.recursive(
 
 
 def same(a, b):
+    """Whether two states hold equal values of equal types, in the same order."""
     if isinstance(a, torch.Tensor | np.ndarray):
         return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
     if isinstance(a, dict):
@@ -59,9 +67,61 @@ def test_tensors_that_share_memory_and_names_that_meet():
     assert len(tensors) == 3 and same(unflatten(tree, tensors), state)
 
 
-def test_values_that_a_file_cannot_hold_are_named():
+def test_a_tensor_may_have_the_name_of_the_metadata(tmp_path):
+    state = {"__metadata__": torch.ones(2)}
+    write_state(tmp_path / "a.safetensors", state, {})
+    assert same(read_state(tmp_path / "a.safetensors")[0], state)
+
+
+def test_values_that_a_file_cannot_hold_are_named(tmp_path):
     with pytest.raises(StateError, match=r"plugins\.0\.rule is of type object"):
         flatten({"plugins": [{"rule": object()}]})
+    with pytest.raises(StateError, match=r"names is an array of <U1"):
+        flatten({"names": np.array(["a"])})
+    with pytest.raises(StateError, match=r"complex128.*convert"):
+        write_tensors(tmp_path / "a.safetensors", {"x": torch.ones(2, dtype=torch.complex128)}, {})
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("tree", [{"tuple": 5}, {"dict": [[1]]}, {"tensor": ["x"]}, {"array": "y"}, {"set": []}, {}])
+def test_trees_of_another_program_are_refused(tree):
+    with pytest.raises(StateError, match="unknown node"):
+        unflatten(tree, {"x": torch.ones(1)})
+
+
+def test_strides_and_shared_memory(tmp_path):
+    rows = torch.arange(6.0).reshape(2, 3)
+    tensors = {"rows": rows, "turned": rows.t(), "same": rows, "second": rows[1], "wide": torch.ones(1).expand(4)}
+    write_tensors(tmp_path / "a.safetensors", tensors, {})
+    found, _ = read_tensors(tmp_path / "a.safetensors")
+    assert found.keys() == tensors.keys() and all(same(found[name], tensors[name]) for name in tensors)
+
+
+def test_the_same_content_gives_the_same_bytes(tmp_path):
+    notes = {name: f'"{name}"\\ \n\t\x01 \x7f é 漢' for name in "abcdefgh"}
+    for number in range(4):
+        write_state(tmp_path / f"{number}.safetensors", {"x": torch.ones(3), "é": 1}, notes)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    assert read_state(tmp_path / "0.safetensors")[1] == notes
+
+
+def test_plain_tensors_are_written_without_a_copy(tmp_path, monkeypatch):
+    written = {}
+    monkeypatch.setattr(tensor_file, "save_file", lambda *args: written.update(args[0]) or save_file(*args))
+    weights = nn.Parameter(torch.ones(3))
+    write_tensors(tmp_path / "a.safetensors", {"weights": weights}, {})
+    assert written["weights"].data_ptr() == weights.data_ptr()
+
+
+@pytest.mark.parametrize("stripped", [CHECKSUMS, DIGEST])
+def test_a_file_without_one_of_its_checksum_entries_is_damaged(tmp_path, stripped):
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, {"x": torch.ones(2)}, {"format": "test-1"})
+    metadata = read_metadata(path)
+    del metadata[stripped]
+    save_file({"x": torch.ones(2)}, path, metadata)
+    with pytest.raises(TensorFileError, match=r"metadata of .* are damaged"):
+        read_tensors(path)
 
 
 def test_every_flipped_byte_is_found(tmp_path):
@@ -107,9 +167,44 @@ def test_an_absent_file(tmp_path):
         read_metadata(tmp_path / "a.safetensors")
 
 
-def test_equal_states_are_equal_files(tmp_path):
-    state = {"weights": torch.arange(3.0), "name": 'ü "quoted"\n\x1f'}
-    for number in range(8):
-        write_state(tmp_path / str(number), state, {"format": "test", "a": "1", "b": "2\t"})
-    assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
-    assert read_state(tmp_path / "0")[0]["name"] == state["name"]
+def test_values_and_metadata_come_back_and_the_folder_is_made(tmp_path):
+    path = tmp_path / "new folder" / "w.safetensors"
+    table = torch.arange(24.0).view(1, 2, 3, 4)
+    tensors = {"a": table.contiguous(memory_format=torch.channels_last), "b": table[0, 1]}
+    write_tensors(path, tensors, {"format": "x", "note": "été"})
+    found, metadata = read_tensors(path)
+    assert all(same(found[name], tensors[name]) for name in tensors) and found.keys() == tensors.keys()
+    assert metadata == {"format": "x", "note": "été"} and os.listdir(path.parent) == ["w.safetensors"]
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "w.safetensors"
+    write_tensors(path, {"a": torch.ones(2)}, {"version": "old"})
+
+    def full_disk(tensors, temporary, metadata):
+        temporary.write_bytes(b"half a")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(tensor_file, "save_file", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write_tensors(path, {"a": torch.zeros(2)}, {"version": "new"})
+    assert os.listdir(tmp_path) == ["w.safetensors"]
+    found, metadata = read_tensors(path)
+    assert metadata == {"version": "old"} and found["a"].tolist() == [1, 1]
+
+
+def test_a_full_disk_is_reported_with_the_error_number_of_the_system(tmp_path, monkeypatch):
+    def full_disk(tensors, temporary, metadata):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(tensor_file, "save_file", full_disk)
+    with pytest.raises(OSError, match=r"No space left on device.*w\.safetensors") as caught:
+        write_tensors(tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {})
+    assert caught.value.errno == errno.ENOSPC and os.listdir(tmp_path) == []
+
+
+def test_half_a_file_is_an_error(tmp_path):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"half")
+    with pytest.raises(TensorFileError, match=r"is no complete \.safetensors file"):
+        read_metadata(path)

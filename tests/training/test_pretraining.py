@@ -1,4 +1,4 @@
-"""Pretraining learns P and the codebook, leaves F, and its file comes back as it was."""
+"""Pretraining trains P and the codebook but not F, resumes bit for bit, and its file is read as written."""
 
 import random
 import re
@@ -17,7 +17,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
-from crumb_avalanche.models.weights import WeightsError, check_and_load, save_safetensors, weights_hash
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.weights import WeightsError, check_and_load, weights_hash
+from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
 from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
 
@@ -34,7 +37,7 @@ def learn(model, images, **settings):
     return pretrain(model, images, chosen, progress=False)
 
 
-def test_the_loss_falls_and_f_stays(model, images):
+def test_the_loss_falls_and_f_does_not_change(model, images):
     before = {name: weights_hash(getattr(model, name)) for name in ("feature_extractor", "plastic_layers", "codebook")}
     model.fold_feature_scale(model.features(images.tensors[0]))
     history = learn(model, images, epochs=8, learning_rate=0.01)
@@ -65,7 +68,7 @@ def test_one_step_equals_the_formula(make_model, images, alpha, beta):
             torch.testing.assert_close(now, then - 0.05 * then.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_maps_serve_as_well_as_images(make_model, images):
+def test_maps_train_as_images_do(make_model, images):
     from_images, from_maps = make_model(), make_model()
     maps = TensorDataset(from_maps.extract(images.tensors[0]), images.tensors[1])
     histories = learn(from_images, images, epochs=2), learn(from_maps, maps, epochs=2)
@@ -87,7 +90,7 @@ def test_a_loss_that_is_not_finite_is_an_error(model, images):
         learn(model, images, learning_rate=1e30)
 
 
-def test_what_is_saved_comes_back(make_model, images, tmp_path):
+def test_a_saved_file_is_read_as_written(make_model, images, tmp_path):
     model, path = make_model(), tmp_path / "made" / "model.safetensors"
     model.fold_feature_scale(model.features(images.tensors[0]))
     learn(model, images, epochs=1)
@@ -106,7 +109,7 @@ def test_another_file_is_an_error(tmp_path, model):
         read_pretrained(tmp_path / "none.safetensors")
     path = tmp_path / "w.safetensors"
     for metadata, found in (({}, None), ({"format": "crumb-pretrained-0"}, "crumb-pretrained-0")):
-        save_safetensors(path, model.state_dict(), metadata)
+        write_tensors(path, model.state_dict(), metadata)
         words = f"was not written by crumb pretrain (its format is {found!r}, not 'crumb-pretrained-1'); plain"
         with pytest.raises(WeightsError, match=re.escape(words)):
             read_pretrained(path)
@@ -145,7 +148,7 @@ def with_dropout(make_model):
 
 
 @pytest.mark.parametrize("reads", [0, 39, 40, 100, 159])
-def test_what_was_cut_off_ends_bit_identical(make_model, images, tmp_path, reads):
+def test_an_interrupted_pretraining_ends_bit_identical(make_model, images, tmp_path, reads):
     settings = PretrainingSettings(epochs=4, batch_size=8, learning_rate=0.05)
     whole = with_dropout(make_model)
     history = pretrain(whole, images, settings, False)
@@ -153,9 +156,9 @@ def test_what_was_cut_off_ends_bit_identical(make_model, images, tmp_path, reads
     with pytest.raises(Interrupted):
         pretrain(with_dropout(make_model), CutOff(images, reads), settings, False, checkpoints)
     torch.manual_seed(77)
-    model = make_model(seed=3)  # whatever it is, what was kept counts
+    model = make_model(seed=3)  # replaced by the checkpoint
     model.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
-    if reads < 40:  # nothing was kept
+    if reads < 40:  # there is no checkpoint
         model = with_dropout(make_model)
     rest = CutOff(images, 160 - reads // 40 * 40)
     assert pretrain(model, rest, settings, False, checkpoints) == history
@@ -236,7 +239,7 @@ def as_written(kept) -> CheckpointFolder:
 
 
 @pytest.mark.parametrize("place", [0, 20, 1000, -10])
-def test_a_damaged_checkpoint_is_passed_over(kept, place):
+def test_a_damaged_checkpoint_is_skipped(kept, place):
     path = kept.path(2)  # after the third epoch
     damaged = bytearray(path.read_bytes())
     damaged[place] ^= 1
@@ -296,3 +299,32 @@ def test_a_full_disk_leaves_the_checkpoints_before(make_model, images, tmp_path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()} == before
     assert len(pretrain(make_model(), images, settings, False, checkpoints)) == 4
+
+
+OLD = Path(__file__).parents[1] / "data" / "old" / "pretrained-1.safetensors"
+
+
+def test_a_file_of_version_0_1_loads_with_a_warning():
+    with pytest.warns(UserWarning, match="older version, without checksums"):
+        state, made_with = read_pretrained(OLD)
+    losses = [epoch["loss"] for epoch in made_with["history"]]
+    assert made_with["backbone"] == "mlp" and losses == pytest.approx([2.795, 2.687], abs=1e-3)
+    table = Codebook(made_with["codebook_size"], made_with["codebook_dim"])
+    size = made_with["image_size"]
+    model = split_backbone("mlp", weights=None, n_classes=made_with["classes"], codebook=table, image_size=size)
+    check_and_load(model, state, str(OLD))
+    images = torch.arange(4 * 3 * size**2).reshape(4, 3, size, size).remainder(251).to(torch.uint8)
+    logits = torch.tensor([-0.0052, -0.1162, 0.0306, -0.0106])  # of version 0.1
+    torch.testing.assert_close(model.eval()(images)[0].detach(), logits, rtol=1e-3, atol=1e-4)
+
+
+def test_a_flipped_bit_is_refused_by_name(model, tmp_path):
+    path, whole = tmp_path / "flipped.safetensors", tmp_path / "whole.safetensors"
+    save_pretrained(whole, model, {"classes": 4})
+    draws = random.Random(0)
+    for _ in range(200):
+        damaged = bytearray(whole.read_bytes())
+        damaged[draws.randrange(len(damaged))] ^= 1 << draws.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(WeightsError, match=re.escape(str(path))):
+            read_pretrained(path)
