@@ -1,7 +1,7 @@
-"""Adaptive aggregation networks: a stable and a plastic branch, and how much of each is learned on exemplars.
+"""Adaptive aggregation networks: a stable and a plastic branch, blended by a share that is trained on exemplars.
 
 Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021, on the plastic layers of a
-``SplitModel``: one level, everything before the head. In place of many epochs there is a single pass.
+``SplitModel``: one level, everything before the head. Training is a single pass instead of many epochs.
 """
 
 import copy
@@ -26,7 +26,7 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 class OldBranches(OldNetwork):
-    """The old network without the weights that both have: those of the stable branch, which never change."""
+    """The old network without the weights of the stable branch, which never change."""
 
     @staticmethod
     def bytes_of(model, half):
@@ -42,17 +42,20 @@ class OldBranches(OldNetwork):
 
 
 class HerdedFrames(ChosenFrames):
-    """Exemplars may be fewer than classes, for the old network takes its part of the budget: the last get none."""
+    """Allows fewer exemplars than classes, since the old network is charged too; the last classes get none."""
 
     def begin_experience(self, slots, coming, batch_size):
         return []
 
 
 def distillation_loss(logits: Tensor, old_logits: Tensor, classes: list[int], temperature: float) -> Tensor:
-    """``T**2`` times the divergence of the softened answers from the old network's, over some classes; mean of images.
+    """Compute ``T**2`` times the mean KL divergence of the softened answers from those of the old network.
 
     Args:
-        logits, old_logits: ``(B, all classes)``.
+        logits: ``(B, all classes)``.
+        old_logits: ``(B, all classes)``, of the old network.
+        classes: the classes in both softmaxes.
+        temperature: ``T``.
     """
     new = log_softmax(logits[:, classes] / temperature, dim=1)
     old = softmax(old_logits[:, classes] / temperature, dim=1)
@@ -62,12 +65,12 @@ def distillation_loss(logits: Tensor, old_logits: Tensor, classes: list[int], te
 class AANetsPlugin(ImageMemoryPlugin):
     """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.
 
-    Of the classes of the present batch an outer step takes the batch's own frames: as yet they have no exemplars.
-    It runs in evaluation mode, so that nothing but the share changes.
+    An outer step uses the batch's own frames for the classes of the batch, which have no exemplars yet. It runs in
+    evaluation mode, so that only the share changes.
 
     Args:
-        storage_policy: raw images, with the rule ``HerdedFrames``.
-        settings: the others.
+        storage_policy: an image buffer with the rule ``HerdedFrames``.
+        settings: see ``AANetsSettings``.
         seed: of the outer batches.
     """
 
@@ -82,7 +85,7 @@ class AANetsPlugin(ImageMemoryPlugin):
 
     @property
     def statistics_bytes(self) -> int:
-        """The old network, and the stable branch where it counts."""
+        """Bytes of the old network, and of the stable branch if it is charged."""
         return (0 if self.old_network is None else self.old_network.bytes) + self._branch_bytes
 
     def before_training_exp(self, strategy, **kwargs):
@@ -107,7 +110,7 @@ class AANetsPlugin(ImageMemoryPlugin):
                 strategy.loss = strategy.loss + self.settings.distillation * loss
 
     def after_backward(self, strategy, **kwargs):
-        strategy.model.plastic_layers.blended.share.grad = None  # inner steps leave it alone
+        strategy.model.plastic_layers.blended.share.grad = None  # inner steps do not change it
 
     def after_training_iteration(self, strategy, **kwargs):
         if self._old:
@@ -130,7 +133,7 @@ class AANetsPlugin(ImageMemoryPlugin):
             self.old_network.take(model)
 
     def _outer_step(self, strategy, maps: Tensor, labels: Tensor, **kwargs) -> None:
-        """A step of the share alone, on as many images of each class: of a batch, or else of the exemplars."""
+        """Take a step of the share alone, on equally many images of each class: of the batch, or of the exemplars."""
         model, buffer = strategy.model, self.storage_policy
         fresh = set(labels.tolist())
         rounds = -(-strategy.train_mb_size // len(fresh | set(buffer.classes)))
@@ -154,9 +157,9 @@ class AANetsPlugin(ImageMemoryPlugin):
             share.sub_(self.settings.a_learning_rate * gradient).clamp_(0, 1)
 
     def _choose_exemplars(self, strategy) -> None:
-        """Herd the frames of the experience and cut the lists of all classes, so that the whole budget is shared."""
+        """Herd the frames of the experience and cut the lists of all classes, so that they share the budget."""
         model, buffer = strategy.model, self.storage_policy
-        # A generator of its own: a loader draws a seed, and looking must not move the learner's random numbers.
+        # A generator of its own: a loader draws a seed, and must not advance the global RNG.
         loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
         batches = [(pooled_features(model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
         features, labels = (torch.cat(parts) for parts in zip(*batches))
@@ -188,7 +191,7 @@ class AANetsPlugin(ImageMemoryPlugin):
 
 
 def build_aanets(recipe: Recipe) -> StreamStrategy:
-    """AANets; the recipe's model gets both branches, and the optimiser is made after that."""
+    """Build AANets; the recipe's model gets both branches before the optimiser is made."""
     layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
     recipe.model.plastic_layers, recipe.model.head = layers, layers.head
     buffer = ImageBuffer(recipe.mem_size, HerdedFrames(), recipe.seed)
@@ -196,7 +199,7 @@ def build_aanets(recipe: Recipe) -> StreamStrategy:
 
 
 def fixed_bytes(model: SplitModel, settings: AANetsSettings, n_classes: int) -> int:
-    """Bytes besides the exemplars."""
+    """Return the bytes besides the exemplars."""
     count = OldBranches.bytes_of(model, settings.half_old_network) if settings.distillation else 0
     if settings.count_stable_branch:
         count += AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes

@@ -1,4 +1,4 @@
-"""Plastic layers with a stable and a plastic branch before one head, blended by a learned share.
+"""Plastic layers with a stable and a plastic branch before one head, blended by a trainable share.
 
 Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021, section 3.2, with one level:
 everything before the head.
@@ -14,20 +14,20 @@ from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 
 def put(network: nn.Module, name: str, module: nn.Module) -> None:
-    """Another module in the place of the one with a qualified name."""
+    """Replace the submodule with a qualified name."""
     parent, _, last = name.rpartition(".")
     setattr(network.get_submodule(parent), last, module)
 
 
 class ScaledConv(nn.Module):
-    """A frozen convolution whose weights have learned factors, and whose biases, if any, learned summands.
+    """A frozen convolution with trainable factors of its weights and trainable shifts of its biases, if any.
 
     Args:
-        conv: frozen here; ``(O, I, h, w)`` weights.
+        conv: with ``(O, I, h, w)`` weights; frozen here.
 
     Attributes:
-        scale: ``(O, I, 1, 1)``, one at first.
-        shift: ``(O,)``, zero at first, or ``None``.
+        scale: ``(O, I, 1, 1)``, initially one.
+        shift: ``(O,)``, initially zero; or ``None``.
     """
 
     def __init__(self, conv: nn.Conv2d):
@@ -44,7 +44,7 @@ class ScaledConv(nn.Module):
 
 
 class Catch(nn.Module):
-    """In the head's place: passes on what comes, and keeps it until ``release``."""
+    """Replaces the head: returns its input, and keeps it until ``release``."""
 
     caught: Tensor | None = None
 
@@ -58,14 +58,14 @@ class Catch(nn.Module):
 
 
 class BlendedHead(nn.Module):
-    """The head behind ``a * stable + (1 - a) * plastic``.
+    """The head after ``a * stable + (1 - a) * plastic``.
 
     Args:
-        layer: the head itself.
+        layer: the head.
 
     Attributes:
-        share: ``a``, one half at first; kept within [0, 1] by who changes it.
-        stable: what the stable branch gives for the maps of this very pass; ``None`` for the plastic branch alone.
+        share: ``a``, initially one half; the caller keeps it within [0, 1].
+        stable: output of the stable branch in this pass; ``None`` for the plastic branch alone.
     """
 
     stable: Tensor | None = None
@@ -82,17 +82,17 @@ class BlendedHead(nn.Module):
 
 
 class AggregatedLayers(nn.Module):
-    """Plastic layers with two branches before one head; the stable branch takes part from ``aggregate`` on.
+    """Plastic layers with two branches before one head; the stable branch is used after ``aggregate``.
 
-    The stable branch is frozen but for factors of its convolutions (``ScaledConv``); its batch norms stay in evaluation
-    mode. It is a copy whose head only catches what comes in, so that the layers may be any module, a traced one too.
+    The stable branch is frozen except for the factors of its convolutions (``ScaledConv``); its batch norms stay in
+    evaluation mode. It is a copy whose head only returns its input, so the layers may be any module, also a traced one.
 
     Args:
-        layers: ``(B, C, H, W)`` -> ``(B, classes)``; become the plastic branch and the head.
-        head: qualified name in them of the head.
+        layers: ``(B, C, H, W)`` -> ``(B, classes)``; they become the plastic branch and the head.
+        head: qualified name of the head in ``layers``.
 
     Attributes:
-        head: qualified name in this module of the same.
+        head: qualified name of the head in this module.
     """
 
     def __init__(self, layers: nn.Module, head: str):
@@ -119,7 +119,7 @@ class AggregatedLayers(nn.Module):
         return tensor_bytes([*self.stable.parameters(), *self.stable.buffers()])
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Logits ``(B, classes)`` of ``(B, C, H, W)`` maps."""
+        """Compute logits ``(B, classes)`` of ``(B, C, H, W)`` maps."""
         head = self.blended
         if self.aggregating:
             self.stable(maps)
@@ -130,7 +130,7 @@ class AggregatedLayers(nn.Module):
             head.stable = None
 
     def train(self, mode: bool = True) -> "AggregatedLayers":
-        """As ``nn.Module.train``, but the stable branch's batch norms stay as they are."""
+        """Set the mode as ``nn.Module.train`` does; batch norms of the stable branch stay in evaluation mode."""
         super().train(mode)
         for module in self.stable.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -139,7 +139,7 @@ class AggregatedLayers(nn.Module):
 
     @torch.no_grad()
     def aggregate(self) -> None:
-        """From now on both branches, the stable one with the plastic one's present weights."""
+        """Use both branches from now on; the stable one gets the current weights of the plastic one."""
         for name, module in self.plastic.named_modules():
             if f"{name}.".startswith(f"{self._place}."):
                 continue
@@ -152,6 +152,6 @@ class AggregatedLayers(nn.Module):
         self.aggregating.fill_(True)
 
     def changing(self) -> set[str]:
-        """Names in the state dict of what training changes: not the stable branch's own weights and statistics."""
+        """Return the names in the state dict that training changes: all but the stable branch's own weights."""
         learned = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         return learned | {f"plastic.{name}" for name, _ in self.plastic.named_buffers()}

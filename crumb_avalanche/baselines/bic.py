@@ -1,4 +1,4 @@
-"""BiC in one pass: distillation, then two scalars against the bias to new classes (Wu et al., CVPR 2019)."""
+"""BiC in one pass: distillation, then two scalars that correct the bias to new classes (Wu et al., CVPR 2019)."""
 
 import copy
 from collections.abc import Sequence
@@ -23,25 +23,25 @@ _SMALLEST_ALPHA = 0.01
 
 
 def spread(count: int, total: int) -> list[int]:
-    """``count`` different numbers below ``total``, evenly spread, ascending; all of them if there are no more."""
+    """Return ``count`` different numbers below ``total``, evenly spread and ascending; all if there are no more."""
     count = min(count, total)
     return [(2 * number + 1) * total // (2 * count) for number in range(count)]
 
 
 @dataclass
 class SplitExemplars(SelectionRule):
-    """Exemplars evenly spread over each class's frames; the first ones of each list are for validation.
+    """Exemplars evenly spread over the frames of each class; the first ones of each list are for validation.
 
-    Which frames those are has to be known when they come by, for validation frames must not be learned from. So they
-    are not herded after the training. Where a new one needs room the list that is most above its quota gives up its
-    last: training exemplars go first, and what was learned from never turns into validation, with one exception: a
-    class's only exemplar validates and is replayed as well, for otherwise a small budget would replay nothing.
+    Validation frames must not be trained on, so they have to be known in advance and are not herded after training. If
+    a new exemplar needs room, the class most above its quota gives up the last of its list: training exemplars go
+    first, and an exemplar that was trained on never becomes a validation exemplar. One exception: the only exemplar of
+    a class is used for validation and replayed as well, since otherwise a small budget would replay nothing.
 
     Attributes:
-        share: of a class's exemplars that validate; at least one.
+        share: share of a class's exemplars for validation; at least one.
         quotas: exemplars of each class after this experience.
-        stored, held: of each class of the experience, the numbers of the frames to store and, among them, to hold out.
-        offered: frames of each class that came by in this epoch.
+        stored, held: for each class of the experience, numbers of the frames to store and, among them, to hold out.
+        offered: frames of each class so far in this epoch.
     """
 
     share: float = 0.1
@@ -51,12 +51,12 @@ class SplitExemplars(SelectionRule):
     offered: dict[int, int] = field(default_factory=dict)
 
     def validating(self, count: int) -> int:
-        """How many of a class's exemplars are for validation."""
+        """Return how many of a class's exemplars are for validation."""
         return min(max(1, round(self.share * count)), max(1, count - 1))
 
     def begin_experience(self, slots, coming, batch_size):
         for label in coming:
-            slots.by_class.setdefault(label, [])  # counts as a class even if no slot is left for it
+            slots.by_class.setdefault(label, [])  # a class even if no slot is left for it
         self.quotas = allot(slots.capacity, list(slots.by_class))
         self.stored = {label: spread(self.quotas[label], total) for label, total in coming.items()}
         self.held = {
@@ -67,7 +67,7 @@ class SplitExemplars(SelectionRule):
         return trim(slots, dict.fromkeys(coming, 0))  # a class that comes again is collected anew
 
     def _numbers(self, labels: Sequence[int]) -> list[int]:
-        """Which frame of its class each image is, counted from the beginning of the epoch."""
+        """Number each image among the frames of its class in this epoch."""
         here: dict[int, int] = {}
         numbers = []
         for label in labels:
@@ -76,7 +76,7 @@ class SplitExemplars(SelectionRule):
         return numbers
 
     def held_out(self, labels: Sequence[int]) -> list[bool]:
-        """Which images of the next batch must not be learned from."""
+        """Return which images of the next batch must not be trained on."""
         return [number in self.held[label] for label, number in zip(labels, self._numbers(labels))]
 
     def give_up(self, slots, label):
@@ -101,7 +101,7 @@ class SplitExemplars(SelectionRule):
                 chosen.append((position, slot))
         self.pass_by(labels)
         if all(slots.count(label) == len(numbers) for label, numbers in self.stored.items()):
-            trim(slots, self.quotas)  # all are there: balance the others
+            trim(slots, self.quotas)  # all are stored: balance the others
         return chosen
 
     def state_dict(self):
@@ -112,10 +112,9 @@ class SplitExemplars(SelectionRule):
 
 
 def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSettings) -> tuple[float, float]:
-    """``alpha`` and ``beta`` such that ``alpha * logit + beta`` for new classes answers best: the bias correction.
+    """Fit the bias correction: ``alpha`` and ``beta`` of ``alpha * logit + beta`` for new classes.
 
-    ``alpha`` stays positive: a handful of validation images may be told apart best with the new classes' order
-    reversed.
+    ``alpha`` stays positive: for a few validation images, reversing the order of the new classes may have a lower loss.
 
     Args:
         logits: ``(B, classes)`` of a balanced validation set; constants.
@@ -142,15 +141,17 @@ def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSe
 
 
 class BiCPlugin(ImageMemoryPlugin):
-    """Stage 1 with every batch: cross-entropy and distillation on new frames and as many exemplars of old classes.
+    """Distillation with replay, and two scalars for each experience that correct the bias to new classes.
 
-    Stage 2 after each experience from the second on: the two scalars of its classes, fitted on the validation
-    exemplars of all classes, as many of each. Neither the experience nor the benchmark is changed: frames held out
-    for validation pass by like all others, with no weight in the loss.
+    Stage 1, with every batch: cross-entropy and distillation on new frames and as many exemplars of old classes.
 
-    Each experience keeps its scalars, in predictions, in the loss and in the old network's answers. (The authors drop
-    them after the following experience, by when distillation has taught the network what they corrected; one pass is
-    too short for that.)
+    Stage 2, after each experience from the second on: fits the two scalars of its classes on the validation exemplars
+    of all classes, equally many of each. The experience is not changed: frames held out for validation have weight 0
+    in the loss.
+
+    Each experience keeps its scalars, in predictions, in the loss and in the answers of the old network. (The authors
+    drop them after the next experience, when distillation has trained the network to make the same correction; one
+    pass is too short for that.)
 
     Args:
         storage_policy: an image buffer with the rule ``SplitExemplars``; replay is drawn by its random state.
@@ -172,11 +173,11 @@ class BiCPlugin(ImageMemoryPlugin):
 
     @property
     def statistics_bytes(self) -> int:
-        """The old network and the scalars."""
+        """Bytes of the old network and the scalars."""
         return self.old_network.bytes + tensor_bytes([self.alpha, self.beta])
 
     def correct(self, logits: Tensor) -> Tensor:
-        """``(B, classes)`` logits with every experience's scalars applied to its classes."""
+        """Apply the scalars of every experience to its classes, in ``(B, classes)`` logits."""
         return logits * self.alpha.to(logits.device) + self.beta.to(logits.device)
 
     def before_training_exp(self, strategy, **kwargs):
@@ -216,7 +217,7 @@ class BiCPlugin(ImageMemoryPlugin):
         strategy.loss = (weights * losses).sum() / weights.sum().clamp(min=1)
 
     def _distillation(self, logits: Tensor, old_logits: Tensor) -> Tensor:
-        """``(B,)`` cross-entropies of softened answers over the old classes (not scaled by ``T ** 2``)."""
+        """Compute ``(B,)`` cross-entropies of softened answers over the old classes (not scaled by ``T ** 2``)."""
         targets = (old_logits / self.settings.temperature).softmax(1)
         return -(targets * (logits / self.settings.temperature).log_softmax(1)).sum(1)
 
@@ -235,7 +236,7 @@ class BiCPlugin(ImageMemoryPlugin):
         self.old_network.take(strategy.model)
 
     def _validation_answers(self, strategy) -> tuple[Tensor, Tensor]:
-        """Logits ``(B, classes)`` and labels of as many validation exemplars of each class, in evaluation mode."""
+        """Return logits ``(B, classes)`` and labels of equally many validation exemplars of each class."""
         storage = self.storage_policy
         lists = [storage.slots.by_class[label] for label in storage.classes]
         each = min(storage.rule.validating(len(slots)) for slots in lists)
@@ -269,7 +270,7 @@ class BiCPlugin(ImageMemoryPlugin):
 
 
 def build_bic(recipe: Recipe) -> StreamStrategy:
-    """BiC on the plastic layers."""
+    """Build BiC on the plastic layers."""
     method = recipe.method
     buffer = ImageBuffer(recipe.mem_size, SplitExemplars(method.validation_share), recipe.seed)
     old_network = OldNetwork(method.half_old_network)
@@ -278,7 +279,7 @@ def build_bic(recipe: Recipe) -> StreamStrategy:
 
 BIC = Entry(
     name="bic",
-    summary="exemplars, distillation, and two scalars against the bias to new classes",
+    summary="exemplars, distillation, and two scalars that correct the bias to new classes",
     source="Wu et al., Large Scale Incremental Learning, CVPR 2019",
     stores="raw images, a copy of the plastic layers for distillation, two scalars an experience",
     build=build_bic,

@@ -1,4 +1,4 @@
-"""The bounds: learn and forget, learn everything at once, guess."""
+"""Bounds: fine-tuning, training on everything at once, and guessing."""
 
 import torch
 
@@ -7,12 +7,12 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 def build_finetune(recipe: Recipe) -> StreamStrategy:
-    """Plastic layers learn each batch; nothing is stored."""
+    """Build fine-tuning of the plastic layers on each batch; nothing is stored."""
     return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common())
 
 
 class ChanceStrategy(StreamStrategy):
-    """Answers with a random class of those seen so far; learns nothing. Its training passes are there to see classes.
+    """Answers with a random class of those seen so far; training only records which classes were seen.
 
     Args:
         seed: of the answers.
@@ -28,7 +28,7 @@ class ChanceStrategy(StreamStrategy):
         return logits.requires_grad_(self.is_training)
 
     def optimizer_step(self):
-        """Nothing: there is nothing to learn."""
+        """Do nothing: there is nothing to train."""
 
     def state_dict(self):
         return super().state_dict() | {"method": {"random": self._random.get_state()}}
@@ -47,7 +47,7 @@ class ChanceStrategy(StreamStrategy):
 
 FINETUNE = Entry(
     name="finetune",
-    summary="plastic layers learn each batch and forget (lower bound)",
+    summary="fine-tuning of the plastic layers on each batch (lower bound)",
     source="Talbot et al., lower bound",
     stores="nothing",
     build=build_finetune,

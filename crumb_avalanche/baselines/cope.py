@@ -1,6 +1,6 @@
-"""CoPE: prototypes that evolve with every batch, and a loss that pulls features to them (De Lange and Tuytelaars 2021).
+"""CoPE: prototypes that are updated with every batch, and a loss that attracts features to them.
 
-Continual Prototype Evolution: Learning Online from Non-Stationary Data Streams, ICCV 2021.
+De Lange and Tuytelaars, Continual Prototype Evolution: Learning Online from Non-Stationary Data Streams, ICCV 2021.
 """
 
 import numpy as np
@@ -22,37 +22,37 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 class BalancedMemories(ClassBalancedReservoir):
-    """As its parent; but classes may outnumber the slots, for every class has a prototype."""
+    """A class-balanced reservoir that allows more classes than slots, since every class has a prototype."""
 
     def begin_experience(self, slots, coming, batch_size):
         return []
 
 
 def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, temperature: float) -> Tensor:
-    """The pseudo-prototypical proxy (PPP) loss, without loops and in logarithms.
+    """Compute the pseudo-prototypical proxy (PPP) loss, without loops and in logarithms.
 
-    ``P(c | f, p)`` is the softmax of the similarity of ``f`` to a proxy ``p`` of class ``c`` against those to the
-    prototypes of all other classes. Every sample attracts: the log of its mean ``P`` over its class's prototype and
-    the other samples of its class. And it repels every sample ``j`` of other classes: the log of 1 less the mean of
-    ``P(c | f_j, .)`` over its class's prototype and itself. Proxies are constants.
+    ``P(c | f, p)`` is the softmax of the similarity of ``f`` to a proxy ``p`` of class ``c`` against the similarities
+    to the prototypes of all other classes. The attraction of a sample is the log of its mean ``P`` over the prototype
+    and the other samples of its class. Its repulsion of a sample ``j`` of another class is the log of 1 minus the mean
+    of ``P(c | f_j, .)`` over the prototype of its class and itself. Proxies are constants.
 
     Args:
         embeddings: ``(B, D)``, of length 1.
-        labels: ``(B,)`` int64; prototypes of all are known.
+        labels: ``(B,)`` int64; all of them have a prototype.
         prototypes: ``(classes, D)``, of length 1.
-        known: ``(classes,)`` bool, which prototypes there are.
-        temperature: that similarities are divided by.
+        known: ``(classes,)`` bool, which classes have a prototype.
+        temperature: divisor of similarities.
 
     Returns:
-        The negative sum of all terms, divided by ``B``; 0 where there is only one class.
+        The negative sum of all terms, divided by ``B``; 0 if there is only one class.
     """
     if int(known.sum()) < 2:
         return embeddings.sum() * 0
-    to_samples = embeddings @ embeddings.detach().t() / temperature  # [i, j]: i in the eyes of proxy j
+    to_samples = embeddings @ embeddings.detach().t() / temperature  # [i, j]: similarity of i to proxy j
     to_prototypes = (embeddings @ prototypes.t() / temperature).masked_fill(~known, -torch.inf)
     classes, places = labels.unique(return_inverse=True)
     own = one_hot(classes, len(prototypes)).bool()
-    # [i, j]: logarithm of i's similarities to the prototypes of all classes but that of j.
+    # [i, j]: log of the summed similarities of i to the prototypes of all classes except that of j.
     others = to_prototypes.unsqueeze(1).masked_fill(own, -torch.inf).logsumexp(2)[:, places]
     sample, prototype = to_samples - others, to_prototypes[:, labels] - others  # P is the sigmoid of these
     same = labels.unsqueeze(1) == labels
@@ -65,21 +65,21 @@ def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tens
 
 
 class CoPEPlugin(ImageMemoryPlugin):
-    """Learns from every batch and as many memories in one step; answers with the nearest prototype.
+    """Trains on every batch and as many memories in one step; answers with the nearest prototype.
 
-    An embedding is the normalised input of the head, averaged over locations; the head itself takes no part. Memories
-    are balanced over the classes by a reservoir, and none comes twice in a batch. Prototypes move after each step, to
-    the embeddings that it learned from.
+    An embedding is the normalised input of the head, averaged over locations; the head itself is not used. Memories
+    are balanced over the classes by a reservoir, and none is replayed twice in a batch. Prototypes are updated after
+    each step with the embeddings of that step.
 
     Args:
         storage_policy: an image buffer with a balancing rule; replay is drawn by its random state.
         settings: see ``CoPESettings``.
-        n_classes: of the whole stream.
-        length: ``D``, of an embedding.
+        n_classes: classes of the whole stream.
+        length: ``D`` of an embedding.
         seed: of random prototypes.
 
     Attributes:
-        prototypes: ``(n_classes, D)`` float32, of length 1 or, before the class's first frame, 0.
+        prototypes: ``(n_classes, D)`` float32, of length 1, or 0 before the first frame of the class.
     """
 
     def __init__(self, storage_policy: CompactBuffer, settings: CoPESettings, n_classes: int, length: int, seed: int):
@@ -92,23 +92,23 @@ class CoPEPlugin(ImageMemoryPlugin):
 
     @property
     def statistics_bytes(self) -> int:
-        """The prototypes."""
+        """Bytes of the prototypes."""
         return tensor_bytes([self.prototypes])
 
     @property
     def known(self) -> Tensor:
-        """``(n_classes,)`` bool: which classes have a prototype."""
+        """Which classes have a prototype, ``(n_classes,)`` bool."""
         return self.prototypes.any(dim=1)
 
     def scores(self, embeddings: Tensor) -> Tensor:
-        """``(B, classes)``: products with the prototypes by the temperature."""
+        """Compute ``(B, classes)`` products with the prototypes, divided by the temperature."""
         self.prototypes = self.prototypes.to(embeddings.device)
         products = embeddings @ self.prototypes.t() / self.settings.temperature
         return products.masked_fill(~self.known, UNSEEN_LOGIT)
 
     @torch.no_grad()
     def begin(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Make prototypes of the batch's classes that have none yet."""
+        """Initialise the prototypes of classes in the batch that have none yet."""
         self.prototypes = self.prototypes.to(embeddings.device)
         for label in labels[~self.known[labels]].unique().tolist():
             start = embeddings[labels == label].mean(0)
@@ -118,7 +118,7 @@ class CoPEPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def evolve(self, embeddings: Tensor, labels: Tensor) -> None:
-        """``p <- normalised(m p + (1 - m) mean)`` for each class of a batch."""
+        """Update ``p <- normalised(m p + (1 - m) mean)`` for each class of a batch."""
         momentum = self.settings.prototype_momentum
         for label in labels.unique().tolist():
             mean = embeddings[labels == label].mean(0)
@@ -177,7 +177,7 @@ class CoPEPlugin(ImageMemoryPlugin):
 
 
 def build_cope(recipe: Recipe) -> StreamStrategy:
-    """CoPE on the plastic layers below the head."""
+    """Build CoPE on the plastic layers below the head."""
     model = recipe.model
     layers = model.plastic_layers
     if all(name.startswith(f"{model.head}.") for name, weight in layers.named_parameters() if weight.requires_grad):
@@ -192,7 +192,7 @@ def build_cope(recipe: Recipe) -> StreamStrategy:
 
 COPE = Entry(
     name="cope",
-    summary="prototypes that evolve with every batch, balanced replay of images, nearest prototype",
+    summary="prototypes updated with every batch, balanced replay of images, nearest prototype",
     source="De Lange and Tuytelaars, Continual Prototype Evolution, ICCV 2021",
     stores="raw images, and a prototype of each class",
     build=build_cope,

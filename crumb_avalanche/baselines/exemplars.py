@@ -1,4 +1,4 @@
-"""What the exemplar methods share: herding, prioritised lists, the old network."""
+"""Shared parts of the exemplar methods: herding, prioritised lists, the old network."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,11 @@ from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 
 def herd(features: Tensor, count: int) -> list[int]:
-    """The rows whose running mean stays closest to the mean of all, best first, none twice (iCaRL, algorithm 4).
+    """Choose rows whose running mean stays closest to the mean of all, best first (iCaRL, algorithm 4).
 
     Args:
         features: ``(N, D)``.
-        count: how many are wanted; fewer come if there are fewer rows.
+        count: number of rows; all rows if there are fewer.
     """
     mean, total = features.mean(0), torch.zeros_like(features[0])
     taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
@@ -32,23 +32,23 @@ def herd(features: Tensor, count: int) -> list[int]:
 
 
 def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> Tensor:
-    """``(count,)`` int64 of some slots in random order, none again before all were drawn."""
+    """Draw ``(count,)`` int64 of some slots in random order, each again only after all were drawn."""
     return torch.from_numpy(np.resize(random.permutation(np.asarray(slots, dtype=np.int64)), count))
 
 
 def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
-    """How many exemplars each class may have: equal shares of all slots, what is left over one each to the first.
+    """Allot exemplars to classes: equal shares of all slots, and the remainder one each to the first classes.
 
-    With more classes than slots the last ones get none.
+    With more classes than slots, the last classes get none.
     """
     share, left_over = divmod(capacity, len(classes))
     return {label: share + (place < left_over) for place, label in enumerate(classes)}
 
 
 def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
-    """Cut the lists of some classes behind their first members, as many as their quotas; returns the freed slots.
+    """Cut the lists of some classes to their quotas and return the freed slots.
 
-    Unlike ``Slots.trim``, which gives up random members, it takes lists to be in order of priority.
+    It keeps the first members of each list, which is in order of priority; ``Slots.trim`` gives up random members.
     """
     freed: list[int] = []
     for label, quota in quotas.items():
@@ -60,10 +60,10 @@ def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
 
 
 class OldNetwork:
-    """The plastic layers as they were after the latest experience, in evaluation mode, for distillation.
+    """Copy of the plastic layers after the latest experience, in evaluation mode, for distillation.
 
     Args:
-        half: keep the weights as float16 (11 significant bits) and compute in float32; half the bytes.
+        half: keep the weights as float16 (11 significant bits), in half the bytes; computation is in float32.
     """
 
     def __init__(self, half: bool = True):
@@ -72,17 +72,17 @@ class OldNetwork:
 
     @staticmethod
     def bytes_of(model: SplitModel, half: bool) -> int:
-        """Bytes of such a copy."""
+        """Return the bytes of a copy."""
         tensors = model.plastic_layers.state_dict().values()
         return sum(t.numel() * (2 if half and t.is_floating_point() else t.element_size()) for t in tensors)
 
     @property
     def bytes(self) -> int:
-        """Bytes held now; 0 before the first ``take``."""
+        """Bytes of the copy; 0 before the first ``take``."""
         return tensor_bytes(self.state.values())
 
     def take(self, model: SplitModel) -> None:
-        """Copy the present weights."""
+        """Copy the current weights."""
         self.state = {}
         for name, value in model.plastic_layers.state_dict().items():
             kept = torch.float16 if self.half and value.is_floating_point() else value.dtype
@@ -90,7 +90,7 @@ class OldNetwork:
 
     @torch.no_grad()
     def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
-        """``(B, classes)`` float32 of ``(B, C, H, W)`` maps. The model lends its structure, not its weights."""
+        """Compute ``(B, classes)`` float32 of ``(B, C, H, W)`` maps with the copied weights in the model's layers."""
         self.state = {name: value.to(maps.device) for name, value in self.state.items()}  # a loaded state is on the CPU
         weights = {name: value.float() if value.is_floating_point() else value for name, value in self.state.items()}
         with model.stopwatch.measure("plastic"), evaluating(model.plastic_layers), model.autocast():

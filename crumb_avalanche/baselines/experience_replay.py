@@ -1,6 +1,6 @@
 """Replay of raw images in the step of the new batch: experience replay and dark experience replay.
 
-``ImageMemoryPlugin`` and ``draw`` serve every method that keeps raw images and has losses of its own.
+``ImageMemoryPlugin`` and ``draw`` are shared by all methods that store raw images and have their own losses.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 @dataclass
 class Reservoir(SelectionRule):
-    """Every frame of the stream has the same chance to be held, whatever its class (Vitter 1985, algorithm R).
+    """Stores every frame of the stream with the same probability, regardless of its class (Vitter 1985, algorithm R).
 
-    The reservoir of ``memory.selection`` balances the classes; this one is what the papers on ER and DER++ use.
+    ``ClassBalancedReservoir`` of ``memory.selection`` balances the classes; the papers on ER and DER++ use this one.
 
     Attributes:
         seen: frames offered so far.
@@ -34,7 +34,7 @@ class Reservoir(SelectionRule):
     seen: int = 0
 
     def begin_experience(self, slots, coming, batch_size):
-        return []  # classes may outnumber the slots: none has a claim to one
+        return []  # no class has a claim to a slot: there may be more classes than slots
 
     def choose(self, slots, labels):
         chosen = []
@@ -50,7 +50,7 @@ class Reservoir(SelectionRule):
 
     @staticmethod
     def _class_at(slots: Slots, place: int) -> int:
-        """The class of the memory at a place, so that each gives one up with a chance proportional to its size."""
+        """Return the class of the memory at a place among all; classes give one up in proportion to their size."""
         for label, members in slots.by_class.items():
             if place < len(members):
                 return label
@@ -65,7 +65,7 @@ class Reservoir(SelectionRule):
 
 
 class ChosenFrames(SelectionRule):
-    """Stores what it is offered as long as slots are free: for methods that choose their memories themselves."""
+    """Stores all it is offered while slots are free, for methods that choose their memories themselves."""
 
     second_pass = True  # nothing is stored during training
 
@@ -74,15 +74,15 @@ class ChosenFrames(SelectionRule):
 
 
 def held_slots(buffer: CompactBuffer) -> list[int]:
-    """The slots that hold a memory, ascending."""
+    """Return the slots that hold a memory, ascending."""
     return sorted(slot for members in buffer.slots.by_class.values() for slot in members)
 
 
 def draw(buffer: CompactBuffer, count: int) -> Tensor:
-    """Draw memories uniformly, none again before all were drawn.
+    """Draw memories uniformly, each again only after all were drawn.
 
     Returns:
-        ``(count,)`` int64 slots; empty where nothing is stored.
+        ``(count,)`` int64 slots; empty if nothing is stored.
     """
     held = held_slots(buffer)
     if not held:
@@ -101,24 +101,24 @@ class ImageMemoryPlugin(StoringPlugin):
         strategy.model.quantized_training = False
 
     def memory_logits(self, strategy, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """``(n, classes)`` logits over the classes seen and ``(n,)`` labels of drawn memories; F runs once for each."""
+        """Compute ``(n, classes)`` masked logits and ``(n,)`` labels of memories; F runs once for each."""
         maps, labels = self.storage_policy.replay(slots, strategy.model)
         return self.logits(strategy.model, maps), labels
 
     def hold(self, strategy, kept: Sequence[int], positions: Sequence[int]) -> None:
-        """From now on hold the memories in some slots, and some frames of the present experience; no others.
+        """Keep the memories in some slots and store some frames of the current experience; give up all others.
 
         Args:
-            strategy: in training, its buffer with the rule ``ChosenFrames``.
+            strategy: in training; the rule of its buffer is ``ChosenFrames``.
             kept: slots.
-            positions: frames of the experience; a class's memories lie in this order behind those it keeps.
+            positions: frames of the experience; the list of a class has them in this order, after its kept memories.
         """
         buffer, kept = self.storage_policy, set(kept)
         for label, members in buffer.slots.by_class.items():
             buffer.slots.free += [slot for slot in members if slot not in kept]
             buffer.slots.by_class[label] = [slot for slot in members if slot in kept]
         targets = strategy.experience.dataset.targets
-        for start in range(0, max(1, len(positions)), strategy.eval_mb_size):  # at least once: it wipes what was freed
+        for start in range(0, max(1, len(positions)), strategy.eval_mb_size):  # at least once: it wipes the freed slots
             part = positions[start : start + strategy.eval_mb_size]
 
             def pixels(places: Sequence[int], part=part) -> Tensor:
@@ -129,10 +129,10 @@ class ImageMemoryPlugin(StoringPlugin):
 
 
 class ExperienceReplayPlugin(ImageMemoryPlugin):
-    """Loss of the union of the new batch and as many memories, in one step.
+    """Trains on the union of the new batch and as many memories, in one step.
 
-    Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019, algorithm 1. The two halves go through the
-    plastic layers one after the other: a batch norm there takes its statistics from each of them.
+    Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019, algorithm 1. The two halves pass the
+    plastic layers one after the other: a batch norm takes its statistics from each of them.
     """
 
     def before_backward(self, strategy, **kwargs):
@@ -146,12 +146,12 @@ class ExperienceReplayPlugin(ImageMemoryPlugin):
 
 
 class LogitImageBuffer(ImageBuffer):
-    """Raw images and the logits they had when they were seen, ``3 * h * w + 4 * classes`` bytes each.
+    """Raw images and their logits when they were seen, ``3 * h * w + 4 * classes`` bytes each.
 
     A row has the pixels, then the float32 logits; those of classes not seen by then are -10,000.
 
     Attributes:
-        offered: ``(B, classes)`` logits of the batch that is offered next.
+        offered: ``(B, classes)`` logits of the batch that is stored next.
     """
 
     offered: Tensor | None = None
@@ -170,30 +170,31 @@ class LogitImageBuffer(ImageBuffer):
         return super().to_maps(rows[:, : 3 * size**2].unflatten(1, (3, size, size)), model)
 
     def logits(self, slots: Tensor, model: SplitModel) -> Tensor:
-        """``(n, classes)`` float32 logits of some slots, on the model's device."""
+        """Return ``(n, classes)`` float32 logits of some slots, on the model's device."""
         tail = self.rows[slots][:, 3 * model.image_size**2 :]
-        # A copy, for a view of other bytes of a row need not be aligned.
+        # A copy, since a view of a part of a row may not be aligned.
         return tail.clone(memory_format=torch.contiguous_format).view(torch.float32).to(model.pixel_mean.device)
 
 
 def dark_loss(logits: Tensor, stored: Tensor) -> Tensor:
-    """Mean squared difference between logits and stored ones, over the classes that were seen when these were stored.
+    """Compute the mean squared difference between logits and stored ones, over the classes seen when these were stored.
 
     Args:
-        logits, stored: ``(n, classes)``.
+        logits: ``(n, classes)``.
+        stored: ``(n, classes)``.
     """
     known = stored != UNSEEN_LOGIT
     return (logits - stored).masked_fill(~known, 0.0).square().sum() / known.sum()
 
 
 class DarkReplayPlugin(ImageMemoryPlugin):
-    """``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step.
+    """Trains on ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step.
 
     Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020 (there called DER++).
 
     Args:
-        storage_policy: images and logits.
-        settings: the weights.
+        storage_policy: the buffer of images and logits.
+        settings: see ``DarkReplaySettings``.
     """
 
     def __init__(self, storage_policy: LogitImageBuffer, settings: DarkReplaySettings):
@@ -224,19 +225,19 @@ def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_chang
 
 
 def build_er(recipe: Recipe) -> StreamStrategy:
-    """Experience replay."""
+    """Build experience replay."""
     return memory_strategy(recipe, ExperienceReplayPlugin(ImageBuffer(recipe.mem_size, Reservoir(), recipe.seed)))
 
 
 def build_der(recipe: Recipe) -> StreamStrategy:
-    """Dark experience replay."""
+    """Build dark experience replay."""
     buffer = LogitImageBuffer(recipe.mem_size, Reservoir(), recipe.seed)
     return memory_strategy(recipe, DarkReplayPlugin(buffer, recipe.method))
 
 
 ER = Entry(
     name="er",
-    summary="raw images out of a reservoir, learned in one step with each new batch",
+    summary="raw images from a reservoir, trained on in one step with each new batch",
     source="Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019",
     stores="raw images",
     build=build_er,
@@ -244,7 +245,7 @@ ER = Entry(
 )
 DER = Entry(
     name="der",
-    summary="raw images and the logits they had, out of a reservoir (DER++)",
+    summary="raw images and their logits from a reservoir (DER++)",
     source="Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020",
     stores="raw images, and a float32 logit of each for every class",
     build=build_der,

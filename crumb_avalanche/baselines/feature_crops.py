@@ -1,4 +1,4 @@
-"""Random resized crops of feature maps, each map its own, as matrix products (REMIND, ECCV 2020, section 3.3)."""
+"""Random resized crops of feature maps, one for each map, as matrix products (REMIND, ECCV 2020, section 3.3)."""
 
 import numpy as np
 import torch
@@ -10,10 +10,10 @@ TRIES = 10
 
 
 def random_boxes(count: int, height: int, width: int, scale: float, random: np.random.Generator) -> np.ndarray:
-    """Boxes inside a map.
+    """Draw boxes inside a map.
 
-    The area is uniform between ``scale`` and 1 times the map's, the ratio log-uniform between 3/4 and 4/3; a box that
-    does not fit is drawn anew, and after ten tries it is the whole map.
+    The area is uniform between ``scale`` and 1 times that of the map, the ratio log-uniform between 3/4 and 4/3. A box
+    that does not fit is drawn again; after ten tries it is the whole map.
 
     Returns:
         ``(count, 4)`` int64: first row, first column, rows, columns.
@@ -33,8 +33,11 @@ def random_boxes(count: int, height: int, width: int, scale: float, random: np.r
 
 
 def _weights(start: Tensor, size: Tensor, length: int) -> Tensor:
-    """``(n, length, length)``: how much each old row (last axis) gives to each new one, where ``size`` old rows from
-    ``start`` on are stretched to ``length`` (linear interpolation, pixel centres, as ``interpolate`` does)."""
+    """Compute ``(n, length, length)`` weights of each old row (last axis) in each new one.
+
+    ``size`` old rows from ``start`` on are stretched to ``length`` (linear interpolation, pixel centres, as
+    ``interpolate`` does).
+    """
     size = size.unsqueeze(1)
     place = ((torch.arange(length, device=size.device) + 0.5) * size / length - 0.5).clamp_min(0)
     low = place.floor().long().minimum(size - 1)
@@ -46,7 +49,7 @@ def _weights(start: Tensor, size: Tensor, length: int) -> Tensor:
 
 
 def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
-    """Cut a box out of each map and stretch it to the map's size, bilinearly.
+    """Crop a box of each map and resize it to the size of the map, bilinearly.
 
     Args:
         maps: ``(n, C, H, W)`` float32.
@@ -64,7 +67,7 @@ def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
 
 
 def random_resized_crops(maps: Tensor, scale: float, random: np.random.Generator) -> Tensor:
-    """A random box of each map, at the map's size.
+    """Crop a random box of each map and resize it to the size of the map.
 
     Args:
         maps: ``(n, C, H, W)`` float32.

@@ -1,4 +1,4 @@
-"""GEM: steps that raise the loss of no past experience, as far as a few of its images can tell.
+"""GEM: steps that do not raise the loss of any past experience, measured on a few of its images.
 
 Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", 2017.
 """
@@ -16,24 +16,24 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-# Added to the diagonal of the Gram matrix, as a part of its largest eigenvalue: gradients that repeat or oppose each
-# other would have weights without bound. Products that it leaves negative are projected away once more.
+# Added to the diagonal of the Gram matrix, relative to its largest eigenvalue: weights of gradients that repeat or
+# oppose each other would be unbounded. Products that stay negative are projected away once more.
 _RIDGE = 1e-10
 _PRODUCT_TOLERANCE = 1e-9
 _REFINEMENTS = 10
 
 
 class ExperienceShares(SelectionRule):
-    """Every experience has the same share of the capacity, filled with a uniform sample (reservoir) of its images.
+    """Stores a uniform sample (reservoir) of each experience's images, with equal shares of the capacity.
 
     GEM's authors keep the last images, which in a stream of clips are of one clip and one class. Shares shrink as
     experiences come; a past experience gives up random memories. The groups of ``Slots`` are experiences here, not
     classes.
 
     Attributes:
-        experience: number of the present one.
-        share: memories that each may have.
-        offered: images of the present one so far.
+        experience: number of the current experience.
+        share: most memories of one experience.
+        offered: images of the current experience so far.
     """
 
     def __init__(self):
@@ -74,7 +74,7 @@ class ExperienceShares(SelectionRule):
         return chosen
 
     def past(self, slots: Slots) -> list[list[int]]:
-        """The slots of each past experience."""
+        """Return the slots of each past experience."""
         return [held for number, held in slots.by_class.items() if held and number != self.experience]
 
     def state_dict(self):
@@ -85,11 +85,11 @@ class ExperienceShares(SelectionRule):
 
 
 def dual_solution(gram: np.ndarray, products: np.ndarray, least: np.ndarray) -> np.ndarray:
-    """The weights of past gradients in GEM's step (eq. 12): lowest ``v P v / 2 + b v`` with ``v >= least``.
+    """Compute the weights of past gradients in GEM's step (eq. 12): minimise ``v P v / 2 + b v``, ``v >= least``.
 
     With ``P = A'A`` and ``v = u + least`` this is the non-negative least-squares problem ``min |A u - c|``, solved
-    exactly by an active-set method. The authors add 0.001 to the diagonal of ``P`` whatever its scale, so that products
-    of small gradients stay negative. Here it is a tiny part of ``P`` itself.
+    exactly by an active-set method. The authors add 0.001 to the diagonal of ``P`` at any scale, so that products of
+    small gradients stay negative. Here it is relative to ``P``.
 
     Args:
         gram: ``P``, ``(t, t)`` float64, products of the past gradients with each other.
@@ -134,13 +134,13 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
 class GEMPlugin(StatefulPlugin):
     """Corrects each gradient by those of the past experiences' memories, before the step.
 
-    For a strategy that has an ``ImageBuffer`` with ``ExperienceShares`` as ``storage_policy``. At every step P runs
-    forwards and backwards on each past experience's memories, one experience at a time: that is the method, and its
-    cost. Nothing of it is kept, so the memories are all the bytes there are. Only weights that learn count; losses are
-    over the classes seen so far, and in training mode, as the new batch's is.
+    For a strategy whose ``storage_policy`` is an ``ImageBuffer`` with ``ExperienceShares``. At every step P runs
+    forward and backward on the memories of each past experience, one experience at a time, which is the cost of the
+    method. No gradients are kept, so the memories are all the bytes. Only trainable weights count; losses are over the
+    classes seen so far and in training mode, as for the new batch.
 
-    What is corrected is the gradient. Momentum, weight decay and clamping come after it, so that the step itself may
-    still go a little against a past gradient; GEM's authors have none of them, the paper's port has the first two.
+    Only the gradient is corrected. Momentum, weight decay and clamping come after it, so the step may still go slightly
+    against a past gradient; GEM's authors use none of them, the paper's port uses the first two.
 
     Args:
         settings: see ``GEMSettings``.
@@ -166,7 +166,7 @@ class GEMPlugin(StatefulPlugin):
                     weight.grad = torch.empty_like(weight).copy_(part.view_as(weight))  # in the weight's order of axes
 
     def _reference(self, strategy, slots: Tensor, weights: list[Tensor]) -> Tensor:
-        """The gradient of the loss on one past experience's memories, ``(n,)``."""
+        """Compute the gradient of the loss on the memories of a past experience, ``(n,)``."""
         maps, labels = strategy.storage_policy.replay(slots, strategy.model)
         logits = strategy.seen_classes.mask(strategy.model.classify(maps))
         loss = strategy._criterion(logits, labels)
@@ -174,13 +174,13 @@ class GEMPlugin(StatefulPlugin):
 
 
 def _flat(gradients, weights: list[Tensor]) -> Tensor:
-    """Gradients one after another, zeros where there is none."""
+    """Concatenate gradients, with zeros for weights without one."""
     pairs = zip(gradients, weights)
     return torch.cat([(torch.zeros_like(w) if g is None else g).reshape(-1) for g, w in pairs])
 
 
 def build_gem(recipe: Recipe) -> StreamStrategy:
-    """GEM; its images are stored as CRUMB stores its own, and never replayed."""
+    """Build GEM; its images are stored by CRUMB's plugin and never replayed."""
     return CRUMBStrategy(
         optimizer=recipe.optimizer(),
         storage_policy=ImageBuffer(recipe.mem_size, ExperienceShares(), recipe.seed),
@@ -193,9 +193,9 @@ def build_gem(recipe: Recipe) -> StreamStrategy:
 
 GEM = Entry(
     name="gem",
-    summary="steps are turned until they raise the loss of no past experience's images",
+    summary="gradients are projected so that no past experience's loss rises",
     source="Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017",
-    stores="raw images, the same share for every experience",
+    stores="raw images, an equal share for every experience",
     build=build_gem,
     method=GEMSettings,
     buffer=ImageBuffer,

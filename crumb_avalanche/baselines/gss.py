@@ -1,4 +1,4 @@
-"""GSS-greedy: memories whose gradients point in as many directions as possible (Aljundi et al., NeurIPS 2019)."""
+"""GSS-greedy: memories with gradients in diverse directions (Aljundi et al., NeurIPS 2019)."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-# What the authors' code gives the first memories, which have nothing to be similar to, as a cosine.
+# Cosine of the first memories, which have none to be compared with, in the authors' code.
 _FIRST_COSINE = 0.1
 
 
@@ -32,15 +32,15 @@ def sample_gradients(
     head_only: bool = False,
     chunk: int = 32,
 ) -> Tensor:
-    """``(B, weights)`` float32: the gradient of each image's own cross-entropy, in evaluation mode.
+    """Compute the gradient of each image's own cross-entropy, ``(B, weights)`` float32, in evaluation mode.
 
     Args:
-        model: whose learnable weights they are of.
+        model: gradients are of its trainable weights in the plastic layers.
         maps: ``(B, C, H, W)``.
         labels: ``(B,)`` int64.
-        mask: silences the logits of unseen classes.
-        head_only: of the head's weights alone.
-        chunk: images at once.
+        mask: masks the logits of unseen classes.
+        head_only: use the weights of the head only.
+        chunk: images at a time.
     """
     layers = model.plastic_layers
     everything = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
@@ -61,19 +61,19 @@ def sample_gradients(
 
 
 class GreedyDiversity(SelectionRule):
-    """Which frames enter, by the largest cosine of their gradient with those of random memories (paper, algorithm 2).
+    """Selects frames by the largest cosine of their gradient with those of random memories (paper, algorithm 2).
 
-    A frame's score is that cosine plus 1. While there is room it enters; afterwards only with a score below 1 (a
-    negative cosine), in the place of a memory drawn in proportion to the scores, with chance ``its score / (its score +
-    the frame's)``. Classes play no part. The frames of a batch share their random memories, as in the authors' code,
-    and are also compared with those that entered before them in the batch: a batch of a clip's like frames is not taken
-    whole.
+    The score of a frame is that cosine plus 1. While there is room, every frame is stored; afterwards only one with a
+    score below 1 (a negative cosine). It replaces a memory drawn in proportion to the scores, with probability
+    ``score of the memory / (score of the memory + score of the frame)``. Classes are not used. The frames of a batch
+    share their random memories, as in the authors' code, and are also compared with the frames of the batch that were
+    stored before them, so that not all similar frames of a clip are stored.
 
     Args:
-        capacity: of the buffer.
+        capacity: capacity of the buffer.
 
     Attributes:
-        scores: ``(capacity,)`` float32, the score that each memory had when it entered; 4 bytes a memory.
+        scores: ``(capacity,)`` float32, score of each memory when it was stored; 4 bytes a memory.
     """
 
     def __init__(self, capacity: int):
@@ -91,10 +91,10 @@ class GreedyDiversity(SelectionRule):
             )
 
     def offer(self, gradients: Tensor, drawn: Sequence[int]) -> None:
-        """What the next ``choose`` needs to know.
+        """Set the gradients for the next ``choose``.
 
         Args:
-            gradients: ``(B + n, D)`` of the batch that will be offered, then of the memories to compare it with.
+            gradients: ``(B + n, D)`` of the next batch, then of the memories it is compared with.
             drawn: the ``n`` slots of these memories.
         """
         self._offered = gradients, list(drawn)
@@ -117,7 +117,7 @@ class GreedyDiversity(SelectionRule):
         return chosen
 
     def _enter(self, slots: Slots, label: int, score: float) -> int | None:
-        """The slot that a frame gets, or ``None``."""
+        """Return the slot for a frame, or ``None`` if it is not stored."""
         if slots.free:
             return slots.take(label)
         if score >= 1:
@@ -141,9 +141,10 @@ class GreedyDiversity(SelectionRule):
 class GSSPlugin(ImageMemoryPlugin):
     """Replays random memories in the step of each new batch, then offers the batch to ``GreedyDiversity``.
 
-    The memories' gradients change with the weights; they are computed when they are compared, and not kept. The batch
-    is compared with memories that were replayed with it, a random draw too: their maps are at hand, so that F runs
-    once for each image, as in plain replay. (The authors draw again, and take one gradient of several memories each.)
+    Gradients of memories change with the weights; they are computed for each comparison and not kept. The batch is
+    compared with the memories that were replayed with it, which are a random draw as well: their maps are available,
+    so F runs once for each image, as in plain replay. (The authors draw again, and use one gradient of several
+    memories.)
 
     Args:
         storage_policy: an image buffer with the rule ``GreedyDiversity``.
@@ -157,11 +158,11 @@ class GSSPlugin(ImageMemoryPlugin):
         super().__init__(storage_policy)
         self.settings = settings
         self.weight = replay_weight
-        self._drawn: tuple[Tensor, Tensor, Tensor] | None = None  # slots, maps, labels; for the length of a step
+        self._drawn: tuple[Tensor, Tensor, Tensor] | None = None  # slots, maps, labels; within a step
 
     @property
     def statistics_bytes(self) -> int:
-        """The memories' scores."""
+        """Bytes of the scores of the memories."""
         return tensor_bytes([self.storage_policy.rule.scores])
 
     def before_backward(self, strategy, **kwargs):
@@ -169,7 +170,7 @@ class GSSPlugin(ImageMemoryPlugin):
         held = held_slots(storage)
         if held:
             with model.stopwatch.measure("replay"):
-                # No image twice in a batch, as in the authors' code: a small buffer is replayed whole.
+                # No image twice in a batch, as in the authors' code: all of a small buffer is replayed.
                 count = min(len(held), max(batch, self.settings.compared))
                 slots = draw_from(storage.slots.random, held, count)
                 maps, labels = storage.replay(slots, model)
@@ -193,14 +194,14 @@ class GSSPlugin(ImageMemoryPlugin):
 
 
 def build_gss(recipe: Recipe) -> StreamStrategy:
-    """GSS-greedy on the plastic layers."""
+    """Build GSS-greedy on the plastic layers."""
     buffer = ImageBuffer(recipe.mem_size, GreedyDiversity(recipe.mem_size), recipe.seed)
     return memory_strategy(recipe, GSSPlugin(buffer, recipe.method, recipe.settings.replay_weight))
 
 
 GSS = Entry(
     name="gss",
-    summary="replay of images chosen for the diversity of their gradients",
+    summary="replay of images selected for diverse gradients",
     source="Aljundi et al., Gradient based sample selection for online continual learning, NeurIPS 2019",
     stores="raw images, and a score of each",
     build=build_gss,

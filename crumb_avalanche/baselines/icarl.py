@@ -25,20 +25,20 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 class Prioritised(SelectionRule):
-    """Stores all it is offered; lists are in order of priority and are cut from their ends (paper, algorithm 5)."""
+    """Stores all it is offered; lists are in order of priority and cut at the end (paper, algorithm 5)."""
 
     second_pass = True  # nothing is stored during training
 
     @staticmethod
     def quotas(slots: Slots, coming: Iterable[int]) -> dict[int, int]:
-        """Exemplars of each class, after an experience with some classes."""
+        """Return the exemplars of each class after an experience with the classes ``coming``."""
         return allot(slots.capacity, list(dict.fromkeys([*slots.by_class, *sorted(coming)])))
 
     def begin_experience(self, slots, coming, batch_size):
         quotas = self.quotas(slots, coming)
         for label in coming:
-            slots.by_class.setdefault(label, [])  # counts as a class even if no slot is left for it
-        # A class that comes again is offered anew, its old exemplars among the candidates.
+            slots.by_class.setdefault(label, [])  # a class even if no slot is left for it
+        # A class that comes again is offered again, its old exemplars among the candidates.
         return trim(slots, quotas | dict.fromkeys(coming, 0))
 
     def choose(self, slots, labels):
@@ -49,7 +49,7 @@ class Prioritised(SelectionRule):
 
 
 def icarl_targets(labels: Tensor, classes: int, old: Sequence[int], old_logits: Tensor | None) -> Tensor:
-    """``(B, classes)``: one-hot labels, but for the ``old`` classes what the old network says (paper, algorithm 3)."""
+    """Compute targets ``(B, classes)``: one-hot labels, the old network's answers for ``old`` classes (algorithm 3)."""
     targets = one_hot(labels, classes).float()
     if old:
         targets[:, old] = old_logits[:, old].sigmoid()
@@ -57,7 +57,7 @@ def icarl_targets(labels: Tensor, classes: int, old: Sequence[int], old_logits: 
 
 
 def relu_follows_head(model: SplitModel) -> bool:
-    """Whether the logits of a model go through a ReLU."""
+    """Return whether the logits of a model pass a ReLU."""
     parent, _, name = model.head.rpartition(".")
     layers = dict(model.plastic_layers.get_submodule(parent).named_children())
     return any(isinstance(layer, nn.ReLU) for layer in list(layers.values())[list(layers).index(name) :])
@@ -65,22 +65,21 @@ def relu_follows_head(model: SplitModel) -> bool:
 
 @torch.no_grad()
 def unit_features(model: SplitModel, images: Tensor) -> Tensor:
-    """L2-normalised penultimate features ``(B, D)``, in evaluation mode."""
+    """Compute L2-normalised penultimate features ``(B, D)`` in evaluation mode."""
     return normalize(pooled_features(model, images))
 
 
 class ICaRLPlugin(ImageMemoryPlugin):
-    """Distillation with replay while learning, herding after each experience, nearest mean of exemplars when asked.
+    """Distillation with replay in training, herding after each experience, nearest mean of exemplars in evaluation.
 
-    New frames and as many exemplars of old classes (none again before all were drawn) share a step, and the loss is the
-    mean over both, as of the paper's union of new data and exemplars. An image's loss is the sum over the classes seen.
-    The old network gives the targets in that very step, from the maps that are learned: they cannot be those of other
-    images.
+    New frames and as many exemplars of old classes (each again only after all were drawn) share a step, and the loss
+    is the mean over both, as for the paper's union of new data and exemplars. The loss of an image is the sum over the
+    classes seen. The old network computes the targets in the same step from the same maps.
 
-    The exemplars are herded in one more look at the experience, after its last epoch, in evaluation mode; nothing
-    learns from it. Means are not normalised while herding, as in the authors' code, but are when answering. The paper's
-    ``m = K / t`` exemplars a class fill the budget: what the division leaves goes one each to the oldest classes. Of
-    fewer exemplars than classes the latest classes get none, and are no answers.
+    The exemplars are herded in one more pass over the experience, after its last epoch, in evaluation mode and without
+    training. Means are not normalised in herding, as in the authors' code, but are in evaluation. The paper's
+    ``m = K / t`` exemplars a class fill the budget: the remainder goes one each to the oldest classes. With fewer
+    exemplars than classes, the latest classes get none and are never predicted.
 
     Args:
         storage_policy: an image buffer with the rule ``Prioritised``; replay is drawn by its random state.
@@ -98,11 +97,11 @@ class ICaRLPlugin(ImageMemoryPlugin):
 
     @property
     def statistics_bytes(self) -> int:
-        """The old network; during an evaluation also the means of the exemplars, which are computed for each anew."""
+        """Bytes of the old network and, during an evaluation, of the means of the exemplars."""
         return self.old_network.bytes + (0 if self._means is None else tensor_bytes([self._means]))
 
     def before_training_exp(self, strategy, **kwargs):
-        # Lists are cut only after the experience (paper, algorithm 2), so begin_experience has to wait.
+        # Lists are cut after the experience (paper, algorithm 2), so begin_experience is called then.
         self._loaded = None
         coming = set(map(int, strategy.experience.dataset.targets))
         self._old = [label for label in strategy.seen_classes.seen if label not in coming]
@@ -130,14 +129,14 @@ class ICaRLPlugin(ImageMemoryPlugin):
         self.old_network.take(strategy.model)
 
     def _look(self, strategy) -> tuple[Tensor, Tensor]:
-        """Unit features ``(N, D)`` and labels ``(N,)`` of the experience's frames, with what was learned from them."""
-        # A generator of its own: a loader draws a seed, and looking must not move the learner's random numbers.
+        """Return unit features ``(N, D)`` and labels ``(N,)`` of the experience's frames."""
+        # A generator of its own: a loader draws a seed, and must not advance the global RNG.
         loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
         looks = [(unit_features(strategy.model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
         return torch.cat([features for features, _ in looks]), torch.cat([labels for _, labels in looks])
 
     def _store(self, strategy, features: Tensor, labels: Tensor) -> None:
-        """Herd the experience's classes, cut the lists of the others (paper, algorithms 2, 4 and 5)."""
+        """Herd the classes of the experience and cut the lists of the others (paper, algorithms 2, 4 and 5)."""
         storage = self.storage_policy
         coming = sorted(set(labels.tolist()))
         quotas = storage.rule.quotas(storage.slots, coming)
@@ -164,7 +163,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
         )
 
     def _stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
-        """Unit features ``(n, D)`` of stored images."""
+        """Compute unit features ``(n, D)`` of stored images."""
         parts = torch.tensor(slots).split(strategy.eval_mb_size)
         rows = self.storage_policy.rows
         return torch.cat([unit_features(strategy.model, rows[part].to(strategy.device)) for part in parts])
@@ -188,7 +187,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
     def after_eval_forward(self, strategy, **kwargs):
         features = self._head.release()
         if self._means is None:
-            return  # amid the first experience there are no exemplars yet: the head answers
+            return  # during the first experience there are no exemplars: the head answers
         scores = torch.full_like(strategy.mb_output, UNSEEN_LOGIT)
         scores[:, self._classes] = -torch.cdist(normalize(features), self._means.to(features.device))
         strategy.mb_output = strategy.seen_classes.mask(scores)
@@ -214,11 +213,11 @@ class ICaRLPlugin(ImageMemoryPlugin):
 
 
 def build_icarl(recipe: Recipe) -> StreamStrategy:
-    """iCaRL on the plastic layers."""
+    """Build iCaRL on the plastic layers."""
     if relu_follows_head(recipe.model):
         warnings.warn(
-            "icarl learns sigmoids, which need logits of either sign, but a ReLU follows the head of this model: no "
-            "class is given less than 0.5, and a class whose logits fall to 0 learns no more; build the model with "
+            "icarl trains sigmoids, which need logits of either sign, but a ReLU follows the head of this model: no "
+            "class gets less than 0.5, and a class whose logits fall to 0 learns no more; build the model with "
             "relu_logits=False",
             stacklevel=2,
         )

@@ -1,7 +1,7 @@
-"""Memory Recall (MeRec): a Gaussian of feature maps for each class, from which replayed maps are drawn.
+"""Memory Recall (MeRec): a Gaussian of feature maps for each class, from which maps are drawn for replay.
 
 Zhang, Guo, Li, He, Wang and Dai, "Memory Recall: A Simple Neural Network Training Framework Against Catastrophic
-Forgetting", 2021; here as the CRUMB paper has it, in the place of its memory blocks at the same layer (Table 4, "MeRec
+Forgetting", 2021; as in the CRUMB paper, where it replaces the memory blocks at the same layer (Table 4, "MeRec
 replay").
 """
 
@@ -22,7 +22,7 @@ class GaussianBuffer(CompactBuffer):
     Args:
         mem_size: number of classes that fit.
         seed: of the draws.
-        settings: what a row describes.
+        settings: see ``MemoryRecallSettings``.
 
     Attributes:
         rows: ``(mem_size, 2 * values + 2)`` float32. Counts are exact up to 2**24 images a class.
@@ -38,7 +38,7 @@ class GaussianBuffer(CompactBuffer):
 
     @torch.no_grad()
     def store(self, batch, model):
-        """Take a batch into its classes' statistics; returns the number of images (every image counts)."""
+        """Add a batch to the statistics of its classes; return the number of images."""
         if self.rows is None:
             self.rows = torch.zeros(self.max_size, 2 * self.settings.values(model) + 2)
         for label in batch.labels.unique().tolist():
@@ -49,11 +49,11 @@ class GaussianBuffer(CompactBuffer):
         return len(batch.labels)
 
     def _absorb(self, row: Tensor, maps: Tensor) -> None:
-        """Mean and deviation of old and new values together, from those of the two parts, in float64."""
+        """Merge mean and deviation of old and new values, in float64."""
         samples = maps.permute(0, 2, 3, 1).double()  # (n, H, W, C)
         samples = samples.flatten(0, 2) if self.settings.per_channel else samples.flatten(1)
         means, deviations = row[:-2].view(2, -1)
-        share = len(maps) / (float(row[-1]) + len(maps))  # of the new among all; an image is always as many samples
+        share = len(maps) / (float(row[-1]) + len(maps))  # of the new images among all; every image has as many samples
         apart = samples.mean(0) - means
         variance = (1 - share) * deviations.double().square() + share * samples.var(0, correction=0)
         deviations.copy_((variance + share * (1 - share) * apart.square()).sqrt())
@@ -66,7 +66,7 @@ class GaussianBuffer(CompactBuffer):
         raise NotImplementedError("a row of this buffer is a class, not an image: call store")
 
     def to_maps(self, rows, model):
-        """A new draw for every row."""
+        """Draw a new map for every row."""
         channels, height, width = model.map_shape
         means, deviations = rows[:, :-2].view(len(rows), 2, -1).unbind(1)
         shape = (len(rows), 1, 1, channels) if self.settings.per_channel else (len(rows), height, width, channels)
@@ -79,10 +79,10 @@ class GaussianBuffer(CompactBuffer):
 
 
 def build_memory_recall(recipe: Recipe) -> StreamStrategy:
-    """CRUMB's two steps, with maps drawn from class Gaussians in the replay step; P sees plain maps.
+    """Build CRUMB's two steps with maps drawn from class Gaussians in the replay step; P takes maps without codes.
 
     Raises:
-        ValueError: the budget does not buy a Gaussian for each class.
+        ValueError: the budget does not hold a Gaussian for each class.
     """
     if recipe.mem_size < recipe.n_classes:
         raise ValueError(

@@ -21,7 +21,7 @@ class GEMSettings:
 
 @dataclass(frozen=True)
 class ICaRLSettings:
-    """Own settings of iCaRL; the paper has none besides the number of exemplars, which is the budget.
+    """Own settings of iCaRL; the paper has none except the number of exemplars, which the budget sets.
 
     Attributes:
         half_old_network: keep the old network as float16; see ``OldNetwork``.
@@ -35,12 +35,13 @@ class BiCSettings:
     """Own settings of BiC.
 
     Attributes:
-        temperature: of the distillation.
-        validation_share: of a class's exemplars, kept from the network's training for the bias stage; at least one.
+        temperature: temperature of the distillation.
+        validation_share: share of a class's exemplars that only the bias stage uses; at least one.
         bias_epochs: steps of the bias stage, each over the whole validation set.
-        bias_learning_rate: of Adam there, divided by ten after each quarter of the steps. (The authors use SGD with
-            this rate; Adam's steps do not depend on the scale of the logits, which the feature scale sets here.)
-        bias_decay: weight of ``beta ** 2 / 2`` in that stage's loss.
+        bias_learning_rate: learning rate of Adam in that stage, divided by ten after each quarter of the steps. (The
+            authors use SGD with this rate; Adam's steps do not depend on the scale of the logits, which the feature
+            scale sets here.)
+        bias_decay: weight of ``beta ** 2 / 2`` in the loss of that stage.
         half_old_network: keep the old network as float16; see ``OldNetwork``.
     """
 
@@ -69,10 +70,10 @@ class GSSSettings:
     """Own settings of GSS-greedy.
 
     Attributes:
-        compared: random memories whose gradients a frame's gradient is compared with.
-        head_only: take the gradient of the head alone, not of all plastic layers. Saves time and, for the length of a
-            step, memory: 4 bytes a weight for each frame of a batch and each memory that is compared with.
-        chunk: gradients that are computed at once.
+        compared: number of random memories whose gradients are compared with those of a frame.
+        head_only: use the gradient of the head only, not of all plastic layers. Saves time and, within a step, memory:
+            4 bytes a weight for each frame of a batch and each memory that is compared.
+        chunk: gradients computed at a time.
     """
 
     compared: int = 10
@@ -90,11 +91,11 @@ class CoPESettings:
     """Own settings of CoPE.
 
     Attributes:
-        prototype_momentum: share of the old prototype that a batch leaves.
-        temperature: that similarities are divided by.
-        random_prototypes: start a prototype at random, as the authors' code does; else at the mean of its class in the
-            first batch with it. A stream has a few dozen batches of a class: with a momentum of 0.99 most of a random
-            start would still be there when the class is over, and the answer to it next to chance.
+        prototype_momentum: weight of the old prototype in an update.
+        temperature: divisor of similarities.
+        random_prototypes: initialise prototypes at random, as the authors' code does; else with the mean of the class
+            in its first batch. A stream has a few dozen batches of a class: with a momentum of 0.99, a prototype would
+            still be mostly random after the last one, and predictions of its class near chance.
     """
 
     prototype_momentum: float = 0.99
@@ -110,17 +111,18 @@ class CoPESettings:
 
 @dataclass(frozen=True)
 class AANetsSettings:
-    """Settings of AANets on iCaRL's loss, with its authors' values where they can be kept in a single pass.
+    """Settings of AANets on iCaRL's loss, with its authors' values if these work in a single pass.
 
     Attributes:
-        outer_every: inner steps between two updates of the share of the stable branch; one at least an experience.
-        a_learning_rate: of these updates (the authors' 1e-8, in many epochs, hardly moves it).
-        distillation: weight of the distillation loss; with 0 there is no old network, and the budget buys more images.
-        temperature: of the distillation.
+        outer_every: inner steps between two updates of the share of the stable branch; there is at least one update in
+            an experience.
+        a_learning_rate: learning rate of these updates (the authors' 1e-8, for many epochs, hardly changes it here).
+        distillation: weight of the distillation loss; 0 keeps no old network, so the budget holds more images.
+        temperature: temperature of the distillation.
         half_old_network: keep the old network as float16.
-        count_stable_branch: take the second branch out of the budget (1.05 MB at SqueezeNet's cut: 15 images leave 4
-            exemplars), for no other method has it. Off: it is a part of the network, as in the paper, and the ledger
-            has it there.
+        count_stable_branch: charge the second branch to the budget, since no other method has one (1.05 MB at
+            SqueezeNet's cut: a budget of 15 images then holds 4 exemplars). Off: it counts as part of the network, as
+            in the paper.
     """
 
     outer_every: int = 50
@@ -147,21 +149,21 @@ class RemindSettings:
     """Settings of REMIND.
 
     Attributes:
-        sub_quantizers: groups of channels with a table each; the largest divisor of C up to this is taken.
+        sub_quantizers: groups of channels, each with a table; the largest divisor of C up to this number is used.
         centroids: rows of a table; of 1-channel groups at most 16 (4 bits a value).
-        fit_vectors: locations of first-experience maps that k-means sees (256 a centroid, where faiss too would stop);
-            they are held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
-        samples_at_a_time: one optimiser step for each new image, with ``replays`` memories, as the authors have it;
-            off: one step for each batch of the stream, with ``batch_replays`` memories for each new image.
-        replays: memories mixed with one new image, where samples come one at a time.
-        batch_replays: the same, where they come in batches; 2 make a step cost about as much as CRUMB's two. The loss
-            is the mean over all rows in both.
+        fit_vectors: locations of first-experience maps that k-means is fitted on (256 a centroid, the most that faiss
+            uses); they are held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
+        samples_at_a_time: take an optimiser step for each new image, with ``replays`` memories, as the authors do;
+            off: take a step for each batch of the stream, with ``batch_replays`` memories for each new image.
+        replays: memories for a new image, with ``samples_at_a_time``.
+        batch_replays: memories for a new image otherwise; with 2, a step costs about as much as CRUMB's two. The loss
+            is the mean over all rows in both cases.
         crop_scale: smallest share of a map's area that a crop keeps; 1 turns cropping off.
-        mixup_alpha: of the Beta distribution of the mixing weight; 0 turns mixup off.
-        weight_decay: of SGD.
-        decay_per_class: whether the learning rate decays with the number of images of the new image's class: from
-            ``rate_start``, geometrically every ``rate_step`` images, to ``rate_end`` after ``rate_images`` (and on).
-            Off: the learning rate of all strategies, as in the CRUMB paper's port.
+        mixup_alpha: parameter of the Beta distribution of the mixing weight; 0 turns mixup off.
+        weight_decay: weight decay of SGD.
+        decay_per_class: decay the learning rate with the number of images of the new image's class: from
+            ``rate_start``, geometrically every ``rate_step`` images, to ``rate_end`` after ``rate_images`` (and
+            further). Off: use the learning rate of all strategies, as in the CRUMB paper's port.
     """
 
     sub_quantizers: int = 32
@@ -199,6 +201,7 @@ class RemindSettings:
 
     @property
     def replays_per_image(self) -> int:
+        """Memories for each new image."""
         return self.replays if self.samples_at_a_time else self.batch_replays
 
     def quantizer(self, model):
@@ -214,11 +217,11 @@ class RainbowSettings:
 
     Attributes:
         copies: perturbed copies of a candidate that vote on its uncertainty.
-        candidates: frames of each class of an experience that are scored, evenly spread over it. F runs on each copy
-            of each; the authors score every frame.
-        memory_epochs: epochs over the memory after each experience (5 in the paper's comparison; the authors have 256).
-        cutmix: chance of a batch of these to be mixed.
-        stream_rate: factor of the rate while frames of later experiences are seen for the first time.
+        candidates: frames of each class that are scored after an experience, evenly spread over it. F runs on every
+            copy of each; the authors score every frame.
+        memory_epochs: epochs over the memory after each experience (5 in the paper's comparison; the authors use 256).
+        cutmix: probability of mixing a batch in these epochs.
+        stream_rate: factor of the learning rate while training on the stream after the first experience.
     """
 
     copies: int = 12
@@ -245,15 +248,15 @@ class MemoryRecallSettings:
     Attributes:
         per_channel: a mean and a deviation for each channel (4,104 bytes a class at 512); off: for each value of the
             map, as the paper has it (692,232 bytes a class at 512x13x13, so that 15 images buy 3 classes).
-        clamp: negative draws become 0 where the class never had a negative value (maps behind a ReLU); off: the
-            paper's, which leaves them.
+        clamp: set negative draws to 0 if the class never had a negative value (maps after a ReLU); off: keep them, as
+            the paper does.
     """
 
     per_channel: bool = True
     clamp: bool = True
 
     def values(self, model) -> int:
-        """Means of one class."""
+        """Return the number of means of one class."""
         channels, height, width = model.map_shape
         return channels if self.per_channel else channels * height * width
 
@@ -263,7 +266,7 @@ class DarkReplaySettings:
     """Settings of DER++, with its authors' values.
 
     Attributes:
-        alpha: weight of the difference to the stored logits.
+        alpha: weight of the loss of the stored logits.
         beta: weight of the loss of the stored labels; 0 is plain DER.
     """
 

@@ -26,9 +26,9 @@ class EWCSettings:
     """Settings of EWC.
 
     Attributes:
-        weight: of the sum of Fisher information times squared shift (the paper's port: 100).
-        online: one set of importances, summed over the experiences, instead of one for each.
-        decay: with ``online``, what the earlier sum is multiplied by at each new experience.
+        weight: weight of the sum of Fisher information times squared shift (the paper's port: 100).
+        online: keep one set of importances, summed over the experiences, instead of one for each.
+        decay: with ``online``, factor of the earlier sum at each new experience.
     """
 
     weight: float = 100.0
@@ -45,8 +45,8 @@ class SISettings:
     """Settings of SI.
 
     Attributes:
-        weight: of the sum of importance times squared shift (the paper's port: 0.01).
-        damping: added to the squared shift that a path integral is divided by (the paper's port: 0.1).
+        weight: weight of the sum of importance times squared shift (the paper's port: 0.01).
+        damping: summand of the squared shift that a path integral is divided by (the paper's port: 0.1).
     """
 
     weight: float = 0.01
@@ -62,8 +62,8 @@ class MASSettings:
     """Settings of MAS.
 
     Attributes:
-        weight: of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
-        decay: what the importances so far are multiplied by before a new experience's are added.
+        weight: weight of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
+        decay: factor of the importances so far when those of a new experience are added.
     """
 
     weight: float = 1.0
@@ -80,7 +80,7 @@ class LwFSettings:
 
     Attributes:
         alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
-        temperature: of both softmaxes (LwF's authors: 2).
+        temperature: temperature of both softmaxes (LwF's authors: 2).
     """
 
     alpha: float = 1.0
@@ -95,15 +95,15 @@ class LwFSettings:
 class StableSGDSettings:
     """Settings of Stable SGD, with its authors' values on split CIFAR-100.
 
-    The rate of the first experience is the one that all strategies share: the authors' 0.15 belongs to a small ResNet
+    The rate of the first experience is the one that all strategies share: the authors' 0.15 is for a small ResNet
     trained from scratch.
 
     Attributes:
         gamma: factor of the rate from each experience to the next.
-        lowest_rate: the rate falls no lower.
-        momentum: of SGD.
-        dropout: probability of the dropout layers that the plastic layers have.
-        batch_size: of training, instead of the one that all strategies share; small ones add noise to the steps.
+        lowest_rate: lower limit of the rate.
+        momentum: momentum of SGD.
+        dropout: probability of the dropout layers in the plastic layers.
+        batch_size: batch size of training, instead of that of all strategies; small batches add noise to the steps.
     """
 
     gamma: float = 0.85

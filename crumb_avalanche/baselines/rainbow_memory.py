@@ -1,4 +1,4 @@
-"""Rainbow Memory: raw images chosen to span easy to hard, and learned again with augmentation after each experience."""
+"""Rainbow Memory: raw images that span easy to hard, trained on with augmentation after each experience."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 def shift(images: Tensor, down: int, right: int) -> Tensor:
-    """Images moved by some pixels, black coming in: a crop out of a padded image."""
+    """Shift images by some pixels and fill with black."""
     height, width = images.shape[-2:]
     moved = torch.zeros_like(images)
     moved[..., max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = images[
@@ -36,14 +36,14 @@ def shift(images: Tensor, down: int, right: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """A change of ``(n, 3, h, w)`` ``uint8`` images, the same for all of them.
+    """A change of ``(n, 3, h, w)`` ``uint8`` images, the same for all images.
 
     Attributes:
-        flips: axes to be mirrored, out of -1 and -2.
-        down, right: parts of the side that the image is moved by.
+        flips: axes to flip, out of -1 and -2.
+        down, right: shift, as a fraction of the side.
         brightness: factor of the pixels.
-        hole: side of a black square, in parts of the side.
-        hole_at: where its top left corner is, in parts of the room there is.
+        hole: side of a black square, as a fraction of the side.
+        hole_at: position of its top left corner, as fractions of the possible range.
     """
 
     flips: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ class Perturbation:
 
 
 def make_perturbations(count: int, random: np.random.Generator) -> list[Perturbation]:
-    """A flip, a shift, a change of brightness and a hole, again and again, each time a stronger one."""
+    """Make flips, shifts, changes of brightness and holes in turn, with growing strength."""
     made = []
     strengths = -(-count // 4)
     for number in range(strengths):
@@ -82,11 +82,11 @@ def make_perturbations(count: int, random: np.random.Generator) -> list[Perturba
 
 
 def uncertainties(images: Tensor, answers, perturbations: Sequence[Perturbation]) -> Tensor:
-    """``1 - votes of the most voted class / copies`` of each image.
+    """Compute ``1 - votes of the most voted class / copies`` of each image.
 
     Args:
         images: ``(n, 3, h, w)`` ``uint8``.
-        answers: function from such images to ``(n, classes)`` logits.
+        answers: function from images to ``(n, classes)`` logits.
         perturbations: one for each copy.
     """
     votes = torch.stack([answers(perturb(images)).argmax(1) for perturb in perturbations], 1)  # (n, copies)
@@ -95,17 +95,17 @@ def uncertainties(images: Tensor, answers, perturbations: Sequence[Perturbation]
 
 
 def easy_to_hard(uncertainty: Sequence[float], count: int) -> list[int]:
-    """``count`` positions, evenly spread over the order of uncertainty from the surest to the least sure; all if fewer.
+    """Choose ``count`` positions, evenly spread from the lowest to the highest uncertainty; all if there are fewer.
 
-    The authors' code takes a whole number for the step, which takes nothing but the surest half where less than twice
-    as many are there as are wanted: old classes, cut down again and again, would end with easy images only.
+    The authors' code uses an integer step, which chooses only the most certain ones if there are fewer than twice as
+    many candidates: old classes, cut down again and again, would end with easy images only.
     """
     order = np.argsort(np.asarray(uncertainty), kind="stable")
     return order[np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)].tolist()
 
 
 def memory_rate(epoch: int, rate: float) -> float:
-    """Rate of a memory epoch: a tenth, the full one, then cosines of 1, 2, 4, ... epochs that fall to a hundredth."""
+    """Return the rate of a memory epoch: a tenth, the full rate, then cosines of 1, 2, 4, ... epochs to a hundredth."""
     if epoch == 0:
         return 0.1 * rate
     length, place = 1, epoch - 1
@@ -115,17 +115,17 @@ def memory_rate(epoch: int, rate: float) -> float:
 
 
 def augment(images: Tensor, random: np.random.Generator) -> Tensor:
-    """Every image moved by up to an eighth of its side and mirrored with a chance of one half."""
+    """Shift every image by up to an eighth of its side and flip it with probability one half."""
     reach = images.shape[-1] // 8
     moved = [shift(image, *random.integers(-reach, reach + 1, size=2).tolist()) for image in images]
     return torch.stack([image.flip(-1) if random.random() < 0.5 else image for image in moved])
 
 
 def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor, float]:
-    """A box of each image replaced by that of another (Yun et al., CutMix, ICCV 2019, with beta distribution (1, 1)).
+    """Replace a box of each image by that of another (Yun et al., CutMix, ICCV 2019, with beta distribution (1, 1)).
 
     Returns:
-        the images, ``(n,)`` which other it is, and the share of the area that is still the image's own.
+        The images, ``(n,)`` positions of the other images, and the share of the area that is not replaced.
     """
     height, width = images.shape[-2:]
     side = math.sqrt(1 - random.random())
@@ -140,17 +140,17 @@ def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor,
 
 
 class RainbowPlugin(ExperienceReplayPlugin):
-    """New batches with as many memories; after each experience new memories are chosen and learned.
+    """Replays as many memories with each new batch; after each experience, selects memories and trains on them.
 
     Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021. The frames of the
-    experience are looked at once more to be scored, without being learned. The first experience, which all strategies
-    here learn in several epochs, is learned at the full rate.
+    experience are read once more for scoring, without training. The first experience, on which all strategies here
+    train several epochs, has the full rate.
 
     Args:
-        storage_policy: raw images, with the rule ``ChosenFrames``.
+        storage_policy: an image buffer with the rule ``ChosenFrames``.
         rate: the full learning rate.
-        settings: the others.
-        seed: of perturbations, choice and augmentation.
+        settings: see ``RainbowSettings``.
+        seed: of perturbations, selection and augmentation.
     """
 
     def __init__(self, storage_policy: ImageBuffer, rate: float, settings: RainbowSettings, seed: int):
@@ -158,7 +158,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
         self.rate = rate
         self.settings = settings
         self.random = np.random.default_rng(seed)
-        # The same for all candidates and experiences: only the network and the image decide a vote.
+        # The same for all candidates and experiences: a vote depends on the network and the image only.
         self.perturbations = make_perturbations(settings.copies, self.random)
 
     def before_training_exp(self, strategy, **kwargs):
@@ -180,10 +180,10 @@ class RainbowPlugin(ExperienceReplayPlugin):
             group["lr"] = rate
 
     def _choose_memories(self, strategy) -> None:
-        """Diversity-aware update: as many of each class, spanning easy to hard; what room is left is filled at random.
+        """Diversity-aware update: equally many of each class, from easy to hard; free slots are filled at random.
 
-        So after the first experience too, where the authors draw as many of each class at random.
-        A candidate is ``(True, slot)`` of a memory or ``(False, position)`` of a frame.
+        After the first experience too, where the authors draw equally many of each class at random. A candidate is
+        ``(True, slot)`` of a memory or ``(False, position)`` of a frame.
         """
         candidates = self._candidates(strategy)
         count = self.storage_policy.max_size // len(candidates)
@@ -230,7 +230,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
 
     @staticmethod
     def _fresh_features(model: SplitModel, images: Tensor) -> Tensor:
-        """Maps of images that never come again, so that no ``FeatureMemo`` has to look for them or keep them."""
+        """Compute maps of images that do not come again, without the ``FeatureMemo``."""
         return model.features(model.extract(images))
 
     def _memory_epoch(self, strategy, **kwargs) -> None:
@@ -256,7 +256,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
 
 
 def build_rainbow(recipe: Recipe) -> StreamStrategy:
-    """Rainbow Memory; its SGD has Nesterov's momentum where there is any."""
+    """Build Rainbow Memory; if its SGD has momentum, it is Nesterov's."""
     settings = recipe.settings
     buffer = ImageBuffer(recipe.mem_size, ChosenFrames(), recipe.seed)
     plugin = RainbowPlugin(buffer, settings.learning_rate, recipe.method, recipe.seed)
@@ -265,7 +265,7 @@ def build_rainbow(recipe: Recipe) -> StreamStrategy:
 
 RAINBOW_MEMORY = Entry(
     name="rainbow_memory",
-    summary="raw images chosen to span easy to hard, learned again with CutMix after each experience",
+    summary="raw images from easy to hard, trained on again with CutMix after each experience",
     source="Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021",
     stores="raw images",
     build=build_rainbow,

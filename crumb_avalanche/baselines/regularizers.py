@@ -1,6 +1,6 @@
-"""EWC, SI, MAS and LwF: nothing of the stream is stored; old weights, or old answers, are held on to.
+"""EWC, SI, MAS and LwF: penalties on changes of weights or of answers, without stored images.
 
-Only weights that learn are held, and only classes seen so far count. What is kept is told as ``statistics_bytes``.
+They cover trainable weights and classes seen so far. ``statistics_bytes`` counts what they keep.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,21 +27,21 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 def largest_importance(strategy, weight: float) -> float:
-    """The importance beyond which gradient descent on ``weight * importance * shift ** 2`` steps over the old weight.
+    """Return the importance above which gradient descent on ``weight * importance * shift ** 2`` overshoots.
 
-    Its steps would grow without end where the importance is twice that. So strong a weight is held within a step or two
-    at this limit already. Importances are cut off there, lest the paper's strengths diverge at learning rates other
-    than the paper's.
+    At this limit, a step returns to the old weight; at twice the limit, steps grow without bound. Importances are
+    clamped to it, so that the paper's strengths do not diverge at other learning rates than the paper's.
     """
     rate = max(group["lr"] for group in strategy.optimizer.param_groups)
     return 0.5 / (weight * rate) if weight * rate > 0 else float("inf")
 
 
 class StreamEWC(EWCPlugin):
-    """The host's EWC, its Fisher information measured as ``learning_view`` says, on the labels of the stream.
+    """Avalanche's EWC with the Fisher information measured through ``learning_view``, on the labels of the stream.
 
-    Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017, eq. 3 without its one half. With
-    true labels the Fisher information is the empirical one; with the model's likeliest (the paper's port) it is none.
+    Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017, eq. 3 without the factor of one
+    half. With true labels it is the empirical Fisher information; with the most probable ones (the paper's port) it is
+    not a Fisher information.
 
     Args:
         settings: see ``EWCSettings``.
@@ -53,14 +53,14 @@ class StreamEWC(EWCPlugin):
 
     @property
     def statistics_bytes(self) -> int:
-        """Importances and old weights: eight bytes a weight and experience, or a weight if ``online``."""
+        """Bytes of importances and old weights: eight for a weight and experience; if ``online``, for a weight."""
         kept = [*self.importances.values(), *self.saved_params.values()]
         return tensor_bytes(one.data for by_name in kept for one in by_name.values())
 
     def after_training_exp(self, strategy, **kwargs):
         with learning_view(strategy, strategy.seen_classes.mask) as view:
             super().after_training_exp(view, **kwargs)
-        *earlier, latest = self.importances.values()  # one alone if online
+        *earlier, latest = self.importances.values()  # a single one if online
         limit = largest_importance(strategy, self.ewc_lambda)
         for name, importance in latest.items():
             held = sum((one[name].data for one in earlier), torch.zeros_like(importance.data))
@@ -81,10 +81,10 @@ class StreamEWC(EWCPlugin):
 
 
 class StreamMAS(PatchedMAS):
-    """The host's MAS, its importances measured as ``learning_view`` says, and summed over the experiences.
+    """Avalanche's MAS with importances measured through ``learning_view`` and summed over the experiences.
 
-    Aljundi et al., "Memory Aware Synapses", 2018, eq. 3 and 4. The host's own moving average forgets the importances of
-    early experiences, which the paper adds up.
+    Aljundi et al., "Memory Aware Synapses", 2018, eq. 3 and 4. Avalanche's moving average forgets the importances of
+    early experiences; the paper adds them up.
 
     Args:
         settings: see ``MASSettings``.
@@ -96,7 +96,7 @@ class StreamMAS(PatchedMAS):
 
     @property
     def statistics_bytes(self) -> int:
-        """Importances and old weights: eight bytes a weight."""
+        """Bytes of importances and old weights: eight for a weight."""
         return tensor_bytes(one.data for kept in (self.importance, self.params) for one in (kept or {}).values())
 
     def after_training_exp(self, strategy, **kwargs):
@@ -112,7 +112,7 @@ class StreamMAS(PatchedMAS):
 
 
 class StreamSI(PatchedSI):
-    """The host's SI, mended, with its bytes told.
+    """``PatchedSI`` with limited importances and a count of its bytes.
 
     Args:
         settings: see ``SISettings``.
@@ -124,7 +124,7 @@ class StreamSI(PatchedSI):
 
     @property
     def statistics_bytes(self) -> int:
-        """Importances, their sums, path integrals, gradients and three copies of the weights: 28 bytes a weight."""
+        """Bytes of importances, their sums, path integrals, gradients and three copies of the weights: 28 each."""
         return tensor_bytes(self.kept)
 
     def after_training_exp(self, strategy, **kwargs):
@@ -134,14 +134,15 @@ class StreamSI(PatchedSI):
 
 
 def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float) -> Tensor:
-    """Kullback-Leibler divergence of the answers over some classes from the old ones, averaged over the images.
+    """Compute the mean Kullback-Leibler divergence of the answers over some classes from the old ones.
 
-    Its gradient is that of the modified cross-entropy of LwF (eq. 2), but it is 0 where nothing was forgotten.
+    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was forgotten.
 
     Args:
-        logits, old_logits: ``(B, n)``; a gradient flows to the first only.
-        classes: which of the ``n`` outputs take part in both softmaxes.
-        temperature: that logits are divided by.
+        logits: ``(B, n)``.
+        old_logits: ``(B, n)``; without a gradient.
+        classes: the outputs in both softmaxes.
+        temperature: divisor of the logits.
     """
     answers = (logits[:, classes] / temperature).log_softmax(1)
     old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
@@ -149,17 +150,17 @@ def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int]
 
 
 class StreamLwF(BatchPlugin):
-    """Distils the plastic layers as they were after the latest experience, over the classes that they had seen.
+    """Distils the plastic layers of the end of the latest experience, over the classes they were trained on.
 
-    Li and Hoiem, "Learning without Forgetting", 2016. The host's plugin needs task labels, copies F too and runs it a
-    second time on every batch, and its old model drops out units as in training.
+    Li and Hoiem, "Learning without Forgetting", 2016. Avalanche's plugin needs task labels, copies F as well and runs
+    it a second time on every batch, and its old model applies dropout.
 
     Args:
         settings: see ``LwFSettings``.
 
     Attributes:
-        old_network: the weights of the plastic layers then, as float32; empty in the first experience.
-        old_classes: that it was trained on.
+        old_network: the weights of these plastic layers, as float32; empty in the first experience.
+        old_classes: the classes they were trained on.
     """
 
     def __init__(self, settings: LwFSettings):
@@ -170,7 +171,7 @@ class StreamLwF(BatchPlugin):
 
     @property
     def statistics_bytes(self) -> int:
-        """The old plastic layers."""
+        """Bytes of the old plastic layers."""
         return self.old_network.bytes
 
     def before_backward(self, strategy, **kwargs):
@@ -197,7 +198,7 @@ class StreamLwF(BatchPlugin):
 
 
 def _builder(plugin: Callable[[Any], SupervisedPlugin]) -> Callable[[Recipe], StreamStrategy]:
-    """What builds fine-tuning with a plugin that takes the method's settings."""
+    """Return a function that builds fine-tuning with a plugin that takes the method's settings."""
 
     def build(recipe: Recipe) -> StreamStrategy:
         return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(plugin(recipe.method)))
@@ -207,7 +208,7 @@ def _builder(plugin: Callable[[Any], SupervisedPlugin]) -> Callable[[Recipe], St
 
 EWC = Entry(
     name="ewc",
-    summary="weights are held by their Fisher information",
+    summary="penalty on changes of weights by their Fisher information",
     source="Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017",
     stores="importances and old weights of every experience",
     build=_builder(StreamEWC),
@@ -215,7 +216,7 @@ EWC = Entry(
 )
 SI = Entry(
     name="si",
-    summary="weights are held by their share in lowering the loss",
+    summary="penalty on changes of weights by their share in lowering the loss",
     source="Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017",
     stores="importances, path integrals and old weights",
     build=_builder(StreamSI),
@@ -223,7 +224,7 @@ SI = Entry(
 )
 MAS = Entry(
     name="mas",
-    summary="weights are held by how much the outputs depend on them",
+    summary="penalty on changes of weights by how much the outputs depend on them",
     source="Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018",
     stores="importances and old weights",
     build=_builder(StreamMAS),
@@ -231,7 +232,7 @@ MAS = Entry(
 )
 LWF = Entry(
     name="lwf",
-    summary="answers of the old plastic layers on new images are kept (distillation)",
+    summary="distillation of the old plastic layers' answers on new images",
     source="Li and Hoiem, Learning without Forgetting, ECCV 2016",
     stores="the old plastic layers",
     build=_builder(StreamLwF),

@@ -19,11 +19,11 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 class RemindPlugin(StoringPlugin):
-    """REMIND's memory: the table and the first codes at the end of experience 1, then a code for every new image.
+    """REMIND's memory: fits the tables and stores the first codes after experience 1, then stores every new image.
 
     Args:
         storage_policy: the buffer.
-        settings: of the method.
+        settings: see ``RemindSettings``.
         seed: of k-means.
         n_classes: classes of the whole stream.
     """
@@ -37,7 +37,7 @@ class RemindPlugin(StoringPlugin):
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of the centroids, and of the counters behind decaying learning rates."""
+        """Bytes of the centroids, and of the counters for decaying learning rates."""
         counters = self.images_of_class
         return self.storage_policy.quantizer.table_bytes + counters.numel() * counters.element_size()
 
@@ -54,9 +54,9 @@ class RemindPlugin(StoringPlugin):
                 group["lr"] = rate
 
     def rate(self, labels: list[int]) -> float:
-        """The mean learning rate of a batch's images, which are counted.
+        """Count the images of a batch and return their mean learning rate.
 
-        Counters, because one scheduler a class on a single optimiser multiplies the decays of all classes together.
+        One scheduler a class on a single optimiser would multiply the decays of all classes, hence the counters.
         """
         settings = self.settings
         factor = (settings.rate_end / settings.rate_start) ** (settings.rate_step / settings.rate_images)
@@ -87,7 +87,7 @@ class RemindPlugin(StoringPlugin):
             return
         buffer.quantizer.fit(self._sample.vectors, self.seed)
         self._sample = None
-        # The authors' buffer size holds for the first classes too (the paper's port kept all of their images).
+        # As in the authors' code, the buffer size holds for the first classes too; the paper's port keeps all images.
         labels = list(map(int, strategy.experience.dataset.targets))
         chosen = balanced_choice(labels, buffer.max_size, buffer.slots.random)
         loader = DataLoader(Subset(strategy.adapted_dataset, chosen), batch_size=strategy.train_mb_size)
@@ -116,13 +116,14 @@ class RemindPlugin(StoringPlugin):
 
 
 class RemindStrategy(StreamStrategy):
-    """REMIND as a strategy: P learns plainly on experience 1, then new and replayed maps in one step.
+    """REMIND as a strategy: trains P on unquantized maps in experience 1, then on new and replayed ones in one step.
 
-    Both are decoded codes, cropped; the replayed ones are mixed in pairs. Evaluation is on decoded codes as well.
+    New and replayed maps are decoded codes, cropped; the replayed ones are mixed in pairs. Evaluation uses decoded
+    codes as well.
 
     Args:
         storage_policy: the buffer.
-        settings: of the method.
+        settings: see ``RemindSettings``.
         seed: of k-means.
         stream_arguments: see ``StreamStrategy``.
     """
@@ -134,7 +135,7 @@ class RemindStrategy(StreamStrategy):
         super().__init__(memory=memory, **stream_arguments)
 
     def make_train_dataloader(self, **kwargs):
-        """As ``StreamStrategy``'s; one image a batch after the first experience, where samples come one at a time."""
+        """Make the loader of ``StreamStrategy``; with ``samples_at_a_time``, of single images after experience 1."""
         if self.settings.samples_at_a_time and self.clock.train_exp_counter > 0:
             self.train_mb_size = 1
         super().make_train_dataloader(**kwargs)
@@ -170,7 +171,7 @@ class RemindStrategy(StreamStrategy):
         return random_resized_crops(maps, self.settings.crop_scale, self.storage_policy.slots.random)
 
     def _mixed_memories(self, new: int) -> tuple[Tensor, Tensor]:
-        """Maps ``(R, C, H, W)`` and soft labels ``(R, classes)``; ``R`` is less where there are too few memories."""
+        """Draw maps ``(R, C, H, W)`` and soft labels ``(R, classes)``; ``R`` is less if there are too few memories."""
         buffer, alpha, each = self.storage_policy, self.settings.mixup_alpha, self.settings.replays_per_image
         parts = 2 if alpha else 1
         count = min(new * each, len(buffer) // parts)
@@ -178,7 +179,7 @@ class RemindStrategy(StreamStrategy):
         maps, targets = self._crop(maps), functional.one_hot(labels, self.model.n_classes).to(maps.dtype)
         if not alpha:
             return maps, targets
-        # One weight for the memories of one new image, as where images come one at a time.
+        # One weight for the memories of a new image, as with samples_at_a_time.
         weights = buffer.slots.random.beta(alpha, alpha, size=new).repeat(each)[:count]
         weights = torch.from_numpy(weights).to(maps)
         share = weights.view(-1, 1, 1, 1)
@@ -188,7 +189,7 @@ class RemindStrategy(StreamStrategy):
 
 
 def build_remind(recipe: Recipe) -> StreamStrategy:
-    """REMIND with an empty buffer and an empty table."""
+    """Build REMIND with an empty buffer and empty tables."""
     settings: RemindSettings = recipe.method
     quantizer = settings.quantizer(recipe.model).to(recipe.device)
     return RemindStrategy(

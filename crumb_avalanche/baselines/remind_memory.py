@@ -1,4 +1,4 @@
-"""REMIND's memory: product-quantizer codes, what they are fitted on, and the rules that keep them balanced."""
+"""REMIND's memory: product-quantizer codes, the sample they are fitted on, and rules that keep them balanced."""
 
 import numpy as np
 import torch
@@ -11,24 +11,24 @@ from crumb_avalanche.training.storage_policies import CompactBuffer
 
 
 def make_quantizer(channels: int, sub_quantizers: int = 32, centroids: int = 256) -> ProductQuantizer:
-    """An empty product quantizer with as many groups as divide the channels, up to a number.
+    """Make an empty product quantizer; its number of groups is the largest divisor of the channels up to a limit.
 
-    Groups of one channel get at most 16 centroids: 4 bits a value, as two channels with 256 have.
+    Groups of one channel get at most 16 centroids: 4 bits a value, as with 256 centroids for two channels.
     """
     groups = largest_divisor(channels, sub_quantizers)
     return ProductQuantizer(channels, groups, min(centroids, 16 ** min(channels // groups, 2)))
 
 
 class LocationSample:
-    """Random locations of images that are evenly spread over an experience, for the quantizer to be fitted on.
+    """Random locations of images evenly spread over an experience, on which the quantizer is fitted.
 
     Args:
-        images: of the experience.
-        most: locations wanted; as many of each image, so that a few more may come.
-        random: of the locations.
+        images: number of images in the experience.
+        most: number of locations; equally many of each image, so there may be a few more.
+        random: draws the locations.
 
     Attributes:
-        vectors: ``(N, C)`` float32, allocated once; what is not filled yet is zero.
+        vectors: ``(N, C)`` float32, allocated once; rows not filled yet are zero.
     """
 
     def __init__(self, images: int, most: int, random: np.random.Generator):
@@ -37,7 +37,7 @@ class LocationSample:
         self._position = self._filled = 0
 
     def take(self, maps: Tensor) -> None:
-        """Look at the next ``(B, C, H, W)`` maps of the experience."""
+        """Sample the next ``(B, C, H, W)`` maps of the experience."""
         wanted = min(self.images, self.most)
         numbers = range(self._position, self._position + len(maps))
         kept = [n - self._position for n in numbers if (n + 1) * wanted // self.images > n * wanted // self.images]
@@ -67,13 +67,13 @@ class LocationSample:
 
 
 class EvictLargest(SelectionRule):
-    """Every image is stored; in a full buffer a random memory of the largest class, it included, goes (REMIND)."""
+    """Stores every image; a full buffer gives up a random memory of the largest class, maybe the new one (REMIND)."""
 
     def choose(self, slots, labels):
         chosen = []
         for position, label in enumerate(labels):
             if not slots.free:
-                # The new image counts already, so its class may be the largest, and it may be the one to go.
+                # The new image counts, so its class may be the largest, and it may be the one given up.
                 sizes = {other: slots.count(other) + (other == label) for other in {*slots.classes, label}}
                 largest = max(sizes.values())
                 victims = sorted(other for other, size in sizes.items() if size == largest)
@@ -114,7 +114,7 @@ class PQCodeBuffer(CompactBuffer):
         return self.quantizer.decode(codes.view(-1, height, width, groups).permute(0, 3, 1, 2))
 
     def draw(self, count: int) -> Tensor:
-        """Different slots, ``(min(count, memories),)`` int64, all memories equally likely."""
+        """Draw different slots uniformly, ``(min(count, memories),)`` int64."""
         held = (self.labels >= 0).nonzero().squeeze(1)
         places = self.slots.random.choice(len(held), size=min(count, len(held)), replace=False)
         return held[torch.from_numpy(places)]
@@ -128,7 +128,7 @@ class PQCodeBuffer(CompactBuffer):
 
 
 def balanced_choice(labels: list[int], count: int, random) -> list[int]:
-    """Positions of at most ``count`` labels, in order: random ones, of each class as many as possible (up to one)."""
+    """Draw at most ``count`` positions of labels, ascending; the numbers of the classes differ by at most one."""
     order = random.permutation(len(labels)).tolist()
     rank: dict[int, int] = {}
     turns = []
@@ -136,5 +136,5 @@ def balanced_choice(labels: list[int], count: int, random) -> list[int]:
         turn = rank.get(labels[position], 0)
         rank[labels[position]] = turn + 1
         turns.append((turn, position))
-    # The first of each class come before the second of any; the sort is stable, so chance decides within a turn.
+    # The first of each class come before the second of any; the sort is stable, so the order within a turn is random.
     return sorted(position for _, position in sorted(turns, key=lambda pair: pair[0])[:count])

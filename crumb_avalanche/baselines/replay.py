@@ -22,7 +22,7 @@ def make_rule(name: str) -> SelectionRule:
 def replay_strategy(
     recipe: Recipe, buffer: type[CompactBuffer], direct_weight: float, codebook_weight: float
 ) -> CRUMBStrategy:
-    """Learning with replay out of a buffer, by the settings that all strategies know."""
+    """Build replay from a buffer with the settings that all strategies share."""
     settings = recipe.settings
     return CRUMBStrategy(
         optimizer=recipe.optimizer(),
@@ -37,7 +37,7 @@ def replay_strategy(
 
 
 def build_crumb(recipe: Recipe) -> StreamStrategy:
-    """CRUMB; the codebook learns unless it is frozen."""
+    """Build CRUMB; the codebook is trained unless it is frozen."""
     method = recipe.method
     recipe.model.codebook.requires_grad_(not method.freeze_codebook)
     return replay_strategy(recipe, CodeBuffer, method.direct_weight, method.codebook_weight)
@@ -51,7 +51,7 @@ CRUMB = Entry(
     build=build_crumb,
     method=CrumbSettings,
     buffer=CodeBuffer,
-    # One byte a value, as the paper counts it; the ledger has the float32 that it really takes.
+    # One byte a value, as the paper counts it; the ledger counts the four bytes of float32.
     fixed_bytes=lambda model, method, n_classes: model.codebook.blocks.numel(),
     round_up=True,
     codebook=True,

@@ -1,4 +1,4 @@
-"""Stable SGD: no memory and no penalty, but a training regime that ends in wide minima."""
+"""Stable SGD: a training regime that finds wide minima, without memories and penalties."""
 
 import warnings
 
@@ -11,14 +11,14 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 class StableSGDPlugin(StatefulPlugin):
-    """Before experience ``t`` (from 0): a rate of ``max(first_rate * gamma**t, lowest_rate)`` and no momentum left.
+    """Sets the rate to ``max(first_rate * gamma**t, lowest_rate)`` and the momentum to 0 before experience ``t``.
 
-    Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020. Their code counts
-    experiences from 1, so that its first rate is ``gamma`` times the one given; and it drops the momentum at every
-    epoch, which is the same wherever an experience has one epoch.
+    Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020. Experiences count
+    from 0. The authors' code counts from 1, so its first rate is ``gamma`` times the given one; and it resets the
+    momentum at every epoch, which is the same if an experience has one epoch.
 
     Args:
-        first_rate: rate in the first experience.
+        first_rate: rate of the first experience.
         gamma, lowest_rate: see ``StableSGDSettings``.
     """
 
@@ -35,7 +35,7 @@ class StableSGDPlugin(StatefulPlugin):
 
 
 def build_stable_sgd(recipe: Recipe) -> StreamStrategy:
-    """Stable SGD. Where the plastic layers have no dropout none is put in, and a warning says so."""
+    """Build Stable SGD; warn if the plastic layers have no dropout, since none is added."""
     method = recipe.method
     dropouts = [module for module in recipe.model.plastic_layers.modules() if isinstance(module, nn.Dropout)]
     for module in dropouts:

@@ -1,4 +1,4 @@
-"""Evaluation with a hint: which experience an image belongs to. For methods that were made for that setting."""
+"""Task-incremental evaluation: the experience of an image is known. For methods designed for that setting."""
 
 import torch
 
@@ -7,10 +7,11 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 
 
 class TaskIncrementalPlugin(StatefulPlugin):
-    """Answers in evaluation are classes of the experience under test only (task-incremental); training is untouched.
+    """Restricts answers in evaluation to the classes of the tested experience; training does not change.
 
-    Regularisers such as EWC protect weights, not the balance between old and new outputs: class-incrementally they
-    look like fine-tuning, with this hint they do not. A stream of one experience with all classes gives no hint.
+    Regularisers such as EWC protect weights, not the balance between old and new outputs: in class-incremental
+    evaluation they equal fine-tuning, in task-incremental evaluation they do not. A test stream of one experience with
+    all classes restricts nothing.
     """
 
     def __init__(self):
@@ -23,5 +24,5 @@ class TaskIncrementalPlugin(StatefulPlugin):
     def after_eval_forward(self, strategy, **kwargs):
         outside = torch.ones(strategy.mb_output.shape[1], dtype=torch.bool, device=strategy.mb_output.device)
         outside[self._classes] = False
-        # Below the logit of classes not seen in training, which may be those of this experience.
+        # Below the logit of classes not seen in training, which this experience may have.
         strategy.mb_output = strategy.mb_output.masked_fill(outside, 2 * UNSEEN_LOGIT)

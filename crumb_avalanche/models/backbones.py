@@ -1,4 +1,4 @@
-"""Ready splits of known networks; ``traced_split.py`` splits any other.
+"""Splits of known networks; ``split_at`` splits any other.
 
 Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``features[8]``.
 """
@@ -16,7 +16,7 @@ from crumb_avalanche.models.weights import WeightsError, check_and_load, read_we
 
 def _squeezenet(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
     # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The reference code has a 3x3
-    # convolution there, and keeps the ReLU, so its logits are never negative. With neither, the average may come first.
+    # convolution and keeps the ReLU, so its logits are never negative. Without both, the average can come first.
     if head_kernel == 1 and not relu_logits:
         head = AveragingConv2d(512, network.num_classes)
     else:
@@ -59,10 +59,13 @@ def _resnet18(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel
 
 
 class SmallCNN(nn.Module):
-    """A network for small images that trains from scratch in a minute on a CPU; the demo's backbone.
+    """Network for small images that trains from scratch in a minute on a CPU; the demo's backbone.
 
-    Three convolutions with batch norm and pools (128 x 8 x 8 from 64 pixels), one without, and a linear layer. The part
-    that keeps learning has no batch norm: batches of one clip would spoil its statistics.
+    Three convolutions with batch norm and pools (128 x 8 x 8 from 64 pixels), one without, and a linear layer. The
+    plastic part has no batch norm: batches of one clip would spoil its statistics.
+
+    Args:
+        num_classes: outputs.
     """
 
     def __init__(self, num_classes: int = 10):
@@ -76,7 +79,7 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Linear(128, num_classes)
 
     def forward(self, images):
-        """Logits ``(B, classes)`` of ``(B, 3, h, w)`` images."""
+        """Compute logits ``(B, classes)`` of ``(B, 3, h, w)`` images."""
         return self.classifier(self.pool(self.features(images)).flatten(1))
 
 
@@ -91,15 +94,15 @@ def _small_cnn(network: nn.Module, cut_layer: int, relu_logits: bool, head_kerne
 
 
 def _every_second(maps: torch.Tensor) -> torch.Tensor:
-    """Every second row and column of ``(B, C, H, W)``."""
+    """Return every second row and column of ``(B, C, H, W)``."""
     return maps[:, :, ::2, ::2]
 
 
 def _for_small_images(layers: Callable[[nn.Module], tuple[list[nn.Module], nn.Module]]) -> Callable[..., SplitModel]:
-    """Splits of Avalanche's networks, whose own ``forward`` takes 32 pixels only; the pool here takes any size.
+    """Make a split of one of Avalanche's networks, which take 32 pixels only; the pool here takes any size.
 
     Args:
-        layers: gives the convolutional layers of a network, in order, and its head.
+        layers: function that returns the convolutional layers of a network, in order, and its head.
     """
 
     def split(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
@@ -124,7 +127,7 @@ def _slim_resnet18(network: nn.Module) -> tuple[list[nn.Module], nn.Module]:
 
 
 def _resnet32(network: nn.Module) -> tuple[list[nn.Module], nn.Module]:
-    # Behind these four are the pool and a flattening.
+    # After these four come the pool and a flattening.
     return list(network.feature_extractor.children())[:4], network.classifier
 
 
@@ -140,7 +143,7 @@ def _mlp(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int
 
 
 def _network(name: str, image_size: int) -> nn.Module:
-    """The uncut network, with random weights."""
+    """Build the uncut network with random weights."""
     from avalanche.models import SimpleMLP, SlimResNet18, make_icarl_net
     from torchvision import models
 
@@ -168,7 +171,7 @@ BACKBONES: dict[str, tuple[Callable[..., SplitModel], int]] = {
     "mobilenet_v2": (_mobilenet_v2, 8),
     "resnet18": (_resnet18, 8),  # REMIND's cut, between the last two blocks
     "small_cnn": (_small_cnn, 12),
-    # For small images, as a whole: what some of the paper's competitors were run on.
+    # For small images, not cut; the networks of some of the paper's competitors.
     "slim_resnet18": (_for_small_images(_slim_resnet18), 0),
     "resnet32": (_for_small_images(_resnet32), 0),
     "mlp": (_mlp, 0),
@@ -186,7 +189,7 @@ def split_backbone(
     head_kernel: int = 1,
     image_size: int = 224,
 ) -> SplitModel:
-    """A split torchvision network with a new head.
+    """Split a torchvision network and give it a new head.
 
     Args:
         name: one of ``BACKBONES``. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14 (MobileNetV2) and
@@ -195,11 +198,11 @@ def split_backbone(
         weights: ``"torchvision"`` downloads ImageNet weights from torchvision; a path reads a ``.npz``,
             ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
         n_classes: outputs of the new head.
-        codebook: put between the halves. ``True`` makes a ``Codebook()`` of 256 memory blocks of 16 values, where F
-            is not empty; ``None`` or ``False`` makes a model without one.
-        cut_layer: number of leading ``features`` modules (ResNet-18: see ``_resnet18``) that go into F; default the
+        codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256 memory blocks of 16 values,
+            unless F is empty; ``None`` makes a model without one.
+        cut_layer: number of leading ``features`` modules (ResNet-18: see ``_resnet18``) in F; default the
             paper's. 0 leaves F empty: the whole network is plastic, and its maps are the normalised images.
-        relu_logits: ReLU between SqueezeNet's last convolution and the pool (the reference code).
+        relu_logits: put a ReLU between SqueezeNet's last convolution and the pool (the reference code).
         head_kernel: kernel of SqueezeNet's last convolution, 1 (torchvision) or 3 (the reference code).
         image_size: side of the images in pixels.
 
@@ -232,7 +235,7 @@ def split_backbone(
         image_size=image_size,
     )
     frozen = len(model.feature_extractor)
-    if frozen != cut_layer:  # a slice does not mind
+    if frozen != cut_layer:  # a slice beyond the end raises nothing
         layers = frozen + len(model.plastic_layers.features)
         raise ValueError(f"cut_layer is {cut_layer}, but {name} has {layers} layers to cut at; give 0 to {layers}")
     model.reset_head(n_classes)

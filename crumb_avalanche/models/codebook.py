@@ -7,7 +7,7 @@ from torch.nn import functional
 from crumb_avalanche.models.search import BlockSearch
 
 LARGEST_CODEBOOK = 2**15  # codes are uint8 or int16
-ZERO_TILE = 8192  # slices looked at together for zeros
+ZERO_TILE = 8192  # slices tested for zeros at a time
 
 
 def code_dtype(codebook_size: int) -> torch.dtype:
@@ -16,18 +16,18 @@ def code_dtype(codebook_size: int) -> torch.dtype:
 
 
 class RowsByNumber(torch.autograd.Function):
-    """``functional.embedding``, whose gradient takes less than half of the time on a CPU; the same bits."""
+    """``functional.embedding`` with a gradient of the same bits that takes less than half the time on a CPU."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, numbers: Tensor) -> Tensor:
-        """``(..., d)`` rows of an ``(n, d)`` table for ``(...)`` integers."""
+        """Look up ``(..., d)`` rows of an ``(n, d)`` table for ``(...)`` integers."""
         ctx.save_for_backward(numbers)
         ctx.count = len(rows)
         return functional.embedding(numbers, rows)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        """``(n, d)``: for each row the sum of the gradients of the places that it went to."""
+        """Sum the gradients of all places of each row: ``(n, d)``."""
         length = gradient.shape[-1]
         numbers = ctx.saved_tensors[0].reshape(-1, 1).long().expand(-1, length)
         sums = gradient.new_zeros(ctx.count, length)
@@ -38,7 +38,7 @@ class Codebook(nn.Module):
     """A trainable table of memory blocks, and the map between feature maps and row numbers.
 
     Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``d = codebook_dim``, ``G = C / d`` groups of consecutive
-    channels. Slices are taken and codes are kept location by location, so that channels-last maps are never copied.
+    channels. Slices and codes are ordered location by location, so channels-last maps are not copied.
 
     Args:
         codebook_size: number ``n`` of rows, at most 32,768.
@@ -63,17 +63,20 @@ class Codebook(nn.Module):
 
     @property
     def codebook_size(self) -> int:
+        """Number ``n`` of rows."""
         return self.blocks.shape[0]
 
     @property
     def codebook_dim(self) -> int:
+        """Length ``d`` of a row."""
         return self.blocks.shape[1]
 
     def extra_repr(self) -> str:
+        """Describe the size for ``repr``."""
         return f"codebook_size={self.codebook_size}, codebook_dim={self.codebook_dim}"
 
     def groups(self, channels: int) -> int:
-        """Number of codes per location of a map with so many channels.
+        """Return the number of codes per location of a map with ``channels`` channels.
 
         Raises:
             ValueError: ``codebook_dim`` does not divide ``channels``.
@@ -87,10 +90,10 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def encode(self, feature_map: Tensor) -> Tensor:
-        """Replace every slice by the index of the row with the largest dot product, rows at unit length (eq. 1-2).
+        """Replace every slice by the index of the unit-length row with the largest dot product (eq. 1-2).
 
-        All-zero rows never win. Ties go to the lowest index; an all-zero slice ties everywhere, so it takes the lowest
-        row that is not zero. No gradient passes.
+        All-zero rows are never chosen. Ties go to the lowest index; an all-zero slice ties everywhere, so it gets the
+        lowest row that is not zero. No gradient passes.
 
         Args:
             feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
@@ -118,8 +121,8 @@ class Codebook(nn.Module):
         indices = self.search(slices, unit_rows)
         if indices.numel() and indices.min() < 0:
             raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
-        # A zero slice has score 0 everywhere; searches that work with distances would let rounding decide. A sum of
-        # absolute values is 0 for no other slice: unlike a norm, it cannot underflow.
+        # A zero slice has score 0 everywhere; in searches by distance, rounding would decide. A sum of absolute values
+        # is 0 for no other slice: unlike a norm, it cannot underflow.
         ones = slices.new_ones(self.codebook_dim)
         for part, found in zip(slices.split(ZERO_TILE), indices.split(ZERO_TILE)):  # abs() is a copy: a small one
             found.masked_fill_(torch.mv(part.abs(), ones) == 0, 0)
@@ -127,9 +130,9 @@ class Codebook(nn.Module):
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Concatenate the rows that the codes name (the raw rows, not the unit ones).
+        """Concatenate the rows of the codes (the raw rows, not those at unit length).
 
-        The gradient reaches exactly the rows used.
+        Only these rows get a gradient.
 
         Args:
             codes: ``(B, G, H, W)`` integers in ``[0, n)``.
@@ -139,13 +142,13 @@ class Codebook(nn.Module):
         """
         batch, groups, height, width = codes.shape
         numbers = codes.permute(0, 2, 3, 1).to(torch.int32)
-        # On a GPU the order of the sums would be left to chance.
+        # On a GPU, the order of the sums would be random.
         on_cpu = numbers.device.type == "cpu"
         slices = RowsByNumber.apply(self.blocks, numbers) if on_cpu else functional.embedding(numbers, self.blocks)
         return slices.reshape(batch, height, width, groups * self.codebook_dim).permute(0, 3, 1, 2)
 
     def quantize(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode and decode: the map rebuilt from memory blocks, and its codes.
+        """Encode and decode a map.
 
         Args:
             feature_map: ``(B, C, H, W)`` float.
@@ -157,15 +160,15 @@ class Codebook(nn.Module):
         return self.decode(codes), codes
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        """The quantized map, ``(B, C, H, W)``."""
+        """Return the quantized map, ``(B, C, H, W)``."""
         return self.quantize(feature_map)[0]
 
     @torch.no_grad()
     def usage(self, codes: Tensor) -> Tensor:
-        """How often each row was used: ``(n,)`` int64 counts (paper, Fig. 5b)."""
+        """Count how often each row was used: ``(n,)`` int64 (paper, Fig. 5b)."""
         return torch.bincount(codes.reshape(-1).long(), minlength=self.codebook_size)
 
     @torch.no_grad()
     def relative_error(self, feature_map: Tensor) -> float:
-        """``|Z - Z~|^2 / |Z|^2`` of a ``(B, C, H, W)`` map; 0 is a perfect reconstruction."""
+        """Compute ``|Z - Z~|^2 / |Z|^2`` of a ``(B, C, H, W)`` map; 0 is a perfect reconstruction."""
         return float((feature_map - self(feature_map)).square().sum() / feature_map.square().sum())

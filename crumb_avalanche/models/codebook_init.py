@@ -1,6 +1,6 @@
 """Initialisers of the codebook (paper, "Initializing the codebook matrix and CNN" and the rows of Table 4).
 
-Scale and sparsity are measured on real feature maps, never assumed. Each function fills ``codebook.blocks`` in place.
+Scale and sparsity are measured on feature maps. Each function fills ``codebook.blocks`` in place.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from torch import Generator, Tensor
 
 from crumb_avalanche.models.codebook import Codebook
 
-# The half-normal of this multiple of the measured spread was the paper's best match to real activations.
+# The half-normal distribution with this multiple of the measured spread matched real activations best in the paper.
 SPREAD = 5 / 3
 
 
 @dataclass(frozen=True)
 class MapStatistics:
-    """What a batch of feature maps looks like.
+    """Statistics of a batch of feature maps.
 
     Attributes:
         scale: standard deviation of the positive values (of all values, for signed maps).
@@ -47,7 +47,7 @@ class MapStatistics:
 
 @torch.no_grad()
 def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """``|N(0, 5/3 s)|`` in every entry, ``s`` measured on ``(B, C, H, W)`` maps; ``N(0, s)`` where maps are signed."""
+    """Draw entries from ``|N(0, 5/3 s)|``, ``s`` measured on ``(B, C, H, W)`` maps; ``N(0, s)`` for signed maps."""
     statistics = MapStatistics.measure(maps)
     values = torch.randn(codebook.blocks.shape, generator=generator)
     if statistics.signed:
@@ -59,9 +59,9 @@ def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) 
 
 @torch.no_grad()
 def init_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """The dense matched initialisation with the measured fraction of entries, at random places, set to zero.
+    """Draw entries as ``init_dense_matched_`` does and set the measured fraction, at random places, to zero.
 
-    At small ``d`` a few rows come out all zero; they never win a search. One row always keeps a value.
+    With a small ``d`` a few rows are all zero; no search returns them. At least one value is kept.
     """
     init_dense_matched_(codebook, maps, generator)
     blocks = codebook.blocks
@@ -72,19 +72,19 @@ def init_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> Non
 
 @torch.no_grad()
 def init_normal_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """``N(0, 1)``, whatever the maps look like (Table 4, "Normal init.")."""
+    """Draw entries from ``N(0, 1)``, independent of the maps (Table 4, "Normal init.")."""
     codebook.blocks.copy_(torch.randn(codebook.blocks.shape, generator=generator))
 
 
 @torch.no_grad()
 def init_uniform_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """``U[0, 1)``, whatever the maps look like (Table 4, "Uniform init.")."""
+    """Draw entries from ``U[0, 1)``, independent of the maps (Table 4, "Uniform init.")."""
     codebook.blocks.copy_(torch.rand(codebook.blocks.shape, generator=generator))
 
 
 @torch.no_grad()
 def init_sampled_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """Every entry is one activation of the maps, drawn with replacement."""
+    """Draw entries from the activations of the maps, with replacement."""
     values = maps.detach().float().reshape(-1).cpu()
     places = torch.randint(len(values), (codebook.blocks.numel(),), generator=generator)
     codebook.blocks.copy_(values[places].view_as(codebook.blocks))
@@ -92,10 +92,10 @@ def init_sampled_(codebook: Codebook, maps: Tensor, generator: Generator) -> Non
 
 @torch.no_grad()
 def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """The rows are k-means centres of slices of the maps that are not all zero.
+    """Set the rows to k-means centres of the slices of the maps that are not all zero.
 
     Raises:
-        ImportError: faiss, which has the k-means, is not installed.
+        ImportError: faiss is not installed.
         ValueError: fewer such slices than rows.
     """
     try:

@@ -1,4 +1,4 @@
-"""The input of the head, the penultimate activation, whatever layers a network is made of."""
+"""Input of the head, the penultimate activation, of any network."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode for the length of the ``with`` block."""
+    """Set a module to evaluation mode within the ``with`` block."""
     was_training = module.training
     module.eval()
     try:
@@ -19,7 +19,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 class HeadInput:
-    """Records the input of the head in a forward pass: the penultimate activation, whatever layer the head is."""
+    """Records the input of the head, the penultimate activation, in a forward pass."""
 
     def __init__(self):
         self._handles = []
@@ -30,6 +30,7 @@ class HeadInput:
         """Record the next pass of a ``SplitModel``.
 
         Args:
+            model: the ``SplitModel``.
             images: the very tensor whose pass is recorded, the latest if there are several; default any pass of the
                 plastic layers.
         """
@@ -55,23 +56,25 @@ class HeadInput:
             self._recorded.append(arguments[0])
 
     def take(self) -> Tensor | None:
-        """``(B, D, ...)`` float32 as it was; ``None`` if there was no pass since ``attach``."""
+        """Stop recording; return ``(B, D, ...)`` float32, or ``None`` if there was no pass since ``attach``."""
         for handle in self._handles:
             handle.remove()
         parts, self._recorded, self._handles = self._recorded, [], []
         return torch.cat(parts).float() if parts else None
 
     def release(self) -> Tensor | None:
-        """``(B, D)`` float32, averaged over locations; ``None`` if there was no pass since ``attach``."""
-        caught = self.take()
-        return None if caught is None else averaged(caught)
+        """Stop recording; return ``(B, D)`` float32 averaged over locations, or ``None`` if there was no pass."""
+        recorded = self.take()
+        return None if recorded is None else averaged(recorded)
 
 
 def head_input(model: nn.Module, maps: Tensor, take_in: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """What a ``SplitModel``'s head gets, ``(B, D, ...)`` with gradients, of ``(B, C, H, W)`` maps; in its mode.
+    """Compute the input of a ``SplitModel``'s head, ``(B, D, ...)`` with gradients, in the model's mode.
 
     Args:
-        take_in: what is called with the maps; default ``model.classify``.
+        model: the ``SplitModel``.
+        maps: ``(B, C, H, W)``.
+        take_in: function that is called with the maps; default ``model.classify``.
     """
     head = HeadInput()
     head.attach(model)
@@ -83,10 +86,10 @@ def head_input(model: nn.Module, maps: Tensor, take_in: Callable[[Tensor], Tenso
 
 
 def penultimate(model: nn.Module, maps: Tensor) -> Tensor:
-    """The same averaged over locations, ``(B, D)``."""
+    """Compute ``head_input`` averaged over locations, ``(B, D)``."""
     return averaged(head_input(model, maps))
 
 
 def averaged(values: Tensor) -> Tensor:
-    """``(B, D)``: the mean over locations of ``(B, D, H, W)``, or ``(B, D)`` as it is."""
+    """Average ``(B, D, H, W)`` over locations; ``(B, D)`` is returned as it is."""
     return values if values.dim() == 2 else values.flatten(2).mean(2)

@@ -1,4 +1,4 @@
-"""Perturbed feature maps: without their shape, or without half of their features (paper, "shape bias", Fig. 4)."""
+"""Perturbed feature maps: locations shuffled or half of the features removed (paper, "shape bias", Fig. 4)."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 
 def spatial_perturbation(maps: Tensor, generator: Generator) -> Tensor:
-    """The feature vectors of each map at other locations, drawn for each image; `(B, C, H, W)` of both."""
+    """Shuffle the locations of each map ``(B, C, H, W)``, with a permutation for each image."""
     batch, channels, height, width = maps.shape
     order = torch.stack([torch.randperm(height * width, generator=generator) for _ in range(batch)]).to(maps.device)
     moved = maps.flatten(2).gather(2, order.unsqueeze(1).expand(-1, channels, -1))
@@ -15,7 +15,7 @@ def spatial_perturbation(maps: Tensor, generator: Generator) -> Tensor:
 
 
 def feature_perturbation(maps: Tensor, generator: Generator) -> Tensor:
-    """A random half of the features of each map set to zero, drawn for each image; `(B, C, H, W)` of both."""
+    """Set a random half of the channels of each map ``(B, C, H, W)`` to zero, drawn for each image."""
     batch, channels = maps.shape[:2]
     kept = torch.ones(batch, channels, device=maps.device)
     for row in kept:

@@ -1,4 +1,4 @@
-"""A split of any network that ``torch.fx`` can trace."""
+"""Split of any network that ``torch.fx`` can trace."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from crumb_avalanche.models.split_model import SplitModel
 
 
 class _MapOnly(nn.Module):
-    """A torchvision feature extractor as a function of the image to one map; tokens become places of a map."""
+    """Wraps a torchvision feature extractor to return one map; tokens become locations of a map."""
 
     def __init__(self, layers: nn.Module):
         super().__init__()
@@ -24,24 +24,24 @@ def split_at(
 ) -> SplitModel:
     """Split any network that ``torch.fx`` can trace.
 
-    ``(B, N, C)`` tokens of a transformer are a map of ``N x 1`` places, ``(B, C, N, 1)``. Maps of four axes have their
-    channels in the second.
+    ``(B, N, C)`` tokens of a transformer become a map of ``N x 1`` locations, ``(B, C, N, 1)``. Maps with four axes
+    need their channels in the second axis.
 
     Args:
         network: a classifier of ``(B, 3, h, w)`` images, such as any of torchvision or timm.
         node: the last module or operation of F, by the names that
             ``torchvision.models.feature_extraction.get_graph_node_names(network)`` lists, for instance ``layer4.0``.
         n_classes: outputs of the new head, which replaces the network's last linear or convolutional layer.
-        codebook: put between the halves.
+        codebook: the codebook between F and P, such as ``Codebook()``; CRUMB needs one.
         image_size: side of the images in pixels.
 
     Raises:
-        ValueError: no such node, one whose map has its channels last, or later layers need more than its output.
+        ValueError: the node does not exist, its map has the channels last, or later layers need more than its output.
     """
     from torchvision.models.feature_extraction import NodePathTracer, create_feature_extractor, get_graph_node_names
 
     network = network.eval()
-    # Subclasses of these (timm has some) would be traced through, and a head could then not be replaced.
+    # Subclasses of these (timm has some) would be traced through, and the head could not be replaced.
     leaves = {"leaf_modules": [nn.Linear, nn.Conv2d, nn.BatchNorm2d]}
     names = get_graph_node_names(network, tracer_kwargs=leaves)[1]
     # A module's name stands for the last of its operations.
@@ -52,7 +52,7 @@ def split_at(
     feature_extractor = create_feature_extractor(network, {cut: "map"}, tracer_kwargs=leaves)
     with torch.no_grad():
         shape = tuple(feature_extractor(torch.zeros(1, 3, image_size, image_size))["map"].shape)
-    # Images are square, so a map's two equal sides show where its channels are.
+    # Images are square, so the two equal sides of a map show where its channels are.
     if len(shape) == 4 and shape[1] == shape[2] != shape[3]:
         raise ValueError(
             f"node {node!r} gives {shape} for one image, with the channels last; a feature map is (B, C, H, W): cut "
@@ -71,7 +71,7 @@ def split_at(
     cut_node.replace_all_uses_with(entry, delete_user_cb=lambda user: user not in early)
     for item in order[order.index(cut_node) + 1 :]:
         sources = [source for source in item.all_input_nodes if source in early and source.op != "get_attr"]
-        # An optional argument of the network, such as an attention mask, stays one of the plastic layers.
+        # An optional argument of the network, such as an attention mask, stays an argument of the plastic layers.
         crossing = next((source for source in sources if source.op != "placeholder" or not source.args), None)
         if crossing is not None:
             raise ValueError(

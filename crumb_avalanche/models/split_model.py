@@ -22,13 +22,13 @@ from crumb_avalanche.models.penultimate import head_input
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.models.stopwatch import Stopwatch
 
-# The plastic layers' learning rate of 1e-3 (paper) suits maps whose positive values spread as torchvision's
-# SqueezeNet-1.0 maps do; other weights are brought to this spread.
+# The paper's learning rate of 1e-3 suits maps whose positive values have the standard deviation of torchvision's
+# SqueezeNet-1.0 maps; the maps of other weights are scaled to it.
 REFERENCE_SCALE = 14.0
 PIXEL_MEAN = (0.485, 0.456, 0.406)
 PIXEL_STD = (0.229, 0.224, 0.225)
-# On a CPU, F and P take at most so many images at a time: these stay in its caches, a third faster than F in batches of
-# 24 and P in batches of 128. Convolutions treat each image of 2 to 8 alike, so a map does not depend on its batch.
+# Most images that F and P take at a time on a CPU. They fit its caches: a third faster than batches of 24 for F and of
+# 128 for P. Convolutions treat each image of a batch of 2 to 8 alike, so a map does not depend on its batch.
 IMAGES_AT_A_TIME = 8
 MAPS_AT_A_TIME = 24
 
@@ -49,24 +49,24 @@ class ForwardRecord:
 
 
 class SplitModel(nn.Module):
-    """``P(F(x))``, where ``F`` never learns, and ``P(decode(encode(F(x))))`` where a codebook is given.
+    """``P(F(x))`` with a frozen ``F``, and ``P(decode(encode(F(x))))`` if there is a codebook.
 
-    In training mode ``forward`` goes through the codebook, in evaluation mode it does not (the paper's inference);
-    ``quantized_training`` and ``quantized_evaluation`` change that. So any Avalanche strategy can train it.
+    ``forward`` passes the codebook in training mode and not in evaluation mode (the paper's inference);
+    ``quantized_training`` and ``quantized_evaluation`` change that. Any Avalanche strategy can train it.
 
     Args:
         feature_extractor: ``(B, 3, h, w)`` -> ``(B, C, H, W)``; frozen here.
-        plastic_layers: ``(B, C, H, W)`` -> ``(B, classes)`` logits; its ``nn.Dropout`` become ``CoinDropout``.
-        head: qualified name in ``plastic_layers`` of the last, class-producing layer.
+        plastic_layers: ``(B, C, H, W)`` -> ``(B, classes)`` logits; its ``nn.Dropout`` are replaced by ``CoinDropout``.
+        head: qualified name in ``plastic_layers`` of the last layer, whose outputs are the classes.
         codebook: the memory blocks, or ``None``.
-        image_size: side of the images that ``map_shape`` is measured with, in pixels.
+        image_size: side in pixels of the images that ``map_shape`` is measured with.
 
     Attributes:
         map_shape: ``(C, H, W)`` of one feature map.
-        feature_scale: what F's output is multiplied by (see ``fold_feature_scale``).
+        feature_scale: factor of F's output (see ``fold_feature_scale``).
         calibrated: whether ``calibrate`` was called on this model, or on the one that its state dict is of.
         stopwatch: seconds spent in F, in the search and in P.
-        feature_memo: remembers F's output for stored images, or ``None`` (see ``FeatureMemo``).
+        feature_memo: keeps F's output of stored images, or ``None`` (see ``use_feature_memo``).
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class SplitModel(nn.Module):
             codebook.groups(self.map_shape[0])
 
     def train(self, mode: bool = True) -> "SplitModel":
-        """As ``nn.Module.train``, but F stays in evaluation mode."""
+        """Set the mode as ``nn.Module.train`` does; F stays in evaluation mode."""
         super().train(mode)
         self.feature_extractor.eval()
         return self
@@ -144,20 +144,24 @@ class SplitModel(nn.Module):
     def compile(self) -> "SplitModel":
         """Compile F (half a minute once; needs a C++ compiler). Results change in the last digits.
 
-        F never changes, so its weights are folded into the compiled code. P is left as it is: replay batches vary in
-        size, and code compiled for varying sizes was slower than none.
+        F is frozen, so its weights are folded into the compiled code. P is not compiled: replay batches vary in size,
+        and code compiled for varying sizes was slower.
         """
         self._compiled = [torch.compile(self.feature_extractor, options={"freezing": True})]
         return self
 
     @property
     def is_compiled(self) -> bool:
+        """Whether F is compiled."""
         return self._compiled[0] is not None
 
     def set_precision(self, precision: str) -> "SplitModel":
-        """``fp32``, or ``bf16`` autocast for F and P; codes, losses and weights stay float32.
+        """Set the precision of F and P: ``fp32``, or ``bf16`` autocast. Codes, losses and weights stay float32.
 
-        Warns where bf16 would be the slower one.
+        Warns if bf16 is slower on this device.
+
+        Args:
+            precision: one of ``PRECISIONS``.
 
         Raises:
             ValueError: another precision.
@@ -170,22 +174,22 @@ class SplitModel(nn.Module):
         return self
 
     def autocast(self):
-        """The context that F and P compute in."""
+        """Return the context that F and P run in."""
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.pixel_mean.device.type, dtype=torch.bfloat16)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """``uint8`` pixels ``(B, 3, h, w)`` from normalised float images; ``uint8`` ones pass unchanged."""
+        """Convert normalised float images to ``uint8`` pixels ``(B, 3, h, w)``; return ``uint8`` images unchanged."""
         if images.dtype == torch.uint8:
             return images
         return ((images * self.pixel_std + self.pixel_mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
     @torch.no_grad()
     def extract(self, images: Tensor) -> Tensor:
-        """F alone: ``(B, C, H, W)`` float32 maps before the feature scale, channels-last in memory.
+        """Run F: ``(B, C, H, W)`` float32 maps without the feature scale, channels-last in memory.
 
-        On a CPU, in float32, the map of an image has the same bits in any batch.
+        On a CPU in float32, the map of an image has the same bits in any batch.
 
         Args:
             images: ``(B, 3, h, w)``, ``uint8`` pixels or floats normalised with ImageNet's mean and deviation.
@@ -196,13 +200,13 @@ class SplitModel(nn.Module):
             return torch.cat([self._extract_part(some) for some in images.split(IMAGES_AT_A_TIME)])
 
     def _extract_part(self, images: Tensor) -> Tensor:
-        """F of 1 to 8 images; a single one passes it twice where alone it would take a kernel that rounds otherwise."""
+        """Run F on 1 to 8 images; duplicate a single image if F rounds it differently alone."""
         if len(images) > 1 or self._is_same_alone(images.shape[1:]):
             return self._extract(images)
         return self._extract(images.expand(2, -1, -1, -1))[:1]
 
     def _is_same_alone(self, shape: torch.Size) -> bool:
-        """Whether F gives an image of a shape the same bits alone and in a pair; found out once, with noise."""
+        """Return whether F gives an image the same bits alone and in a pair; measured once for a shape, with noise."""
         key = shape, self.precision, torch.get_num_threads()
         if key not in self._same_alone:
             noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
@@ -218,11 +222,11 @@ class SplitModel(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Feature maps of a batch, scaled.
+        """Compute the scaled feature maps of a batch.
 
         Args:
-            images: as for ``extract``; or ``(B, C, H, W)`` outputs of ``extract`` that a ``FeatureCache`` kept, in
-                single or half precision.
+            images: as for ``extract``; or ``(B, C, H, W)`` outputs of ``extract`` from a ``FeatureCache``, in single
+                or half precision.
 
         Returns:
             ``(B, C, H, W)`` float32, channels-last in memory.
@@ -233,17 +237,17 @@ class SplitModel(nn.Module):
             maps = self.feature_memo.maps(images, self.extract)
         else:
             maps = self.extract(images)
-        # One pass over the memory where a cache gives half precision or another order of axes.
+        # One pass over the memory if a cache gives half precision or another order of axes.
         copied = maps.to(torch.float32, memory_format=torch.channels_last)
         return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)
 
     def encode(self, feature_map: Tensor) -> Tensor:
-        """Codes ``(B, G, H, W)`` of ``(B, C, H, W)`` maps."""
+        """Encode maps ``(B, C, H, W)`` as codes ``(B, G, H, W)``."""
         with self.stopwatch.measure("search"):
             return self.codebook.encode(feature_map)
 
     def classify(self, feature_map: Tensor) -> Tensor:
-        """Logits ``(B, classes)`` float32 of ``(B, C, H, W)`` maps: the plastic layers alone."""
+        """Run P: logits ``(B, classes)`` float32 of maps ``(B, C, H, W)``."""
         with self.stopwatch.measure("plastic"), self.autocast():
             parts = -(-len(feature_map) // MAPS_AT_A_TIME)
             if feature_map.device.type != "cpu" or parts < 2 or (self.training and self._mixes_images()):
@@ -253,11 +257,11 @@ class SplitModel(nn.Module):
             return torch.cat([self.plastic_layers(some) for some in feature_map.split(at_a_time)]).float()
 
     def _mixes_images(self) -> bool:
-        """Whether what P says of an image in training depends on its batch."""
+        """Return whether P's logits of an image in training mode depend on its batch."""
         return any(isinstance(layer, _BatchNorm) for layer in self.plastic_layers.modules())
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits ``(B, classes)`` float32; through the codebook or not as the two settings say.
+        """Compute logits ``(B, classes)`` float32, through the codebook or not as the two settings say.
 
         Args:
             images: as for ``features``.
@@ -288,9 +292,12 @@ class SplitModel(nn.Module):
         self.feature_memo = memo
 
     def reset_head(self, n_classes: int) -> None:
-        """Replace the head by a freshly initialised one (before streaming; paper, same section).
+        """Replace the head by a newly initialised one (before streaming; paper, same section).
 
-        The initialisation is PyTorch's own and draws from torch's global random state.
+        The initialisation is PyTorch's own and draws from torch's global RNG.
+
+        Args:
+            n_classes: outputs of the new head.
         """
         old = self.plastic_layers.get_submodule(self.head)
         if isinstance(old, AveragingConv2d):
@@ -306,28 +313,28 @@ class SplitModel(nn.Module):
 
     @torch.no_grad()
     def fold_feature_scale(self, maps: Tensor, whole: Tensor | None = None) -> float:
-        """Bring the spread of the maps' positive values to ``REFERENCE_SCALE``, and P along with it.
+        """Scale the maps so that their positive values have the standard deviation ``REFERENCE_SCALE``.
 
-        F's output is multiplied by ``k``, and so are the biases of P below the head: a network of convolutions, ReLUs
-        and pools then has every activation up to the head's input multiplied by ``k``, so one learning rate serves all
-        weight files. The head, which is made anew before a stream, is left as it is. Plastic
-        layers that are not such a network (batch norm, GELU, ...) set their own scale; there ``k`` is 1.
+        Multiplies F's output by ``k``, and the biases of P below the head as well: in a network of convolutions, ReLUs
+        and pools, every activation up to the input of the head is then multiplied by ``k``, so one learning rate suits
+        all weight files. The head is not changed, since it is replaced before a stream. Plastic layers that are not
+        such a network (batch norm, GELU, ...) set their own scale; there ``k`` is 1.
 
         Args:
-            maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of locations will do.
-            whole: ``(B, C, H, W)``, a few maps as P takes them, to see whether it scales; default the same.
+            maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of locations.
+            whole: ``(B, C, H, W)``, a few complete maps, to test whether P scales; default ``maps``.
 
         Returns:
             ``k``.
         """
         if not any(True for _ in self.feature_extractor.parameters()):
-            return 1.0  # the whole network learns, from images whose spread is known
+            return 1.0  # the whole network is plastic and takes images, whose spread is known
         positive = maps[maps > 0]
         spread = float(positive.std()) if len(positive) > 1 else 0.0
         if not spread > 0:
             raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
         factor = REFERENCE_SCALE / spread
-        # A copy, on the CPU whatever the settings: two passes are compared, and a GPU may round products to TF32.
+        # A copy on the CPU: two passes are compared, and a GPU may round products to TF32.
         layers = copy.deepcopy(self.plastic_layers).cpu().eval()
         trial = SimpleNamespace(plastic_layers=layers, head=self.head)
         whole = (maps if whole is None else whole)[:4].cpu()

@@ -1,4 +1,4 @@
-"""Where the time goes: seconds per named part, disjoint."""
+"""Seconds spent in named, disjoint parts."""
 
 import time
 from collections import defaultdict
@@ -8,9 +8,9 @@ import torch
 
 
 class Stopwatch:
-    """Accumulates wall seconds under names; inside a measured part no other part is counted.
+    """Accumulates wall seconds by name; a part measured inside another one counts for the outer one.
 
-    On a GPU a part begins and ends when all work given to it is done, which slows a run a little.
+    On a GPU, a part starts and ends when all work of the GPU is done, which slows a run a little.
 
     Attributes:
         seconds: name -> seconds so far.
@@ -22,7 +22,7 @@ class Stopwatch:
 
     @contextmanager
     def measure(self, name: str):
-        """Count the time of the ``with`` block under ``name``, unless an outer block is being measured."""
+        """Add the time of the ``with`` block to ``name``, unless an outer block is being measured."""
         if self._busy:
             yield
             return
@@ -36,7 +36,7 @@ class Stopwatch:
 
 
 def _now() -> float:
-    """The time, when the GPU, where one is used, has done what it was given: its work is only ordered by a call."""
+    """Return the time once the GPU, if one is used, has finished: its calls return before the work is done."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.baselines.aanets import distillation_loss
 from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
@@ -24,6 +23,7 @@ from crumb_avalanche.baselines.regularizers import (
     StreamLwF,
     StreamMAS,
     StreamSI,
+    distillation_loss,
     largest_importance,
 )
 from crumb_avalanche.models.split_model import SplitModel
