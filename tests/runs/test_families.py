@@ -145,7 +145,7 @@ def test_the_paper_counts_codebooks_of_crumb_only():
 
 @pytest.mark.parametrize("strategy", PAPER)
 def test_every_row_of_the_paper_sets_its_learning_rate(strategy):
-    rate = RunSettings(strategy=strategy, benchmark="clip_folder", family="paper").resolved().learning_rate
+    rate = RunPlan.of(RunSettings(strategy=strategy, benchmark="clip_folder", family="paper")).learning_rate
     assert rate == pytest.approx(paper_settings(strategy, "clip_folder")["learning_rate"])
 
 
