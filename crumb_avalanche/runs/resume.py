@@ -105,7 +105,7 @@ class Resume:
 
         restore()
         if self.position.inside:
-            plugin.go_on(self.position, plugin.epoch_start, restore)
+            plugin.resume_from(self.position, plugin.epoch_start, restore)
 
     def save(self, position: Position) -> None:
         """Write a checkpoint."""
