@@ -45,7 +45,7 @@ def test_other_contents_are_not(several, tmp_path):
     for change in (lambda: image.write_bytes(image.read_bytes() + b"more"), image.unlink):
         change()
         code, _, err = several()
-        assert code == 1 and f"of other clips: below {tmp_path / 'clips'} some were added, removed or changed" in err
+        assert code == 1 and f"of other clips: some in {tmp_path / 'clips'} were added, removed or changed" in err
     code, _, err = several({"--dataset-root": tmp_path / "nowhere"})
     assert code == 1 and f"there is no folder {tmp_path / 'nowhere'}" in err
     assert (tmp_path / "out/run0/result.json").read_text() == before
@@ -54,7 +54,7 @@ def test_other_contents_are_not(several, tmp_path):
 def test_a_result_without_its_settings_is_not_taken(several, tmp_path):
     (tmp_path / "out/run0/config.yaml").unlink()
     code, _, err = several()
-    assert code == 1 and "holds a result.json without its config.yaml; restore it, or take both away" in err
+    assert code == 1 and "holds a result.json without a config.yaml; restore it, or remove result.json too" in err
 
 
 def test_other_weights_under_the_same_name(crumb, tiny, tmp_path):
