@@ -15,8 +15,8 @@ def test_one_method(crumb):
     code, out, _ = crumb("strategies", "image_replay")
     assert code == 0 and out.startswith("image_replay: raw uint8 images") and "crumb:" not in out
     assert "(budget - fixed bytes) / bytes of one memory, rounded down\n" in out
-    assert "a last one is granted" in crumb("strategies", "crumb")[1]
-    assert "nothing of it grows with the budget" in crumb("strategies", "finetune")[1]
+    assert "rounded up if three quarters of a last memory fit" in crumb("strategies", "crumb")[1]
+    assert "its size does not depend on the budget" in crumb("strategies", "finetune")[1]
 
 
 def test_an_unknown_method(crumb):
