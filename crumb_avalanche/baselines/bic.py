@@ -66,7 +66,7 @@ class SplitExemplars(SelectionRule):
         self.offered = {}
         return trim(slots, dict.fromkeys(coming, 0))  # a class that comes again is collected anew
 
-    def _numbers(self, labels: Sequence[int]) -> list[int]:
+    def _places_in_class(self, labels: Sequence[int]) -> list[int]:
         """Number each image among the frames of its class in this epoch."""
         here: dict[int, int] = {}
         numbers = []
@@ -77,7 +77,7 @@ class SplitExemplars(SelectionRule):
 
     def held_out(self, labels: Sequence[int]) -> list[bool]:
         """Return which images of the next batch must not be trained on."""
-        return [number in self.held[label] for label, number in zip(labels, self._numbers(labels))]
+        return [number in self.held[label] for label, number in zip(labels, self._places_in_class(labels))]
 
     def give_up(self, slots, label):
         return trim(slots, {label: slots.count(label) - 1})[0]
@@ -89,7 +89,7 @@ class SplitExemplars(SelectionRule):
 
     def choose(self, slots, labels):
         chosen = []
-        for position, (label, number) in enumerate(zip(labels, self._numbers(labels))):
+        for position, (label, number) in enumerate(zip(labels, self._places_in_class(labels))):
             if number in self.stored[label]:
                 if not slots.free:
                     above = {other: slots.count(other) - quota for other, quota in self.quotas.items()}
@@ -154,7 +154,7 @@ class BiCPlugin(ImageMemoryPlugin):
     pass is too short for that.)
 
     Args:
-        storage_policy: an image buffer with the rule ``SplitExemplars``; replay is drawn by its random state.
+        storage_policy: an image buffer with the rule ``SplitExemplars``; its generator draws the replay batches.
         old_network: for the distillation targets.
         settings: see ``BiCSettings``.
         n_classes: outputs of the head.

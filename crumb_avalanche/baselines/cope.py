@@ -72,7 +72,7 @@ class CoPEPlugin(ImageMemoryPlugin):
     each step with the embeddings of that step.
 
     Args:
-        storage_policy: an image buffer with a balancing rule; replay is drawn by its random state.
+        storage_policy: an image buffer with a balancing rule; its generator draws the replay batches.
         settings: see ``CoPESettings``.
         n_classes: classes of the whole stream.
         length: ``D`` of an embedding.

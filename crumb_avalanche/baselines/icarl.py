@@ -82,7 +82,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
     exemplars than classes, the latest classes get none and are never predicted.
 
     Args:
-        storage_policy: an image buffer with the rule ``Prioritised``; replay is drawn by its random state.
+        storage_policy: an image buffer with the rule ``Prioritised``; its generator draws the replay batches.
         old_network: for the distillation targets.
     """
 

@@ -1,4 +1,4 @@
-"""The command ``crumb``: reads arguments, calls a room, prints."""
+"""The command ``crumb``: parse arguments, call the code of a subcommand, print."""
 
 import sys
 from importlib import import_module
@@ -9,7 +9,7 @@ from crumb_avalanche.system.threads import limit_openmp_spin
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, run, and print errors that the user can cure as one line.
+    """Run a subcommand; print errors that the user can fix in one line.
 
     Returns:
         The exit code.
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         full = getattr(error, "errno", None) in DISK_FULL
         curable = isinstance(error, ValueError | ImportError | FileExistsError | PermissionError) or full
         if type(error).__module__ == "builtins" and not curable:
-            raise  # a defect, not bad input: show where
+            raise  # a bug, not bad input: show the traceback
         cure = "; make room on that disk and give the same command again" * full
         print(f"crumb {name}: {error}{cure}", file=sys.stderr)
         return 1

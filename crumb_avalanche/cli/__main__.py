@@ -1,4 +1,4 @@
-"""``python -m crumb_avalanche.cli`` is ``crumb``."""
+"""Run ``crumb`` as ``python -m crumb_avalanche.cli``."""
 
 from crumb_avalanche.cli import main
 

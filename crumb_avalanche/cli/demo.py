@@ -1,4 +1,4 @@
-"""``crumb demo``: rendered shapes, a few minutes, nothing to download."""
+"""``crumb demo``: compare strategies on rendered shapes in a few minutes, without a download."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from crumb_avalanche.system.folder_lock import locked
 
 
 def main(settings: DemoSettings) -> None:
-    """Do the runs, then show the table and the picture.
+    """Do the runs and report them.
 
     Raises:
         FinishedRunError: the folder holds a demo of another seed.
-        FolderInUseError: another process works on the demo in the folder.
+        FolderInUseError: another process runs a demo in the folder.
     """
     with locked(Path(settings.output)):
         folders = demonstrate(settings)

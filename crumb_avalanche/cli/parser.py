@@ -13,18 +13,18 @@ from crumb_avalanche.runs.command_settings import (
 from crumb_avalanche.runs.settings import RunSettings
 
 COMMANDS = {
-    "demo": (DemoSettings, "rendered shapes, a few minutes, nothing to download"),
-    "prepare": (PrepareSettings, "from a data set's download to what its benchmark reads"),
+    "demo": (DemoSettings, "compare strategies on rendered shapes: a few minutes, no download"),
+    "prepare": (PrepareSettings, "convert a downloaded data set to the layout that its benchmark reads"),
     "run": (RunSettings, "learn a stream with one strategy"),
-    "strategies": (StrategiesSettings, "every method: where it comes from, what it stores, what a budget buys"),
-    "pretrain": (PretrainSettings, "CRUMB pretraining of plastic layers and codebook"),
-    "report": (ReportSettings, "tables and pictures of finished runs"),
+    "strategies": (StrategiesSettings, "list the methods: source, what each stores, what a budget buys"),
+    "pretrain": (PretrainSettings, "pretrain plastic layers and codebook"),
+    "report": (ReportSettings, "show finished runs as tables and pictures"),
 }
 POSITIONAL = {"prepare": "NAME ", "report": "FOLDER [FOLDER ...] ", "strategies": "[NAME] "}
 
 
 def parser() -> Any:
-    """The parser of all commands."""
+    """Build the parser of all commands."""
     from jsonargparse import ActionConfigFile, ArgumentParser
 
     from crumb_avalanche import __version__
@@ -39,7 +39,7 @@ def parser() -> Any:
     for name, (settings, summary) in COMMANDS.items():
         command = ArgumentParser(
             prog=f"crumb {name}",
-            # A list of all options would put a page before every error.
+            # argparse prints the usage before every error: a list of all options would fill a page.
             usage=f"crumb {name} {POSITIONAL.get(name, '')}[--OPTION VALUE ...]",
             description=(settings.__doc__ or "").split("\n")[0],
             allow_abbrev=False,
@@ -59,7 +59,7 @@ def _add_positional(command: Any, settings: type) -> None:
     if settings is ReportSettings:  # crumb report A B
         command.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of runs")
     if settings is StrategiesSettings:  # crumb strategies remind
-        command.add_argument("name", nargs="?", metavar="NAME", help="only this one")
+        command.add_argument("name", nargs="?", metavar="NAME", help="show this method only")
     if settings is PrepareSettings:  # crumb prepare toybox --check
         command.add_argument("name", metavar="NAME", help="core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet")
         command.add_argument(
@@ -69,18 +69,18 @@ def _add_positional(command: Any, settings: type) -> None:
             const=True,
             default=False,
             metavar="BOOL",
-            help="change nothing, and list what is missing of all that the paper uses",
+            help="list the missing files without changing anything",
         )
 
 
 def present(arguments: list[str]) -> list[str]:
-    """Arguments as the parser knows them.
+    """Translate arguments to flags that the parser accepts.
 
-    Flags may be spelled with dashes, and ``crumb run`` takes those of earlier versions. ``--check X`` becomes
-    ``--check=true X`` unless X is true or false, so that it may stand before the data set's name.
+    Replaces dashes in flags by underscores, and flags of earlier versions of ``crumb run`` by the present ones. Turns
+    ``--check X`` into ``--check=true X`` unless X is true or false: X may be the data set's name.
 
     Raises:
-        ValueError: a file of settings that cannot be read.
+        ValueError: a settings file cannot be read.
     """
     if arguments[:1] == ["run"]:
         return run_arguments(arguments)

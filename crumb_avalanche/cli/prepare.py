@@ -1,4 +1,4 @@
-"""``crumb prepare``: from a data set's download to what its benchmark reads."""
+"""``crumb prepare``: convert a downloaded data set to the layout that its benchmark reads."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,11 +12,15 @@ from crumb_avalanche.system.progress import progress_bar as new_bar
 
 
 class IncompleteError(ValueError):
-    """Something is missing of a data set, or could not be read; the message is a list."""
+    """Files of a data set are missing or cannot be read; the message lists them."""
 
 
 def main(settings: PrepareSettings) -> None:
-    """Prepare or check a data set; raise the list of what is missing or failed, if anything is."""
+    """Prepare or check a data set.
+
+    Raises:
+        IncompleteError: files are missing, or failed to be prepared.
+    """
     if settings.check:
         report = check(settings.name, settings.dataset_root)
         if not report.complete:
@@ -34,38 +38,39 @@ def main(settings: PrepareSettings) -> None:
             progress_bar if settings.progress else None,
         )
     if failures:
-        raise IncompleteError(listed(f"all is finished but {len(failures)} that failed", failures))
+        raise IncompleteError(listed(f"all is finished except for {len(failures)} that failed", failures))
 
 
 @contextmanager
 def sole_writer(root: Path) -> Iterator[None]:
-    """Keep others from a root: two that write one unfinished file may leave one of the right size that is damaged.
+    """Lock a root: two processes that write the same unfinished file could damage it without changing its size.
 
     Raises:
-        FolderInUseError: another process prepares something in it.
+        FolderInUseError: another process prepares a data set in it.
     """
     new = not root.exists()
     try:
         with ExitStack() as held:
-            with suppress(OSError):  # what cannot be locked, as on a read-only disk, is not
+            with suppress(OSError):  # go on without a lock where none can be created, as on a read-only disk
                 held.enter_context(locked(root, "--dataset-root"))
             yield
     finally:
         if new:
-            with suppress(OSError):  # something lies in it
+            with suppress(OSError):  # it is not empty
                 root.rmdir()
 
 
 def listed(title: str, lines: list[str]) -> str:
-    """A title and indented lines."""
+    """Format a title and indented lines."""
     return "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
 
 
 @contextmanager
 def progress_bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
-    """A bar with units/s: what it gives is called with (done, in all or 0, images so far).
+    """Show a progress bar with units/s.
 
-    It is drawn at the first call, and what was done before that is no part of the rate.
+    Yields a function of the number done, the total (or 0) and optionally the number of images so far. Its first call
+    draws the bar; the number done then does not count for the rate.
     """
     bar = None
 

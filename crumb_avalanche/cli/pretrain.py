@@ -1,4 +1,4 @@
-"""``crumb pretrain``: CRUMB pretraining of plastic layers and codebook."""
+"""``crumb pretrain``: pretrain plastic layers and codebook."""
 
 from crumb_avalanche.runs.pretrain import main
 

@@ -1,4 +1,4 @@
-"""``crumb report``: tables and pictures of finished runs."""
+"""``crumb report``: show finished runs as tables and pictures."""
 
 from crumb_avalanche.report.report import main
 

@@ -1,4 +1,4 @@
-"""``crumb strategies``: every method by name, where it comes from, what it stores, and what a budget buys."""
+"""``crumb strategies``: list the methods, with source, what each stores, and what a budget buys."""
 
 from dataclasses import fields
 
@@ -8,7 +8,7 @@ from crumb_avalanche.runs.command_settings import StrategiesSettings
 
 
 def main(settings: StrategiesSettings) -> None:
-    """Print the list, or all about one."""
+    """Print the description of one method, or of all."""
     if settings.name is not None:
         print(described(get_strategy(settings.name)))
         return
@@ -16,7 +16,7 @@ def main(settings: StrategiesSettings) -> None:
 
 
 def described(entry: Entry) -> str:
-    """A few lines about a strategy."""
+    """Format the description of a strategy."""
     lines = [
         f"{entry.name}: {entry.summary}",
         f"  from    {entry.source}",
@@ -31,10 +31,10 @@ def described(entry: Entry) -> str:
 
 
 def budget_rule(entry: Entry) -> str:
-    """How its number of memories follows from the budget, in words."""
+    """Describe how the number of memories follows from the budget."""
     if entry.joint:
-        return "none: a bound that sees everything"
+        return "none: a bound that is trained on all images"
     if not entry.budgeted:
-        return "none: nothing of it grows with the budget; the ledger tells what it keeps"
+        return "none: its size does not depend on the budget; the ledger lists its bytes"
     rule = "(budget - fixed bytes) / bytes of one memory, rounded down"
-    return rule + ("; a last one is granted if three quarters of it fit" if entry.round_up else "")
+    return rule + ("; rounded up if three quarters of a last memory fit" if entry.round_up else "")

@@ -1,1 +1,1 @@
-"""Running class statistics and the classifiers they give."""
+"""Classifiers in closed form from running class statistics."""

@@ -1,4 +1,4 @@
-"""Nearest class mean."""
+"""Nearest-class-mean classifier."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,11 @@ from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 
 
 class ClassMeans(ClassStatistics):
-    """Running class means; the nearest by cosine (NCM; Mensink et al., PAMI 2013, and Rebuffi et al., CVPR 2017).
+    """Classifier by the class mean with the largest cosine (NCM; Mensink et al., PAMI 2013; Rebuffi et al., CVPR 2017).
 
     Args:
-        n_classes: of the whole stream.
-        length: ``D``.
+        n_classes: number of classes of the whole stream.
+        length: number of features ``D``.
 
     Attributes:
         means: ``(n_classes, D)`` float32.
@@ -28,12 +28,12 @@ class ClassMeans(ClassStatistics):
         self.absorb(features, labels)
 
     def absorb(self, features: Tensor, labels: Tensor) -> dict[int, Tensor]:
-        """Update the means and return what the scatter grows by.
+        """Add images to the means and return the increments of the scatters.
 
-        The pairwise update of Chan, Golub and LeVeque, 1979.
+        Pairwise update of Chan, Golub and LeVeque, 1979.
 
         Returns:
-            For each class ``(n + 1, D)`` float64 rows ``R``; its scatter grows by ``R^T R``.
+            ``(n + 1, D)`` float64 rows ``R`` for each class of the ``n`` images; its scatter grows by ``R^T R``.
         """
         rows = {}
         for label in labels.unique().tolist():
@@ -46,7 +46,8 @@ class ClassMeans(ClassStatistics):
         """Add the means of another instance.
 
         Returns:
-            For each class of it ``(1, D)`` float64 rows ``R``; the sum of both scatters grows by ``R^T R``.
+            ``(1, D)`` float64 rows ``R`` for each class of the other instance; add ``R^T R`` to the sum of both
+            scatters of the class.
         """
         return {
             label: self._shift(label, other.means[label].double(), int(other.counts[label])).unsqueeze(0)
@@ -54,7 +55,7 @@ class ClassMeans(ClassStatistics):
         }
 
     def _shift(self, label: int, centre: Tensor, new: int) -> Tensor:
-        """Update the mean of a class by ``new`` images around ``centre``; returns the row between the two means."""
+        """Add ``new`` images with the mean ``centre`` to a class; return the weighted difference of the two means."""
         mean, old = self.means[label].double(), int(self.counts[label])
         between = (old * new / (old + new)) ** 0.5 * (centre - mean)
         self.means[label] = (mean + new / (old + new) * (centre - mean)).float()

@@ -1,4 +1,4 @@
-"""The base of all classifiers in closed form: statistics of features that are updated, merged, saved and loaded."""
+"""Base class of all classifiers in closed form."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -9,14 +9,14 @@ from crumb_avalanche.system.tensor_file import StateError
 
 
 class ClassStatistics(ABC):
-    """Sums over features that are updated batch by batch, and the scores they give to new features.
+    """Statistics of features that are updated batch by batch, merged, saved and loaded, and score new features.
 
     Attributes:
-        settings: the constructor's arguments by name; statistics of other settings cannot be merged or loaded.
+        settings: arguments of the constructor by name; statistics with other settings cannot be merged or loaded.
     """
 
     settings: dict[str, Any]
-    _solution: Any = None  # what ``scores`` computes from the statistics; None after a change
+    _solution: Any = None  # cached by ``scores``; None after the statistics change
 
     @abstractmethod
     def update(self, features: Tensor, labels: Tensor) -> None:
@@ -35,28 +35,28 @@ class ClassStatistics(ABC):
             features: ``(B, D)`` float, on the CPU.
 
         Returns:
-            ``(B, classes)`` float64. Scores of classes without images mean nothing.
+            ``(B, classes)`` float64. Scores of classes without images are undefined.
         """
 
     @abstractmethod
     def named_tensors(self) -> dict[str, Tensor]:
-        """The statistics by name."""
+        """Return the statistics by name."""
 
     @abstractmethod
     def _merge(self, other: "ClassStatistics") -> None:
         """Add the statistics of an instance with the same settings."""
 
     def tensors(self) -> list[Tensor]:
-        """The statistics."""
+        """Return the statistics as a list."""
         return [*self.named_tensors().values()]
 
     def merge(self, other: "ClassStatistics") -> None:
-        """Add what another instance was trained on.
+        """Add the statistics of another instance.
 
-        Exact up to rounding, as if one instance had seen both parts, unless the class says otherwise.
+        The result is that of one instance trained on both parts, up to rounding, unless the class says otherwise.
 
         Raises:
-            StateError: another class, or other settings.
+            StateError: the other instance has another class or other settings.
         """
         if type(other) is not type(self):
             raise StateError(f"{type(other).__name__} cannot be merged into {type(self).__name__}; give the same kind")
@@ -65,14 +65,14 @@ class ClassStatistics(ABC):
         self._solution = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings and statistics."""
+        """Return settings and statistics."""
         return {"settings": dict(self.settings), **self.named_tensors()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned.
 
         Raises:
-            StateError: it is of other settings, or a tensor is missing.
+            StateError: the settings differ, or a tensor is missing.
         """
         self._check(state["settings"], "loaded")
         mine = self.named_tensors()

@@ -1,4 +1,4 @@
-"""Feature vectors of images: the head's input averaged over locations, or moments of maps over locations."""
+"""Feature vectors of images: averages or moments of feature maps over locations."""
 
 import torch
 from torch import Tensor
@@ -8,17 +8,17 @@ from crumb_avalanche.models.split_model import SplitModel
 
 
 def feature_length(model: SplitModel) -> int:
-    """``D``, the length of ``pooled_features``."""
+    """Return ``D``, the number of features of ``pooled_features``."""
     head = model.plastic_layers.get_submodule(model.head)
     return head.in_channels if hasattr(head, "in_channels") else head.in_features
 
 
 @torch.no_grad()
 def pooled_features(model: SplitModel, images: Tensor) -> Tensor:
-    """The input of the head, in evaluation mode, averaged over locations: ``(B, D)`` float32.
+    """Compute the input of the head, in evaluation mode, averaged over locations: ``(B, D)`` float32.
 
     Args:
-        model: its mode is restored.
+        model: a model in any mode, which is restored.
         images: as for ``SplitModel.features``.
     """
     with evaluating(model):
@@ -26,14 +26,14 @@ def pooled_features(model: SplitModel, images: Tensor) -> Tensor:
 
 
 class FeatureMoments:
-    """Means and deviations over locations, of the feature map and of the head's input.
+    """Compute means and deviations over locations, of the feature map and of the head's input.
 
-    They are raised to a power below 1, with their sign, because activations are skewed and a Gaussian is not.
+    Absolute values are raised to a power, which makes the skewed activations more Gaussian.
 
     Args:
         maps: include moments of the feature map that enters the plastic layers.
-        deviations: include deviations, besides means.
-        power: exponent of the absolute values; 1 leaves them.
+        deviations: include deviations besides means.
+        power: exponent of the absolute values; 1 leaves them unchanged.
     """
 
     def __init__(self, maps: bool = True, deviations: bool = True, power: float = 0.7):
@@ -41,11 +41,11 @@ class FeatureMoments:
 
     @torch.no_grad()
     def __call__(self, model: SplitModel, images: Tensor) -> Tensor:
-        """``(B, D)`` float32 of images as for ``SplitModel.features``; P in evaluation mode."""
+        """Compute ``(B, D)`` float32 features of images as for ``SplitModel.features``, with P in evaluation mode."""
         return self._of_maps(model, model.features(images))
 
     def length(self, model: SplitModel) -> int:
-        """``D``: 2,048 for SqueezeNet."""
+        """Return ``D``, the number of features: 2,048 for SqueezeNet."""
         return self._of_maps(model, torch.zeros(1, *model.map_shape, device=model.pixel_mean.device)).shape[1]
 
     @torch.no_grad()
@@ -60,8 +60,8 @@ class FeatureMoments:
 
 
 def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)`` maps."""
-    # One image at a time stays in a processor's cache: eight times faster.
+    """Compute mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)`` maps."""
+    # One image at a time fits the CPU's cache: eight times faster.
     parts = maps.split(1) if maps.device.type == "cpu" else [maps]
     means, deviations = [], []
     for part in parts:

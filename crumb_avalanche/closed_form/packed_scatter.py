@@ -1,4 +1,4 @@
-"""A symmetric matrix of sums of products, of which only one half is kept."""
+"""Packed storage of a symmetric scatter matrix."""
 
 import torch
 from torch import Tensor
@@ -7,15 +7,15 @@ BLOCK = 64
 
 
 class PackedScatter:
-    """``X^T X`` of rows that come batch by batch, as the lower half in strips.
+    """Running sum ``X^T X`` of batches of rows, stored as strips of its lower half.
 
-    ``2 * D * (D + 64)`` bytes instead of ``4 * D**2`` (8,650,752 at 2,048).
+    Takes ``2 * D * (D + 64)`` bytes instead of ``4 * D**2`` (8,650,752 at 2,048).
 
     Args:
-        length: ``D``.
+        length: number of columns ``D``.
 
     Attributes:
-        strips: float32; strip ``i`` holds rows ``64 i`` to ``64 (i + 1)`` up to and with their diagonal block.
+        strips: float32; strip ``i`` holds rows ``64 i`` to ``64 (i + 1)``, up to and including the diagonal block.
     """
 
     def __init__(self, length: int):
@@ -36,11 +36,11 @@ class PackedScatter:
             mine += theirs
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """The strips by name."""
+        """Return the strips by name."""
         return {f"strip{number}": strip for number, strip in enumerate(self.strips)}
 
     def whole(self) -> Tensor:
-        """The matrix, ``(D, D)`` float64."""
+        """Return the full matrix, ``(D, D)`` float64."""
         matrix = torch.zeros(self.length, self.length, dtype=torch.float64)
         for number, strip in enumerate(self.strips):
             matrix[number * BLOCK : number * BLOCK + BLOCK, : strip.shape[1]] = strip
@@ -48,5 +48,5 @@ class PackedScatter:
 
     @staticmethod
     def bytes_of(length: int) -> int:
-        """Bytes of the strips."""
+        """Return the bytes of the strips for ``D = length``."""
         return 4 * sum(min(BLOCK, length - start) * min(start + BLOCK, length) for start in range(0, length, BLOCK))

@@ -9,14 +9,14 @@ from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 class RandomProjection(ClassStatistics):
     """Ridge regression on a random ReLU projection of the features (RanPAC, section 4).
 
-    ``H = relu(X W)`` with a Gaussian ``W`` that never changes. ``W`` is drawn from its seed on first use; the state
-    holds the seed only, with the Gram matrix ``H^T H`` and the class sums ``H^T Y``.
+    ``H = relu(X W)`` with a fixed Gaussian ``W``. The state holds the Gram matrix ``H^T H``, the class sums ``H^T Y``
+    and the seed of ``W``, which is drawn on first use.
 
     Args:
         n_classes, length: see ``ClassMeans``.
-        projection: ``M``, columns of ``W``.
-        ridge: added to the Gram matrix's diagonal, in units of its mean.
-        seed: of ``W``.
+        projection: number of columns ``M`` of ``W``.
+        ridge: summand of the Gram matrix's diagonal, in units of the diagonal's mean.
+        seed: seed of ``W``.
 
     Attributes:
         gram: ``(M, M)`` float32, 1,638,400 bytes at 640.
@@ -41,7 +41,7 @@ class RandomProjection(ClassStatistics):
         return {**self.__dict__, "_weights": None}
 
     def project(self, features: Tensor) -> Tensor:
-        """``(B, M)`` float64."""
+        """Compute ``H``, ``(B, M)`` float64."""
         if self._weights is None:
             generator = torch.Generator().manual_seed(self.seed)
             self._weights = torch.randn(self.length, len(self.gram), generator=generator, dtype=torch.float64)

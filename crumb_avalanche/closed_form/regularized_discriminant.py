@@ -1,7 +1,6 @@
-"""Regularised discriminant analysis in a stream: class means and principal directions of each class.
+"""Regularised discriminant analysis in a stream (Friedman, "Regularized Discriminant Analysis", JASA 1989).
 
-Friedman, "Regularized Discriminant Analysis", JASA 1989, with each covariance kept as a few directions that are updated
-batch by batch.
+The covariance of each class is stored as a few principal directions, which are updated batch by batch.
 """
 
 import torch
@@ -15,29 +14,29 @@ NO_DENSITY = -1e30  # log-density of a class without an image: below all others,
 
 
 class RegularizedDiscriminant(ClassStatistics):
-    """Gaussians of all classes, each with a covariance between the common one and its own.
+    """Classifier by Gaussians whose covariances lie between a common one and that of each class.
 
-    The common covariance ``S`` within classes gets ``e`` times its mean variance on its diagonal, with
-    ``e = min(1, s D / N)`` for ``N`` images: the less is known of it, the more. In the space that is spanned by the
-    class means after whitening with ``S``, where the common covariance is the unit matrix, class ``c`` has the
-    covariance ``(1 - a) I + a C_c``. Scores are log-densities.
+    The diagonal of the common within-class covariance ``S`` is increased by ``e`` times its mean, with
+    ``e = min(1, s D / N)`` for ``N`` images: fewer images give more shrinkage. The class means, whitened with ``S``,
+    span a space in which the common covariance is the unit matrix; there, class ``c`` has the covariance
+    ``(1 - a) I + a C_c``. Scores are log-densities.
 
-    ``merge`` is exact for means, counts and a common scatter kept as a whole. Of the directions it keeps the principal
-    ones of both instances together, as an update does, so they are those of one instance only where ``directions``
-    spans all of a class's scatter; the trace of the scatter is exact.
+    ``merge`` is exact for means, counts, traces and a full common scatter. It keeps the principal directions of both
+    instances together, as an update does; they equal those of one instance trained on both parts only if
+    ``directions`` spans the whole scatter of a class.
 
     Args:
         n_classes, length: see ``ClassMeans``.
-        directions: principal directions kept of each class.
-        whole: keep the common scatter as a whole; off: it is the sum over the classes' directions.
-        own: ``a``.
-        shrinkage: ``s``.
+        directions: number of principal directions stored for each class.
+        whole: whether to store the full common scatter; otherwise it is the sum over the classes' directions.
+        own: share ``a`` of a class's own covariance.
+        shrinkage: factor ``s`` of the shrinkage.
 
     Attributes:
         classes: means and counts.
-        directions: ``(n_classes, directions, D)`` float16; ``B_c^T B_c`` is about the scatter of class ``c``.
+        directions: ``(n_classes, directions, D)`` float16; ``B_c^T B_c`` approximates the scatter of class ``c``.
         outside: ``(n_classes,)`` float32, the part of the scatter's trace that the directions leave out.
-        scatter: the common one, or ``None``.
+        scatter: the full common scatter, or ``None``.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class RegularizedDiscriminant(ClassStatistics):
         self._solution = None
 
     def _extend(self, label: int, rows: Tensor) -> None:
-        """Update the directions of a class by rows ``R``: its scatter grows by ``R^T R``."""
+        """Update the directions of a class whose scatter grows by ``R^T R`` for rows ``R``."""
         count = self.directions.shape[1]
         together = torch.cat([self.directions[label].double(), rows])
         energies, vectors = torch.linalg.eigh(together @ together.mT)
@@ -112,7 +111,7 @@ class RegularizedDiscriminant(ClassStatistics):
         else:
             common = self.scatter.whole()
         common /= total
-        variance = float(common.diagonal().mean()) or 1.0  # 1: a single image, or all alike
+        variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
         common.diagonal().add_(min(1.0, self.shrinkage * length / total) * variance)
         root = torch.linalg.cholesky(common)
         centre = means.mean(0)
@@ -129,7 +128,7 @@ class _Solution:
     """Gaussians with covariances ``a_c I + U_c^T U_c`` in the discriminant space.
 
     Args:
-        centre, projection: ``(D,)`` and ``(D, r)``; a feature ``x`` is at ``(x - centre) projection``.
+        centre, projection: ``(D,)`` and ``(D, r)``; ``(x - centre) projection`` maps features to the space.
         means: ``(C, r)``.
         spread: ``U``, ``(C, k, r)``.
         round_part: ``a``, ``(C,)``.
@@ -148,7 +147,7 @@ class _Solution:
         self.log_determinants = 2 * logs + (space - count) * round_part.log()
 
     def scores(self, features: Tensor) -> Tensor:
-        """Log-densities but for a constant, ``(B, C)`` float64."""
+        """Compute log-densities up to a constant, ``(B, C)`` float64."""
         places = (features - self.centre) @ self.projection
         distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.mT + self.means.square().sum(1)
         along = (places @ self.spread.flatten(0, 1).mT).view(len(places), *self.offsets.shape) - self.offsets

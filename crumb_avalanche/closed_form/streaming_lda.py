@@ -10,13 +10,13 @@ from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 class StreamingLDA(ClassStatistics):
     """Linear discriminant analysis with one running covariance.
 
-    Class means ``mu``, and ``Sigma``, the exact covariance within the classes of all images so far (the paper's
-    recursion counts the first image of a class with its distance from zero). Scores are ``w x - w mu / 2`` with
-    ``w = ((1 - e) Sigma + e I)^-1 mu``.
+    Scores are ``w x - w mu / 2`` with ``w = ((1 - e) Sigma + e I)^-1 mu`` for class means ``mu``. ``Sigma`` is the
+    exact within-class covariance of all images so far; the paper's recursion adds the distance of the first image of
+    each class from zero.
 
     Args:
         n_classes, length: see ``ClassMeans``.
-        shrinkage: ``e``.
+        shrinkage: share ``e`` of the unit matrix.
 
     Attributes:
         classes: means and counts.
@@ -39,7 +39,7 @@ class StreamingLDA(ClassStatistics):
 
     def scores(self, features):
         if self._solution is None:  # only after an update
-            # float32 leaves eigenvalues a little below zero where there are fewer images than features.
+            # With fewer images than features, float32 leaves eigenvalues a little below zero.
             values, vectors = torch.linalg.eigh(self.covariance.double())
             values = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
             means = self.classes.means.double()

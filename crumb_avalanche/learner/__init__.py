@@ -1,1 +1,1 @@
-"""What a person keeps of a run and uses: the learner file."""
+"""Save and load trained learners."""

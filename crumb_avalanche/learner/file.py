@@ -1,7 +1,7 @@
-"""The learner file: all that a strategy learned, as one ``.safetensors`` file that is read without running code.
+"""The learner file: a trained strategy as one ``.safetensors`` file, which is read without running code.
 
-The file holds the strategy's state, the network's weights and a header that says how to build both again, so it answers
-as the run did without the run's settings, weights or images.
+The file holds the strategy's state, the network's weights and a header with the arguments to rebuild both. The loaded
+strategy predicts as the run did, without the run's settings, weight files or images.
 """
 
 import json
@@ -24,38 +24,39 @@ if TYPE_CHECKING:
 LEARNER = "learner.safetensors"
 FORMAT = "crumb-learner-1"
 Keep = Literal["full", "answers"]
-# Strategies that learn nothing a file could hold, and why.
+# Strategies without a learner file, and why.
 NOT_KEPT = {"chance": "its answers are random"}
 
 
 class LearnerError(ValueError):
-    """A learner that cannot be saved, or a file that holds none; says why."""
+    """A learner cannot be saved, or a file is not a valid learner file."""
 
 
 @dataclass(frozen=True)
 class LearnerHeader:
-    """What a learner file says in plain values.
+    """Header of a learner file, in plain values.
 
     Attributes:
         strategy: name in the registry.
-        method: the method's own settings, all of them.
-        learning: the fields of ``LearningSettings``.
+        method: all settings that only the method has.
+        learning: fields of ``LearningSettings``.
         mem_size: capacity in memories; 0 for a method that stores none.
-        seed: of the method's random draws.
-        network: arguments of ``split_backbone`` but ``weights`` and ``codebook``.
+        seed: seed of the method's random draws.
+        network: arguments of ``split_backbone`` except ``weights`` and ``codebook``.
         codebook: ``(codebook_size, codebook_dim)``, or ``None``.
         precision: ``fp32`` or ``bf16``.
         evaluate_quantized: whether evaluation goes through the codebook.
-        transform: from an image to the network's input: side in pixels, interpolation, mean and standard deviation.
+        transform: conversion of an image to the network's input: side in pixels, interpolation, mean and standard
+            deviation.
         classes: label, name and number of training images of each class, in order of arrival.
-        lessons: one entry per experience trained on: number, labels, number of images.
-        budget: images, bytes or memories that the learner was given.
+        lessons: number, labels and number of images of each experience trained on.
+        budget: memory budget in images, bytes or memories.
         calibration: ``feature_scale`` and the initialisation of the codebook.
-        keep: ``full`` with what it takes to train on, ``answers`` with what it takes to answer.
+        keep: ``full`` for a state that training can resume from, ``answers`` for one that can only predict.
         weights_sha256: hash of F's weights (``weights_hash``).
-        versions: of the libraries that decide the numbers.
-        plan: the settings of the run that decide its result, for the record.
-        written: date and time of writing, ISO 8601 in UTC; filled in.
+        versions: versions of the libraries that influence results.
+        plan: settings of the run that can change its result; not used to rebuild the learner.
+        written: date and time of writing, ISO 8601 in UTC.
     """
 
     strategy: str
@@ -81,11 +82,11 @@ class LearnerHeader:
 
 @dataclass(frozen=True)
 class SavedLearner:
-    """A learner read from its file.
+    """A learner loaded from its file.
 
     Attributes:
-        strategy: ready for ``eval``, and for ``train`` where the header says ``full``.
-        header: what the file says.
+        strategy: can ``eval``; can ``train`` if ``header.keep`` is ``full``.
+        header: header of the file.
     """
 
     strategy: "StreamStrategy"
@@ -96,13 +97,13 @@ def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: Le
     """Write a learner file atomically.
 
     Args:
-        path: of the file, which may exist.
-        strategy: between two experiences.
-        header: ``keep`` decides how much is written; ``weights_sha256`` and ``written`` are filled in.
+        path: path of the file; an existing one is replaced.
+        strategy: the strategy, not within an experience.
+        header: ``keep`` selects what is written; ``weights_sha256`` and ``written`` are filled in.
 
     Raises:
         LearnerError: the strategy is one of ``NOT_KEPT``, or its state cannot be stored.
-        OSError: the disk is full or the like; a file that was at ``path`` is untouched.
+        OSError: the file cannot be written, for instance because the disk is full; an existing one is unchanged.
     """
     if header.strategy in NOT_KEPT:
         raise LearnerError(f"strategy {header.strategy} has no learner file: {NOT_KEPT[header.strategy]}")
@@ -123,10 +124,10 @@ def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: Le
 
 
 def read_header(path: str | os.PathLike) -> LearnerHeader:
-    """Read what a learner file says, without its tensors.
+    """Read the header of a learner file, without its tensors.
 
     Raises:
-        LearnerError: the file is absent, damaged or no learner file, or a newer version wrote it.
+        LearnerError: the file is absent, damaged, not a learner file, or written by a newer version.
     """
     try:
         return _header(path, read_metadata(path))
@@ -151,15 +152,15 @@ def _header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
 def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
     """Build the strategy of a learner file and load its state.
 
-    A file with all that it takes to train on sets the global RNG state too, so that the next experience goes on as if
-    the process had not ended; one with answers alone leaves it as it is.
+    A file with ``keep="full"`` also sets the global RNG state: training on the next experience gives the same result as
+    in the process that wrote the file. A file with ``keep="answers"`` leaves the RNG state unchanged.
 
     Args:
         path: a learner file.
-        device: where the strategy computes.
+        device: device of the strategy.
 
     Raises:
-        LearnerError: see ``read_header``; or a tensor is damaged or does not fit; names it.
+        LearnerError: see ``read_header``; or a tensor is damaged or has another shape.
     """
     path = Path(path)
     try:
@@ -185,7 +186,7 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
 
 
 def _load_all(strategy: "StreamStrategy", state: dict[str, Any]) -> None:
-    """Load a full state, without the plugins that recorded the run: metrics, predictions, progress.
+    """Load a full state, except for plugins that recorded the run: metrics, predictions, progress.
 
     Raises:
         StateError: the state of a plugin of the method is missing.
@@ -199,7 +200,7 @@ def _load_all(strategy: "StreamStrategy", state: dict[str, Any]) -> None:
 
 
 def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
-    """The strategy of a header, untrained."""
+    """Build the untrained strategy of a header."""
     from avalanche.training.plugins import EvaluationPlugin
 
     from crumb_avalanche.baselines.method_settings import LearningSettings

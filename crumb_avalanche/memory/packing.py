@@ -1,4 +1,4 @@
-"""Codes <-> bytes: 1, 2, 4, 8 or 16 bits a code, whatever the number of codebook rows needs."""
+"""Pack codes into bytes, with 1, 2, 4, 8 or 16 bits per code."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ WIDTHS = (1, 2, 4, 8, 16)
 
 
 def bits_per_code(codebook_size: int) -> int:
-    """The smallest width of 1, 2, 4, 8, 16 bits that can name every row."""
+    """Return the smallest width of 1, 2, 4, 8 or 16 bits that holds every row number of a codebook."""
     needed = max(codebook_size - 1, 1).bit_length()
     return next(width for width in WIDTHS if width >= needed)
 
 
 def packed_bytes(codes_per_item: int, bits: int) -> int:
-    """Bytes of one packed item; the last byte is filled up with zeros."""
+    """Return the bytes of one packed item, whose last byte is padded with zeros."""
     return -(-codes_per_item * bits // 8)
 
 
@@ -33,7 +33,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         ``(N, ceil(L * bits / 8))`` ``uint8``, contiguous.
 
     Raises:
-        ValueError: another width, or a code that the width cannot hold.
+        ValueError: the width is another one, or too small for a code.
     """
     _check_width(bits)
     if codes.numel():
@@ -56,7 +56,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
-    """The inverse of ``pack``.
+    """Unpack the codes that ``pack`` packed.
 
     Args:
         packed: ``(N, ceil(length * bits / 8))`` ``uint8``.
@@ -67,7 +67,7 @@ def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
         ``(N, length)`` codes: ``uint8``, or ``int16`` at 16 bits.
 
     Raises:
-        ValueError: another width, or rows whose bytes do not hold ``length`` codes.
+        ValueError: the width is another one, or the number of bytes in a row does not match ``length``.
     """
     _check_width(bits)
     if packed.shape[1] != packed_bytes(length, bits):

@@ -1,7 +1,8 @@
-"""Product quantizer: feature maps <-> codes, with a table of centroids for every group of channels.
+"""Product quantizer of feature maps.
 
-Jégou, Douze and Schmid, "Product Quantization for Nearest Neighbor Search", PAMI 2011; it is the memory of REMIND
-(Hayes et al., ECCV 2020). Unlike ``Codebook`` it has one table a group, looks for the nearest row and never learns.
+Jégou, Douze and Schmid, "Product Quantization for Nearest Neighbor Search", PAMI 2011. REMIND stores its codes (Hayes
+et al., ECCV 2020). Unlike ``Codebook``, it has a table of centroids for each group of channels, searches the nearest
+row in L2, and is not trained after ``fit``.
 """
 
 import torch
@@ -15,26 +16,26 @@ LARGEST_TABLE = 256  # a code is a byte
 
 
 def largest_divisor(channels: int, limit: int) -> int:
-    """The largest number up to ``limit`` that divides ``channels``."""
+    """Return the largest divisor of ``channels`` up to ``limit``."""
     return next(number for number in range(min(limit, channels), 0, -1) if channels % number == 0)
 
 
 class ProductQuantizer(nn.Module):
-    """Every slice of ``d`` consecutive channels becomes the number of the nearest of its own ``K`` centroids.
+    """Encode each group of consecutive channels at a location as the index of the nearest centroid of the group.
 
     Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``m`` groups of ``d = C / m`` consecutive channels.
 
     Args:
-        channels: ``C``.
-        sub_quantizers: ``m``.
-        centroids: ``K``, from 2 to 256.
-        tile: vectors per matrix product where faiss does not search; ``4 * tile * K`` bytes of working memory.
+        channels: number of channels ``C``.
+        sub_quantizers: number of groups ``m``.
+        centroids: number of centroids ``K`` of a group, from 2 to 256.
+        tile: vectors per matrix product if faiss is not used; ``4 * tile * K`` bytes of working memory.
 
     Attributes:
         centroids: ``(m, K, d)`` float32 buffer, ``4 * K * C`` bytes; zeros until ``fit`` or a state dict fills it.
 
     Raises:
-        ValueError: ``m`` does not divide ``C``, or another ``K``.
+        ValueError: ``m`` does not divide ``C``, or ``K`` is out of range.
     """
 
     def __init__(self, channels: int, sub_quantizers: int = 32, centroids: int = 256, tile: int = 2048):
@@ -51,12 +52,12 @@ class ProductQuantizer(nn.Module):
 
     @property
     def channels(self) -> int:
-        """``C``."""
+        """Number of channels ``C``."""
         return self.sub_quantizers * self.centroids.shape[2]
 
     @property
     def sub_quantizers(self) -> int:
-        """``m``."""
+        """Number of groups ``m``."""
         return self.centroids.shape[0]
 
     @property
@@ -70,32 +71,33 @@ class ProductQuantizer(nn.Module):
         return self.centroids.numel() * self.centroids.element_size()
 
     def map_bytes(self, height: int, width: int) -> int:
-        """Bytes of one map's packed codes (5,408 for 13 x 13 at 32 sub-quantizers of 256)."""
+        """Return the bytes of one map's packed codes (5,408 for 13 x 13 at 32 sub-quantizers of 256)."""
         return packed_bytes(self.sub_quantizers * height * width, self.bits)
 
     @property
     def fitted(self) -> bool:
-        """Whether there are centroids."""
+        """Whether the centroids have been set."""
         return bool(self.centroids.any())
 
     @torch.no_grad()
     def fit(self, vectors: Tensor, seed: int = 0, most: int = 1_000_000, iterations: int = 25) -> "ProductQuantizer":
-        """Find the centroids by k-means, group by group (faiss).
+        """Fit the centroids of each group by k-means (faiss).
 
         Args:
             vectors: ``(N, C)`` float, the channels of single locations.
-            seed: of the choice of vectors and of k-means.
-            most: vectors above this number are left out at random; faiss itself then looks at 256 a centroid.
-            iterations: of k-means.
+            seed: seed of the choice of vectors and of k-means.
+            most: largest number of vectors; others are left out at random. faiss itself uses 256 per centroid.
+            iterations: iterations of k-means.
 
         Raises:
             ImportError: faiss is not installed.
-            ValueError: other channels, fewer vectors than centroids, or values that are not finite.
+            ValueError: the number of channels differs, a value is not finite, or there are fewer vectors than
+                centroids.
         """
         try:
             import faiss
         except ImportError as error:
-            raise ImportError("a product quantizer is fitted by faiss: pip install faiss-cpu") from error
+            raise ImportError("fitting a product quantizer needs faiss: pip install faiss-cpu") from error
         groups, size, dim = self.centroids.shape
         if vectors.dim() != 2 or vectors.shape[1] != self.channels:
             raise ValueError(f"the vectors have shape {tuple(vectors.shape)}, but must have (N, {self.channels})")
@@ -116,7 +118,7 @@ class ProductQuantizer(nn.Module):
 
     @torch.no_grad()
     def encode(self, feature_map: Tensor) -> Tensor:
-        """Replace every slice by the number of the nearest centroid of its group, in L2; ties go to the lowest.
+        """Replace every slice by the index of the nearest centroid of its group, in L2; ties go to the lowest.
 
         Args:
             feature_map: ``(B, C, H, W)`` float.
@@ -125,7 +127,7 @@ class ProductQuantizer(nn.Module):
             ``(B, m, H, W)`` ``uint8`` codes; ``(B, H, W, m)`` in memory.
 
         Raises:
-            ValueError: other channels, not yet fitted, or the map is not finite.
+            ValueError: the number of channels differs, there are no centroids yet, or the map is not finite.
         """
         batch, channels, height, width = feature_map.shape
         if channels != self.channels:
@@ -143,7 +145,7 @@ class ProductQuantizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Concatenate the centroids that the codes name.
+        """Concatenate the centroids of the codes.
 
         Args:
             codes: ``(B, m, H, W)`` integers in ``[0, K)``.
@@ -159,6 +161,6 @@ class ProductQuantizer(nn.Module):
 
 
 def _check_finite(vectors: Tensor) -> None:
-    # The extremes are NaN where any value is; a mask of all values would take a quarter of their memory again.
+    # The extremes are NaN if any value is; a mask of all values would take a quarter of their memory.
     if not all(bool(extreme.isfinite()) for extreme in vectors.aminmax()):
         raise ValueError("the feature maps hold NaN or infinite values; look for them in the images or weights")

@@ -1,1 +1,1 @@
-"""One run, from settings to folder."""
+"""Runs: settings, plan, session, result folder."""

@@ -1,4 +1,4 @@
-"""``RunSettings`` on a command line: grouped flags, both spellings, flags of earlier versions."""
+"""Command-line flags of ``RunSettings``: groups, both spellings, and flags of earlier versions."""
 
 from collections.abc import Collection
 from dataclasses import fields
@@ -10,11 +10,11 @@ EXPERT = "expert"
 
 
 def add_run_arguments(parser, skip: Collection[str] = ()) -> None:
-    """Add a flag for each field of ``RunSettings``, those that most people need first.
+    """Add a flag for each field of ``RunSettings``, the most used ones first.
 
     Args:
-        parser: of ``jsonargparse``.
-        skip: fields without a flag.
+        parser: a ``jsonargparse`` parser.
+        skip: fields that get no flag.
     """
     names = [item.name for item in fields(RunSettings)]
     grouped = [name for group in GROUPS.values() for name in group]
@@ -26,7 +26,7 @@ def add_run_arguments(parser, skip: Collection[str] = ()) -> None:
 
 
 def underscored(arguments: list[str]) -> list[str]:
-    """``--dataset-root X`` as ``--dataset_root X``: both spellings of a flag are accepted."""
+    """Replace dashes in flags by underscores: ``--dataset-root X`` becomes ``--dataset_root X``."""
     out = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
@@ -37,9 +37,9 @@ def underscored(arguments: list[str]) -> list[str]:
 
 
 def run_arguments(arguments: list[str]) -> list[str]:
-    """Arguments of a command that takes ``RunSettings``, as its parser knows them.
+    """Translate the arguments of a command that takes ``RunSettings`` to flags that its parser accepts.
 
     Raises:
-        ValueError: a file of settings that cannot be read.
+        ValueError: a settings file cannot be read.
     """
     return present_arguments(underscored(arguments))

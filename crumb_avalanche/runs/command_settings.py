@@ -1,4 +1,4 @@
-"""Typed settings of the commands beside ``crumb run``. Imports neither torch nor Avalanche, as ``settings``."""
+"""Typed settings of all commands but ``crumb run``. Imports neither torch nor Avalanche."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ class PretrainSettings:
     """Pretrain plastic layers and codebook on labelled images, with direct and codebook-out loss.
 
     Attributes:
-        data: an image folder with one folder per class, or torchvision:NAME of a data set that takes train=True, as
-            torchvision:CIFAR100 does.
-        dataset_root: where a torchvision data set lies or is downloaded to.
-        output: the .safetensors file to write; beside it, OUTPUT.checkpoints, to go on from after an interruption.
+        data: an image folder with one folder per class, or torchvision:NAME for a data set with a train=True argument,
+            such as torchvision:CIFAR100.
+        dataset_root: folder that holds a torchvision data set or receives its download.
+        output: the .safetensors file to write. An interrupted pretraining resumes from the folder OUTPUT.checkpoints.
         overwrite: replace an existing file.
         weights: 'torchvision' (downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
         backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
         cut_layer: number of leading layers that are frozen; default the paper's cut.
-        image_size: images are resized to this many pixels square.
-        images_per_class: how many images of each class to use; 0 takes all.
+        image_size: resize images to this many pixels square.
+        images_per_class: number of images of each class to use; 0 takes all.
         epochs: passes over the images.
         batch_size: images per batch.
         learning_rate: of SGD.
@@ -26,15 +26,15 @@ class PretrainSettings:
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block.
         codebook_init: matched, dense_matched, normal, uniform, sampled or kmeans.
-        direct_weight: alpha.
-        codebook_weight: beta.
+        direct_weight: weight of the direct loss (alpha of eq. 3).
+        codebook_weight: weight of the codebook-out loss (beta of eq. 3).
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
-        feature_cache: folder in which F(x) is kept; default one beside the output, removed at the end.
+        feature_cache: folder for the cached F(x); default a temporary one beside the output.
         device: cpu or cuda; with torchrun, one GPU for each process.
         threads: CPU threads of torch and faiss; 0 takes one per core.
         workers: loader processes.
-        seed: of everything random.
+        seed: seed of all random draws.
         progress: show progress bars.
     """
 
@@ -69,13 +69,13 @@ class PretrainSettings:
 
 @dataclass
 class DemoSettings:
-    """Pretrain on rendered shapes, stream others, and compare CRUMB with its bounds: nothing to download.
+    """Pretrain on rendered shapes, learn a stream of other shapes, and compare CRUMB with its bounds; no download.
 
     Attributes:
         output: folder for the runs, the table and the picture; runs finished in it are not repeated.
         overwrite: start over.
         threads: CPU threads; 0 takes one per core.
-        seed: the run that is streamed.
+        seed: seed of the pretraining, and number of the run.
         progress: show progress bars.
     """
 
@@ -88,14 +88,14 @@ class DemoSettings:
 
 @dataclass
 class PrepareSettings:
-    """Bring a data set from what is downloaded to what its benchmark reads, or check what is there.
+    """Convert a downloaded data set to the layout that its benchmark reads, or check a folder.
 
     Attributes:
         name: core50, toybox, ilab, icub, ilab_core50, cifar100 or imagenet.
         dataset_root: folder for the data set; give the same to crumb run.
-        source: what you downloaded: an archive, or a folder of archives, videos or images; core50 and cifar100 are
-            downloaded without it.
-        check: change nothing, and list what is missing of all that the paper uses.
+        source: the download: an archive, or a folder of archives, videos or images. Without it, core50 and cifar100
+            are downloaded.
+        check: list the missing files without changing anything.
         workers: processes for videos, threads for images; 0 takes one per core.
         progress: show progress bars.
     """
@@ -114,8 +114,8 @@ class ReportSettings:
 
     Attributes:
         folders: run folders, or folders of runs.
-        output: folder for page, tables and pictures; those of an earlier report in it are replaced. Default the run's
-            own folder for one run, the folder given if it holds several, the parent of the first of several folders.
+        output: folder for page, tables and pictures; replaces an earlier report there. Default: the folder of a single
+            run, the given folder if it holds several runs, or the parent of the first of several folders.
     """
 
     folders: list[str]
@@ -124,10 +124,10 @@ class ReportSettings:
 
 @dataclass
 class StrategiesSettings:
-    """List the methods that crumb run knows, with what each stores and what a budget buys.
+    """List the methods of crumb run: where each comes from, what it stores, and what a budget buys.
 
     Attributes:
-        name: only this one.
+        name: show this method only.
     """
 
     name: str | None = None

@@ -1,4 +1,4 @@
-"""``crumb demo``: pretrain on ten rendered shapes, stream ten others, compare; nothing to download."""
+"""``crumb demo``: pretrain on ten rendered shapes, learn a stream of ten others, and compare; no download."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
 
 
 def demonstrate(settings: DemoSettings) -> list[Path]:
-    """Pretrain and stream; what the folder holds of the same demo is not done again.
+    """Pretrain and run all strategies; skip the steps that the folder already holds.
 
     Returns:
         The run folders.
@@ -73,7 +73,7 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         backbone="small_cnn",
         image_size=SIZE,
         pretrained=str(pretrained),
-        # Two batches of a clip are much alike; three replay batches after each keep the balance in so short a stream.
+        # Batches of one clip are alike: three replay batches after each keep a short stream balanced.
         replay_steps=3,
         feature_cache=str(folder / "feature_cache"),
         run=settings.seed,
@@ -93,7 +93,7 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
 
 
 def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
-    """All frames of the pretraining shapes, drawn once: ``(N, 3, 64, 64)`` uint8 and labels."""
+    """Draw all frames of the pretraining shapes: ``(N, 3, 64, 64)`` uint8 and labels."""
     table = ToyShapesFrames(classes=PRETRAINING_CLASSES, size=SIZE)
     drawn = []
     with progress_bar(len(table), "drawing shapes", show=progress) as bar:
@@ -106,7 +106,7 @@ def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
 
 
 def train_network(images: TensorDataset, epochs: int = 5, progress: bool = True) -> SmallCNN:
-    """An ordinary network trained from scratch on shuffled images: the source of F."""
+    """Train a network from scratch on shuffled images; its leading layers become F."""
     network = SmallCNN(len(PRETRAINING_CLASSES)).to(memory_format=torch.channels_last)
     loader = DataLoader(images, 64, shuffle=True)
     optimizer = torch.optim.AdamW(network.parameters(), 3e-3)

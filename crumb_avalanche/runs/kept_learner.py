@@ -1,4 +1,4 @@
-"""The learner file of a run: what the plan and the stream say in its header."""
+"""Write the learner file of a run, with a header from its plan and stream."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -12,18 +12,18 @@ from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict
 
 
 def keep_learner(folder: Path, session: Session, experiences: int) -> bool:
-    """Write ``learner.safetensors`` as the plan's ``keep_learner`` says.
+    """Write ``learner.safetensors`` according to the plan's ``keep_learner``.
 
     Args:
-        folder: of the run, or ``interrupted`` in it.
-        session: trained.
+        folder: folder of the run, or ``interrupted`` in it.
+        session: a trained session.
         experiences: number of experiences trained on to the end.
 
     Returns:
-        Whether a file was written; none is for ``keep_learner="none"`` and for strategies of ``NOT_KEPT``.
+        Whether a file was written: none for ``keep_learner="none"`` and for the strategies in ``NOT_KEPT``.
 
     Raises:
-        OSError: the disk is full or the like.
+        OSError: the file cannot be written, for instance because the disk is full.
     """
     if session.plan.keep_learner == "none" or session.plan.strategy in NOT_KEPT:
         return False
@@ -32,7 +32,7 @@ def keep_learner(folder: Path, session: Session, experiences: int) -> bool:
 
 
 def header_of(session: Session, experiences: int) -> LearnerHeader:
-    """The header of a session's learner file."""
+    """Build the header of a session's learner file."""
     plan, benchmark, model = session.plan, session.stream.benchmark, session.model
     labels = [list(map(int, one.dataset.targets)) for one in benchmark.train_stream[:experiences]]
     images = Counter(label for experience in labels for label in experience)

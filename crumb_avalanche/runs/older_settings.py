@@ -14,20 +14,20 @@ from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
 from crumb_avalanche.runs.settings import RunSettings, as_dict, flat
 
 RENAMED = {"storing_rule": "selection_rule"}
-OF_CRUMB = tuple(asdict(CrumbSettings()))  # common settings once, of which only CRUMB took notice
+OF_CRUMB = tuple(asdict(CrumbSettings()))  # were settings of every strategy, though only CRUMB used them
 FILE = "strategy_config"  # a YAML file with the settings of the method
-DERIVED = ("budget", "capacity")  # what a plan adds to the settings that it was made from
-DECIDED = ("classes_per_experience", "batch_size")  # None in older files meant the benchmark's
+DERIVED = ("budget", "capacity")  # fields of a plan that are not settings
+DECIDED = ("classes_per_experience", "batch_size")  # None in older files meant the benchmark's value
 
 
 def present_arguments(arguments: list[str]) -> list[str]:
-    """A command line with the flags of earlier versions replaced; a note on stderr names the present ones.
+    """Replace flags of earlier versions in a command line, with a note on stderr for each.
 
     Args:
         arguments: flags with underscores; see ``underscored``.
 
     Raises:
-        ValueError: a file of settings that cannot be read.
+        ValueError: a settings file cannot be read.
     """
     present, rest = [], list(arguments)
     while rest:
@@ -58,11 +58,11 @@ def _note(old: str, new: str) -> None:
 
 
 def _present_config(path: str) -> str:
-    """A configuration file as text that the command line takes in its place; the path if it is no mapping of ours."""
+    """Return a configuration file translated to YAML text; the path itself if nothing in it needs translation."""
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return path  # the command line refuses it, and says why
+        return path  # the parser raises an error that says why
     if not isinstance(values, dict) or not {*RENAMED, *OF_CRUMB, FILE, *DERIVED} & values.keys():
         return path
     beside = Path(path).with_name("result.json")
@@ -73,14 +73,14 @@ def _present_config(path: str) -> str:
 
 
 def present_settings(values: dict[str, Any], result: dict | None = None) -> dict[str, Any]:
-    """The settings of a ``config.yaml`` under their present names, without what follows from them.
+    """Translate the settings of a ``config.yaml`` to their present names, and drop derived fields.
 
     Args:
-        values: of the file, in any version's form; unknown names are kept.
-        result: the ``result.json`` of the same run, which holds the method's settings where the file names a file.
+        values: content of the file, as any version wrote it; unknown names are kept.
+        result: ``result.json`` of the same run; its settings of the method are used instead of a ``strategy_config``.
 
     Raises:
-        ValueError: a file of settings that cannot be read.
+        ValueError: a settings file cannot be read.
     """
     present = {RENAMED.get(name, name): value for name, value in values.items()}
     strategy = present.get("strategy")
@@ -98,13 +98,13 @@ def present_settings(values: dict[str, Any], result: dict | None = None) -> dict
 
 
 def recorded_settings(values: dict[str, Any], result: dict) -> dict[str, Any]:
-    """The settings of a finished run, as a plan of today has them: with the benchmark's and the method's values.
+    """Return the settings of a finished run in the form of a present plan, with the method's and benchmark's values.
 
     Args:
-        values: of its ``config.yaml``.
-        result: its ``result.json``.
+        values: content of its ``config.yaml``.
+        result: content of its ``result.json``.
     """
-    # A file that the method's settings came from may be gone or changed: what the result says of them counts.
+    # The file of the method's settings may be missing or changed since: those in the result take precedence.
     older = {name: value for name, value in values.items() if name != FILE or "strategy_settings" not in result}
     try:
         present = present_settings(older, result)
@@ -122,7 +122,7 @@ def recorded_settings(values: dict[str, Any], result: dict) -> dict[str, Any]:
 
 
 def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> dict[str, Any]:
-    """The settings of a run that gives none but these; those of the method as ``method.NAME``."""
+    """Return the settings of a run that sets these only; those of the method are named ``method.NAME``."""
     usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(preset, {}) | {"preset": preset}
     usual["method"] = asdict(METHOD_SETTINGS[strategy]()) if strategy in METHOD_SETTINGS else {}
     if benchmark in BENCHMARKS:
@@ -131,7 +131,7 @@ def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> 
 
 
 def read_method(path: str) -> dict[str, Any]:
-    """The settings in a YAML file.
+    """Read settings from a YAML file.
 
     Raises:
         ValueError: the file is missing or holds no mapping.
@@ -142,7 +142,7 @@ def read_method(path: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{file} is no YAML: {error}") from error
+        raise ValueError(f"{file} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{file} holds {values!r}; it must hold settings, one  name: value  a line")
+        raise ValueError(f"{file} holds {values!r}; it must hold settings, one 'name: value' per line")
     return values

@@ -1,4 +1,4 @@
-"""A run with everything decided. Imports neither torch nor Avalanche."""
+"""The plan of a run: settings with all defaults filled in. Imports neither torch nor Avalanche."""
 
 import hashlib
 import json
@@ -13,20 +13,20 @@ from crumb_avalanche.baselines.method_settings import LearningSettings, method_s
 from crumb_avalanche.runs.presets import DEFAULTS, PRESETS, preset_for
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, part_for
 
-PAPER_SIDE = 224  # pixels of an image of the paper's budget
+PAPER_SIDE = 224  # side in pixels of the images that the paper counts a budget in
 
 
 @dataclass(frozen=True)
 class RunPlan(RunSettings):
-    """``RunSettings`` with nothing left open; made by ``RunPlan.of``.
+    """``RunSettings`` with all defaults filled in; create one with ``RunPlan.of``.
 
-    Two values stay ``None`` that nothing decides before the images are seen: ``learning_rate`` in the family *fair*,
-    which is tuned on the first experience, and ``capacity``, which needs the shape of the network's feature maps.
-    ``method`` holds every setting of the chosen strategy. ``str(plan)`` is YAML.
+    Two values may stay ``None``: ``learning_rate`` in the family *fair*, which is tuned on the first experience, and
+    ``capacity``, which depends on the shape of the network's feature maps. ``method`` holds all settings of the chosen
+    strategy. ``str(plan)`` is YAML.
 
     Attributes:
-        budget: memory in bytes.
-        capacity: number of memories that the budget buys; ``Session.build`` fills it in.
+        budget: memory budget in bytes.
+        capacity: number of memories that the budget buys; set by ``Session.build``.
     """
 
     budget: int = 0
@@ -34,10 +34,10 @@ class RunPlan(RunSettings):
 
     @classmethod
     def of(cls, settings: RunSettings) -> "RunPlan":
-        """Decide what the settings leave open: preset, family, the benchmark's own values, the method's settings.
+        """Fill in the settings that are ``None``, from the family, the preset, the benchmark and the method's defaults.
 
         Raises:
-            ValueError: settings that exclude each other, a number out of its range, or an unknown name.
+            ValueError: two settings exclude each other, a number is out of range, or a name is unknown.
         """
         settings.check()
         benchmark = get_benchmark(settings.benchmark)
@@ -58,18 +58,18 @@ class RunPlan(RunSettings):
         given |= {name: value for name, value in values.items() if given[name] is None}
         given["method"] = asdict(method_settings(strategy, {**method, **settings.method}))
         images = benchmark.budget_images if settings.budget_images is None else settings.budget_images
-        # An image of the budget is the paper's, even where its authors gave a method a network for small images.
+        # The paper counts a budget in images of 224 pixels, also for methods whose network takes small images.
         side = PAPER_SIDE if settings.family == "paper" else given["image_size"]
         budget = int(images * 3 * side**2) if settings.budget_bytes is None else settings.budget_bytes
         return cls(**given, budget=budget)
 
     def with_capacity(self, capacity: int) -> "RunPlan":
-        """The plan with the number of memories that its budget buys."""
+        """Return the plan with another ``capacity``."""
         return replace(self, capacity=capacity)
 
     @property
     def learning(self) -> LearningSettings:
-        """What every strategy reads."""
+        """Settings that all strategies share."""
         values = part_for(LearningSettings, self)
         if self.learning_rate is None:  # a method that takes no gradient steps, in a family that tunes the rate
             del values["learning_rate"]
@@ -77,12 +77,12 @@ class RunPlan(RunSettings):
 
     @property
     def budget_given(self) -> bool:
-        """Whether the memory budget is the user's, not the benchmark's."""
+        """Whether the settings give a memory budget; else it is the benchmark's."""
         return self.budget_images is not None or self.budget_bytes is not None
 
     @property
     def sha256(self) -> str:
-        """Hash of all settings that may change a result."""
+        """SHA-256 of all settings that can change a result."""
         decides = {name: value for name, value in as_dict(self).items() if name not in NON_RESULT_SETTINGS}
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 

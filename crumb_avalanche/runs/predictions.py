@@ -1,4 +1,4 @@
-"""A run's final predictions on all test images, for statistics over images."""
+"""Final predictions of a run on all test images."""
 
 import zipfile
 import zlib
@@ -13,7 +13,7 @@ PREDICTIONS = "predictions.npz"
 
 
 class PredictionsPlugin(StatefulPlugin):
-    """Record labels and predicted classes of the latest evaluation, in its order."""
+    """Record labels and predicted classes of the latest evaluation, in order."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class PredictionsPlugin(StatefulPlugin):
         """Write ``predictions.npz`` atomically.
 
         Args:
-            folder: of the run.
+            folder: folder of the run.
             rows: ``(N,)``, row of each image in the frame table, in the order of the evaluation.
         """
         columns = {"row": rows, "label": self.labels, "answer": self.answers}
@@ -46,13 +46,13 @@ class PredictionsPlugin(StatefulPlugin):
 
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:
-    """Read predictions, sorted by row so that runs on the same test set align.
+    """Read the predictions of a run, sorted by row: those of runs on the same test set align.
 
     Returns:
         ``row``, ``label`` and ``answer``, each ``(N,)`` int32.
 
     Raises:
-        ValueError: the file is absent or damaged; says which.
+        ValueError: the file is absent or damaged.
     """
     path = folder / PREDICTIONS
     if not path.is_file():

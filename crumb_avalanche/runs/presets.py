@@ -1,9 +1,9 @@
-"""Values of the settings that are left at ``None``: the family's, else the preset's, else the default."""
+"""Presets and defaults of the settings that are ``None``."""
 
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.training.replay_settings import ReplaySettings
 
-CLIPS = "clip_folder"  # the benchmark whose images are the user's own
+CLIPS = "clip_folder"  # the benchmark of a user's own images
 
 DEFAULTS = dict(
     strategy="crumb",
@@ -22,8 +22,8 @@ DEFAULTS = dict(
     head_kernel=1,
 )
 
-# What the reference code does in addition to the paper (see the README's table of deviations), and what is most
-# accurate at the same bytes (see its table of the recommended preset).
+# "reference" adds what the paper's code does beyond its text (see the README's table of deviations). "recommended" is
+# the most accurate at the same bytes (see the README's table of the recommended preset).
 PRESETS: dict[str, dict] = {
     "paper": {},
     "reference": dict(
@@ -34,5 +34,5 @@ PRESETS: dict[str, dict] = {
 
 
 def preset_for(benchmark: str, family: str | None) -> str:
-    """The preset of a run that names none: a family compares methods as the paper does."""
+    """Return the default preset: ``recommended`` for own clips without a family, else ``paper``."""
     return "recommended" if benchmark == CLIPS and family is None else "paper"

@@ -1,4 +1,4 @@
-"""``crumb pretrain``: labelled images in, a ``.safetensors`` file for ``crumb run --pretrained`` out.
+"""``crumb pretrain``: pretrain on labelled images and write a file for ``crumb run --pretrained``.
 
 On several GPUs or processes: ``torchrun --nproc-per-node 4 -m crumb_avalanche.cli pretrain ... --device cuda``.
 """
@@ -29,7 +29,7 @@ from crumb_avalanche.system.tensor_file import read_metadata
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, save_pretrained
 
-# Settings that do not change the result: a pretraining may resume with others.
+# Settings that may differ when a pretraining is resumed.
 NON_RESULT_SETTINGS = {"output", "overwrite", "dataset_root", "feature_cache", "threads", "workers", "progress"}
 
 
@@ -60,13 +60,13 @@ def checkpoints_of(output: Path) -> Path:
 
 
 def refuse(output: Path) -> None:
-    """Raise because the output exists."""
+    """Raise ``FileExistsError`` for an existing output."""
     raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
 
 
 @contextmanager
 def sole_writer(output: Path, overwrite: bool, group: SingleProcess) -> Iterator[None]:
-    """Lock an output and its checkpoints. The leader does so; an error of it is raised in all processes.
+    """Lock an output and its checkpoints in the leader; raise its error in all processes.
 
     Raises:
         FolderInUseError: another pretraining writes the output.
@@ -108,7 +108,7 @@ def tidy_up(output: Path) -> None:
 
 
 def is_last_of(checkpoints: CheckpointFolder, output: Path) -> bool:
-    """Whether the newest checkpoint and a finished file come from the same pretraining."""
+    """Return whether the newest checkpoint and a finished file come from the same pretraining."""
     numbers = checkpoints.numbers()
     if not numbers:
         return False
@@ -125,8 +125,8 @@ def is_last_of(checkpoints: CheckpointFolder, output: Path) -> bool:
 def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProcess | None = None) -> None:
     """Pretrain on a data set with ``targets`` and write ``settings.output``.
 
-    Writes a checkpoint after each epoch into the folder ``OUTPUT.checkpoints``, and the feature maps too without
-    ``feature_cache``. The same call resumes from there, and removes the folder at its end.
+    Writes a checkpoint after each epoch into the folder ``OUTPUT.checkpoints``, and the feature maps too if
+    ``feature_cache`` is ``None``. The same call resumes from this folder and removes it at the end.
     """
     group = group or SingleProcess()
     output = Path(settings.output)
@@ -138,16 +138,16 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     if group.is_leader:
         calibrate(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
     group.broadcast_module(model)
-    # Rows are numbers in the whole data set, so that other choices of images share the cache file.
+    # Rows count the whole data set: pretrainings on other choices of its images share the cache file.
     samples = getattr(images, "samples", None)
     names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
     key = f"{names} {len(images)} {pixel_transform(settings.image_size)!r}"
     decides = {name: value for name, value in as_dict(settings).items() if name not in NON_RESULT_SETTINGS}
-    decides["frozen_weights"] = weights_hash(model.feature_extractor)  # not only the name of their file
+    decides["frozen_weights"] = weights_hash(model.feature_extractor)  # a file of the same name may hold others
     if samples:
         decides["files"] = names
     checkpoints = CheckpointFolder(checkpoints_of(output), decides)
-    # Without a cache the maps are kept until the end: a resumed pretraining does not compute them again.
+    # Without a cache folder, maps are kept until the end: a resumed pretraining does not compute them again.
     folder = settings.feature_cache or checkpoints.folder / "maps"
     with MapStore(folder, model, len(images), key, settings.workers, settings.progress) as store:
         history = pretrain(
@@ -164,7 +164,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     group.barrier()
     if group.is_local_leader:
         checkpoints.clear(but=LOCK)
-    group.barrier()  # until no process uses the folder, which the leader then unlocks
+    group.barrier()  # wait until no process uses the folder: the leader unlocks it
     if not group.is_leader:
         return
     print(
@@ -191,10 +191,10 @@ def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, store: MapSto
 
 
 def open_images(settings: PretrainSettings) -> Dataset:
-    """The labelled images of ``--data``, with ``targets``, as ``uint8`` tensors.
+    """Open the labelled images of ``--data`` as a data set of ``uint8`` tensors with ``targets``.
 
     Raises:
-        ValueError: no such folder, no such torchvision data set, or one without ``train=True``.
+        ValueError: the folder or torchvision data set does not exist, or the data set has no ``train`` argument.
     """
     from torchvision import datasets
 
@@ -204,27 +204,27 @@ def open_images(settings: PretrainSettings) -> Dataset:
         factory = getattr(datasets, name, None)
         if not (isinstance(factory, type) and issubclass(factory, Dataset)):
             raise ValueError(f"torchvision has no data set {name!r}; see torchvision.datasets, for instance CIFAR100")
-        # The others select training images and store labels each in a different way.
+        # Other data sets select training images and store labels in various ways.
         if "train" not in inspect.signature(factory).parameters:
             raise ValueError(
-                f"torchvision's {name} has no train=True, which selects training images here, as CIFAR10, CIFAR100 and "
-                "FashionMNIST have; unpack it as an image folder (one folder per class) and give that"
+                f"torchvision's {name} has no train=True argument to select its training images (CIFAR10, CIFAR100 and "
+                "FashionMNIST do); unpack it as an image folder (one folder per class) and give that"
             )
         return factory(settings.dataset_root or "data", train=True, download=True, transform=transform)
     if not Path(settings.data).is_dir():
         raise ValueError(
-            f"data {settings.data} is no folder; give an image folder (one folder per class) or torchvision:NAME"
+            f"data {settings.data} is not a folder; give an image folder (one folder per class) or torchvision:NAME"
         )
     try:
         return datasets.ImageFolder(settings.data, transform, loader=load_image, is_valid_file=is_visible_image)
     except FileNotFoundError as error:
         raise ValueError(
-            f"data {settings.data} holds no class folders with images ({error}); expected is <class>/<image>"
+            f"data {settings.data} holds no class folders with images ({error}); the layout is <class>/<image>"
         ) from error
 
 
 def is_visible_image(path: str) -> bool:
-    """Whether a file is an image for torchvision's image folders and not hidden."""
+    """Return whether torchvision's image folders accept a file and it is not hidden."""
     from torchvision.datasets.folder import is_image_file
 
     return is_image_file(path) and not Path(path).name.startswith(".")

@@ -1,4 +1,4 @@
-"""Set-up of the whole process, once before a run: device, threads, seeds, allocator."""
+"""Set up the process before a run: device, threads, seeds, allocator."""
 
 import random
 
@@ -10,10 +10,10 @@ from crumb_avalanche.system.threads import set_threads
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that is not there.
+    """Raise if a device does not exist.
 
     Raises:
-        ValueError: no device of torch's, or a GPU that this torch does not see.
+        ValueError: the name is not one of torch's, or torch does not see the GPU.
     """
     try:
         device = torch.device(name)
@@ -24,7 +24,7 @@ def check_device(name: str) -> None:
 
 
 def set_up_process(threads: int, seed: int) -> None:
-    """Set CPU threads and all global seeds, and keep freed memory for the next batch."""
+    """Set CPU threads and all global seeds, and let the allocator keep freed memory for the next batch."""
     keep_freed_memory()
     set_threads(threads)
     random.seed(seed)

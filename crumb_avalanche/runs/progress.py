@@ -1,15 +1,15 @@
-"""Progress of a run: images/s of each experience."""
+"""Progress bars of a run."""
 
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 
 class ProgressPlugin(StatefulPlugin):
-    """One bar per training experience, over all its epochs.
+    """Show a progress bar with images/s for each training experience, over all its epochs.
 
     Args:
         total: number of experiences, for the title.
-        show: off prints nothing.
+        show: whether to print anything.
     """
 
     def __init__(self, total: int, show: bool = True):
@@ -31,7 +31,7 @@ class ProgressPlugin(StatefulPlugin):
         self.close()
 
     def close(self) -> None:
-        """Close the bar, also after an error."""
+        """Close the bar if one is open."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -1,4 +1,4 @@
-"""What a run was made from: hashes of its input files and of its frame table, versions of the libraries."""
+"""Provenance of a run: hashes of its input files and frame table, and versions of the libraries."""
 
 import hashlib
 import json
@@ -14,15 +14,15 @@ LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy"
 
 
 def provenance(plan: RunPlan) -> dict[str, str]:
-    """Content hashes of a run's input files, by the name of the setting that names them.
+    """Hash the input files of a run.
 
     Returns:
-        ``weights`` and ``pretrained``: ``sha256:`` and the hash of the file's tensors (of its bytes, if it is no
-        ``.safetensors`` file), where there is one; ``dataset_root``: the hash of names and sizes of all images, where
-        the folder is the benchmark.
+        ``sha256:`` and a hash by the name of the setting. ``weights`` and ``pretrained``: tensors of the file (its
+        bytes if it is not a ``.safetensors`` file), if the setting is a file. ``dataset_root``: names and sizes of all
+        images of a clip folder.
 
     Raises:
-        ValueError: a clip folder that cannot be read.
+        ValueError: a clip folder cannot be read.
     """
     found = {}
     for name in ("weights", "pretrained"):
@@ -38,21 +38,21 @@ def provenance(plan: RunPlan) -> dict[str, str]:
 
 
 def recorded_provenance(result: dict) -> dict:
-    """The content hashes in a ``result.json`` of any version."""
+    """Return the content hashes in a ``result.json`` of any version."""
     found = result.get("provenance", result.get("made_from", {}))
     return {name: value for name, value in found.items() if name != "strategy_config"}
 
 
 def frame_table_hash(plan: RunPlan, bad_frames: list[str]) -> str | None:
-    """Hash of the frame table that a run of today has, without frames that could not be read.
+    """Hash the present frame table of a plan.
 
     Args:
-        plan: of the run.
+        plan: plan of the run.
         bad_frames: messages of the frames that the run left out.
 
     Returns:
-        The hash; ``None`` where the images are not on this machine, or where frames were left out, which only reading
-        all of them again could find.
+        The hash; ``None`` if the images are not on this machine, or if the run left frames out, since only reading all
+        images again would find them.
     """
     benchmark = get_benchmark(plan.benchmark)
     if bad_frames or (benchmark.needs_root and not (plan.dataset_root and Path(plan.dataset_root).is_dir())):
@@ -62,12 +62,12 @@ def frame_table_hash(plan: RunPlan, bad_frames: list[str]) -> str | None:
 
 @lru_cache(maxsize=256)
 def _table_hash(benchmark: str, root: str | None, run: int, reference: bool, fps: float | None) -> str:
-    """Cached, since a sweep asks once for each of its rows."""
+    """Hash a frame table; cached because a sweep asks once for each of its rows."""
     return get_benchmark(benchmark).table(root, run, reference, fps).content_hash()
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that decide the numbers."""
+    """Return the versions of the libraries that influence results."""
     found = {}
     for name in LIBRARIES:
         try:
@@ -79,10 +79,10 @@ def versions() -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _file_hash(path: str, changed: int, size: int) -> str:
-    """Hash of a file's content, cached while its time and size stay: a sweep asks once for each of its runs."""
+    """Hash a file; cached by modification time and size because a sweep asks once for each of its runs."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        if path.endswith(".safetensors"):  # the order of its metadata is random, and decides nothing
+        if path.endswith(".safetensors"):  # leave out the metadata, whose order is random
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             header.pop("__metadata__", None)
             digest.update(json.dumps(header, sort_keys=True).encode())

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: what they hold, when they are written, and how a run resumes from the newest.
+"""Write checkpoints of a run and resume from the newest.
 
-The state of the learner is ``StreamStrategy.state_dict()``: what each plugin of this package says. A plugin of a user
-or of Avalanche is resumed where it has ``state_dict`` and ``load_state_dict``; else it starts anew.
+The state of the learner is ``StreamStrategy.state_dict()``, which includes that of its plugins. A plugin without
+``state_dict`` and ``load_state_dict`` (a user's or Avalanche's) starts anew.
 """
 
 import time
@@ -24,12 +24,12 @@ class Progress:
     """Results of a run so far.
 
     Attributes:
-        matrix: accuracy after each experience on the classes of each, percent; empty where it was not tested.
-        accuracy_after: accuracy over all seen classes after each experience, percent; ``None`` where it was not tested.
+        matrix: accuracy after each experience on the classes of each, percent; an empty row if it was not tested.
+        accuracy_after: accuracy over all seen classes after each experience, percent; ``None`` if it was not tested.
         ledgers: the ledger after each experience.
-        trials: of the learning rate, the chosen one first.
-        tuning_seconds: time they took.
-        seconds: time from the start of the run to its latest checkpoint; work lost after an earlier one is not counted.
+        trials: trials of the learning rate, the chosen one first.
+        tuning_seconds: duration of the trials.
+        seconds: time from the start of the run to its latest checkpoint; work lost in interruptions is not counted.
     """
 
     matrix: list[list[float]] = field(default_factory=list)
@@ -41,18 +41,18 @@ class Progress:
 
 
 class Resume:
-    """Writes checkpoints of a run, and resumes from the newest.
+    """Write checkpoints of a run, and resume it from the newest.
 
-    Rows of the progress and Avalanche's metrics only grow: a checkpoint appends those that are new to its history.
+    Rows of the progress and Avalanche's metrics only grow: a checkpoint appends the new ones to its history.
 
     Args:
-        folder: of the run; checkpoints lie in ``resume/`` in it until the run is finished.
-        settings: as given, before anything is tuned; a checkpoint of others is refused.
-        files: hashes of the run's input files (see ``runs.provenance``) and of whatever else must be the same.
-        start: when this process began the run, by ``time.perf_counter``.
+        folder: folder of the run; its subfolder ``resume`` holds the checkpoints until the run is finished.
+        settings: settings before tuning; a checkpoint with other settings is refused.
+        files: hashes of the run's input files (see ``runs.provenance``) and other values that must be the same.
+        start: start of the run in this process, by ``time.perf_counter``.
 
     Attributes:
-        position: place of the run in the stream.
+        position: position of the run in the stream.
         progress: results so far.
     """
 
@@ -77,7 +77,7 @@ class Resume:
 
     @property
     def seconds(self) -> float:
-        """Time that the run has taken so far, in all processes that worked on it."""
+        """Duration of the run so far, over all processes that worked on it."""
         return time.perf_counter() - self._clock
 
     @property
@@ -86,7 +86,7 @@ class Resume:
         return self._found is not None
 
     def attach(self, strategy: StreamStrategy) -> None:
-        """Write checkpoints of a strategy just built; load the one found, or remove old ones if starting over."""
+        """Write checkpoints of a new strategy; load the one found, or remove all when starting over."""
         if self.anew:
             self.files.clear()
         if not self.wanted:
@@ -105,7 +105,7 @@ class Resume:
 
         restore()
         if self.position.inside:
-            plugin.go_on(self.position, plugin.epoch_start, restore)
+            plugin.resume_from(self.position, plugin.epoch_start, restore)
 
     def save(self, position: Position) -> None:
         """Write a checkpoint."""
@@ -133,7 +133,7 @@ class Resume:
         return self.strategy.evaluator.get_all_metrics()
 
     def _restore_metrics(self, records: list[dict]) -> None:
-        """Put Avalanche's metrics back as they were at the checkpoint."""
+        """Restore Avalanche's metrics."""
         collected, latest = self._metrics(), self.strategy.evaluator.last_metric_results
         collected.clear()
         latest.clear()
@@ -145,6 +145,6 @@ class Resume:
         self._count()
 
     def _count(self) -> None:
-        """Remember what the history holds."""
+        """Count the rows and values that the history holds."""
         self._written = {name: len(getattr(self.progress, name)) for name in ROWS}
         self._written |= {f"metric {name}": len(values) for name, (_, values) in self._metrics().items()}

@@ -1,4 +1,4 @@
-"""``crumb run``: learn a stream, write the run folder, print the accuracy after every experience."""
+"""``crumb run``: learn a stream, print the accuracy after every experience, and write the run folder."""
 
 import gc
 import json
@@ -80,7 +80,7 @@ def main(settings: RunSettings) -> None:
 
 
 def run_of_several(plan: RunPlan, number: int) -> dict:
-    """The result of one of several runs: read from its folder if it is finished, else made."""
+    """Return the result of one of several runs; do the run unless its folder holds a finished one."""
     folder = Path(plan.output) / f"run{number}"
     one = replace(plan, run=number, runs=None, output=str(folder))
     if (folder / RESULT).exists() and not plan.overwrite:
@@ -94,30 +94,30 @@ def run_of_several(plan: RunPlan, number: int) -> dict:
 
 
 def finished_result(folder: Path, plan: RunPlan) -> dict:
-    """The result of a finished run, if it was made with the same settings and from the same files and frames.
+    """Read the result of a finished run with the same settings, input files and frames.
 
     Raises:
-        FinishedRunError: it was made with others, or does not say with which.
-        DamagedRunError: a file of it cannot be read.
+        FinishedRunError: the settings, files or frames differ, or are not recorded.
+        DamagedRunError: a file of the run cannot be read.
     """
     if not (folder / "config.yaml").exists():
-        raise FinishedRunError(f"{folder} holds a {RESULT} without its config.yaml; restore it, or take both away")
+        raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
     result = read_mapping(folder / RESULT, json.loads)
     then = recorded_settings(read_mapping(folder / "config.yaml", yaml.safe_load), result)
     start_over = "use another --output, or start over with crumb run --overwrite true"
     hashes_then, hashes_now = recorded_provenance(result), provenance(plan)
     for name in hashes_then.keys() & hashes_now.keys():
         if hashes_then[name] == hashes_now[name]:
-            then[name] = getattr(plan, name)  # the same content, wherever it is
+            then[name] = getattr(plan, name)  # the same content, perhaps at another path
         elif name == "dataset_root":
             raise FinishedRunError(
-                f"{folder} holds a finished run of other clips: below {plan.dataset_root} some were added, removed or "
+                f"{folder} holds a finished run of other clips: some in {plan.dataset_root} were added, removed or "
                 f"changed since; {start_over}"
             )
         else:
             raise FinishedRunError(
-                f"{folder} holds a finished run with {name}={hashes_then[name]!r}, not {hashes_now[name]!r} (the "
-                f"content decides, not the place); {start_over}"
+                f"{folder} holds a finished run with {name}={hashes_then[name]!r}, not {hashes_now[name]!r} (contents "
+                f"are compared, not paths); {start_over}"
             )
     for name, new in flat(as_dict(plan)).items():
         old = flat(then).get(name)
@@ -127,14 +127,18 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
     frames_now = frame_table_hash(plan, result.get("bad_frames", []))
     if None not in (frames_then, frames_now) and frames_then != frames_now:
         raise FinishedRunError(
-            f"{folder} holds a finished run on other frames: the table of images and of what is tested had SHA-256 "
-            f"{frames_then[:16]}, and has {frames_now[:16]} now; {start_over}"
+            f"{folder} holds a finished run on other frames: the SHA-256 of its frame table was {frames_then[:16]} and "
+            f"is now {frames_now[:16]}; {start_over}"
         )
     return result
 
 
 def read_mapping(path: Path, parse) -> dict:
-    """Names and values out of a file of a finished run."""
+    """Read a mapping from a JSON or YAML file of a finished run.
+
+    Raises:
+        DamagedRunError: the file cannot be parsed, or holds something else.
+    """
     try:
         found = parse(path.read_text(encoding="utf-8"))
     except (ValueError, yaml.YAMLError) as error:
@@ -147,10 +151,10 @@ def read_mapping(path: Path, parse) -> dict:
 
 
 class Recorder:
-    """What watches a run: metrics, ledger, predictions and progress.
+    """Metrics, ledger, predictions and progress bars of a run.
 
     Args:
-        experiences: of the stream.
+        experiences: number of experiences of the stream.
         progress: whether to show progress.
     """
 
@@ -166,31 +170,31 @@ class Recorder:
 
     @property
     def plugins(self) -> list:
-        """Plugins of the strategy."""
+        """Plugins to add to the strategy."""
         return [self.bar, self.predictions]
 
 
 def run_once(plan: RunPlan, verbose: bool = True) -> dict:
-    """One run in this process.
+    """Do one run in this process.
 
     Args:
-        plan: what to run.
-        verbose: print the tables.
+        plan: plan of the run.
+        verbose: whether to print the tables.
 
     Returns:
-        What ``result.json`` holds.
+        Content of ``result.json``.
 
     Raises:
-        ValueError: settings, images or weights that cannot be used; says what to change.
+        ValueError: settings, images or weights cannot be used.
     """
     try:
         return run_plan(plan, verbose)
     finally:
-        gc.collect()  # strategy, plugins and evaluator refer to each other, and would stay in memory in the next run
+        gc.collect()  # free strategy, plugins and evaluator, which refer to each other, before the next run
 
 
 def run_plan(plan: RunPlan, verbose: bool) -> dict:
-    """As ``run_once``; leaves objects in memory that refer to each other."""
+    """Do one run as ``run_once``, which frees its memory."""
     start, folder = time.perf_counter(), Path(plan.output)
     claim(folder, plan.overwrite)
     check_device(plan.device)
@@ -207,7 +211,7 @@ def run_plan(plan: RunPlan, verbose: bool) -> dict:
         try:
             learn(session, folder, recorder.ledger, resume)
         except BaseException:
-            # Keep what was learned so far, whatever the error is.
+            # Keep what was learned so far after any error.
             recorder.bar.close()
             keep_interrupted(folder / INTERRUPTED, session, resume.position.experience)
             raise
@@ -215,7 +219,7 @@ def run_plan(plan: RunPlan, verbose: bool) -> dict:
         keep_learner(folder, session, len(stream.benchmark.train_stream))
         result = result_of(plan, session, resume) | images | {"provenance": hashes}
     write_json(folder / RESULT, result)
-    tidy_up(folder)  # removes checkpoints, and what an earlier attempt left
+    tidy_up(folder)  # remove checkpoints and files of interrupted attempts
     if verbose:
         print(matrix_table(resume.progress.matrix, resume.progress.accuracy_after, joint=session.entry.joint))
         print(ledger_table(ledger))
@@ -223,7 +227,7 @@ def run_plan(plan: RunPlan, verbose: bool) -> dict:
 
 
 def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Resume) -> Session:
-    """The session of a run; a checkpoint that is found brings its learning rate and its state."""
+    """Build the session of a run, with the learning rate and state of a checkpoint if one is found."""
     progress = resume.progress
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
@@ -244,19 +248,19 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
 
 
 def begin(folder: Path, session: Session, plan: RunPlan) -> None:
-    """Make the folder this run's, after everything that can be refused was checked."""
+    """Remove the result of an earlier run and write ``config.yaml``; call it after all checks have passed."""
     for name in (RESULT, LEARNER):
         (folder / name).unlink(missing_ok=True)
-    # The learning rate stays as planned: a repetition tunes it again.
+    # Write the learning rate as planned, not as tuned: repeating the run tunes it again.
     planned = plan.with_capacity(session.plan.capacity)
     write_text(folder / "config.yaml", f"# sha256 of the plan: {planned.sha256}\n{planned}")
 
 
 def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume) -> None:
-    """Train on each experience from where the run is, and evaluate on all classes seen so far.
+    """Train on each remaining experience and evaluate on all classes seen so far.
 
-    The findings go into ``resume.progress``, and a checkpoint is written after each experience. What is learned does
-    not depend on how often it is tested.
+    Adds the results to ``resume.progress`` and writes a checkpoint after each experience. The number of evaluations
+    does not change what is learned.
     """
     plan, strategy, benchmark, joint = session.plan, session.strategy, session.stream.benchmark, session.entry.joint
     loader = {"num_workers": plan.workers}
@@ -282,7 +286,7 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume) 
 
 
 def accuracy_on(metrics: dict, experience: int) -> float:
-    """Accuracy on one test experience; the task label in the middle of Avalanche's key does not matter."""
+    """Return the accuracy on one test experience, for any task label in Avalanche's key."""
     return next(
         value
         for key, value in metrics.items()
@@ -291,7 +295,7 @@ def accuracy_on(metrics: dict, experience: int) -> float:
 
 
 def write_records(folder: Path, session: Session, recorder: Recorder, resume: Resume) -> dict:
-    """Write metrics, predictions, accuracy matrix and ledger; returns the ledger after the last experience."""
+    """Write metrics, predictions, accuracy matrix and ledger; return the ledger after the last experience."""
     progress, cache = resume.progress, session.cache
     metrics_csv(folder / "metrics.csv", recorder.evaluator)
     tests = session.stream.benchmark.test_stream
@@ -305,7 +309,7 @@ def write_records(folder: Path, session: Session, recorder: Recorder, resume: Re
 
 
 def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
-    """What ``result.json`` says of the plan, the stream and the accuracies."""
+    """Return the values of ``result.json`` from plan, stream and progress."""
     progress, stream = resume.progress, session.stream
     benchmark = stream.benchmark
     return {
@@ -336,7 +340,7 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
 
 
 def keep_interrupted(folder: Path, session: Session, experiences: int) -> None:
-    """Keep the learner and the error that is being handled; an error of the disk does not hide it."""
+    """Write the learner and the error being handled; print errors of the disk instead of raising them."""
     reason = traceback.format_exc()
     try:
         write_text(folder / "error.txt", reason)

@@ -10,12 +10,12 @@ from pathlib import Path
 from crumb_avalanche.system.atomic_file import atomic_write
 
 RESULT = "result.json"
-RESUME = "resume"  # checkpoints
+RESUME = "resume"  # subfolder of checkpoints
 INTERRUPTED = "interrupted"
 
 
 class FinishedRunError(ValueError):
-    """The output folder holds a finished run already."""
+    """The output folder already holds a finished run."""
 
 
 class DamagedRunError(ValueError):
@@ -41,7 +41,7 @@ def write_csv(path: Path, rows: Iterable[Sequence]) -> None:
 
 
 def write_matrix(path: Path, matrix: list[list[float]]) -> None:
-    """Write the accuracy matrix: row i after experience i, column j on the classes of experience j, empty if unseen."""
+    """Write the accuracy matrix: rows after each experience, columns for its classes, empty if unseen."""
     width = len(matrix[-1])
     lines = [["after", *[f"experience_{j}" for j in range(width)]]]
     lines += [[i, *[f"{value:.4f}" for value in row], *[""] * (width - len(row))] for i, row in enumerate(matrix)]
@@ -52,7 +52,7 @@ def claim(folder: Path, overwrite: bool) -> None:
     """Create a folder for a run.
 
     Raises:
-        FinishedRunError: the folder holds a finished run and ``overwrite`` is off.
+        FinishedRunError: the folder holds a finished run and ``overwrite`` is false.
     """
     if (folder / RESULT).exists() and not overwrite:
         tidy_up(folder)
@@ -63,13 +63,13 @@ def claim(folder: Path, overwrite: bool) -> None:
 
 
 def tidy_up(folder: Path) -> None:
-    """Remove checkpoints that a finished run left because it was killed just after writing its result."""
+    """Remove the checkpoints and interrupted state of a finished run, such as one killed after writing its result."""
     for name in (RESUME, INTERRUPTED):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def metrics_csv(path: Path, evaluator) -> None:
-    """Write all metrics of Avalanche's evaluator atomically, a line for each metric and step."""
+    """Write all metrics of Avalanche's evaluator atomically, one line per metric and step."""
     with atomic_write(path) as unfinished, open(unfinished, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["metric", "step", "value"])

@@ -1,4 +1,4 @@
-"""A plan turned into objects: stream, model, feature cache, learning rate, strategy."""
+"""Build the objects of a plan: stream, model, feature cache, learning rate, strategy."""
 
 import copy
 import time
@@ -26,16 +26,16 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 @dataclass
 class Session:
-    """What a plan describes, built. ``set_up_process`` comes first where results are to be repeatable.
+    """The objects of a plan. Call ``set_up_process`` before building them if results must be repeatable.
 
     Attributes:
-        plan: with its capacity, and with the learning rate that was tuned.
-        entry: of the strategy in the registry.
-        stream: of the run.
-        model: calibrated on the first experience, or pretrained.
-        cache: of the feature maps; ``None`` without ``plan.feature_cache``.
-        strategy: ready to train; ``None`` if only the parts before it were wanted.
-        trials: of the learning rate, the chosen one first.
+        plan: the plan, with its capacity and the tuned learning rate.
+        entry: registry entry of the strategy.
+        stream: stream of the run.
+        model: the model, calibrated on the first experience or pretrained.
+        cache: cache of feature maps; ``None`` without ``plan.feature_cache``.
+        strategy: the untrained strategy; ``None`` if built with ``learner=False``.
+        trials: trials of the learning rate, the chosen one first.
         calibration_seconds: time to measure feature maps and fill the codebook.
         tuning_seconds: time to tune the learning rate.
     """
@@ -57,7 +57,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Close the feature cache; nothing can be trained or evaluated on it afterwards."""
+        """Close the feature cache; it cannot be used afterwards."""
         if self.cache is not None:
             self.cache.close()
 
@@ -73,19 +73,19 @@ class Session:
         trials: list[Trial] | None = None,
         learner: bool = True,
     ) -> "Session":
-        """Build everything.
+        """Build all objects of a plan.
 
         Args:
-            plan: what to build.
-            stream: opened before; default the plan's.
-            cache: opened before; default the plan's.
-            plugins: of the strategy, after the cache.
-            evaluator: of the strategy.
-            trials: of a learning rate that was tuned before; default tunes it if the plan leaves it open.
-            learner: off builds stream, model and cache alone.
+            plan: the plan.
+            stream: an open stream; default the plan's.
+            cache: an open cache; default the plan's.
+            plugins: plugins of the strategy, added after the cache.
+            evaluator: evaluator of the strategy.
+            trials: trials of an earlier tuning; default tunes the learning rate if the plan has none.
+            learner: whether to build the strategy too, or stream, model and cache only.
 
         Raises:
-            ValueError: settings, images or weights that cannot be used; says what to change.
+            ValueError: settings, images or weights cannot be used.
         """
         entry = get_strategy(plan.strategy)
         check_device(plan.device)
@@ -110,7 +110,7 @@ class Session:
         return session
 
     def open_cache(self) -> FeatureCache:
-        """The feature cache of the plan, for the model and the images of the stream."""
+        """Open the plan's feature cache for the model and the images of the stream."""
         return FeatureCache(
             self.plan.feature_cache,
             self.model,
@@ -123,7 +123,7 @@ class Session:
         )
 
     def tune(self, trials: list[Trial] | None = None) -> None:
-        """Set the plan's learning rate to that of the best trial, if the plan leaves it open; see ``tuning.trials``."""
+        """Set the plan's learning rate to that of the best trial, if it has none; see ``tuning.trials``."""
         start = time.perf_counter()
         if trials is None:
             trials = tuning.trials(self)
@@ -135,7 +135,7 @@ class Session:
     def new_strategy(
         self, plan: RunPlan, model: SplitModel, plugins: Sequence[Any] = (), evaluator: Any = None
     ) -> StreamStrategy:
-        """A new strategy on a model, with the session's cache before other plugins."""
+        """Build a new strategy on a model, with the session's cache before other plugins."""
         return build_strategy(
             plan.strategy,
             model,
@@ -149,15 +149,15 @@ class Session:
         )
 
     def copied_model(self) -> SplitModel:
-        """A copy of the model, to train without changing it."""
+        """Copy the model, for training that must not change it."""
         return copy.deepcopy(self.model)
 
 
 def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:
-    """The split model with its weights, before it is calibrated on images.
+    """Build the split model and load its weights, without calibration.
 
     Raises:
-        ValueError: a pretrained file that was made with other settings.
+        ValueError: the pretrained file was made with other settings.
     """
     table = Codebook(settings.codebook_size, settings.codebook_dim) if codebook else None
     pretrained = getattr(settings, "pretrained", None)
@@ -177,8 +177,8 @@ def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: 
     for name in wanted:
         if made_with.get(name) != getattr(settings, name):
             raise ValueError(
-                f"{pretrained} was made with {name}={made_with.get(name)}, this run asks for "
-                f"{name}={getattr(settings, name)}; give the same, or pretrain anew"
+                f"{pretrained} was made with {name}={made_with.get(name)}, but this run has "
+                f"{name}={getattr(settings, name)}; give the same value, or pretrain again"
             )
     model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)
     if not codebook:
@@ -189,11 +189,11 @@ def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: 
 
 
 def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
-    """Number of memories that the budget buys; every strategy gets the same bytes.
+    """Compute the number of memories that the budget buys; every strategy gets the same bytes.
 
     Raises:
-        ValueError: fewer memories than classes, for a method that needs one of each; or statistics that exceed a budget
-            that was given, or that of the family fair.
+        ValueError: the method needs a memory of each class and there are fewer; or its statistics exceed the budget,
+            which is checked in the family *fair* and for a budget that the settings give.
     """
     method = entry.method_settings(plan.method)
     n_classes = model.n_classes
@@ -208,7 +208,7 @@ def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
     if plan.mem_size is not None:
         count = plan.mem_size
     else:
-        # The paper charges CRUMB's codebook, but neither REMIND's nor the old networks that others keep.
+        # The paper charges CRUMB's codebook, but neither REMIND's nor the old networks of other methods.
         charged = plan.family != "paper" or entry.codebook
         exact = plan.family == "fair"
         count = entry.memories_in_budget(model, plan.budget, n_classes, method, charged, exact)

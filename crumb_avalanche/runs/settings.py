@@ -1,4 +1,4 @@
-"""Typed settings of ``crumb run``. Imports neither torch nor Avalanche, so that ``crumb --help`` is quick."""
+"""Typed settings of ``crumb run``. Imports neither torch nor Avalanche, to keep ``crumb --help`` fast."""
 
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -13,8 +13,8 @@ Value = int | float | bool | str | None
 class RunSettings:
     """Learn a stream and report the accuracy after every experience.
 
-    Settings left at None take the value of the family, else of the preset, else the default given here.
-    ``RunPlan.of`` decides them.
+    ``RunPlan.of`` fills in settings that are None: with the value of the family, else of the preset, else the default
+    given here.
 
     Attributes:
         benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, eth80, toy_shapes,
@@ -23,25 +23,25 @@ class RunSettings:
         dataset_root: folder with the benchmark's images.
         output: folder for the results.
         run: seed of everything: class order, clip order, test objects, initial weights.
-        runs: several runs, such as 0-9 or 0,3,5; each gets a folder of its own, and a summary is printed.
-        preset: recommended is the most accurate at the same bytes (default for clip_folder), paper does what the paper
-            says (default for the others), reference what its published code does in addition.
+        runs: several runs, such as 0-9 or 0,3,5; each is written to its own subfolder, and a summary is printed.
+        preset: recommended is the most accurate at the same bytes (default for clip_folder), paper follows the paper
+            (default for the others), reference adds what its published code does.
         strategy: a name that crumb strategies lists; default rda with preset recommended, else crumb.
-        backbone: squeezenet1_0 (default), squeezenet1_1, mobilenet_v2, resnet18 or small_cnn; trained as a whole also
-            slim_resnet18, resnet32 and mlp, for small images.
+        backbone: squeezenet1_0 (default), squeezenet1_1, mobilenet_v2, resnet18 or small_cnn; for small images
+            also slim_resnet18, resnet32 and mlp, which have no frozen layers.
         weights: 'torchvision' (default; downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
         budget_images: memory budget, in raw images; default the benchmark's.
-        feature_cache: folder that keeps F(x), so that every image passes F once for all runs.
+        feature_cache: folder for the cached F(x), which all runs share.
         threads: CPU threads of torch and faiss; 0 takes one per core.
         device: cpu or cuda.
-        method: settings of the chosen strategy alone, one by one as --method.NAME VALUE; crumb strategies lists them.
+        method: settings that only the chosen strategy has, as --method.NAME VALUE; crumb strategies lists them.
         family: fair tunes the learning rate on the first experience and gives all methods the same network and bytes;
-            paper takes network, resolution and learning rate as the paper's authors ran the method.
+            paper uses network, resolution and learning rate of the paper's authors for the method.
         protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience.
-        reference_stream: make frames, orders and labels as the paper's published code does, where that differs.
+        reference_stream: choose frames, orders and labels as the paper's published code does.
         fps: frames per second to take from the video files of a clip_folder; default 1.
-        on_bad_frame: raise stops at an image that cannot be read, skip leaves it out and counts it; a damaged video
-            always stops.
+        on_bad_frame: raise stops at an unreadable image, skip leaves it out and counts it; a damaged video always
+            stops.
         classes_per_experience: default the benchmark's.
         batch_size: images per batch; default the benchmark's. Stable SGD has its own (--method.batch_size).
         first_epochs: epochs on the first experience; default 10.
@@ -49,10 +49,10 @@ class RunSettings:
         learning_rate: of SGD; default 1e-3.
         momentum: of SGD; default 0.9.
         weight_decay: of SGD, codebook included; default 1e-4.
-        clamp_gradients: largest absolute gradient element; 0 clamps nothing.
+        clamp_gradients: largest absolute value of a gradient element; 0 disables clamping.
         replay_weight: factor of the replay loss.
         replay_steps: replay batches after each new batch.
-        fused: new and replayed batch in one optimiser step.
+        fused: train on new and replayed batch in one optimiser step.
         selection_rule: which images are stored: every_jth (paper), reservoir (single pass) or reference.
         budget_bytes: memory budget in bytes, instead of budget_images.
         mem_size: number of memories, instead of a budget.
@@ -66,16 +66,15 @@ class RunSettings:
         codebook_init: matched (default), dense_matched, normal, uniform, sampled or kmeans.
         evaluate_quantized: evaluate on maps rebuilt from memory blocks.
         precision: fp32, or bf16 autocast.
-        cache_precision: of the feature cache on disk; fp16 takes half the room and rounds the maps a little.
+        cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
         compile: compile F (takes half a minute once).
         workers: loader processes.
         overwrite: start over if the output folder holds a finished or interrupted run.
-        keep_learner: what learner.safetensors in the output folder holds: full to train on, answers to answer only;
-            none writes no such file.
-        checkpoint: after every experience, keep all that is needed to resume after an interruption: give the same
-            command again.
-        checkpoint_every: also write such a checkpoint every so many steps.
-        evaluate_every: test after every so many experiences; always after the first and the last.
+        keep_learner: content of learner.safetensors in the output folder: full to train on, answers to predict only;
+            none writes no file.
+        checkpoint: write a checkpoint after every experience; the same command resumes an interrupted run.
+        checkpoint_every: also write a checkpoint every this many steps; 0 for none.
+        evaluate_every: test every this many experiences, and after the first and the last.
         progress: show progress.
     """
 
@@ -133,10 +132,10 @@ class RunSettings:
     progress: bool = True
 
     def check(self) -> None:
-        """Raise if a number is out of its range, or two settings exclude each other.
+        """Raise if a number is out of range or two settings exclude each other.
 
         Raises:
-            ValueError: says which, the rule, and what to give.
+            ValueError: names the setting, the rule and the accepted values.
         """
         for name, lowest in LOWEST.items():
             value = getattr(self, name)
@@ -150,10 +149,10 @@ class RunSettings:
             raise ValueError(f"{' and '.join(given)} are both given; set the memory by one of them")
 
     def run_numbers(self) -> list[int]:
-        """The runs asked for.
+        """Return the numbers of the runs to do.
 
         Raises:
-            ValueError: ``runs`` is not of the form 0-9 or 0,3,5, or a range goes downwards.
+            ValueError: ``runs`` does not have the form 0-9 or 0,3,5, or a range is empty.
         """
         if self.runs is None:
             return [self.run]
@@ -169,21 +168,21 @@ class RunSettings:
         return list(dict.fromkeys(numbers))
 
 
-# The settings that most people need, as `crumb run --help` groups them; all others are for experts.
+# Groups of `crumb run --help`; all other settings are in a last group for experts.
 GROUPS = {
     "your data": ("benchmark", "dataset_root", "output", "run", "runs"),
     "how good": ("preset", "strategy", "backbone", "weights", "budget_images"),
     "how fast": ("feature_cache", "threads", "device"),
 }
 
-# The lowest values of settings that are numbers, and what those count that are easily mistaken.
+# Lowest values of numeric settings, and the unit of some of them.
 _ABOVE_ZERO = "batch_size classes_per_experience codebook_dim codebook_size epochs evaluate_every first_epochs"
 _NOT_NEGATIVE = "budget_bytes budget_images checkpoint_every clamp_gradients cut_layer learning_rate mem_size momentum"
 _NOT_NEGATIVE += " replay_steps replay_weight run threads weight_decay workers"
 LOWEST = dict.fromkeys(f"{_ABOVE_ZERO} head_kernel image_size".split(), 1) | dict.fromkeys(_NOT_NEGATIVE.split(), 0)
 COUNTED = {"evaluate_every": "experiences", "checkpoint_every": "steps", "batch_size": "images", "cut_layer": "layers"}
 
-# Where files are, how progress is shown, and what follows from the other settings.
+# Paths, progress, speed, and fields that follow from other settings.
 NON_RESULT_SETTINGS = frozenset(
     {
         *("output", "overwrite", "progress", "feature_cache", "dataset_root", "budget", "capacity"),
@@ -193,16 +192,16 @@ NON_RESULT_SETTINGS = frozenset(
 
 
 def part_for(kind: type, settings) -> dict:
-    """The values of ``settings`` for which the dataclass ``kind`` has fields."""
+    """Return the values of ``settings`` that the dataclass ``kind`` has fields for."""
     return {item.name: getattr(settings, item.name) for item in fields(kind) if hasattr(settings, item.name)}
 
 
 def flat(settings: dict) -> dict:
-    """Settings with those of the method as ``method.NAME``."""
+    """Return settings with those of the method as ``method.NAME``."""
     values = {name: value for name, value in settings.items() if name != "method"}
     return values | {f"method.{name}": value for name, value in (settings.get("method") or {}).items()}
 
 
 def as_dict(settings) -> dict:
-    """Settings as plain values, in the order of their declaration."""
+    """Return settings as plain values, in the order of their declaration."""
     return {item.name: getattr(settings, item.name) for item in fields(settings)}

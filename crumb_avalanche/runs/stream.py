@@ -1,4 +1,4 @@
-"""The stream of a run: its table of frames and its experiences."""
+"""The stream of a run: frame table and experiences."""
 
 import warnings
 from dataclasses import dataclass
@@ -17,10 +17,14 @@ from crumb_avalanche.system.progress import progress_bar
 
 @dataclass
 class Stream:
-    """A benchmark and the table that it was made from.
+    """An Avalanche benchmark and its frame table.
 
     Attributes:
-        images_key: names the images as they are now, and their transform, for the feature cache.
+        entry: catalog entry of the benchmark.
+        table: the frames, without those left out.
+        benchmark: the Avalanche benchmark.
+        bad_frames: messages of the frames left out.
+        images_key: key of the images and their transform in the feature cache; changes if a file changes.
     """
 
     entry: Benchmark
@@ -31,14 +35,14 @@ class Stream:
 
 
 def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
-    """The stream of one run.
+    """Open the stream of a run.
 
     Args:
-        plan: benchmark, protocol and run.
-        joint: all classes in one experience; default what the strategy needs.
+        plan: plan of the run.
+        joint: whether to put all classes into one experience; default as the strategy needs.
 
     Raises:
-        ValueError: missing root, or a folder that does not have the benchmark's layout.
+        ValueError: the root is missing or does not have the benchmark's layout.
     """
     from benchmarks_toybox_ilab.streams.protocols import make_benchmark
     from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
@@ -65,7 +69,7 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
     )
     if entry.needs_root:
         images = files_key(Path(table.root) / path for path in table.path)
-        if table.reader is not None:  # another reader sees other pixels
+        if table.reader is not None:  # readers decode the same file differently
             images += f" {type(table.reader).__name__}"
     else:
         images = f"{table.frames_hash()} {table.reader!r}"
@@ -73,12 +77,12 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
 
 
 def describe(stream: Stream) -> tuple[dict[str, Any], str]:
-    """How many images are trained on and tested, and what is held out of the user's own clips.
+    """Describe a stream: numbers of training and test images, and the held-out part of a clip folder.
 
-    Warns where there is one class only.
+    Warns if there is only one class.
 
     Returns:
-        The same as values for ``result.json`` and as text.
+        The description as values for ``result.json`` and as text.
     """
     table = stream.table
     found: dict[str, Any] = {"images": {split: len(table.rows(split)) for split in ("train", "test")}}
@@ -93,13 +97,14 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
         text += "\nheld out for the test:" + _grouped(found["held_out"])
     if len(table.classes) == 1:
         warnings.warn(
-            f"there is one class only, {table.classes[0]}, so every answer is right; give folders of more", stacklevel=2
+            f"there is only one class, {table.classes[0]}, so every answer is right; add folders of other classes",
+            stacklevel=2,
         )
     return found, text
 
 
 def _grouped(held_out: dict[str, str], most: int = 10) -> str:
-    """One line for all classes of which as much is held out; at most ``most`` lines, and as many names in each."""
+    """Format what is held out, one line for classes with the same share; at most ``most`` lines and names in a line."""
     alike: dict[str, list[str]] = {}
     for class_name, what in held_out.items():
         alike.setdefault(what.partition(":")[0], []).append(class_name)

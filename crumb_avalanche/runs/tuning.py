@@ -1,4 +1,4 @@
-"""The learning rate of a run of the family *fair*: tuned on its first experience."""
+"""Tune the learning rate of a run of the family *fair* on its first experience."""
 
 from dataclasses import replace
 
@@ -10,13 +10,13 @@ from crumb_avalanche.training.lr_search import Trial, tune
 def trials(session) -> list[Trial]:
     """Try learning rates on copies of a session's model.
 
-    A bound that is trained on all classes at once is tuned on the first experience too, as a stream learner would be.
+    A joint bound is tuned on the first experience of the stream too.
 
     Args:
         session: a ``Session`` without a strategy.
 
     Returns:
-        All rates tried, the chosen one first; none where the plan has a rate or the strategy takes no gradient steps.
+        The trials, the chosen one first; none if the plan has a rate or the strategy takes no gradient steps.
     """
     plan, entry = session.plan, session.entry
     if plan.learning_rate is not None or not entry.gradient:
@@ -32,7 +32,7 @@ def trials(session) -> list[Trial]:
 
 
 def described(trials: list[Trial]) -> str:
-    """A table of the trials."""
+    """Format the trials as a table."""
     rows = [
         [f"{trial.learning_rate:g}", f"{trial.accuracy:.1f}", f"{trial.loss:.4f}", "chosen" if not place else ""]
         for place, trial in enumerate(trials)

@@ -1,4 +1,4 @@
-"""Going on in the middle of a run: when a learner's state is kept, and how the stream is brought to where it was."""
+"""Write checkpoints within an experience, and resume a learner from one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class Position:
     """A place in the stream, between two steps.
 
     Attributes:
-        experience: number of the experience that is being learned.
-        epoch: of this experience.
-        step: steps done in this epoch; ``-1``: the experience has not begun.
+        experience: number of the experience.
+        epoch: number of the epoch in this experience.
+        step: number of steps done in this epoch; -1 before the experience begins.
     """
 
     experience: int
@@ -29,13 +29,13 @@ class Position:
 
 
 class ResumingLoader:
-    """A loader that begins after some batches, with everything as it was then.
+    """Loader of an epoch that skips the batches before a checkpoint and then restores its state.
 
     Args:
-        loader: the epoch's own.
-        start: its random state when the epoch began, which decides the order of a shuffled epoch.
-        step: batches that were learned already; they are read and dropped.
-        restore: called when they have passed.
+        loader: loader of the epoch.
+        start: torch's RNG state at the start of the epoch, which decides the order of a shuffled epoch.
+        step: number of batches already trained on; they are read and dropped.
+        restore: function that restores the checkpoint's state, called after these batches.
     """
 
     def __init__(self, loader, start: torch.Tensor, step: int, restore: Callable[[], None]):
@@ -57,19 +57,20 @@ class ResumingLoader:
 
 
 class CheckpointPlugin(StatefulPlugin):
-    """Calls ``save`` every so many steps, and brings a learner that is to go on to the step after its checkpoint.
+    """Call ``save`` every few steps, and resume an experience after the step of a checkpoint.
 
-    Append it to ``strategy.plugins`` when the strategy is built, so that it comes after all others, the clock too:
-    a state is kept when everybody has finished the step. On going on, an experience begins as always, its first epochs
-    are passed over, and then all state is put back: so whatever beginning an experience prepares (loaders, cached data
-    sets) is there, and whatever it changes is undone.
+    Append the plugin to ``strategy.plugins`` after the strategy is built: it must come after all other plugins and the
+    clock, because a state is complete only when each of them has finished the step.
+
+    A resumed experience begins as any other, which creates its loaders and cached data sets. Its finished epochs and
+    steps are skipped, and then ``restore`` replaces the state that the beginning changed.
 
     Args:
-        save: called with the position.
-        every: steps between two calls; 0 calls only between experiences, which is the caller's part.
+        save: function that is called with the position.
+        every: steps between two calls; 0 disables them. Checkpoints between experiences are left to the caller.
 
     Attributes:
-        epoch_start: torch's random state at the beginning of the epoch.
+        epoch_start: torch's RNG state at the start of the epoch.
     """
 
     def __init__(self, save: Callable[[Position], None], every: int = 0):
@@ -80,13 +81,13 @@ class CheckpointPlugin(StatefulPlugin):
         self._resume: tuple[Position, torch.Tensor, Callable[[], None]] | None = None
         self._loader = None
 
-    def go_on(self, position: Position, epoch_start: torch.Tensor, restore: Callable[[], None]) -> None:
-        """Pass over what was learned before a position in the experience that is begun next.
+    def resume_from(self, position: Position, epoch_start: torch.Tensor, restore: Callable[[], None]) -> None:
+        """Resume the next experience from a position within it.
 
         Args:
-            position: of the checkpoint.
-            epoch_start: torch's random state when that epoch began.
-            restore: puts the checkpoint's state back.
+            position: position of the checkpoint.
+            epoch_start: torch's RNG state at the start of the checkpoint's epoch.
+            restore: function that restores the checkpoint's state.
         """
         self._resume = position, epoch_start, restore
 

@@ -182,7 +182,7 @@ def test_many_classes_take_few_lines():
 
 def test_one_class_alone_is_warned_of(crumb, tiny, clips, tmp_path):
     shutil.copytree(clips / "cup", tmp_path / "clips" / "cup")
-    with pytest.warns(UserWarning, match="one class only, cup, so every answer is right; give folders of more"):
+    with pytest.warns(UserWarning, match="only one class, cup, so every answer is right; add folders of other"):
         crumb(*tiny, "--output", tmp_path / "run", "--dataset-root", tmp_path / "clips")
 
 

@@ -15,8 +15,8 @@ def test_one_method(crumb):
     code, out, _ = crumb("strategies", "image_replay")
     assert code == 0 and out.startswith("image_replay: raw uint8 images") and "crumb:" not in out
     assert "(budget - fixed bytes) / bytes of one memory, rounded down\n" in out
-    assert "a last one is granted" in crumb("strategies", "crumb")[1]
-    assert "nothing of it grows with the budget" in crumb("strategies", "finetune")[1]
+    assert "rounded up if three quarters of a last memory fit" in crumb("strategies", "crumb")[1]
+    assert "its size does not depend on the budget" in crumb("strategies", "finetune")[1]
 
 
 def test_an_unknown_method(crumb):
@@ -33,8 +33,8 @@ def test_settings_of_a_method_come_from_a_file(crumb, tiny, tmp_path):
     code, _, err = crumb(*arguments)
     assert code == 1 and "strategy finetune has no setting 'alpha'; it has none of its own" in err
     file.write_text("- 1\n")
-    assert "it must hold settings, one  name: value  a line" in crumb(*arguments)[2]
+    assert "it must hold settings, one 'name: value' per line" in crumb(*arguments)[2]
     file.write_text("a: [\n")
-    assert f"{file} is no YAML" in crumb(*arguments)[2]
+    assert f"{file} is not valid YAML" in crumb(*arguments)[2]
     file.write_text("{}\n")
     assert crumb(*arguments)[0] == 0

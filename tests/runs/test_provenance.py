@@ -45,7 +45,7 @@ def test_other_contents_are_not(several, tmp_path):
     for change in (lambda: image.write_bytes(image.read_bytes() + b"more"), image.unlink):
         change()
         code, _, err = several()
-        assert code == 1 and f"of other clips: below {tmp_path / 'clips'} some were added, removed or changed" in err
+        assert code == 1 and f"of other clips: some in {tmp_path / 'clips'} were added, removed or changed" in err
     code, _, err = several({"--dataset-root": tmp_path / "nowhere"})
     assert code == 1 and f"there is no folder {tmp_path / 'nowhere'}" in err
     assert (tmp_path / "out/run0/result.json").read_text() == before
@@ -54,7 +54,7 @@ def test_other_contents_are_not(several, tmp_path):
 def test_a_result_without_its_settings_is_not_taken(several, tmp_path):
     (tmp_path / "out/run0/config.yaml").unlink()
     code, _, err = several()
-    assert code == 1 and "holds a result.json without its config.yaml; restore it, or take both away" in err
+    assert code == 1 and "holds a result.json without a config.yaml; restore it, or remove result.json too" in err
 
 
 def test_other_weights_under_the_same_name(crumb, tiny, tmp_path):
@@ -76,15 +76,15 @@ def test_other_weights_under_the_same_name(crumb, tiny, tmp_path):
     assert code == 1 and "holds a finished run with weights='sha256:" in err
 
 
-def told(folder, **made_from):
-    """Let a run of an earlier version tell what it was made from."""
+def with_hashes(folder, **hashes):
+    """Add content hashes to the result of a run as an earlier version wrote them."""
     result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps(result | {"made_from": made_from}))
+    (folder / "result.json").write_text(json.dumps(result | {"made_from": hashes}))
 
 
 def test_a_report_tells_such_runs_apart(tmp_path):
     for place, (path, digest) in enumerate([("a", "1"), ("a", "2"), ("b", "1")]):
-        told(fake_run(tmp_path / str(place), run=place, weights=path), weights=f"sha256:{digest}")
+        with_hashes(fake_run(tmp_path / str(place), run=place, weights=path), weights=f"sha256:{digest}")
     groups = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
     assert [[run.result["run"] for run in group.runs] for group in groups] == [[0, 2], [1]]
     assert [group.label for group in groups] == ["crumb", "crumb (2)"]
@@ -93,7 +93,7 @@ def test_a_report_tells_such_runs_apart(tmp_path):
 
 def test_runs_of_before_contents_were_told_are_grouped_by_names(tmp_path):
     fake_run(tmp_path / "old", run=0)
-    told(fake_run(tmp_path / "new", run=1), strategy_config={"x": 1})
+    with_hashes(fake_run(tmp_path / "new", run=1), strategy_config={"x": 1})
     (group,) = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
     assert len(group.runs) == 2
 
@@ -101,7 +101,7 @@ def test_runs_of_before_contents_were_told_are_grouped_by_names(tmp_path):
 def test_clips_elsewhere_are_others_though_names_and_sizes_are_the_same(tmp_path):
     for number, root in enumerate(("raw", "blurred")):
         folder = fake_run(tmp_path / root, run=number, benchmark="clip_folder", dataset_root=root)
-        told(folder, dataset_root="sha256:1")
+        with_hashes(folder, dataset_root="sha256:1")
     assert len(groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])) == 2
 
 

@@ -231,9 +231,9 @@ def test_pretrain_then_run(crumb, tiny, clips, tmp_path):
     run(crumb, tiny, tmp_path / "a", "--pretrained", file)
     run(crumb, tiny, tmp_path / "b", "--pretrained", file, "--strategy", "finetune")
     code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", file, "--codebook-dim", "8")
-    assert code == 1 and "codebook_dim=16, this run asks for codebook_dim=8" in err
+    assert code == 1 and "codebook_dim=16, but this run has codebook_dim=8" in err
     code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", file, "--cut-layer", "3")
-    assert code == 1 and "cut_layer=None, this run asks for cut_layer=3" in err
+    assert code == 1 and "cut_layer=None, but this run has cut_layer=3" in err
     code, _, err = crumb(*pretrain, "--overwrite", "true", "--cut-layer", "3", "--epochs", "1")
     assert code == 0, err
     run(crumb, tiny, tmp_path / "d", "--pretrained", file, "--cut-layer", "3")

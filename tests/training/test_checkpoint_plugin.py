@@ -84,7 +84,7 @@ def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
 
         restore()
         if position.inside:
-            checkpoints.go_on(position, checkpoints.epoch_start, restore)
+            checkpoints.resume_from(position, checkpoints.epoch_start, restore)
         learn_from(position.experience, strategy, stream, joint, lambda position: None)
         again_tree, again_tensors = snapshot(strategy)
         assert again.given == answers.given, position
