@@ -134,14 +134,17 @@ class MapStore:
         self.seconds = 0.0
         self.filled = 0
         self.damaged = 0
-        complete = _extend(self.path, count * self.bytes_per_map)
+        older = path.with_suffix(".done")  # of version 0.1: one byte per map, no checksums
+        size = count * self.bytes_per_map
+        if not self.path.is_file() or self.path.stat().st_size != size:
+            older.unlink(missing_ok=True)  # first, since a file of full size would make it count again
+        complete = _extend(self.path, size)
         self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - close() does
         _extend(path.with_suffix(".crc32"), count * 8)
         self._entries = np.memmap(path.with_suffix(".crc32"), np.uint64, "r+", shape=(count,))
         if not complete:  # new, removed to make room, or cut off while it was copied
             self._entries[:] = 0
         self._verified = np.zeros(count, bool)
-        older = path.with_suffix(".done")  # of version 0.1: one byte per map, no checksums
         self._older = np.zeros(count, bool)
         if complete and older.is_file() and older.stat().st_size == count:
             self._older = (np.fromfile(older, np.uint8) == 1) & (self._entries == 0)

@@ -292,6 +292,19 @@ def test_maps_of_version_0_1_are_used_with_one_warning(tmp_path, model, pixels, 
     assert again.filled == 0 and not torch.equal(stacked(maps), wanted)
 
 
+def test_maps_of_version_0_1_that_were_removed_are_computed_again(tmp_path, model, pixels, images):
+    store = store_of(tmp_path, model)
+    wanted = stacked(store.dataset(images, ROWS, [0] * 6))
+    store.close()
+    older(tmp_path)
+    store.path.unlink()  # as the warning says
+    with store_of(tmp_path, model) as some:
+        some.dataset(TensorDataset(pixels[:2]), ROWS[:2], [0] * 2)
+    again = store_of(tmp_path, model)  # the file has its size now, but four maps are missing
+    assert torch.equal(stacked(again.dataset(images, ROWS, [0] * 6)), wanted)
+    assert again.filled == 4
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_loader_processes_read_maps(tmp_path, model, images, workers):
     maps = store_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
