@@ -124,7 +124,9 @@ def test_failures_are_one_list_and_an_exit_code(crumb, monkeypatch, tmp_path):
     monkeypatch.setattr(command, "prepare", lambda *given: ["a.mp4: is cut off", "b.mp4: is no video"])
     code, _, err = crumb("prepare", "toybox", "--dataset-root", "D")
     assert code == 1
-    assert err == ("crumb prepare: all is finished except for 2 that failed:\n  a.mp4: is cut off\n  b.mp4: is no video\n")
+    assert err == (
+        "crumb prepare: all is finished except for 2 that failed:\n  a.mp4: is cut off\n  b.mp4: is no video\n"
+    )
 
 
 def test_errors_are_one_line(crumb, tmp_path):
