@@ -137,7 +137,7 @@ class AANetsSettings:
             raise ValueError(f"outer_every is {self.outer_every}; it counts inner steps: give 1 or more")
         if self.a_learning_rate < 0 or self.distillation < 0:
             raise ValueError(
-                f"a_learning_rate is {self.a_learning_rate} and distillation {self.distillation}; give 0 or more"
+                f"a_learning_rate is {self.a_learning_rate} and distillation is {self.distillation}; give 0 or more"
             )
         if self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}, but must be above 0")
@@ -231,7 +231,7 @@ class RainbowSettings:
 
     def __post_init__(self):
         if self.copies < 1 or self.candidates < 1:
-            raise ValueError(f"copies is {self.copies} and candidates {self.candidates}; give 1 or more of each")
+            raise ValueError(f"copies is {self.copies} and candidates is {self.candidates}; give 1 or more")
         if self.memory_epochs < 0:
             raise ValueError(f"memory_epochs is {self.memory_epochs}; give 0 or more")
         if not 0 <= self.cutmix <= 1:
@@ -274,4 +274,4 @@ class DarkReplaySettings:
 
     def __post_init__(self):
         if min(self.alpha, self.beta) < 0:
-            raise ValueError(f"alpha is {self.alpha} and beta {self.beta}; give 0 or more")
+            raise ValueError(f"alpha is {self.alpha} and beta is {self.beta}; give 0 or more")
