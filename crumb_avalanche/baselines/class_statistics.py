@@ -1,6 +1,6 @@
-"""Methods that keep class statistics of frozen features instead of memories; NCM and streaming LDA.
+"""Strategies that store class statistics of frozen features instead of memories: NCM and streaming LDA.
 
-The features are those before the head, averaged over locations (512 for SqueezeNet); P stays as it was loaded.
+The features are the input of the head, averaged over locations (512 for SqueezeNet). P is not trained.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ Features = Callable[[SplitModel, Tensor], Tensor]
 
 
 class ClosedFormStrategy(StreamStrategy):
-    """Takes every image into class statistics, once and in stream order; nothing is learned by gradients.
+    """Update class statistics with every image once, in stream order, without gradient steps.
 
-    Training answers are all zero, and so is the training loss.
+    Logits and loss are zero in training.
 
     Args:
-        statistics: what is kept.
-        features: of the model and a batch of images, ``(B, D)`` float32.
-        stream_arguments: see ``StreamStrategy``. Of several epochs only the first counts.
+        statistics: the statistics and their classifier.
+        features: function of the model and a batch of images that returns ``(B, D)`` float32 features.
+        stream_arguments: see ``StreamStrategy``. Only the first epoch of an experience updates the statistics.
     """
 
     def __init__(self, *, statistics: ClassStatistics, features: Features = pooled_features, **stream_arguments):
@@ -40,7 +40,7 @@ class ClosedFormStrategy(StreamStrategy):
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of the statistics."""
+        """Size of the statistics in bytes."""
         return tensor_bytes(self.statistics.tensors())
 
     def forward(self):
@@ -53,7 +53,7 @@ class ClosedFormStrategy(StreamStrategy):
         return torch.zeros(len(self.mb_y), self.model.n_classes, device=self.device)
 
     def _answers(self, features: Tensor) -> Tensor:
-        """Scores as logits: 0 for the best seen class, below for the others, whatever the method's scale is."""
+        """Shift the scores to logits: 0 for the best seen class, negative for the others."""
         seen = self.seen_classes.seen
         if not seen:
             return torch.zeros(len(features), self.model.n_classes, device=self.device)
@@ -64,10 +64,10 @@ class ClosedFormStrategy(StreamStrategy):
         return self.mb_output.new_zeros(()) if self.is_training else super().criterion()
 
     def backward(self):
-        """Nothing: there is no gradient."""
+        """Do nothing: there is no gradient."""
 
     def optimizer_step(self):
-        """Nothing: P stays as it was."""
+        """Do nothing: P is not trained."""
 
     def state_dict(self):
         return super().state_dict() | {"method": self.statistics.state_dict()}
@@ -87,7 +87,7 @@ class ClosedFormStrategy(StreamStrategy):
 def closed_form(
     recipe: Recipe, statistics: ClassStatistics, features: Features = pooled_features
 ) -> ClosedFormStrategy:
-    """A strategy that makes one pass over each experience, the first as well."""
+    """Build a ``ClosedFormStrategy`` with one epoch per experience, the first included."""
     arguments = recipe.common() | {"first_epochs": 1, "train_epochs": 1}
     return ClosedFormStrategy(statistics=statistics, features=features, optimizer=recipe.optimizer(), **arguments)
 

@@ -1,4 +1,4 @@
-"""Settings of the closed forms. Imports neither torch nor Avalanche."""
+"""Settings of the classifiers in closed form. Imports neither torch nor Avalanche."""
 
 from dataclasses import dataclass
 
@@ -23,10 +23,10 @@ class RanpacSettings:
     """Settings of RanPAC.
 
     Attributes:
-        projection: length M of the random features; the Gram matrix takes ``4 * M**2`` bytes. The authors' 10,000 take
-            400 MB; 640 keep within the 2.26 MB of 15 images, up to 240 classes.
-        ridge: of the regression, in units of the Gram matrix's mean diagonal. (The authors choose it anew after every
-            experience on images held back, which a single pass does not have.)
+        projection: number M of random features; the Gram matrix takes ``4 * M**2`` bytes. The authors' 10,000 take
+            400 MB; 640 fit into the 2.26 MB of 15 images for up to 240 classes.
+        ridge: ridge of the regression, in units of the mean of the Gram matrix's diagonal. (The authors choose it after
+            every experience on held-out images, which a single pass does not have.)
     """
 
     projection: int = 640
@@ -44,12 +44,12 @@ class RdaSettings:
     """Settings of regularised discriminant analysis.
 
     Attributes:
-        own: share of a class's own covariance beside the common one; 0 is linear discriminant analysis.
-        shrinkage: of the common covariance, in units of features by images. 1, for frames of a video are alike: they
-            tell less of it than as many unrelated images.
-        maps: features of the map that enters the plastic layers, beside those of the head's input.
-        deviations: deviations over locations, beside means.
-        power: to which features are raised, with their sign; 1 leaves them.
+        own: share of a class's own covariance; the rest is the common one. 0 is linear discriminant analysis.
+        shrinkage: shrinkage of the common covariance, in units of features by images. The default of 1 is large
+            because frames of a video are alike and determine it less well than as many unrelated images.
+        maps: use features of the map that enters the plastic layers, besides those of the head's input.
+        deviations: use deviations over locations, besides means.
+        power: exponent of the features' absolute values; 1 leaves them unchanged.
     """
 
     own: float = 0.3

@@ -1,4 +1,4 @@
-"""What the registry knows of a strategy, and what a strategy is built from."""
+"""Registry entries of strategies, and the arguments that a strategy is built from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a strategy is built from.
+    """Arguments that a strategy is built from.
 
     Attributes:
-        model: the split model, on its device; with a codebook where the entry says so.
-        settings: what all strategies know.
-        method: the method's own settings, of the entry's type.
-        mem_size: memories that the budget buys; 0 for a method that stores none.
-        n_classes: classes of the whole stream, for statistics of a fixed size.
-        seed: of all random draws of the method.
-        device: as for every Avalanche strategy.
-        host: ``plugins``, ``evaluator`` and so on, for Avalanche.
+        model: the split model, on its device; with a codebook if ``Entry.codebook``.
+        settings: settings that all strategies share.
+        method: settings of the method, of type ``Entry.method``.
+        mem_size: number of memories that the budget buys; 0 for a method that stores none.
+        n_classes: number of classes of the whole stream, for statistics of a fixed size.
+        seed: seed of the method's random draws.
+        device: device of the strategy, as in Avalanche.
+        host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
     """
 
     model: SplitModel
@@ -38,7 +38,7 @@ class Recipe:
     host: dict
 
     def optimizer(self, **changes: float) -> torch.optim.SGD:
-        """SGD over all weights that learn, with the settings' rate, momentum and decay, or others."""
+        """Build SGD over all trainable weights, with the settings' rate, momentum and decay except for ``changes``."""
         arguments = dict(
             lr=self.settings.learning_rate,
             momentum=self.settings.momentum,
@@ -48,7 +48,7 @@ class Recipe:
         return torch.optim.SGD(learning, **{**arguments, **changes})
 
     def common(self, *plugins: object) -> dict:
-        """Arguments of ``StreamStrategy`` that all methods share; a method's plugins come after the host's."""
+        """Return the arguments of ``StreamStrategy`` that all methods share, with ``plugins`` after the host's."""
         host = dict(self.host)
         return dict(
             model=self.model,
@@ -68,24 +68,25 @@ class Entry:
     """One strategy of the registry.
 
     Attributes:
-        name: what it is called on the command line.
-        summary: one line for the list: what it does.
-        source: who proposed it, where and when.
-        stores: what it keeps besides the network, in words.
-        build: makes it.
-        method: type of its own settings, a frozen dataclass whose defaults are the values of the paper's authors.
-        buffer: what it stores its memories in; ``None`` if it stores none, or in something of its own.
-        item_bytes: bytes of one memory, of a model and the method's settings; default the buffer's.
-        fixed_bytes: bytes kept whatever is stored (codebooks, class statistics), of model, settings and number of
-            classes. They are taken from the budget before memories are counted.
-        round_up: whether a last memory is granted if three quarters of it fit (CRUMB; gives the paper's 417).
+        name: name on the command line.
+        summary: description in one line.
+        source: publication of the method.
+        stores: description of what it stores besides the network.
+        build: function that builds the strategy.
+        method: type of the method's settings, a frozen dataclass whose defaults are the values of the paper's authors.
+        buffer: type of its replay buffer; ``None`` if it stores no memories or uses a storage of its own.
+        item_bytes: function of model and method settings that returns the bytes of one memory; default the buffer's.
+        fixed_bytes: function of model, method settings and number of classes that returns the bytes that do not depend
+            on the number of memories (codebooks, class statistics). They are charged to the budget first.
+        round_up: whether the number of memories is rounded up if three quarters of a last one fit (CRUMB; gives the
+            paper's 417).
         codebook: whether its model has a codebook.
-        joint: whether it is trained on all classes at once, shuffled (a bound, no stream learner).
-        each_class: whether its buffer must have room for a memory of each class.
-        scores_answer: whether its answers are scores of which no probability follows, such as distances; its learning
-            rate is then tuned by the loss of its head.
-        tuning: own settings that are other ones while the learning rate is tuned, to save time.
-        gradient: whether it learns by gradient steps, so that a learning rate matters.
+        joint: whether it trains on all classes at once, shuffled (a bound instead of a stream learner).
+        each_class: whether it needs a memory of each class.
+        scores_answer: whether it predicts by scores that are not logits, such as distances. The loss of its head then
+            decides the learning rate.
+        tuning: method settings to change while the learning rate is tuned, to save time.
+        gradient: whether it takes gradient steps, and needs a learning rate.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Entry:
         return self.buffer is not None or self.item_bytes is not None
 
     def bytes_of_item(self, model: SplitModel, method: Any) -> int:
-        """Bytes of one memory, its label left out."""
+        """Return the bytes of one memory without its label."""
         return self.buffer.item_bytes(model) if self.item_bytes is None else self.item_bytes(model, method)
 
     def memories_in_budget(
@@ -123,18 +124,18 @@ class Entry:
         charged: bool = True,
         exact: bool = False,
     ) -> int:
-        """How many memories a budget buys (supplement, S5): what is left after the fixed bytes, by the bytes of one.
+        """Compute how many memories a budget buys (supplement, S5): the rest after the fixed bytes by those of one.
 
         Args:
-            model: built for the method.
-            budget_bytes: for all.
-            n_classes: of the whole stream.
-            method: the method's own settings.
-            charged: whether the fixed bytes are taken from the budget.
-            exact: CRUMB's codebook counts the four bytes a value that it really takes, and nothing is granted on top.
+            model: model of the method.
+            budget_bytes: the whole budget.
+            n_classes: number of classes of the whole stream.
+            method: settings of the method; default its defaults.
+            charged: whether to subtract the fixed bytes from the budget.
+            exact: whether to charge CRUMB's codebook with its four bytes per value, and never to round up.
 
         Raises:
-            ValueError: not even one memory fits.
+            ValueError: the budget is too small for one memory.
         """
         if not self.budgeted:
             return 0
@@ -153,5 +154,5 @@ class Entry:
         return count
 
     def method_settings(self, changes: dict[str, Any] | None = None) -> Any:
-        """The method's own settings, with some values changed; see ``method_settings``."""
+        """Return the method's settings with some values changed; see ``method_settings``."""
         return method_settings(self.name, changes)

@@ -1,12 +1,12 @@
-"""How the paper's authors ran each method: networks, resolutions and learning rates, as one table.
+"""Settings of the paper's authors for each method: networks, resolutions and learning rates.
 
-Two families of settings compare the methods. *paper* is this table: every method on the network that the authors gave
-it, which differ in size, pretraining and image resolution, so its numbers say little about the methods themselves.
-*fair* needs no table: every method on the same frozen feature extractor and plastic layers at the same bytes, with a
-learning rate tuned on the first experience only (``learning_rate.tune``).
+Two families of settings compare the methods. *paper* is this table, with the values of the published scripts. Its
+networks differ in size, pretraining and image resolution, so its results say little about the methods themselves.
+*fair* runs every method on the same frozen feature extractor and plastic layers at the same bytes, with a learning rate
+tuned on the first experience (``lr_search.tune``).
 
-Values are those of the published scripts. What belongs to a method alone (EWC's weight, LwF's temperature ...) is in
-the defaults of its own settings class, or in ``method`` where these are another source's.
+Settings that only one method has are the defaults of its settings class, or in ``method`` if the defaults come from
+another source.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -18,20 +18,20 @@ FAMILIES = ("fair", "paper")
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """One row: the network and its training. Names are those of ``crumb run``.
+    """One row: settings of ``crumb run`` for a method.
 
     Attributes:
         backbone: network.
-        cut_layer: where it is cut; 0 trains the whole network, ``None`` cuts where the paper does.
-        weights: ``"none"`` for a network that starts untrained; ``None``: what the run gives.
-        image_size: pixels.
-        learning_rate, momentum, weight_decay: of SGD.
-        batch_size: images a batch; ``None`` is the benchmark's (21 for video, 128 for images).
+        cut_layer: number of frozen layers; 0 trains the whole network, ``None`` is the paper's cut.
+        weights: ``"none"`` for an untrained network; ``None`` for the weights of the run.
+        image_size: side of the images in pixels.
+        learning_rate, momentum, weight_decay: arguments of SGD.
+        batch_size: images per batch; ``None`` is the benchmark's (21 for video, 128 for images).
         first_epochs: epochs on the first experience.
-        head_kernel, relu_logits: of SqueezeNet's head.
-        clamp_gradients, replay_weight, selection_rule: of CRUMB's own code.
-        method: settings of the method's own that differ from its defaults.
-        on: what is different on some benchmarks, by name.
+        head_kernel, relu_logits: SqueezeNet's head.
+        clamp_gradients, replay_weight, selection_rule: values of CRUMB's published code.
+        method: settings of the method that differ from their defaults.
+        on: changes by name of the benchmark.
     """
 
     backbone: str = "squeezenet1_0"
@@ -52,17 +52,17 @@ class PaperSettings:
     on: dict[str, dict] = field(default_factory=dict, hash=False)
 
     def for_benchmark(self, benchmark: str) -> dict:
-        """Settings of ``crumb run`` on a benchmark."""
+        """Return the settings of ``crumb run`` on a benchmark."""
         values = {**asdict(self), **self.on.get(benchmark, {})}
         del values["on"], values["method"]
         return values
 
     def method_on(self, benchmark: str) -> dict:
-        """The method's own settings on a benchmark."""
+        """Return the changed settings of the method on a benchmark."""
         return self.on.get(benchmark, {}).get("method", self.method)
 
 
-# Small networks learn from small images and start untrained; they end in one linear layer.
+# Small networks for small images; they start untrained and end in one linear layer.
 _SMALL = dict(cut_layer=0, weights="none", image_size=32, head_kernel=1, relu_logits=False)
 _IMAGES = {"cifar100": dict(batch_size=21), "imagenet": dict(batch_size=128, first_epochs=20, learning_rate=1e-3)}
 _ONE_EPOCH = {name: dict(first_epochs=1) for name in ("toybox", "ilab")}
@@ -93,8 +93,8 @@ _GSS_TOYBOX = dict(backbone="slim_resnet18", batch_size=100, learning_rate=1e-4,
 PAPER: dict[str, PaperSettings] = {
     "crumb": _CRUMB,
     "image_replay": _CRUMB,
-    # Its Gaussians stay those of this library, one a channel: the authors' take the bytes of 4.6 images a class, more
-    # than the budgets that all methods have here, and can be asked for (per_channel and clamp, both false).
+    # One Gaussian per channel, as by default: the authors' Gaussians (per_channel and clamp false) take the bytes of
+    # 4.6 images per class, more than the budgets here.
     "memory_recall": _CRUMB,
     "finetune": _SQUEEZENET,
     "offline": _OFFLINE,
@@ -103,7 +103,7 @@ PAPER: dict[str, PaperSettings] = {
     "mas": PaperSettings(on={**_IMAGES, **_ONE_EPOCH, **_HEAVY_ON_IMAGENET, "core50": dict(learning_rate=1e-3)}),
     "gem": replace(_SQUEEZENET, method=dict(margin=1.0)),
     "icarl": _EXEMPLARS,
-    # A step for every new image, with 50 memories: some six times the time of a step for every batch.
+    # One step per new image, with 50 memories, takes about six times as long as one step per batch.
     "remind": PaperSettings(
         cut_layer=None,
         learning_rate=1e-3,
@@ -164,19 +164,19 @@ PAPER: dict[str, PaperSettings] = {
 
 
 def paper_settings(strategy: str, benchmark: str) -> dict:
-    """Settings of ``crumb run`` with which the paper's authors ran a method.
+    """Return the settings of ``crumb run`` that the paper's authors used for a method.
 
     Raises:
-        ValueError: a method that they did not run; the others are listed.
+        ValueError: they did not run the method.
     """
     if strategy not in PAPER:
         raise ValueError(
-            f"the paper's authors did not run {strategy}, so there is no family 'paper' of it; they ran "
+            f"the paper's authors did not run {strategy}, so the family 'paper' has no settings for it; they ran "
             f"{', '.join(PAPER)}. Use --family fair"
         )
     return PAPER[strategy].for_benchmark(benchmark)
 
 
 def paper_method_settings(strategy: str, benchmark: str) -> dict:
-    """The settings that only the method has, where the paper's authors gave it others than its defaults."""
+    """Return the method's settings that the paper's authors changed from their defaults."""
     return PAPER[strategy].method_on(benchmark) if strategy in PAPER else {}

@@ -21,7 +21,7 @@ class GEMSettings:
 
 @dataclass(frozen=True)
 class ICaRLSettings:
-    """Own settings of iCaRL; the paper has none except the number of exemplars, which the budget sets.
+    """Settings of iCaRL; its only other one is the number of exemplars, which the budget sets.
 
     Attributes:
         half_old_network: keep the old network as float16; see ``OldNetwork``.
@@ -32,7 +32,7 @@ class ICaRLSettings:
 
 @dataclass(frozen=True)
 class BiCSettings:
-    """Own settings of BiC.
+    """Settings of BiC.
 
     Attributes:
         temperature: temperature of the distillation.
@@ -67,7 +67,7 @@ class BiCSettings:
 
 @dataclass(frozen=True)
 class GSSSettings:
-    """Own settings of GSS-greedy.
+    """Settings of GSS-greedy.
 
     Attributes:
         compared: number of random memories whose gradients are compared with those of a frame.
@@ -88,14 +88,14 @@ class GSSSettings:
 
 @dataclass(frozen=True)
 class CoPESettings:
-    """Own settings of CoPE.
+    """Settings of CoPE.
 
     Attributes:
         prototype_momentum: weight of the old prototype in an update.
         temperature: divisor of similarities.
-        random_prototypes: initialise prototypes at random, as the authors' code does; else with the mean of the class
-            in its first batch. A stream has a few dozen batches of a class: with a momentum of 0.99, a prototype would
-            still be mostly random after the last one, and predictions of its class near chance.
+        random_prototypes: initialise prototypes at random, as the authors' code does, instead of with the mean of the
+            class in its first batch. A stream has a few dozen batches of a class: with a momentum of 0.99, a random
+            prototype stays mostly random, and predictions stay near chance.
     """
 
     prototype_momentum: float = 0.99
@@ -111,7 +111,7 @@ class CoPESettings:
 
 @dataclass(frozen=True)
 class AANetsSettings:
-    """Settings of AANets on iCaRL's loss, with its authors' values if these work in a single pass.
+    """Settings of AANets on iCaRL's loss, with the authors' values except where they fail in a single pass.
 
     Attributes:
         outer_every: inner steps between two updates of the share of the stable branch; there is at least one update in
@@ -134,14 +134,13 @@ class AANetsSettings:
 
     def __post_init__(self):
         if self.outer_every < 1:
-            raise ValueError(f"outer_every={self.outer_every}: there is at least 1 inner step between two updates")
+            raise ValueError(f"outer_every is {self.outer_every}; it counts inner steps: give 1 or more")
         if self.a_learning_rate < 0 or self.distillation < 0:
             raise ValueError(
-                f"a_learning_rate={self.a_learning_rate}, distillation={self.distillation}: rates and weights are not "
-                "negative"
+                f"a_learning_rate is {self.a_learning_rate} and distillation is {self.distillation}; give 0 or more"
             )
         if self.temperature <= 0:
-            raise ValueError(f"temperature={self.temperature}: it is above 0")
+            raise ValueError(f"temperature is {self.temperature}, but must be above 0")
 
 
 @dataclass(frozen=True)
@@ -150,20 +149,20 @@ class RemindSettings:
 
     Attributes:
         sub_quantizers: groups of channels, each with a table; the largest divisor of C up to this number is used.
-        centroids: rows of a table; of 1-channel groups at most 16 (4 bits a value).
-        fit_vectors: locations of first-experience maps that k-means is fitted on (256 a centroid, the most that faiss
-            uses); they are held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
-        samples_at_a_time: take an optimiser step for each new image, with ``replays`` memories, as the authors do;
-            off: take a step for each batch of the stream, with ``batch_replays`` memories for each new image.
-        replays: memories for a new image, with ``samples_at_a_time``.
-        batch_replays: memories for a new image otherwise; with 2, a step costs about as much as CRUMB's two. The loss
+        centroids: rows of a table; at most 16 for groups of 1 channel (4 bits per value).
+        fit_vectors: number of locations of the first experience's maps to fit k-means on (256 per centroid, the most
+            that faiss uses); held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
+        samples_at_a_time: take one optimiser step per new image, with ``replays`` memories, as the authors do, instead
+            of one per batch of the stream, with ``batch_replays`` memories for each new image.
+        replays: memories per new image with ``samples_at_a_time``.
+        batch_replays: memories per new image without it; with 2, a step costs about as much as CRUMB's two. The loss
             is the mean over all rows in both cases.
         crop_scale: smallest share of a map's area that a crop keeps; 1 turns cropping off.
         mixup_alpha: parameter of the Beta distribution of the mixing weight; 0 turns mixup off.
         weight_decay: weight decay of SGD.
         decay_per_class: decay the learning rate with the number of images of the new image's class: from
             ``rate_start``, geometrically every ``rate_step`` images, to ``rate_end`` after ``rate_images`` (and
-            further). Off: use the learning rate of all strategies, as in the CRUMB paper's port.
+            further), instead of using the learning rate of all strategies as in the CRUMB paper's port.
     """
 
     sub_quantizers: int = 32
@@ -201,11 +200,11 @@ class RemindSettings:
 
     @property
     def replays_per_image(self) -> int:
-        """Memories for each new image."""
+        """Number of memories per new image."""
         return self.replays if self.samples_at_a_time else self.batch_replays
 
     def quantizer(self, model):
-        """An empty ``ProductQuantizer`` for a model's maps."""
+        """Build an unfitted ``ProductQuantizer`` for a model's maps."""
         from crumb_avalanche.baselines.remind_memory import make_quantizer
 
         return make_quantizer(model.map_shape[0], self.sub_quantizers, self.centroids)
@@ -232,13 +231,13 @@ class RainbowSettings:
 
     def __post_init__(self):
         if self.copies < 1 or self.candidates < 1:
-            raise ValueError(f"copies={self.copies}, candidates={self.candidates}: there is at least 1 of each")
+            raise ValueError(f"copies is {self.copies} and candidates is {self.candidates}; give 1 or more")
         if self.memory_epochs < 0:
-            raise ValueError(f"memory_epochs={self.memory_epochs}: it is 0 or more")
+            raise ValueError(f"memory_epochs is {self.memory_epochs}; give 0 or more")
         if not 0 <= self.cutmix <= 1:
-            raise ValueError(f"cutmix={self.cutmix}: a probability from 0 to 1")
+            raise ValueError(f"cutmix is {self.cutmix}; it is a probability: give 0 to 1")
         if self.stream_rate < 0:
-            raise ValueError(f"stream_rate={self.stream_rate}: a factor of the rate is not negative")
+            raise ValueError(f"stream_rate is {self.stream_rate}; give 0 or more")
 
 
 @dataclass(frozen=True)
@@ -246,10 +245,10 @@ class MemoryRecallSettings:
     """Settings of Memory Recall.
 
     Attributes:
-        per_channel: a mean and a deviation for each channel (4,104 bytes a class at 512); off: for each value of the
-            map, as the paper has it (692,232 bytes a class at 512x13x13, so that 15 images buy 3 classes).
-        clamp: set negative draws to 0 if the class never had a negative value (maps after a ReLU); off: keep them, as
-            the paper does.
+        per_channel: store a mean and a deviation for each channel (4,104 bytes per class at 512), instead of for each
+            value of the map as in the paper (692,232 bytes per class at 512x13x13: 15 images buy 3 classes).
+        clamp: set negative draws to 0 if the class never had a negative value (maps after a ReLU), instead of keeping
+            them as in the paper.
     """
 
     per_channel: bool = True
@@ -275,4 +274,4 @@ class DarkReplaySettings:
 
     def __post_init__(self):
         if min(self.alpha, self.beta) < 0:
-            raise ValueError(f"alpha={self.alpha}, beta={self.beta}: weights of losses are not negative")
+            raise ValueError(f"alpha is {self.alpha} and beta is {self.beta}; give 0 or more")

@@ -1,4 +1,4 @@
-"""The settings of every method by its name, checked before torch is loaded. Imports neither torch nor Avalanche."""
+"""Settings of every method by name. Imports neither torch nor Avalanche, to check settings before torch is loaded."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -28,10 +28,10 @@ from crumb_avalanche.training.replay_settings import ReplaySettings
 
 @dataclass(frozen=True)
 class LearningSettings:
-    """What every strategy needs to know besides its model.
+    """Settings that all strategies share.
 
     Attributes:
-        learning_rate, momentum, weight_decay: of SGD over all weights that learn, the codebook included.
+        learning_rate, momentum, weight_decay: arguments of SGD over all trainable weights, codebook included.
         batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
         replay_weight, replay_steps, fused, selection_rule: see ``ReplaySettings``.
     """
@@ -52,7 +52,7 @@ class LearningSettings:
 
 @dataclass(frozen=True)
 class NoSettings:
-    """A method without settings of its own."""
+    """Settings of a method that has none."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ METHOD_SETTINGS: dict[str, type] = {
 
 
 def method_settings(strategy: str, changes: dict[str, Any] | None = None) -> Any:
-    """The settings that only one method has, with some values changed.
+    """Return the settings of a method with some values changed.
 
     Args:
         strategy: a name in ``METHOD_SETTINGS``.
         changes: values by name; the others keep their defaults.
 
     Raises:
-        ValueError: unknown strategy, unknown setting, or a value of the wrong type; the known names are listed.
+        ValueError: the strategy or a setting is unknown, or a value has the wrong type.
     """
     if strategy not in METHOD_SETTINGS:
         raise ValueError(f"strategy {strategy!r} is unknown; known are {', '.join(METHOD_SETTINGS)}")
@@ -130,6 +130,6 @@ def method_settings(strategy: str, changes: dict[str, Any] | None = None) -> Any
                 f"{name} of strategy {strategy} is {value!r}, but must be of type {type(usual).__name__}, such as its "
                 f"default {usual!r}"
             )
-        # 1 and 1.0 are the same setting, and compare as the same in files.
+        # Store 1 as 1.0: both are the same setting, and must compare as equal in files.
         changes = {**changes, name: float(value)} if number else changes
     return replace(default, **(changes or {}))

@@ -114,12 +114,11 @@ class StableSGDSettings:
 
     def __post_init__(self):
         if not 0 < self.gamma <= 1:
-            raise ValueError(f"gamma={self.gamma}: the rate decays by a factor above 0 and up to 1")
-        if self.lowest_rate < 0:
-            raise ValueError(f"lowest_rate={self.lowest_rate}: a rate is not negative")
+            raise ValueError(f"gamma is {self.gamma}; it is a factor of the rate: above 0 and at most 1")
+        _not_negative(self, "lowest_rate")
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}: it lies from 0 up to, not including, 1")
+            raise ValueError(f"momentum is {self.momentum}; give 0 or more, but less than 1")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: a probability from 0 up to, not including, 1")
+            raise ValueError(f"dropout is {self.dropout}; it is a probability: give 0 or more, but less than 1")
         if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: a batch has at least 1 frame")
+            raise ValueError(f"batch_size is {self.batch_size}; it counts images: give 1 or more")

@@ -1,7 +1,7 @@
 """RanPAC as a strategy.
 
 McDonnell, Gong, Parvaneh, Abbasnejad and van den Hengel, "RanPAC: Random Projections and Pre-trained Models for
-Continual Learning", NeurIPS 2023; without its first-session fine-tuning, because F and P stay frozen here.
+Continual Learning", NeurIPS 2023; without fine-tuning on the first experience, because F and P stay frozen here.
 """
 
 from crumb_avalanche.baselines.class_statistics import closed_form

@@ -1,7 +1,4 @@
-"""Name -> ready strategy on a ``SplitModel``, at a byte budget that is the same for all.
-
-Every entry says where the method comes from, what it stores and how many memories a budget buys.
-"""
+"""Registry of all strategies by name."""
 
 from typing import Any
 
@@ -41,10 +38,10 @@ STRATEGIES: dict[str, Entry] = {
 
 
 def get_strategy(name: str) -> Entry:
-    """The entry of a strategy.
+    """Return the entry of a strategy.
 
     Raises:
-        ValueError: unknown name; the known are listed.
+        ValueError: the name is unknown.
     """
     if name not in STRATEGIES:
         raise ValueError(f"strategy {name!r} is unknown; known are {', '.join(STRATEGIES)}")
@@ -61,24 +58,24 @@ def build_strategy(
     method: dict[str, Any] | None = None,
     **host,
 ) -> StreamStrategy:
-    """A strategy ready to train.
+    """Build a strategy.
 
     Args:
-        name: in ``STRATEGIES``.
-        model: with a codebook where the entry says so.
-        settings: see ``LearningSettings``; default its defaults.
+        name: a name in ``STRATEGIES``.
+        model: a split model, with a codebook if the entry needs one.
+        settings: settings that all strategies share; default ``LearningSettings()``.
         mem_size: capacity of the buffer, in memories.
-        seed: of the method's random draws.
-        device: as for every Avalanche strategy.
-        method: the method's own settings that differ from their defaults.
-        host: ``plugins``, ``evaluator`` and so on, for Avalanche.
+        seed: seed of the method's random draws.
+        device: device of the strategy, as in Avalanche.
+        method: settings of the method that differ from their defaults.
+        host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
 
     Raises:
-        ValueError: unknown name or setting.
+        ValueError: the name or a setting is unknown.
     """
     entry = get_strategy(name)
     model = model.to(device)
-    if hasattr(model, "quantized_training"):  # a method without memory blocks learns beside those of a model given
+    if hasattr(model, "quantized_training"):  # other methods do not train on quantized maps
         model.quantized_training = entry.codebook
     chosen = entry.method_settings(method)
     settings = LearningSettings() if settings is None else settings
@@ -86,12 +83,13 @@ def build_strategy(
 
 
 def recommended_strategy(model: SplitModel, n_classes: int | None = None, **host) -> StreamStrategy:
-    """The strategy that is most accurate at the same bytes, ready to train: regularised discriminant analysis.
+    """Build the most accurate strategy at the same bytes: regularised discriminant analysis.
 
     Args:
-        model: its frozen and plastic layers give the features.
-        n_classes: of the whole stream; a model with another number of outputs gets a new head. Default the model's.
-        host: ``plugins``, ``evaluator`` and so on, for Avalanche.
+        model: a split model, which computes the features.
+        n_classes: number of classes of the whole stream; default the model's. A model with another number of outputs
+            gets a new head.
+        host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
     """
     if n_classes not in (None, model.n_classes):
         model.reset_head(n_classes)

@@ -9,27 +9,27 @@ from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 
-# The common covariance is kept whole where that leaves the first number of directions a class; beside it more than the
-# second are of no use.
+# The full common covariance is stored if it leaves room for the first number of directions per class; more than the
+# second number do not help then.
 LEAST_BESIDE_WHOLE, MOST_BESIDE_WHOLE = 4, 32
 
 
 def moments(settings: RdaSettings) -> FeatureMoments:
-    """The features that the settings ask for."""
+    """Build the features of the settings."""
     return FeatureMoments(settings.maps, settings.deviations, settings.power)
 
 
 def build_rda(recipe: Recipe) -> ClosedFormStrategy:
-    """As many directions a class as the budget buys, and the common covariance if it leaves enough of them.
+    """Build the strategy with the directions per class, and perhaps the full common covariance, that the budget buys.
 
     Raises:
-        ValueError: it does not buy one for each class.
+        ValueError: the budget does not buy a direction for each class.
     """
     features, classes = moments(recipe.method), recipe.n_classes
     if recipe.mem_size < classes:
         raise ValueError(
-            f"the budget buys {recipe.mem_size} principal directions, but the stream has {classes} classes, which take "
-            "one each at least; raise the budget (mem_size)"
+            f"the budget buys {recipe.mem_size} principal directions, but the stream has {classes} classes, which need "
+            "at least one each; raise the budget (mem_size)"
         )
     length = features.length(recipe.model)
     directions = recipe.mem_size // classes
@@ -42,7 +42,7 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
 
 
 def direction_bytes(length: int) -> int:
-    """Bytes of one direction of one class."""
+    """Return the bytes of one direction of one class."""
     return 2 * length
 
 

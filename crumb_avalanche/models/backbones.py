@@ -46,7 +46,7 @@ def _mobilenet_v2(network: nn.Module, cut_layer: int, relu_logits: bool, head_ke
 
 
 def _resnet18(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
-    """Cut after ``cut_layer`` of: conv1, bn1, relu, maxpool, layer1 to layer3, and the two blocks of layer4."""
+    """Cut after ``cut_layer`` of the layers conv1, bn1, relu, maxpool, layer1 to layer3, and two blocks of layer4."""
     _only_squeezenet(relu_logits, head_kernel)
     n = network
     layers = [n.conv1, n.bn1, n.relu, n.maxpool, n.layer1, n.layer2, n.layer3, *n.layer4]
@@ -62,7 +62,7 @@ class SmallCNN(nn.Module):
     """Network for small images that trains from scratch in a minute on a CPU; the demo's backbone.
 
     Three convolutions with batch norm and pools (128 x 8 x 8 from 64 pixels), one without, and a linear layer. The
-    plastic part has no batch norm: batches of one clip would spoil its statistics.
+    plastic layers have no batch norm, whose statistics of a batch of one clip would be biased.
 
     Args:
         num_classes: outputs.

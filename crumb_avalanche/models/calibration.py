@@ -1,4 +1,4 @@
-"""Calibration before a stream: the feature scale and the first codebook, from feature maps of a few images."""
+"""Calibrate a model before a stream: set feature scale and codebook from feature maps of a few images."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -19,22 +19,23 @@ LOCATIONS = 16  # measured in each map, at least
 def calibrate(
     model: SplitModel, images: Dataset, codebook_init: str = "matched", seed: int = 0, measured_images: int = 64
 ) -> SplitModel:
-    """Set the feature scale and the first codebook of a new model.
+    """Set the feature scale and the initial codebook of a new model.
 
-    ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss call it before the first experience if nobody has.
+    ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss call it before the first experience of a model that
+    is not calibrated.
 
     Args:
         model: changed in place: ``feature_scale``, biases of the plastic layers, ``codebook.blocks``, ``calibrated``.
         images: items ``(image, ...)`` of the first experience or of pretraining; images as for ``SplitModel.extract``.
         codebook_init: a name in ``codebook_init.INITIALISERS``.
-        seed: of the initialiser.
+        seed: seed of the initialiser.
         measured_images: number of images to measure, evenly spread over the data set.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: unknown initialiser, or maps without any spread.
+        ValueError: the initialiser is unknown, or the maps are constant.
     """
     if codebook_init not in INITIALISERS:
         raise ValueError(f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}")
@@ -62,9 +63,9 @@ def prepare(*arguments, **keywords) -> SplitModel:
 
 
 def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Take evenly spread locations of feature maps, at least 16 of a map that has as many.
+    """Take evenly spread locations of feature maps, at least 16 of a map that has so many.
 
-    All locations of 64 maps would take ten times the memory of CRUMB and measure the same.
+    All locations of 64 maps would take ten times the memory of CRUMB for the same result.
 
     Args:
         maps: ``(B, C, H, W)`` tensors.

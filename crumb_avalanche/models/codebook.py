@@ -11,7 +11,7 @@ ZERO_TILE = 8192  # slices tested for zeros at a time
 
 
 def code_dtype(codebook_size: int) -> torch.dtype:
-    """``uint8`` up to 256 rows, ``int16`` above."""
+    """Return the dtype of codes: ``uint8`` up to 256 rows, ``int16`` above."""
     return torch.uint8 if codebook_size <= 256 else torch.int16
 
 

@@ -27,11 +27,11 @@ WRITTEN = 0x4D415000 << 32
 
 
 class FeatureCacheError(ValueError):
-    """Maps that cannot be stored or read; says why and what to do."""
+    """Feature maps cannot be stored or read."""
 
 
 class MapDataset(Dataset):
-    """``(map, label)`` pairs out of a store.
+    """Data set of ``(map, label)`` pairs from a store.
 
     Args:
         store: holds the maps.
@@ -52,11 +52,10 @@ class MapDataset(Dataset):
 
 
 class MissingRows(Sampler):
-    """Batches of the images whose maps are missing when their turn comes, in a random order.
+    """Batch sampler of the images whose maps are missing at the time of the batch, in a random order.
 
-    Processes that fill one store at the same time share the work, because each has an order of its own; with a common
-    order all would compute the same maps. The order does not decide which images make a batch, and drawing it leaves
-    all global RNG states unchanged.
+    Processes that fill one store at the same time share the work because each has its own order. The order does not
+    change which images make a batch, and drawing it leaves the global RNG state unchanged.
 
     Args:
         entries: ``(count,)`` uint64, shared with the other processes; 0 where a map is missing.
@@ -84,7 +83,7 @@ class MissingRows(Sampler):
 
 
 class MapStore:
-    """The maps of ``count`` images in one file, and their checksums in a small file beside it.
+    """Store the maps of ``count`` images in one file, and their checksums in a small file beside it.
 
     The file takes ``4 * C * H * W`` bytes per map (346,112 for 512x13x13), half of that at half precision; it is sparse
     until filled. Its name is a hash of everything that decides F(x): the layers and weights of F, its precision, the
@@ -95,10 +94,10 @@ class MapStore:
     Maps of version 0.1 have no checksums; they are used with one warning.
 
     Args:
-        folder: holds the files.
-        model: its F computes the maps.
-        count: number of images altogether.
-        key: names the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
+        folder: folder of the files.
+        model: model whose F computes the maps.
+        count: total number of images.
+        key: identifies the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
         workers: loader processes while filling.
         progress: show a bar with images/s while filling.
         half: store float16, which rounds maps to 11 significant bits.
@@ -168,7 +167,7 @@ class MapStore:
         self._entries = None  # unmaps the file
 
     def present(self) -> np.ndarray:
-        """``(count,)`` bool: whether each map is stored."""
+        """Return whether each map is stored, ``(count,)`` bool."""
         return (self._entries != 0) | self._older
 
     def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
@@ -295,7 +294,7 @@ def files_key(paths: Iterable[str | os.PathLike]) -> str:
 
 
 def _structure(network: nn.Module) -> str:
-    """Layers, and the code of traced parts: layers without weights are not in a hash of weights."""
+    """Return layers and code of traced parts; a hash of weights does not cover layers without weights."""
     code = [part.code for part in network.modules() if isinstance(part, GraphModule)]
     return "\n".join([repr(network), *code])
 

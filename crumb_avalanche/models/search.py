@@ -60,7 +60,7 @@ class FaissSearch(nn.Module):
         self.tile = tile
 
     def forward(self, slices: Tensor, unit_rows: Tensor) -> Tensor:
-        """As ``TiledSearch.forward``, for CPU tensors."""
+        """Search as ``TiledSearch.forward`` does, for CPU tensors."""
         index = _faiss_index(unit_rows)
         indices = torch.empty(len(slices), dtype=torch.int64)
         for start in range(0, len(slices), self.tile):
@@ -80,7 +80,7 @@ class BlockSearch(nn.Module):
         self.fused = FaissSearch() if faiss is not None else None
 
     def forward(self, slices: Tensor, unit_rows: Tensor) -> Tensor:
-        """As ``TiledSearch.forward``, on any device."""
+        """Search as ``TiledSearch.forward`` does, on any device."""
         return (self.fused if _suits_faiss(slices) else self.tiled)(slices, unit_rows)
 
 
@@ -106,12 +106,12 @@ def nearest_rows(vectors: Tensor, rows: Tensor, tile: int = 2048) -> Tensor:
 
 
 def _fused_from(length: int) -> int:
-    """Smallest number of vectors of a length that faiss searches in one fused pass; below it is six times slower."""
+    """Return the smallest number of vectors that faiss searches in a fused pass; it is six times slower below."""
     return -(-faiss.cvar.distance_compute_blas_threshold // length)
 
 
 def _suits_faiss(vectors: Tensor) -> bool:
-    """Whether faiss is faster than tiles, padding up to the fused pass included."""
+    """Return whether faiss is faster than tiles, including padding up to the fused pass."""
     return faiss is not None and vectors.device.type == "cpu" and 2 * len(vectors) > _fused_from(vectors.shape[1])
 
 
@@ -124,7 +124,7 @@ def _faiss_index(rows: Tensor):
 
 
 def _nearest_by_faiss(vectors: Tensor, index) -> Tensor:
-    """``(N,)`` int64 in CPU memory."""
+    """Return the index of the nearest row by faiss: ``(N,)`` int64 in CPU memory."""
     count, length = vectors.shape
     missing = _fused_from(length) - count
     if missing > 0 and _suits_faiss(vectors):

@@ -1,6 +1,6 @@
 """A CNN split into a frozen feature extractor F and plastic layers P, with a codebook between them.
 
-Paper: "Feature extraction and classification". F is frozen for good, batch-norm statistics too.
+Paper: "Feature extraction and classification". F is never trained, and its batch-norm statistics are frozen too.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ MAPS_AT_A_TIME = 24
 
 @dataclass(frozen=True)
 class ForwardRecord:
-    """What a forward pass in training mode computed between images and logits.
+    """Intermediate results of a forward pass in training mode.
 
     Attributes:
         images: the tensor that was passed in.
@@ -64,7 +64,7 @@ class SplitModel(nn.Module):
     Attributes:
         map_shape: ``(C, H, W)`` of one feature map.
         feature_scale: factor of F's output (see ``fold_feature_scale``).
-        calibrated: whether ``calibrate`` was called on this model, or on the one that its state dict is of.
+        calibrated: whether ``calibrate`` was called on this model, or on the model that its state dict comes from.
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: keeps F's output of stored images, or ``None`` (see ``use_feature_memo``).
     """

@@ -14,7 +14,7 @@ SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")
 
 
 class WeightsError(TensorFileError):
-    """A weight file that cannot be read, or belongs to another model."""
+    """A weight file cannot be read, or belongs to another model."""
 
 
 def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:

@@ -65,12 +65,12 @@ class _LearningPart:
 
 
 def values_of(kept: dict[str, ParamData]) -> dict:
-    """The state of what the host's regularisers keep of weights, which have no ``state_dict``: tensors and device."""
+    """Return the state of Avalanche's ``ParamData``, which have no ``state_dict``: tensors and device."""
     return {"values": {name: one.data for name, one in kept.items()}, "device": _device_of(kept)}
 
 
 def parameters_of(state: dict) -> dict[str, ParamData]:
-    """The inverse of ``values_of``; weights of four axes lie channels-last, as those of every ``SplitModel``."""
+    """Rebuild the parameters that ``values_of`` returned; those of four axes in channels-last memory."""
     kept = {}
     for name, value in state["values"].items():
         order = torch.channels_last if value.dim() == 4 else torch.contiguous_format
@@ -133,7 +133,7 @@ class PatchedMAS(MASPlugin):
                 strategy.loss = strategy.loss + self._lambda * (self.importance[name].data * shift.pow(2)).sum()
 
     def state_dict(self) -> dict:
-        """Importances and old weights; empty before the first experience's end."""
+        """Return importances and old weights; both are empty before the end of the first experience."""
         return {"importance": values_of(self.importance or {}), "params": values_of(self.params or {})}
 
     def load_state_dict(self, state: dict) -> None:

@@ -1,8 +1,7 @@
-"""Checkpoint files: atomic, checksummed, without pickle; the newest two are kept and damaged ones are passed over.
+"""Checkpoint files: atomic, checksummed and without pickle.
 
-A checkpoint is a state file (see ``system.tensor_file``) with the settings of the run. What only grows, such as
-metrics, is not written again with each: it is appended to ``history.jsonl`` beside them, of which a checkpoint knows
-its length.
+A checkpoint is a state file (see ``system.tensor_file``) with the settings of the run. Records that only grow, such as
+metrics, are appended to ``history.jsonl`` beside the checkpoints, and a checkpoint stores the length of this file.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ HISTORY = "history.jsonl"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be written, or belongs to another run or version."""
+    """A checkpoint cannot be written, or belongs to another run or version."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,10 @@ class Checkpoint:
     """One checkpoint.
 
     Attributes:
-        number: how many were written before it in this run.
+        number: number of checkpoints written before it in this run.
         notes: plain values.
         state: nested plain values, arrays and tensors.
-        records: of the history up to it.
+        records: records of the history up to the checkpoint.
     """
 
     number: int
@@ -47,13 +46,13 @@ class Checkpoint:
 
 
 class HistoryFile:
-    """Records that are appended one by one: a JSON line each, with a checksum.
+    """File of records that are appended one by one, each a JSON line with a checksum.
 
     Args:
-        path: of the file; made by the first ``append``.
+        path: path of the file, which the first ``append`` creates.
 
     Attributes:
-        length: records that count; those behind them in the file are overwritten by the next ``append``.
+        length: number of valid records; the next ``append`` overwrites any others in the file.
     """
 
     def __init__(self, path: Path):
@@ -62,10 +61,10 @@ class HistoryFile:
         self._end = 0  # bytes of these records
 
     def append(self, record: Any) -> None:
-        """Add a record.
+        """Append a record.
 
         Raises:
-            OSError: the disk is full or the like; the records before it are untouched.
+            OSError: the file cannot be written, for instance because the disk is full; earlier records are unchanged.
         """
         text = json.dumps(record)
         line = f"{_checksum(self.length, text)} {text}\n".encode()
@@ -79,10 +78,10 @@ class HistoryFile:
         self.length, self._end = self.length + 1, self._end + len(line)
 
     def read(self, length: int) -> list:
-        """Read the first records and count no others.
+        """Read the first ``length`` records and set ``length``.
 
         Raises:
-            TensorFileError: one of them is missing or damaged.
+            TensorFileError: a record is missing or damaged.
         """
         records, end = [], 0
         lines = self.path.read_bytes().splitlines(keepends=True)[:length] if length and self.path.exists() else []
@@ -98,7 +97,7 @@ class HistoryFile:
 
 
 def _checksum(number: int, text: str | bytes) -> str:
-    """Of a record and its place, so that no line can stand for another."""
+    """Compute the checksum of a record and its number: lines cannot be exchanged."""
     content = text if isinstance(text, bytes) else text.encode()
     return hashlib.sha256(f"{number} ".encode() + content).hexdigest()[:32]
 
@@ -107,8 +106,8 @@ class CheckpointFolder:
     """The checkpoints of one run.
 
     Args:
-        folder: made by the first ``write``.
-        settings: plain values that decide the result; a checkpoint of others is refused.
+        folder: the folder, which the first ``write`` creates.
+        settings: plain values that can change the result; a checkpoint with other settings is refused.
     """
 
     def __init__(self, folder: str | os.PathLike, settings: dict | None = None):
@@ -118,7 +117,7 @@ class CheckpointFolder:
         self._damaged: set[int] = set()
 
     def clear(self, but: str | None = None) -> None:
-        """Remove the folder, or all its files but one; the newest checkpoint and the history last."""
+        """Remove the folder, or all its files but one: the newest checkpoint and the history last."""
         self._damaged.clear()
         self.history = HistoryFile(self.folder / HISTORY)
         with suppress(OSError):  # no folder, or something in it that cannot be removed
@@ -130,7 +129,7 @@ class CheckpointFolder:
             self.folder.rmdir()
 
     def numbers(self) -> list[int]:
-        """Numbers of the files, the newest first."""
+        """Return the numbers of the checkpoints, newest first."""
         return sorted((int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")), reverse=True)
 
     def write(self, notes: dict, state: Any, record: Any = None) -> Path:
@@ -138,12 +137,13 @@ class CheckpointFolder:
 
         Args:
             notes: plain values.
-            state: see ``tensor_file.flatten``.
-            record: appended to the history, unless it is ``None``.
+            state: nested state, see ``tensor_file.flatten``.
+            record: record to append to the history; ``None`` appends nothing.
 
         Raises:
-            CheckpointError: the disk is full or the like; the earlier checkpoints are untouched.
-            StateError: the state holds a value that a file cannot hold.
+            CheckpointError: the file cannot be written, for instance because the disk is full; earlier checkpoints
+                are unchanged.
+            StateError: the state holds a value of an unsupported type.
         """
         numbers = self.numbers()
         path = self.path(numbers[0] + 1 if numbers else 0)
@@ -165,11 +165,10 @@ class CheckpointFolder:
         return path
 
     def newest(self) -> Checkpoint | None:
-        """Read the newest checkpoint that is not damaged, with a warning for each damaged one; ``None`` if none exists.
+        """Read the newest undamaged checkpoint, with a warning for each damaged one; ``None`` if the folder has none.
 
         Raises:
-            CheckpointError: it was made with other settings, naming the first, or by an older version; or all are
-                damaged.
+            CheckpointError: the checkpoint has other settings or was written by an older version, or all are damaged.
         """
         for number in self.numbers():
             path = self.path(number)
@@ -195,7 +194,7 @@ class CheckpointFolder:
         return None
 
     def path(self, number: int) -> Path:
-        """The file of a number."""
+        """Return the path of a checkpoint."""
         return self.folder / f"{number:08d}.safetensors"
 
     def _check(self, path: Path, settings: dict) -> None:
@@ -210,7 +209,7 @@ class CheckpointFolder:
 
 
 def _format_of(path: Path) -> str | None:
-    """What kind of file it says it is, unverified."""
+    """Return the format in the metadata of a file, without verifying its checksums."""
     try:
         with safe_open(path, "pt") as file:
             return (file.metadata() or {}).get("format")

@@ -128,7 +128,7 @@ class CRUMBPlugin(StoringPlugin):
                     memory_step(strategy, replay_loss, **kwargs)
 
     def _replay_loss(self, strategy, **kwargs) -> Tensor | None:
-        """The weighted loss of a replay batch, or ``None`` if there is nothing to replay (all of experience 1)."""
+        """Compute the weighted loss of a replay batch; ``None`` if there is none, as in the first experience."""
         if strategy.clock.train_exp_counter == 0:
             return None
         labels = self.batch.labels

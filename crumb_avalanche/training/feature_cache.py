@@ -1,4 +1,4 @@
-"""Plugin that replaces images by cached feature maps. Exact in float32: F is frozen and images are not augmented."""
+"""Plugin that replaces images by cached feature maps, exactly in float32: F is frozen and images are not augmented."""
 
 import math
 import os
@@ -24,15 +24,15 @@ class FeatureCache(StatefulPlugin):
     ``benchmarks_toybox_ilab`` have it. Call ``close`` after the last use, or use the cache as a context manager.
 
     Args:
-        folder: holds the files.
-        model: its F computes the maps.
-        count: number of images altogether.
-        key: names the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
+        folder: folder of the files.
+        model: model whose F computes the maps.
+        count: total number of images.
+        key: identifies the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
         workers: loader processes while filling.
         progress: show a bar with images/s while filling.
         half: store float16, which rounds maps to 11 significant bits.
-        stored_images: capacity of the replay buffer in images; as many of their maps are kept in memory (512 at least,
-            2 GiB at most).
+        stored_images: capacity of the replay buffer in images. The cache keeps this number of their maps in memory, at
+            least 512 and at most 2 GiB.
 
     Raises:
         FeatureCacheError: the disk has too little room for the missing maps, or a map does not fit into float16.
@@ -55,7 +55,7 @@ class FeatureCache(StatefulPlugin):
     ):
         super().__init__()
         self.store = MapStore(folder, model, count, key, workers, progress, half)
-        # Stored images are not in the stream: they have no row in the store.
+        # Images of a replay buffer have no row in the store: their maps are looked up by content.
         room = MEMO_BYTES // (4 * math.prod(model.map_shape))
         self.memo = FeatureMemo(max(USUAL_CAPACITY, min(stored_images, room)))
         self.model: SplitModel | None = None
@@ -72,10 +72,10 @@ class FeatureCache(StatefulPlugin):
         """Close the files and release the maps in memory."""
         self.store.close()
         self.memo.clear()
-        self._hand_memo_to(None)
+        self._set_memo_of(None)
 
-    def _hand_memo_to(self, model: SplitModel | None) -> None:
-        """Have a model look maps of stored images up in the memo; no longer the one before."""
+    def _set_memo_of(self, model: SplitModel | None) -> None:
+        """Set the memo of a model, and remove it from the previous one."""
         if self.model is not None:
             self.model.use_feature_memo(None)
         if model is not None:
@@ -91,7 +91,7 @@ class FeatureCache(StatefulPlugin):
         return maps
 
     def before_training(self, strategy, **kwargs):
-        self._hand_memo_to(strategy.model if isinstance(strategy.model, SplitModel) else None)
+        self._set_memo_of(strategy.model if isinstance(strategy.model, SplitModel) else None)
 
     def after_train_dataset_adaptation(self, strategy, **kwargs):
         strategy.adapted_dataset = self._cached(strategy.adapted_dataset)
@@ -102,7 +102,7 @@ class FeatureCache(StatefulPlugin):
     def _cached(self, images: AvalancheDataset) -> AvalancheDataset:
         if not hasattr(images, "frame_row"):
             raise ValueError(
-                "the feature cache needs to know which image is which: give the data sets a DataAttribute 'frame_row' "
+                "the feature cache identifies images by their number: give the data sets a DataAttribute 'frame_row' "
                 "with the number of each image (benchmarks_toybox_ilab does), or train without the cache"
             )
         labels = list(map(int, images.targets))

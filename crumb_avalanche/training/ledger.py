@@ -119,7 +119,7 @@ class LedgerMetric(PluginMetric[dict]):
         return "Ledger"
 
     def state_dict(self) -> dict:
-        """Counts and seconds so far; ``before`` are the stopwatch's at the beginning of the experience."""
+        """Return counts and seconds so far; ``before`` are the stopwatch's at the start of the experience."""
         return {
             "entries": self.entries,
             "train_seconds": self.train_seconds,

@@ -1,4 +1,4 @@
-"""A learning rate chosen on the first experience only: all that a learner knows before the stream goes on."""
+"""Choose a learning rate on the first experience of a stream."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,12 +36,12 @@ class Trial:
 
 
 def split_experience(targets: Sequence[int], held_out: float = 0.2) -> tuple[list[int], list[int]]:
-    """Return positions to train on and to test on: the last frames of each class, in stream order, are held out.
+    """Split positions into training and test; the last frames of each class, in stream order, are for the test.
 
-    In a video stream these are other clips, and often other objects, than those trained on.
+    In a video stream, the test frames are usually of other clips, and often of other objects.
 
     Raises:
-        ValueError: a class with fewer than two frames.
+        ValueError: a class has fewer than two frames.
     """
     targets = np.asarray(targets)
     learned: list[int] = []
@@ -50,8 +50,8 @@ def split_experience(targets: Sequence[int], held_out: float = 0.2) -> tuple[lis
         positions = np.flatnonzero(targets == label)
         if len(positions) < 2:
             raise ValueError(
-                f"class {label} of the first experience has {len(positions)} frame, and the learning rate is tuned on "
-                "held-out frames of every class there: give it 2 or more, or a learning rate"
+                f"class {label} of the first experience has {len(positions)} frame, but tuning the learning rate holds "
+                "out a frame of every class: give the class 2 frames or more, or set a learning rate"
             )
         cut = min(len(positions) - 1, max(1, round(len(positions) * (1 - held_out))))
         learned += positions[:cut].tolist()
@@ -71,17 +71,17 @@ def tune(
     The global RNG state is restored.
 
     Args:
-        make: function of rate and evaluator that returns a new strategy of one epoch, with a model of its own.
+        make: function of rate and evaluator that returns a new strategy with a new model, which trains for one epoch.
         first_experience: an experience of an Avalanche stream.
-        rates: to try.
-        head_loss: use the loss of the head's logits, for a learner that answers with other scores.
-        loader: ``num_workers`` and so on.
+        rates: learning rates to try.
+        head_loss: use the loss of the head's logits, for a strategy that predicts by other scores.
+        loader: keyword arguments of the data loaders, such as ``num_workers``.
 
     Returns:
-        The trials, the chosen one first, the others from best to worst: see ``chosen``.
+        The trials: the chosen one first (see ``chosen``), then the others from best to worst.
 
     Raises:
-        ValueError: a class has too few frames, or every rate diverged.
+        ValueError: a class has too few frames, or training diverged at every rate.
     """
     dataset = first_experience.dataset
     learned, tested = split_experience(list(map(int, dataset.targets)))
@@ -113,10 +113,10 @@ def chosen(trials: Sequence[Trial]) -> Trial:
 
 
 class HeadLoss(StatefulPlugin):
-    """Records the cross-entropy of the head's logits in an evaluation, before later plugins change them.
+    """Record the cross-entropy of the head's logits in an evaluation, before later plugins change them.
 
     Attributes:
-        losses: of each image.
+        losses: loss of each image.
     """
 
     def __init__(self):

@@ -35,14 +35,14 @@ class PretrainingSettings:
 
 
 class Shares:
-    """The part of each batch that one of several processes trains on.
+    """Batch sampler that yields the part of each batch for one of several processes.
 
-    Together the parts are the batches of a single process. A process whose part of a small batch is empty gets the
-    batch's first item, which its caller must not count.
+    The parts of all processes make up the batch. A process whose part of a small batch is empty gets the first item of
+    the batch, which the caller must not count.
 
     Args:
-        batches: of row numbers, the same in each process.
-        rank: this process.
+        batches: batches of row numbers, the same in each process.
+        rank: number of this process.
         size: number of processes.
     """
 
@@ -60,7 +60,7 @@ class Shares:
 
 
 class BothLogits(nn.Module):
-    """Direct and codebook-out logits of a batch, in one module so that gradients can be averaged over processes."""
+    """Compute direct and codebook-out logits in one module, as averaging gradients over processes requires."""
 
     def __init__(self, model: SplitModel):
         super().__init__()
@@ -87,16 +87,16 @@ def pretrain(
 
     Args:
         model: with an initialised codebook and a head for all classes; trained in place.
-        maps: items ``(image or raw feature map, label)``; maps, as a ``MapStore`` returns them, spare F.
+        maps: items ``(image or raw feature map, label)``; with maps, as a ``MapStore`` returns them, F does not run.
         settings: see ``PretrainingSettings``.
         progress: show a bar with images/s.
         checkpoints: written after each epoch. If there are any, pretraining resumes from the newest and ends with the
             weights of an uninterrupted one, bit for bit (on a CPU, with the same number of threads).
-        group: the processes that share the work (see ``process_group.processes``); default this one.
+        group: processes that share the work (see ``process_group.processes``); default this process alone.
 
     Returns:
-        For each epoch ``loss``, ``direct_accuracy`` and ``codebook_accuracy`` on the training images, accuracies in
-        percent and measured while learning.
+        ``loss``, ``direct_accuracy`` and ``codebook_accuracy`` of each epoch on the training images; accuracies are in
+        percent and measured during training.
 
     Raises:
         RuntimeError: the loss became NaN or infinite.
@@ -115,7 +115,7 @@ def pretrain(
     )
     criterion = nn.CrossEntropyLoss()
     if group.rank:
-        torch.manual_seed(torch.initial_seed() + group.rank)  # otherwise all would drop the same values
+        torch.manual_seed(torch.initial_seed() + group.rank)  # for different dropout masks
     state = State(model, optimizer, random_rows, group)
     history = []
     if checkpoints is not None:
@@ -140,7 +140,7 @@ def pretrain(
                         f"the pretraining loss became {loss.item()} in epoch {epoch + 1}; lower --learning-rate"
                     )
                 optimizer.zero_grad()
-                # Gradients become the mean over the processes, whose parts may differ by one image.
+                # The gradient is averaged over processes, whose parts may differ by one image.
                 (loss * (counted * group.size / count)).backward()
                 optimizer.step()
                 right = [float((logits.argmax(1) == labels).sum()) for logits in (direct, quantized)]
@@ -158,12 +158,12 @@ def pretrain(
 
 
 def save_pretrained(path: str | os.PathLike, model: SplitModel, made_with: dict) -> None:
-    """Write a split model, F included, and the settings of its pretraining; atomically and with checksums.
+    """Write a split model, F included, and the settings of its pretraining, atomically and with checksums.
 
     Args:
         path: a ``.safetensors`` file.
-        model: pretrained.
-        made_with: plain values; at least ``backbone``, ``classes``, ``head_kernel``, ``codebook_size``,
+        model: the pretrained model.
+        made_with: settings as plain values; at least ``backbone``, ``classes``, ``head_kernel``, ``codebook_size`` and
             ``codebook_dim``.
     """
     write_tensors(path, model.state_dict(), {"format": FORMAT, "made_with": json.dumps(made_with)})

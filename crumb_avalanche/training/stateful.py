@@ -1,8 +1,8 @@
-"""The state of a strategy as plain values and tensors: what resume goes on from, and what answers need.
+"""Collect and load the state of a strategy, as plain values and tensors.
 
-Every part says its own state with ``state_dict`` and takes it back with ``load_state_dict``: plugins, replay buffers,
-metrics. A strategy is rebuilt from its settings first; a state holds only what training changed. Tensors of a state are
-the live ones, not copies: write the state, or copy it, before training goes on.
+Plugins, replay buffers and metrics return their state by ``state_dict`` and load it by ``load_state_dict``. A state
+holds what training changes: rebuild a strategy from its settings before loading it. The tensors of a state are not
+copies: write or copy it before the next training step.
 """
 
 import copy
@@ -21,9 +21,9 @@ FROZEN = "feature_extractor."
 
 
 class StatefulPlugin(SupervisedPlugin):
-    """A plugin that says its state; the base has none.
+    """Base class of plugins with a state.
 
-    ``answer_state`` is the part of it that evaluation needs, besides the model and the classes seen.
+    ``answer_state`` is the part of the state that evaluation needs, besides the model and the classes seen.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -34,15 +34,15 @@ class StatefulPlugin(SupervisedPlugin):
         """Load what ``state_dict`` returned."""
 
     def answer_state(self, strategy) -> dict[str, Any]:
-        """Return what answers need."""
+        """Return the part of the state that evaluation needs."""
         return {}
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
-        """Load what ``answer_state`` returned; training does not go on from it."""
+        """Load what ``answer_state`` returned; training cannot resume from it."""
 
 
 def parts(strategy) -> dict[str, Any]:
-    """The strategy's plugins and metrics by class name; a second one of a class is ``Name 2``."""
+    """Return the strategy's plugins and metrics by class name; a second one of a class is ``Name 2``."""
     seen: Counter[str] = Counter()
     found = {}
     for part in [*strategy.plugins, *getattr(strategy.evaluator, "metrics", ())]:
@@ -53,7 +53,7 @@ def parts(strategy) -> dict[str, Any]:
 
 
 def buffers(strategy) -> Iterator[Any]:
-    """The replay buffers of the strategy and its plugins, each once."""
+    """Yield the replay buffers of the strategy and its plugins, each once."""
     known = set()
     for part in (strategy, *strategy.plugins):
         buffer = getattr(part, "storage_policy", None)
@@ -63,7 +63,7 @@ def buffers(strategy) -> Iterator[Any]:
 
 
 def strategy_state(strategy) -> dict[str, Any]:
-    """Return all that training goes on from; see ``StreamStrategy.state_dict``."""
+    """Return the state that training resumes from; see ``StreamStrategy.state_dict``."""
     states = {name: part.state_dict() for name, part in parts(strategy).items() if hasattr(part, "state_dict")}
     return {
         "model": model_state(strategy.model),
@@ -85,7 +85,7 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
     """Load what ``strategy_state`` returned; see ``StreamStrategy.load_state_dict``."""
     live = {name: part for name, part in parts(strategy).items() if hasattr(part, "state_dict")}
     expected, saved = {name: part.state_dict() for name, part in live.items()}, state["plugins"]
-    # What can be refused is refused before anything is changed.
+    # Check before changing anything.
     if strict and (odd := {name for name, own in expected.items() if own} ^ saved.keys()):
         raise StateError(
             f"only one of state and strategy has the plugins {', '.join(sorted(odd))}; build the strategy with the "
@@ -108,7 +108,7 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
     training = state["training"]
     strategy.train_epochs, strategy.train_mb_size = training["train_epochs"], training["train_mb_size"]
     strategy._in_epoch = training["in_epoch"]
-    # Without it the host would take the first experience for the optimiser's first, and reset its state.
+    # If it were None, Avalanche would reset the optimiser's state at the next experience.
     strategy.optimized_param_id = dict(strategy.model.named_parameters()) if training["begun"] else None
     if hasattr(strategy.model, "stopwatch"):
         strategy.model.stopwatch.seconds.clear()
@@ -120,7 +120,7 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
 
 
 def answer_state(strategy) -> dict[str, Any]:
-    """Return what answers need; see ``StreamStrategy.answer_state``."""
+    """Return the state that evaluation needs; see ``StreamStrategy.answer_state``."""
     live = {name: part for name, part in parts(strategy).items() if hasattr(part, "answer_state")}
     states = {name: part.answer_state(strategy) for name, part in live.items()}
     return {"model": model_state(strategy.model), "plugins": {name: state for name, state in states.items() if state}}
@@ -132,12 +132,12 @@ def load_answer_state(strategy, state: dict[str, Any]) -> None:
     live = parts(strategy)
     for name, saved in state["plugins"].items():
         if not hasattr(live.get(name), "load_answer_state"):
-            raise StateError(f"the state holds answers of {name}, which the strategy does not have; build the same one")
+            raise StateError(f"the state has a part for {name}, which the strategy lacks; build the same strategy")
         live[name].load_answer_state(saved)
 
 
 def model_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict of a model, without the frozen F of a ``SplitModel``."""
+    """Return the state dict of a model, without the frozen F of a ``SplitModel``."""
     state = model.state_dict()
     if isinstance(model, SplitModel):
         return {name: tensor for name, tensor in state.items() if not name.startswith(FROZEN)}
@@ -148,21 +148,21 @@ def load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Load what ``model_state`` returned, in place.
 
     Raises:
-        StateError: names or shapes differ; names the first.
+        StateError: a name or shape differs.
     """
     mine = model_state(model)
     for name in {**mine, **state}:
         given, wanted = (tuple(one[name].shape) if name in one else "missing" for one in (state, mine))
         if given != wanted:
-            raise StateError(f"{name} is {given} in the state, but {wanted} in the model: it is of another network")
+            raise StateError(f"{name} is {given} in the state, but {wanted} in the model: build the same network")
     model.load_state_dict(state, strict=False)  # F is not in it
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
-    """PyTorch's state of an optimiser, with the names of its weights: the host adds F's to those it was built with.
+    """Return the state of an optimiser with the names of its weights, to which Avalanche adds those of F.
 
     Raises:
-        StateError: it holds weights that are not the model's.
+        StateError: the optimiser holds weights that are not the model's.
     """
     names = {id(weight): name for name, weight in model.named_parameters()}
     groups = [[names.get(id(weight)) for weight in group["params"]] for group in optimizer.param_groups]
@@ -175,7 +175,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, sta
     """Load what ``optimizer_state`` returned.
 
     Raises:
-        StateError: another number of groups, or weights that the model does not have.
+        StateError: the number of groups differs, or the model lacks a weight.
     """
     named, groups = dict(model.named_parameters()), state["weights"]
     missing = [name for group in groups for name in group if name not in named]
@@ -190,7 +190,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, sta
     for weight, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.shape == weight.shape:
-                # In the weight's order of axes, which a file does not keep.
+                # Restore the weight's memory format, which a file does not store.
                 values[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value).detach()
 
 

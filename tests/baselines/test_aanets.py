@@ -366,5 +366,5 @@ def test_a_feature_cache_changes_nothing(ready, tmp_path):
 def test_wrong_settings_are_errors(ready):
     wrong = {"outer_every": 0, "a_learning_rate": -1.0, "distillation": -0.5, "temperature": 0.0}
     for name, value in wrong.items():
-        with pytest.raises(ValueError, match=re.escape(f"{name}={value}")):
+        with pytest.raises(ValueError, match=re.escape(f"{name} is {value}")):
             AANetsSettings(**{name: value})

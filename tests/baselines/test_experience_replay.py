@@ -314,7 +314,7 @@ def test_the_ledger_and_others_see_new_frames_only(make_model, make_stream):
 
 def test_wrong_settings_are_errors():
     for changes in ({"alpha": -0.1}, {"beta": -1.0}):
-        with pytest.raises(ValueError, match=re.escape(f"{next(iter(changes))}={next(iter(changes.values()))}")):
+        with pytest.raises(ValueError, match=re.escape(f"{next(iter(changes))} is {next(iter(changes.values()))}")):
             DarkReplaySettings(**changes)
 
 

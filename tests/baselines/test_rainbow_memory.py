@@ -415,7 +415,7 @@ def test_wrong_settings_are_errors(make_model, make_stream):
         "cutmix": 1.5,
         "stream_rate": -0.1,
     }.items():
-        with pytest.raises(ValueError, match=re.escape(f"{name}={value}")):
+        with pytest.raises(ValueError, match=re.escape(f"{name} is {value}")):
             RainbowSettings(**{name: value})
     with pytest.raises(ValueError, match="mem_size=3 cannot hold a memory of each of the 4 classes"):
         train(make_model(codebook=False), make_stream(), mem_size=3)

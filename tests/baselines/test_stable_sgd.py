@@ -180,11 +180,11 @@ def test_it_keeps_nothing(make_model, make_stream):
     "name, value", [("gamma", 0.0), ("gamma", 1.1), ("lowest_rate", -1.0), ("momentum", 1.0), ("momentum", -0.1)]
 )
 def test_wrong_rates_are_errors(name, value):
-    with pytest.raises(ValueError, match=re.escape(f"{name}={value}: ")):
+    with pytest.raises(ValueError, match=re.escape(f"{name} is {value}")):
         StableSGDSettings(**{name: value})
 
 
 @pytest.mark.parametrize("name, value", [("dropout", 1.0), ("dropout", -0.5), ("batch_size", 0)])
 def test_wrong_noise_is_an_error(name, value):
-    with pytest.raises(ValueError, match=re.escape(f"{name}={value}: ")):
+    with pytest.raises(ValueError, match=re.escape(f"{name} is {value}; ")):
         StableSGDSettings(**{name: value})

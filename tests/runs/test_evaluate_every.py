@@ -96,4 +96,4 @@ def test_a_matrix_that_does_not_fit_the_result_is_refused(runs, crumb):
     path.write_text(json.dumps(result))
     code, _, err = crumb("report", folder / "seldom")
     assert code == 1
-    assert "its rows with numbers are not those of the experiences after which result.json has an accuracy" in err
+    assert "it has numbers after other experiences than result.json has accuracies for" in err

@@ -109,7 +109,7 @@ def test_own_settings_of_the_family_give_way_to_those_given():
 
 def test_a_method_that_the_authors_did_not_run(crumb, tiny, tmp_path):
     code, _, err = crumb(*tiny, "--output", tmp_path, "--family", "paper", "--strategy", "slda")
-    assert code == 1 and "did not run slda, so there is no family 'paper' of it; they ran crumb, image_replay" in err
+    assert code == 1 and "did not run slda, so the family 'paper' has no settings for it; they ran crumb, image" in err
 
 
 @pytest.mark.parametrize("strategy", PAPER)
