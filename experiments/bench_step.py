@@ -116,7 +116,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8, help="stream batches per measurement")
     parser.add_argument("--repeats", type=int, default=5, help="rounds, of which the fastest counts")
     parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
+    parser.add_argument("--quick", action="store_true", help="one batch, one round, float32, not compiled")
     options = parser.parse_args()
+    if options.quick:
+        options.batches, options.repeats, options.precision, options.compile = 1, 1, "fp32", False
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
 

@@ -115,8 +115,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the fastest counts")
     parser.add_argument("--train", type=int, default=TRAIN, help="number of training images to build with")
     parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
+    parser.add_argument("--quick", action="store_true", help="build with 10,000 training images")
     parser.add_argument("--child", choices=["ours", "avalanche"], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.quick:
+        options.train = 10_000
     if options.child:
         print(json.dumps(cost(options.child, options.train)))
         return

@@ -1,6 +1,9 @@
 """The command ``crumb``: parse arguments, call the code of a subcommand, print."""
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 from crumb_avalanche.cli.parser import COMMANDS, parser, present
@@ -22,16 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
         name = chosen.command
         values = chosen[name].as_dict()
         values.pop("config", None)
-        import_module(f"crumb_avalanche.cli.{name}").main(COMMANDS[name][0](**values))
+        with short_warnings():
+            import_module(f"crumb_avalanche.cli.{name}").main(COMMANDS[name][0](**values))
     except KeyboardInterrupt:
         kept = "what was finished is kept, and the same command resumes there"
         if name == "run":
-            kept = "the same command resumes at the last experience that was learned, or the last --checkpoint-every"
-            kept = (
-                kept
-                if values.get("checkpoint", True)
-                else "what was learned so far is in interrupted/ in the output folder"
-            )
+            kept = "the same command resumes after the last finished experience, or later with --checkpoint-every"
+            if not values.get("checkpoint", True):
+                kept = "what was learned so far is in interrupted/ in the output folder"
         print(f"crumb {name}: stopped; {kept}", file=sys.stderr)
         return 130  # as shells have it
     except (ValueError, OSError, ImportError, TypeError, RuntimeError) as error:
@@ -43,6 +44,21 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"crumb {name}: {error}{cure}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def short_warnings() -> Iterator[None]:
+    """Print warnings to the user as one line, without the line of code that warns."""
+    usual = warnings.formatwarning
+
+    def short(message: Warning | str, category: type[Warning], *place: object) -> str:
+        return f"warning: {message}\n" if category is UserWarning else usual(message, category, *place)  # type: ignore[arg-type]
+
+    warnings.formatwarning = short  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ def main(settings: RunSettings) -> None:
     }
     write_json(Path(plan.output) / "summary.json", summary)
     count, kind = ("1 run", "") if spread is None else (f"{len(numbers)} runs", " (mean, standard deviation)")
-    print(f"\n{plan.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
+    print(f"\nresults in {plan.output}; see also: crumb report {plan.output}")
+    print(f"{plan.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
 
 
 def run_of_several(plan: RunPlan, number: int) -> dict:
@@ -243,6 +244,8 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
     if progress.trials:
         print(tuning.described(progress.trials))
     recorder.ledger.storage_policy = getattr(session.strategy, "storage_policy", None)
+    if resume.found:
+        print(f"resuming: {resume.position.described(len(stream.benchmark.train_stream))}", flush=True)
     resume.attach(session.strategy)
     return session
 
@@ -277,7 +280,8 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume) 
                 metrics = strategy.eval(seen, **loader)
             of_each = [100 * accuracy_on(metrics, test.current_experience) for test in seen]
             of_all = 100 * next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream/eval"))
-            found = f"{of_all:6.2f} % of all seen classes ({' '.join(f'{value:.0f}' for value in of_each)})"
+            each = " ".join(f"{value:.0f}" for value in of_each)
+            found = f"{of_all:6.2f} % over all seen classes (by experience: {each})"
         progress.matrix.append(of_each)
         progress.accuracy_after.append(of_all)
         progress.ledgers.append(ledger.result())

@@ -41,8 +41,10 @@ class Lines:
             self._print()
 
     def set_postfix_str(self, text: str, refresh: bool = False) -> None:
-        """Set the text after the numbers."""
-        self._note = text
+        """Set the text after the numbers; if ``refresh``, print a line for a new one."""
+        new, self._note = text not in ("", self._note), text
+        if refresh and new:
+            self._print()
 
     def close(self) -> None:
         """Print the last line."""
@@ -57,9 +59,10 @@ class Lines:
             tqdm.format_sizeof(number) if self.scale else f"{number:.{digits}f}"
             for number, digits in ((self.n, 0), (self.total or 0, 0), (rate, 1))
         )
+        speed = f"{1 / rate:.1f} s each" if 0 < rate < 0.1 and not self.scale else f"{speed}{self.unit}/s"
         of = f"/{total}" if self.total else ""
         note = f", {self._note}" if self._note else ""
-        print(f"{self.title}: {done}{of}{self.unit}, {speed}{self.unit}/s{note}", file=self.file, flush=True)
+        print(f"{self.title}: {done}{of}{self.unit}, {speed}{note}", file=self.file, flush=True)
 
 
 def progress_bar(

@@ -27,6 +27,11 @@ class Position:
         """Whether the experience has begun."""
         return self.step >= 0
 
+    def described(self, experiences: int) -> str:
+        """The place in words, in a stream of so many experiences."""
+        inside = f", and {self.step} steps of epoch {self.epoch + 1} of the next" if self.inside else ""
+        return f"{self.experience} of {experiences} experiences are finished{inside}"
+
 
 class ResumingLoader:
     """Loader of an epoch that skips the batches before a checkpoint and then restores its state.

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from crumb_avalanche.runs.run_folder import DamagedRunError
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.folder_lock import in_use
+from crumb_avalanche.system.progress import progress_bar
 
 RETRIES = 2
 
@@ -60,25 +61,25 @@ def sweep(
     failed: dict[Path, str] = {}
     deaths: Counter[Path] = Counter()
     common = os.path.commonpath([cell.folder.resolve().parent for cell in cells]) if cells else ""
-    bar = tqdm(total=len(cells), initial=len(cells) - len(waiting), unit=" runs", smoothing=0, disable=not progress)
+    bar = progress_bar(len(cells), "sweep", " runs", initial=len(cells) - len(waiting), show=progress)
 
-    def show(running: Sequence[Cell]) -> None:
+    def show(running: Sequence[Cell], started: bool = False) -> None:
         names = [os.path.relpath(cell.folder.resolve(), common) for cell in running]
         text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        # Refresh the clock of a terminal; write to a file only when something changes.
-        bar.set_postfix_str(text, refresh=sys.stderr.isatty() or text not in str(bar))
+        # Refresh the clock of a terminal; write to a file only when a run starts.
+        bar.set_postfix_str(text, refresh=started or sys.stderr.isatty())
 
     with bar, engine or LocalProcesses(processes) as engine:
         while waiting or engine.running:
             while engine.has_room() and (cell := _first_free(waiting)) is not None:
-                show([*engine.running, cell])
+                show([*engine.running, cell], started=True)
                 engine.start(cell, work)
             if not engine.running:
                 time.sleep(0.2)  # other processes work on all that is left
             for cell, outcome in engine.ended(1.0):
                 if outcome.state is State.DIED:
                     deaths[cell.folder] += 1
-                    bar.write(f"died: {cell.folder}: {outcome.error}", sys.stderr)
+                    tqdm.write(f"died: {cell.folder}: {outcome.error}", sys.stderr)
                     if deaths[cell.folder] <= retries:
                         waiting.append(cell)
                         continue
@@ -90,8 +91,8 @@ def sweep(
                     continue
                 if outcome.state is State.FAILED:
                     failed[cell.folder] = outcome.error
-                    bar.write(f"failed: {cell.folder}: {outcome.error}", sys.stderr)
-                bar.update()
+                    tqdm.write(f"failed: {cell.folder}: {outcome.error}", sys.stderr)
+                bar.n += 1  # by update() the time left would follow the latest runs
             show(engine.running)
     return failed
 

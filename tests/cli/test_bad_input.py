@@ -218,7 +218,8 @@ def test_stopped_by_hand(crumb, tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr("crumb_avalanche.training.stream_strategy.StreamStrategy.optimizer_step", stop)
     code, _, err = crumb(*tiny, "--output", tmp_path / "a")
-    assert code == 130 and err.splitlines()[-1].startswith("crumb run: stopped; the same command resumes at the last")
+    last = "the same command resumes after the last finished experience"
+    assert code == 130 and err.splitlines()[-1].startswith(f"crumb run: stopped; {last}")
     code, _, err = crumb(*tiny, "--output", tmp_path / "b", "--checkpoint", "false")
     assert code == 130 and "is in interrupted/ in the output folder" in err.splitlines()[-1]
     assert weights_of(tmp_path / "b" / "interrupted")

@@ -103,7 +103,7 @@ def test_a_cell_that_raises_stops_no_other_and_is_reported(engine, tmp_path, cap
     assert not (cells[1].folder / "log.txt").stat().st_mode & 0o111, "a log is no program"
     out, err = capsys.readouterr()
     assert "something was said" not in out
-    assert f"failed: {cells[1].folder}: ValueError" in err and "3/3" in err and "run2]" in err
+    assert f"failed: {cells[1].folder}: ValueError" in err and "3/3" in err and ", run2\n" in err
     assert exit_code(failed) == 1 and exit_code({}) == 0
     assert not any((cell.folder / LOCK).exists() for cell in cells)
 

@@ -96,6 +96,7 @@ def test_an_experience_that_was_learned_is_not_learned_again(
     monkeypatch.undo()
     code, out, err = crumb(*arguments)
     assert code == 0, err
+    assert "resuming: 1 of 2 experiences are finished\n" in out
     assert "after experience 1/2" not in out and "after experience 2/2" in out
     assert bits(tmp_path / "cut") == bits(undisturbed)
 

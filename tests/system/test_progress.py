@@ -23,6 +23,19 @@ def test_a_line_every_few_seconds_and_one_at_the_end(monkeypatch):
     assert len(printed(monkeypatch, 1).splitlines()) == 1
 
 
+def test_items_that_take_seconds_have_a_time_each(monkeypatch):
+    assert printed(monkeypatch, 60).splitlines()[0] == "training: 10/40 images, 12.0 s each"
+
+
+def test_a_new_text_is_a_line_if_wanted(monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr(progress.sys, "stderr", file)
+    with progress_bar(3, "sweep", " runs") as bar:
+        for text, refresh in (("run0", True), ("run0", True), ("run1", False), ("run2", True), ("", True)):
+            bar.set_postfix_str(text, refresh=refresh)
+        assert [line.rpartition(", ")[2] for line in file.getvalue().splitlines()] == ["run0", "run2"]
+
+
 def test_nothing_is_printed_when_it_is_off(monkeypatch):
     assert printed(monkeypatch, 6, show=False) == ""
 
