@@ -2,7 +2,7 @@
 
 import warnings
 
-from crumb_avalanche.cli import short_warnings
+from crumb_avalanche.cli.__init__ import short_warnings
 
 
 def test_a_warning_to_the_user_is_one_line_and_others_name_their_place():
