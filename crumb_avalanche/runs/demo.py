@@ -13,6 +13,7 @@ from crumb_avalanche.models.backbones import SmallCNN
 from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.runs import pretrain, run
 from crumb_avalanche.runs.command_settings import DemoSettings, PretrainSettings
+from crumb_avalanche.runs.finished import finished_result
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.process import set_up_process
 from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError
@@ -85,7 +86,7 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
     for name, output in zip(STRATEGIES, folders):
         one = RunPlan.of(replace(settings_of_all, strategy=name, output=str(output)))
         if (output / RESULT).exists() and not settings.overwrite:
-            run.finished_result(output, one)
+            finished_result(output, one)
         else:
             print(f"\n{name}")
             run.run_once(one, verbose=False)

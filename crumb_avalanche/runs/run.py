@@ -1,7 +1,6 @@
 """``crumb run``: learn a stream, print the accuracy after every experience, and write the run folder."""
 
 import gc
-import json
 import statistics
 import sys
 import time
@@ -11,25 +10,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-import yaml
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
 from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.runs import tuning
+from crumb_avalanche.runs.finished import finished_result
 from crumb_avalanche.runs.kept_learner import keep_learner
-from crumb_avalanche.runs.older_settings import recorded_settings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.predictions import PredictionsPlugin
 from crumb_avalanche.runs.process import check_device, set_up_process
 from crumb_avalanche.runs.progress import ProgressPlugin
-from crumb_avalanche.runs.provenance import frame_table_hash, provenance, recorded_provenance, versions
+from crumb_avalanche.runs.provenance import provenance, versions
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import (
     INTERRUPTED,
     RESULT,
-    DamagedRunError,
-    FinishedRunError,
     claim,
     metrics_csv,
     tidy_up,
@@ -38,7 +34,7 @@ from crumb_avalanche.runs.run_folder import (
     write_text,
 )
 from crumb_avalanche.runs.session import Session
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, flat
+from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.stream import Stream, describe, open_stream
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text
 from crumb_avalanche.system.folder_lock import locked
@@ -92,63 +88,6 @@ def run_of_several(plan: RunPlan, number: int) -> dict:
     print(f"run {number}")
     with locked(folder):
         return run_once(one)
-
-
-def finished_result(folder: Path, plan: RunPlan) -> dict:
-    """Read the result of a finished run with the same settings, input files and frames.
-
-    Raises:
-        FinishedRunError: the settings, files or frames differ, or are not recorded.
-        DamagedRunError: a file of the run cannot be read.
-    """
-    if not (folder / "config.yaml").exists():
-        raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
-    result = read_mapping(folder / RESULT, json.loads)
-    then = recorded_settings(read_mapping(folder / "config.yaml", yaml.safe_load), result)
-    start_over = "use another --output, or start over with crumb run --overwrite true"
-    hashes_then, hashes_now = recorded_provenance(result), provenance(plan)
-    for name in hashes_then.keys() & hashes_now.keys():
-        if hashes_then[name] == hashes_now[name]:
-            then[name] = getattr(plan, name)  # the same content, perhaps at another path
-        elif name == "dataset_root":
-            raise FinishedRunError(
-                f"{folder} holds a finished run of other clips: some in {plan.dataset_root} were added, removed or "
-                f"changed since; {start_over}"
-            )
-        else:
-            raise FinishedRunError(
-                f"{folder} holds a finished run with {name}={hashes_then[name]!r}, not {hashes_now[name]!r} (contents "
-                f"are compared, not paths); {start_over}"
-            )
-    for name, new in flat(as_dict(plan)).items():
-        old = flat(then).get(name)
-        if name not in NON_RESULT_SETTINGS and old != new:
-            raise FinishedRunError(f"{folder} holds a finished run with {name}={old!r}, not {new!r}; {start_over}")
-    frames_then = result.get("frame_table_sha256")
-    frames_now = frame_table_hash(plan, result.get("bad_frames", []))
-    if None not in (frames_then, frames_now) and frames_then != frames_now:
-        raise FinishedRunError(
-            f"{folder} holds a finished run on other frames: the SHA-256 of its frame table was {frames_then[:16]} and "
-            f"is now {frames_now[:16]}; {start_over}"
-        )
-    return result
-
-
-def read_mapping(path: Path, parse) -> dict:
-    """Read a mapping from a JSON or YAML file of a finished run.
-
-    Raises:
-        DamagedRunError: the file cannot be parsed, or holds something else.
-    """
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError) as error:
-        found, reason = None, " ".join(str(error).split())
-    else:
-        reason = f"it holds a {type(found).__name__}, not names and values"
-    if not isinstance(found, dict):
-        raise DamagedRunError(f"{path} is damaged ({reason}); restore it, or run it again with --overwrite true")
-    return found
 
 
 class Recorder:

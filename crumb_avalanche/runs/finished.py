@@ -1,0 +1,69 @@
+"""Results of finished runs, read again if settings, files and frames are the same."""
+
+import json
+from pathlib import Path
+
+import yaml
+
+from crumb_avalanche.runs.older_settings import recorded_settings
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.provenance import frame_table_hash, provenance, recorded_provenance
+from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, FinishedRunError
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict, flat
+
+
+def finished_result(folder: Path, plan: RunPlan) -> dict:
+    """Read the result of a finished run with the same settings, input files and frames.
+
+    Raises:
+        FinishedRunError: the settings, files or frames differ, or are not recorded.
+        DamagedRunError: a file of the run cannot be read.
+    """
+    if not (folder / "config.yaml").exists():
+        raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
+    result = read_mapping(folder / RESULT, json.loads)
+    then = recorded_settings(read_mapping(folder / "config.yaml", yaml.safe_load), result)
+    start_over = "use another --output, or start over with crumb run --overwrite true"
+    hashes_then, hashes_now = recorded_provenance(result), provenance(plan)
+    for name in hashes_then.keys() & hashes_now.keys():
+        if hashes_then[name] == hashes_now[name]:
+            then[name] = getattr(plan, name)  # the same content, perhaps at another path
+        elif name == "dataset_root":
+            raise FinishedRunError(
+                f"{folder} holds a finished run of other clips: some in {plan.dataset_root} were added, removed or "
+                f"changed since; {start_over}"
+            )
+        else:
+            raise FinishedRunError(
+                f"{folder} holds a finished run with {name}={hashes_then[name]!r}, not {hashes_now[name]!r} (contents "
+                f"are compared, not paths); {start_over}"
+            )
+    for name, new in flat(as_dict(plan)).items():
+        old = flat(then).get(name)
+        if name not in NON_RESULT_SETTINGS and old != new:
+            raise FinishedRunError(f"{folder} holds a finished run with {name}={old!r}, not {new!r}; {start_over}")
+    frames_then = result.get("frame_table_sha256")
+    frames_now = frame_table_hash(plan, result.get("bad_frames", []))
+    if None not in (frames_then, frames_now) and frames_then != frames_now:
+        raise FinishedRunError(
+            f"{folder} holds a finished run on other frames: the SHA-256 of its frame table was {frames_then[:16]} and "
+            f"is now {frames_now[:16]}; {start_over}"
+        )
+    return result
+
+
+def read_mapping(path: Path, parse) -> dict:
+    """Read a mapping from a JSON or YAML file of a finished run.
+
+    Raises:
+        DamagedRunError: the file cannot be parsed, or holds something else.
+    """
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        found, reason = None, " ".join(str(error).split())
+    else:
+        reason = f"it holds a {type(found).__name__}, not names and values"
+    if not isinstance(found, dict):
+        raise DamagedRunError(f"{path} is damaged ({reason}); restore it, or run it again with --overwrite true")
+    return found
