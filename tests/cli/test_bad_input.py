@@ -1,4 +1,4 @@
-"""Bad input: what came, what the rule is, what to do; and nothing is lost."""
+"""Errors of bad input name the value, the rule and the cure, and lose no results."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ def fails(crumb, *arguments) -> str:
     return err
 
 
-def test_unknown_names_list_the_known(crumb, tiny, tmp_path):
+def test_errors_of_unknown_names_list_the_known_ones(crumb, tiny, tmp_path):
     err = fails(crumb, *tiny, "--output", tmp_path, "--benchmark", "eth8")
     assert "eth8" in err and "eth80" in err and "clip_folder" in err and "toy_shapes" in err
     err = fails(crumb, *tiny, "--output", tmp_path, "--strategy", "crumbs")
@@ -33,7 +33,7 @@ def test_unknown_names_list_the_known(crumb, tiny, tmp_path):
     assert "class_instance" in fails(crumb, *tiny, "--output", tmp_path, "--protocol", "iid")
 
 
-def test_roots(crumb, tiny, tmp_path):
+def test_missing_and_empty_roots_are_refused(crumb, tiny, tmp_path):
     for root in (tmp_path / "nowhere", tmp_path):
         for benchmark in ("eth80", "clip_folder"):
             err = fails(crumb, *tiny, "--output", tmp_path / "o", "--benchmark", benchmark, "--dataset-root", root)
@@ -57,7 +57,7 @@ def test_a_frame_that_cannot_be_read(crumb, tiny, clips, tmp_path, damage):
     assert result["bad_frames_skipped"] == 1 and "frame2.png" in result["bad_frames"][0]
 
 
-def test_a_bad_frame_late_in_the_stream_loses_nothing(crumb, tiny, clips, tmp_path):
+def test_a_bad_frame_late_in_the_stream_keeps_what_was_learned(crumb, tiny, clips, tmp_path):
     root = tmp_path / "clips"
     shutil.copytree(clips, root)
     assert crumb(*tiny, "--output", tmp_path / "good", "--dataset-root", root)[0] == 0
@@ -143,7 +143,7 @@ def test_a_file_in_the_place_of_a_folder(crumb, tiny, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_what_was_found_is_told_and_kept(crumb, tiny, clips, tmp_path):
+def test_the_description_of_a_stream_is_printed_and_recorded(crumb, tiny, clips, tmp_path):
     code, out, err = crumb(*tiny, "--output", tmp_path / "run")
     assert code == 0, err
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -154,7 +154,7 @@ def test_what_was_found_is_told_and_kept(crumb, tiny, clips, tmp_path):
     assert f"4 classes, 12 objects, 24 clips: {images['train']} images to learn, {images['test']} to test" in out
 
 
-def test_each_class_says_what_is_held_out(crumb, tiny, clips, tmp_path):
+def test_the_held_out_part_of_each_class_is_printed(crumb, tiny, clips, tmp_path):
     root = tmp_path / "clips"
     shutil.copytree(clips, root)
     for name in ("object1", "object2"):
@@ -183,13 +183,13 @@ def test_many_classes_take_few_lines():
     assert lines[-1] == "  and of 90 more classes (held_out in result.json)"
 
 
-def test_one_class_alone_is_warned_of(crumb, tiny, clips, tmp_path):
+def test_a_single_class_gives_a_warning(crumb, tiny, clips, tmp_path):
     shutil.copytree(clips / "cup", tmp_path / "clips" / "cup")
     with pytest.warns(UserWarning, match="only one class, cup, so every answer is right; add folders of other"):
         crumb(*tiny, "--output", tmp_path / "run", "--dataset-root", tmp_path / "clips")
 
 
-def test_a_value_that_is_refused_late_leaves_the_finished_run(crumb, tiny, tmp_path, monkeypatch):
+def test_a_late_error_keeps_the_finished_run(crumb, tiny, tmp_path, monkeypatch):
     assert crumb(*tiny, "--output", tmp_path)[0] == 0
     before = {name: (tmp_path / name).read_bytes() for name in ("result.json", "config.yaml")}
 
@@ -202,7 +202,7 @@ def test_a_value_that_is_refused_late_leaves_the_finished_run(crumb, tiny, tmp_p
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_what_a_kill_just_after_the_result_left_is_removed(crumb, tiny, tmp_path, monkeypatch, several):
+def test_checkpoints_left_by_a_kill_after_the_result_are_removed(crumb, tiny, tmp_path, monkeypatch, several):
     with monkeypatch.context() as patch:
         patch.setattr("crumb_avalanche.runs.run.tidy_up", lambda folder: None)  # as if it had not come to that
         assert crumb(*tiny, "--runs", "0", "--output", tmp_path)[0] == 0
@@ -212,7 +212,7 @@ def test_what_a_kill_just_after_the_result_left_is_removed(crumb, tiny, tmp_path
     assert not (tmp_path / "run0" / "resume").exists() and (tmp_path / "run0" / "result.json").exists()
 
 
-def test_stopped_by_hand(crumb, tiny, tmp_path, monkeypatch):
+def test_keyboard_interrupt_keeps_what_was_learned(crumb, tiny, tmp_path, monkeypatch):
     def stop(self):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""``crumb prepare``: flags, exit codes, and what is said where."""
+"""``crumb prepare``: flags, exit codes and messages."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def core50(tmp_path):
 
 @pytest.fixture
 def called(monkeypatch, tmp_path):
-    """What `check` and `prepare` of the library are called with; both find nothing to complain of."""
+    """Record the arguments of the library's `check` and `prepare`, which find no fault here."""
     monkeypatch.chdir(tmp_path)
     calls = []
     monkeypatch.setattr(command, "check", lambda *given: calls.append(("check", *given)) or Report(["fine"], True))
@@ -51,7 +51,7 @@ def test_a_data_set_is_prepared(crumb, core50):
 
 
 @pytest.mark.parametrize("flags", [["--check"], ["--check", "true"], ["--check=true"]])
-def test_what_is_missing_is_one_list_on_standard_error(crumb, core50, flags):
+def test_missing_files_are_listed_on_standard_error(crumb, core50, flags):
     code, out, err = crumb("prepare", "core50", "--dataset-root", core50, *flags)
     assert code == 1 and out == "" and not (core50 / "core50.csv").exists()
     title, *lines = err.splitlines()
@@ -73,7 +73,7 @@ def test_what_is_missing_is_one_list_on_standard_error(crumb, core50, flags):
         (["toybox", "--dataset-root", "D"], False),
     ],
 )
-def test_every_way_to_say_check(crumb, called, arguments, checks):
+def test_every_spelling_of_check(crumb, called, arguments, checks):
     code, out, _ = crumb("prepare", *arguments)
     assert code == 0 and called[0][:3] == ("check" if checks else "prepare", "toybox", "D")
     assert out == ("fine\n" if checks else "")
@@ -91,7 +91,7 @@ def test_settings_reach_the_library(crumb, called, monkeypatch):
     assert called == [("prepare", "icub", "D", "S", 7, command.progress_bar), ("prepare", "icub", "D", None, 3, None)]
 
 
-def test_two_do_not_prepare_in_one_root(crumb, core50, monkeypatch):
+def test_a_second_process_in_one_root_is_refused(crumb, core50, monkeypatch):
     with locked(core50):
         code, out, err = crumb("prepare", "core50", "--dataset-root", core50)
         assert code == 1 and out == "" and not (core50 / "core50.csv").exists()
@@ -104,7 +104,7 @@ def test_two_do_not_prepare_in_one_root(crumb, core50, monkeypatch):
     assert held == [True] and not (core50 / "lock").exists()
 
 
-def test_a_root_that_cannot_be_locked_is_prepared_all_the_same(crumb, called, monkeypatch):
+def test_a_root_that_cannot_be_locked_is_prepared_without_a_lock(crumb, called, monkeypatch):
     @contextmanager
     def refused(root, flag):
         raise OSError(30, "Read-only file system")
@@ -114,7 +114,7 @@ def test_a_root_that_cannot_be_locked_is_prepared_all_the_same(crumb, called, mo
     assert crumb("prepare", "icub", "--dataset-root", "D")[0] == 0 and len(called) == 1
 
 
-def test_a_root_in_which_nothing_came_to_lie_is_not_made(crumb, tmp_path):
+def test_an_empty_new_root_is_removed(crumb, tmp_path):
     code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path / "root")
     assert code == 1 and "--source DOWNLOADED" in err and not (tmp_path / "root").exists()
 
@@ -153,7 +153,7 @@ def test_a_progress_bar_shows_a_rate(crumb, core50, tmp_path):
     assert crumb("prepare", "core50", "--dataset-root", tmp_path / "other", *arguments)[2] == ""
 
 
-def test_a_bar_that_goes_on_counts_only_what_is_new(capsys):
+def test_a_resumed_bar_counts_only_new_units(capsys):
     with command.progress_bar("fetching", "B") as step:
         step(5_000_000, 10_000_000)
         step(10_000_000, 10_000_000)
@@ -169,7 +169,7 @@ def test_a_bar_that_goes_on_counts_only_what_is_new(capsys):
     assert "nothing" not in capsys.readouterr().err
 
 
-def test_the_help_names_what_can_be_prepared_and_comes_without_torch():
+def test_the_help_lists_data_sets_without_importing_torch():
     code = (
         "import sys; from crumb_avalanche.cli import main\n"
         "try: main(['prepare', '--help'])\n"
@@ -180,7 +180,7 @@ def test_the_help_names_what_can_be_prepared_and_comes_without_torch():
     assert all(name in done.stdout for name in library.NAMES)
 
 
-def test_checking_comes_without_torch(core50):
+def test_checking_does_not_import_torch(core50):
     code = (
         "import sys; from crumb_avalanche.cli import main\n"
         f"main(['prepare', 'core50', '--dataset-root', {str(core50)!r}, '--check'])\n"

@@ -1,4 +1,4 @@
-"""``crumb strategies`` tells of every method, and of one."""
+"""``crumb strategies`` describes all methods, or one."""
 
 from crumb_avalanche.baselines.registry import STRATEGIES
 

@@ -1,4 +1,4 @@
-"""A finished run keeps its learner: it answers the same in a new process, and trains on as if none had ended."""
+"""Learner files: a new process predicts as the run did, and continues training as the same process would."""
 
 import json
 import random
@@ -96,12 +96,12 @@ def test_a_new_process_gives_the_answers_of_the_run(again, name, keep):
     assert sum(one["images"] for one in header.classes) == result["images"]["train"]
 
 
-def test_most_runs_give_several_answers(again):
+def test_most_learners_predict_several_classes(again):
     several = [name for name in KEPT if len(set(read_predictions(again[name, "full"])["answer"])) > 1]
     assert len(several) > len(KEPT) / 2, several
 
 
-def test_answers_alone_take_less_room(again):
+def test_answer_files_are_smaller(again):
     for name in ("crumb", "image_replay", "rda"):
         full, answers = ((again[name, keep] / LEARNER).stat().st_size for keep in ("full", "answers"))
         assert answers <= full and (answers < full or name == "rda")
@@ -140,7 +140,7 @@ def outputs_of(strategy, stream):
 
 
 @pytest.mark.parametrize("name", [name for name in KEPT if not STRATEGIES[name].joint])
-def test_a_second_lesson_goes_on_as_if_the_process_had_not_ended(name, tmp_path):
+def test_a_loaded_learner_trains_as_the_one_in_memory(name, tmp_path):
     stream = shapes()
     strategy, header = new_strategy(name, stream)
     for experience in stream.train_stream[:2]:
@@ -166,7 +166,7 @@ def test_chance_is_refused_by_name(tmp_path, crumb, tiny):
     assert not (tmp_path / "run" / LEARNER).exists()
 
 
-def test_none_keeps_no_learner(crumb, tiny, tmp_path):
+def test_keep_learner_none_writes_no_file(crumb, tiny, tmp_path):
     assert crumb(*tiny, "--strategy", "ncm", "--keep-learner", "none", "--output", tmp_path)[0] == 0
     assert not (tmp_path / LEARNER).exists() and (tmp_path / "result.json").exists()
 

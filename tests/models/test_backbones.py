@@ -43,7 +43,7 @@ def test_pixels_and_normalised_images_give_the_same_maps(name):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-def test_batch_norm_below_the_cut_stands_still_while_p_learns(name):
+def test_batch_norm_of_f_does_not_change_in_training(name):
     model = split_backbone(name, None, n_classes=3, image_size=64, codebook=None).train()
     assert not any(module.training for module in model.feature_extractor.modules())
     before, plastic = weights_hash(model.feature_extractor), weights_hash(model.plastic_layers)
@@ -158,7 +158,7 @@ def test_networks_of_timm(name, node):
 
 
 class Skipping(nn.Module):
-    """Its last sum needs the output of ``first``, whatever lies between."""
+    """A network whose last sum needs the output of ``first``."""
 
     def __init__(self):
         super().__init__()
@@ -172,7 +172,7 @@ class Skipping(nn.Module):
         return self.head((first + self.third(self.second(first))).mean((2, 3)))
 
 
-def test_split_at_names_the_cut_that_cannot_be():
+def test_split_at_names_the_crossing_connection():
     with pytest.raises(ValueError, match=re.escape("cannot be cut after 'second': add also needs first from before")):
         split_at(Skipping(), "second", n_classes=2, image_size=16)
     assert split_at(Skipping(), "first", n_classes=2, image_size=16)(images(16)).shape == (2, 2)

@@ -1,4 +1,4 @@
-"""What is measured before a stream: which images, at which scale, with which seed."""
+"""Calibration: chosen images, scale and seed."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from crumb_avalanche.models.weights import check_and_load
 
 
 class Recorded:
-    """Images that remember who was looked at."""
+    """Images that record which of them were read."""
 
     def __init__(self, count):
         self.images = torch.randint(

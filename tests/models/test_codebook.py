@@ -172,7 +172,7 @@ def test_a_map_that_is_not_finite_is_an_error(search, height, value):
 
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("factor", [1e-9, 1e15])
-def test_the_length_of_a_slice_moves_no_choice(search, factor):
+def test_the_length_of_a_slice_does_not_change_its_code(search, factor):
     feature_map, blocks = random_case(1)
     codebook = codebook_of(blocks, search())
     assert torch.equal(codebook.encode(feature_map * factor), codebook.encode(feature_map))

@@ -1,4 +1,4 @@
-"""What the initialisers promise about the blocks."""
+"""Distributions of the initialised blocks."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The head that averages before it convolves, and dropout by coins."""
+"""The head that averages before its convolution, and dropout from single random bits."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_mask_and_the_next_call_another():
 
 
 @pytest.mark.parametrize("case", ["evaluation", "other p", "gaps in memory", "overlapping"])
-def test_torch_takes_over_where_coins_do_not_serve(case):
+def test_other_cases_use_the_dropout_of_torch(case):
     values = torch.ones(8, 10)
     layer, twin = CoinDropout(0.2 if case == "other p" else 0.5), nn.Dropout(0.2 if case == "other p" else 0.5)
     if case == "evaluation":

@@ -1,4 +1,4 @@
-"""Maps lose their shape or half of their features, and nothing else."""
+"""Perturbations shuffle the locations of maps or remove half of their features."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The two halves: F never changes, P does, and the codebook stands between them where it should."""
+"""Split models: F never changes, P does, and the codebook is used as the settings say."""
 
 import copy
 import os
@@ -262,7 +262,7 @@ def test_folding_twice_is_folding_once(model, pixels):
     assert float(model.feature_scale) == pytest.approx(first, rel=1e-4)
 
 
-def test_batch_norm_sets_its_own_scale(pixels):
+def test_layers_with_batch_norm_are_not_scaled(pixels):
     model = with_batch_norm()
     with torch.no_grad():  # statistics and parameters as training leaves them
         model.plastic_layers.norm.running_mean.copy_(torch.linspace(-1, 1, 8))
@@ -319,7 +319,7 @@ def test_precision(model, pixels):
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_a_cpu_that_is_slow_in_bf16_is_told_of(model, monkeypatch, quick):
+def test_a_cpu_that_is_slow_in_bf16_gives_a_warning(model, monkeypatch, quick):
     monkeypatch.setattr("crumb_avalanche.models.precision.is_quick_in_bf16", lambda device: quick)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -332,11 +332,11 @@ def test_a_cpu_that_is_slow_in_bf16_is_told_of(model, monkeypatch, quick):
     assert model.precision == "bf16"
 
 
-def test_what_is_quick_in_bf16():
-    """As the flags of the CPU say, where they are clear; oneDNN may be limited to AVX2."""
+def test_cpu_flags_decide_whether_bf16_is_fast():
+    """Compare with the CPU flags of the system, if they are conclusive; oneDNN may be limited to AVX2."""
     assert is_quick_in_bf16(torch.device("cuda"))
-    told = Path("/proc/cpuinfo")
-    flags = set(told.read_text().split()) if told.exists() else set()
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
     with_bf16, without = "avx512_bf16" in flags, "avx2" in flags and not flags & {"avx512f", "avx_ne_convert"}
     if os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2" and flags:
         with_bf16, without = False, True

@@ -70,7 +70,7 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path, suffix):
     assert not trap.exists()
 
 
-def test_the_trap_would_have_sprung(tmp_path):
+def test_the_trap_runs_when_unpickled(tmp_path):
     pickle.loads(pickle.dumps(Trap(tmp_path / "sprung"))).close()
     assert (tmp_path / "sprung").exists()
 
@@ -85,7 +85,7 @@ def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path, suffix):
             read_weights(path)
 
 
-def test_what_is_no_state_dict_is_an_error(tmp_path):
+def test_other_objects_than_state_dicts_are_errors(tmp_path):
     for number, content in enumerate(([torch.ones(1)], {"epoch": 3})):
         path = tmp_path / f"{number}.pth"
         torch.save(content, path)
@@ -147,7 +147,7 @@ def test_checksums_are_verified_on_reading(tmp_path):
             read_weights(path)
 
 
-def test_weights_of_others_load_silently_and_older_ones_of_ours_with_a_warning(tmp_path, recwarn):
+def test_own_files_without_checksums_give_a_warning(tmp_path, recwarn):
     path = tmp_path / "w.safetensors"
     save_file(network(1).state_dict(), path)
     load_weights(network(2), path)
@@ -159,7 +159,7 @@ def test_weights_of_others_load_silently_and_older_ones_of_ours_with_a_warning(t
         load_weights(network(2), path)
 
 
-def test_the_hash_sees_every_value_and_nothing_else():
+def test_the_hash_depends_on_every_value_and_nothing_else():
     assert weights_hash(network(1)) == weights_hash(network(1).to(memory_format=torch.channels_last))
     other = network(1)
     with torch.no_grad():

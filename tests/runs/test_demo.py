@@ -1,4 +1,4 @@
-"""What the demo draws for its pretraining, and that a new user is not met by warnings there."""
+"""The demo: rendered shapes, refused folders, and no warnings."""
 
 import warnings
 from functools import partial
@@ -30,7 +30,7 @@ def test_shapes_are_the_frames_of_their_table(monkeypatch):
         assert torch.equal(image, pixel_transform(demo.SIZE)(table.read(row))) and label == table.labels[row]
 
 
-def test_a_folder_of_another_seed_or_in_use_is_refused(tmp_path):
+def test_a_folder_with_another_seed_or_in_use_is_refused(tmp_path):
     file = tmp_path / "pretrained.safetensors"
     write_tensors(file, {"x": torch.zeros(1)}, {"format": FORMAT, "made_with": '{"seed": 0}'})
     with pytest.raises(FinishedRunError, match="holds a demo with seed=0, not 3; use another --output, or start over"):

@@ -1,4 +1,4 @@
-"""Tests can be left out after experiences in between: nothing else changes, and reports show what is there."""
+"""``--evaluate-every`` leaves out evaluations without changing what is learned; reports show the others."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ OTHERS = sorted(set(STRATEGIES) - {"crumb", "icarl", "chance", "offline"})
 
 
 @pytest.mark.parametrize("strategy", ["crumb", "icarl", *[pytest.param(n, marks=pytest.mark.slow) for n in OTHERS]])
-def test_what_is_learned_does_not_depend_on_it(runs, strategy):
+def test_evaluate_every_does_not_change_what_is_learned(runs, strategy):
     folder, out = runs(strategy)
     answers = [(folder / name / "predictions.npz").read_bytes() for name in ("often", "seldom")]
     assert answers[0] == answers[1]
@@ -53,7 +53,7 @@ def test_what_is_learned_does_not_depend_on_it(runs, strategy):
     assert len(ledger["after_experience"]) == 4
 
 
-def test_dropout_does_not_notice(crumb, tiny, tmp_path):
+def test_evaluate_every_does_not_change_dropout(crumb, tiny, tmp_path):
     more = ("--strategy", "finetune", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
     weights = []
     for every in ("1", "3"):
@@ -65,7 +65,7 @@ def test_dropout_does_not_notice(crumb, tiny, tmp_path):
     assert weights[0] and all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
-def test_reports_leave_the_place_empty(runs, crumb):
+def test_reports_leave_untested_cells_empty(runs, crumb):
     folder, _ = runs("crumb")
     code, out, err = crumb("report", folder / "seldom")
     assert code == 0, err

@@ -1,4 +1,4 @@
-"""``crumb run --family``: fair tunes its learning rate and changes nothing else, paper is the authors' own settings."""
+"""``crumb run --family``: fair tunes the learning rate only, paper uses the settings of the paper's authors."""
 
 import json
 from dataclasses import replace
@@ -66,7 +66,7 @@ def test_the_offline_bound_is_tuned_on_the_first_experience_too(crumb, tiny, tmp
     assert seen[0] == seen[1] and len(seen[0]) == 2
 
 
-def test_what_is_given_wins_over_family_over_preset():
+def test_settings_override_family_which_overrides_preset():
     settings = RunPlan.of(RunSettings(strategy="ewc", family="paper", preset="paper"))
     assert (settings.cut_layer, settings.learning_rate, settings.head_kernel) == (0, 1e-4, 3)
     assert RunPlan.of(RunSettings(strategy="ewc", family="paper", learning_rate=0.5)).learning_rate == 0.5
@@ -75,7 +75,7 @@ def test_what_is_given_wins_over_family_over_preset():
     assert RunPlan.of(RunSettings(strategy="ewc", family="fair")).learning_rate is None
 
 
-def test_rows_of_the_paper_by_hand():
+def test_settings_of_the_paper_for_some_methods():
     assert paper_settings("lwf", "core50")["learning_rate"] == 0.2
     toybox = paper_settings("lwf", "toybox")
     assert (toybox["learning_rate"], toybox["image_size"], toybox["weights"]) == (0.02, 32, "none")
@@ -99,7 +99,7 @@ def test_rows_of_the_paper_by_hand():
     assert set(PAPER) < set(STRATEGIES)
 
 
-def test_own_settings_of_the_family_give_way_to_those_given():
+def test_method_settings_override_those_of_the_family():
     settings = RunSettings(strategy="stable_sgd", benchmark="toybox", family="paper")
     usual = RunPlan.of(RunSettings(strategy="stable_sgd", benchmark="toybox")).method
     assert RunPlan.of(settings).method == {**usual, "batch_size": 128, "gamma": 0.95}
@@ -107,7 +107,7 @@ def test_own_settings_of_the_family_give_way_to_those_given():
     assert mine.method == {**usual, "batch_size": 128, "gamma": 0.5}
 
 
-def test_a_method_that_the_authors_did_not_run(crumb, tiny, tmp_path):
+def test_a_method_without_settings_of_the_paper_is_refused(crumb, tiny, tmp_path):
     code, _, err = crumb(*tiny, "--output", tmp_path, "--family", "paper", "--strategy", "slda")
     assert code == 1 and "did not run slda, so the family 'paper' has no settings for it; they ran crumb, image" in err
 
@@ -130,7 +130,7 @@ def test_the_paper_budget_counts_images_of_224_pixels():
 
 
 def test_the_paper_counts_codebooks_of_crumb_only():
-    """Its supplement, S5: 15 images for iCaRL on CORe50, whatever else it keeps; 417 maps for CRUMB and REMIND."""
+    """Supplement, S5: 15 images for iCaRL on CORe50, its old network not counted; 417 maps for CRUMB and REMIND."""
     sizes = {}
     for strategy in ("icarl", "crumb", "remind"):
         settings = RunPlan.of(RunSettings(strategy=strategy, benchmark="core50", family="paper", weights="none"))

@@ -1,4 +1,4 @@
-"""`crumb run`, killed by SIGKILL at random moments and given again, ends with the bits of an undisturbed run."""
+"""`crumb run`, killed by SIGKILL at random moments and repeated, gives the bits of an uninterrupted run."""
 
 import math
 import random
@@ -19,7 +19,7 @@ SHAPES = [
 
 
 def newest_checkpoint(output) -> int:
-    """Number of the newest checkpoint, -1 without any."""
+    """Return the number of the newest checkpoint, -1 without any."""
     return max((int(path.stem) for path in (output / RESUME).glob("[0-9]*.safetensors")), default=-1)
 
 

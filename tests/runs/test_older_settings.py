@@ -1,4 +1,4 @@
-"""Flags and files of earlier versions still do what they did, and say what to write now."""
+"""Flags and files of earlier versions still work, with a note about the present names."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_older_files_are_read():
         present_settings({"strategy": "ewc", "strategy_config": "gone.yaml"})
 
 
-def test_what_a_finished_run_recorded_counts_not_the_file_that_it_names():
+def test_recorded_method_settings_override_a_missing_file():
     config = dict(OLDER, strategy="rda", benchmark="cifar100", strategy_config="gone.yaml", batch_size=None)
     recorded = recorded_settings(config, {"strategy_settings": {"own": 0.5}})
     assert recorded["method"]["own"] == 0.5 and recorded["method"]["power"] == 0.7

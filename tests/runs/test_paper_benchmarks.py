@@ -30,7 +30,7 @@ def squeezenet():
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_the_papers_memory_sizes_come_out_of_the_budget_in_images(squeezenet, name):
+def test_memory_sizes_of_the_paper_follow_from_the_budget(squeezenet, name):
     """(images * 150,528 - 256 * 16) / 5,408; supplement, S5."""
     plan = RunPlan.of(RunSettings(benchmark=name))
     assert capacity_of(plan, get_strategy("crumb"), squeezenet) == MEMORIES[name]
@@ -40,7 +40,7 @@ def test_the_papers_memory_sizes_come_out_of_the_budget_in_images(squeezenet, na
 
 @pytest.mark.parametrize("name", PAPER)
 @pytest.mark.parametrize("reference", ["false", "true"])
-def test_each_runs_in_both_forms(crumb, tmp_path, name, reference):
+def test_every_benchmark_runs_with_and_without_the_reference_stream(crumb, tmp_path, name, reference):
     root = write_tiny(name, tmp_path / "data")
     arguments = ("--benchmark", name, "--dataset-root", root, "--strategy", "finetune", "--reference-stream", reference)
     result = results(crumb, tmp_path / "run", *arguments, "--classes-per-experience", "1")

@@ -1,4 +1,4 @@
-"""A setting is resolved once: what decides it, what the plan prints, and that a plan read back is the same plan."""
+"""Plans: which source decides a setting, and printed plans read back."""
 
 import ast
 import subprocess
@@ -33,7 +33,7 @@ def test_the_benchmark_fills_in_its_own_values():
         ("eth80", None, "paper", "crumb"),
     ],
 )
-def test_the_preset_that_is_not_given_follows_from_the_benchmark(benchmark, family, preset, strategy):
+def test_the_default_preset_follows_from_the_benchmark(benchmark, family, preset, strategy):
     plan = RunPlan.of(RunSettings(benchmark=benchmark, family=family))
     assert (plan.preset, plan.strategy) == (preset, strategy)
     assert RunPlan.of(RunSettings(benchmark=benchmark, preset="paper")).strategy == "crumb"
@@ -48,13 +48,13 @@ def test_the_preset_that_is_not_given_follows_from_the_benchmark(benchmark, fami
         RunSettings(strategy="stable_sgd", family="paper", benchmark="cifar100", mem_size=3),
     ],
 )
-def test_a_plan_that_is_printed_and_read_is_the_same_plan(settings):
+def test_a_printed_plan_reads_back_as_the_same_plan(settings):
     plan = RunPlan.of(settings)
     read = RunSettings(**present_settings(yaml.safe_load(str(plan.with_capacity(417)))))
     assert RunPlan.of(read) == plan == RunPlan.of(plan) and RunPlan.of(read).sha256 == plan.sha256
 
 
-def test_the_hash_covers_what_may_change_a_result():
+def test_the_hash_covers_settings_that_change_a_result():
     plan = RunPlan.of(RunSettings())
     assert plan.with_capacity(3).sha256 == plan.sha256 == replace(plan, output="elsewhere", threads=3).sha256
     assert len({plan.sha256, replace(plan, run=1).sha256, replace(plan, method={**plan.method, "x": 1}).sha256}) == 3
@@ -63,7 +63,7 @@ def test_the_hash_covers_what_may_change_a_result():
         plan.run = 3
 
 
-def test_whole_numbers_are_taken_for_decimal_ones():
+def test_integers_are_accepted_as_floats():
     assert RunPlan.of(RunSettings(method={"direct_weight": 1})) == RunPlan.of(
         RunSettings(method={"direct_weight": 1.0})
     )
@@ -110,7 +110,7 @@ def literal_defaults(path):
         )
 
 
-def test_each_default_of_losses_and_replay_stands_in_one_place():
+def test_each_default_of_losses_and_replay_is_defined_once():
     names = set(asdict(ReplaySettings()))
     found = [pair for path in Path(crumb_avalanche.__file__).parent.rglob("*.py") for pair in literal_defaults(path)]
     # Pretraining has the same two losses with weights of its own.
@@ -121,7 +121,7 @@ def test_each_default_of_losses_and_replay_stands_in_one_place():
     assert ("run", "settings") in found  # the walk sees defaults
 
 
-def test_the_settings_that_are_left_open_are_those_that_something_decides():
+def test_a_plan_leaves_only_optional_settings_at_none():
     plan, settings = as_dict(RunPlan.of(RunSettings())), as_dict(RunSettings())
     still_open = {name for name, value in plan.items() if value is None}
     assert still_open == {

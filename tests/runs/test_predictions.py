@@ -47,7 +47,7 @@ def test_missing_and_damaged_files(tmp_path):
 
 def test_a_flipped_byte_is_reported_or_harmless(tmp_path):
     evaluated([([1] * 400, [[0.0, 1.0]] * 400)]).write(tmp_path, np.arange(400) ** 2)
-    whole, told = (tmp_path / PREDICTIONS).read_bytes(), 0
+    whole, reported = (tmp_path / PREDICTIONS).read_bytes(), 0
     read = read_predictions(tmp_path)
     for place in range(0, len(whole), 3):
         (tmp_path / PREDICTIONS).write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
@@ -55,7 +55,7 @@ def test_a_flipped_byte_is_reported_or_harmless(tmp_path):
             found = read_predictions(tmp_path)
         except ValueError as error:
             assert "is damaged" in str(error)
-            told += 1
+            reported += 1
         else:
             assert all(np.array_equal(found[name], values) for name, values in read.items())
-    assert told > len(whole) / 10
+    assert reported > len(whole) / 10

@@ -42,7 +42,7 @@ def same(one, other) -> bool:
     return weights.keys() == weights_too.keys() and all(weights[name].equal(weights_too[name]) for name in weights)
 
 
-def test_hidden_files_are_passed_over_and_damaged_images_named(crumb, options, images, tmp_path):
+def test_hidden_files_are_skipped_and_damaged_images_named(crumb, options, images, tmp_path):
     (images / "cup" / "._0.png").write_bytes(b"what a Mac leaves on a stick")
     options = [*options, "--epochs", "1", "--output", tmp_path / "x.safetensors"]
     assert crumb(*options)[0] == 0
@@ -51,7 +51,7 @@ def test_hidden_files_are_passed_over_and_damaged_images_named(crumb, options, i
     assert code == 1 and f"cannot decode {images / 'cup' / '0.png'} (" in err and "; replace it or remove it" in err
 
 
-def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
+def test_an_interrupted_pretraining_resumes(crumb, options, tmp_path, monkeypatch):
     from crumb_avalanche.training.checkpoint import CheckpointFolder
 
     whole, cut = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
@@ -80,7 +80,7 @@ def test_it_goes_on_where_it_was_cut_off(crumb, options, tmp_path, monkeypatch):
     assert "120 images of 4 classes" in out and same(whole, cut) and not folder.exists()
 
 
-def test_two_do_not_write_one_file(crumb, options, tmp_path, monkeypatch):
+def test_a_second_pretraining_of_one_output_is_refused(crumb, options, tmp_path, monkeypatch):
     from crumb_avalanche.system.folder_lock import in_use, locked
     from crumb_avalanche.training.checkpoint import CheckpointFolder
 
@@ -107,7 +107,7 @@ def test_two_do_not_write_one_file(crumb, options, tmp_path, monkeypatch):
     assert held == [True] * 4 and [*tmp_path.glob("x*")] == [file]
 
 
-def test_a_file_that_appeared_while_it_waited_stays(crumb, options, tmp_path, monkeypatch):
+def test_an_output_written_meanwhile_is_not_replaced(crumb, options, tmp_path, monkeypatch):
     from crumb_avalanche.runs import pretrain
 
     file, locked = tmp_path / "x.safetensors", pretrain.locked
@@ -122,7 +122,7 @@ def test_a_file_that_appeared_while_it_waited_stays(crumb, options, tmp_path, mo
     assert file.read_text() == "of another" and [*tmp_path.glob("x*")] == [file]
 
 
-def test_the_others_are_told_when_the_leader_is_refused(tmp_path):
+def test_an_error_of_the_leader_is_raised_in_all_processes(tmp_path):
     from crumb_avalanche.runs.pretrain import checkpoints_of, sole_writer
     from crumb_avalanche.system.folder_lock import FolderInUseError, in_use, locked
     from crumb_avalanche.system.process_group import SingleProcess
@@ -152,7 +152,7 @@ def test_the_others_are_told_when_the_leader_is_refused(tmp_path):
     assert [*tmp_path.glob("x*")] == [file]
 
 
-def test_what_a_kill_after_the_last_write_leaves_is_removed(crumb, options, tmp_path, monkeypatch):
+def test_checkpoints_left_by_a_kill_after_the_output_are_removed(crumb, options, tmp_path, monkeypatch):
     from crumb_avalanche.training.checkpoint import CheckpointFolder
 
     options = [*options, "--output", tmp_path / "x.safetensors"]
@@ -208,7 +208,7 @@ def test_two_processes_under_torchrun_and_kill_9(crumb, options, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_end_where_another_writes_the_file(options, tmp_path):
+def test_two_processes_stop_if_another_one_writes_the_output(options, tmp_path):
     from crumb_avalanche.system.folder_lock import locked
 
     file = tmp_path / "x.safetensors"
@@ -219,7 +219,7 @@ def test_two_processes_end_where_another_writes_the_file(options, tmp_path):
     assert done.returncode != 0 and f"is in use by process {os.getpid()} " in done.stderr and not file.exists()
 
 
-def test_a_run_starts_from_the_file_but_for_the_head(crumb, options, tiny, tmp_path):
+def test_a_run_starts_from_the_pretrained_file_with_a_new_head(crumb, options, tiny, tmp_path):
     file = tmp_path / "made.safetensors"
     assert crumb(*options, "--epochs", "1", "--output", file)[0] == 0
     code, _, err = crumb(*tiny, "--pretrained", file, "--learning-rate", "0", "--output", tmp_path / "run")
@@ -231,7 +231,7 @@ def test_a_run_starts_from_the_file_but_for_the_head(crumb, options, tiny, tmp_p
     assert then.keys() == now.keys() and changed == {"plastic_layers.head.weight", "plastic_layers.head.bias"}
 
 
-def test_data_sets_that_are_told_apart_otherwise(crumb, tmp_path):
+def test_unsupported_torchvision_data_sets_are_refused(crumb, tmp_path):
     for name in ("SVHN", "Flowers102"):
         code, _, err = crumb("pretrain", "--data", f"torchvision:{name}", "--output", tmp_path / "x.safetensors")
         assert code == 1 and f"torchvision's {name} has no train=True" in err and "unpack it as an image folder" in err

@@ -1,4 +1,4 @@
-"""What decides is what files hold: the same under other names is the same run, something else under the same is not."""
+"""Finished runs are compared by the content of their input files, not by paths."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from crumb_avalanche.report.runs import find_runs, groups_of, notes_on, read_run
 
 @pytest.fixture
 def several(crumb, tiny, clips, tmp_path):
-    """Calls a finished `--runs 0` again, with other arguments; the clips and the method's settings are copies."""
+    """Repeat a finished `--runs 0` with other arguments; the clips and the method's settings are copies."""
     root, own = tmp_path / "clips", tmp_path / "own.yaml"
     shutil.copytree(clips, root)
     own.write_text("own: 0.0\n")
@@ -28,14 +28,14 @@ def several(crumb, tiny, clips, tmp_path):
     return call
 
 
-def test_the_same_elsewhere_is_finished(several, tmp_path):
+def test_the_same_files_at_other_paths_are_accepted(several, tmp_path):
     shutil.copytree(tmp_path / "clips", tmp_path / "moved")
     (tmp_path / "copy.yaml").write_text("own: 0.0  # as before\n")
     code, out, err = several({"--dataset-root": tmp_path / "moved", "--strategy-config": tmp_path / "copy.yaml"})
     assert code == 0 and "run 0: already finished" in out, err
 
 
-def test_other_contents_are_not(several, tmp_path):
+def test_other_contents_are_refused(several, tmp_path):
     before = (tmp_path / "out/run0/result.json").read_text()
     (tmp_path / "own.yaml").write_text("own: 0.5\n")
     code, _, err = several()
@@ -51,13 +51,13 @@ def test_other_contents_are_not(several, tmp_path):
     assert (tmp_path / "out/run0/result.json").read_text() == before
 
 
-def test_a_result_without_its_settings_is_not_taken(several, tmp_path):
+def test_a_result_without_its_config_is_refused(several, tmp_path):
     (tmp_path / "out/run0/config.yaml").unlink()
     code, _, err = several()
     assert code == 1 and "holds a result.json without a config.yaml; restore it, or remove result.json too" in err
 
 
-def test_other_weights_under_the_same_name(crumb, tiny, tmp_path):
+def test_other_weights_under_the_same_name_are_refused(crumb, tiny, tmp_path):
     from crumb_avalanche.models.backbones import SmallCNN
     from crumb_avalanche.models.weights import read_weights
     from crumb_avalanche.system.tensor_file import write_tensors
@@ -82,7 +82,7 @@ def with_hashes(folder, **hashes):
     (folder / "result.json").write_text(json.dumps(result | {"made_from": hashes}))
 
 
-def test_a_report_tells_such_runs_apart(tmp_path):
+def test_a_report_separates_runs_by_content(tmp_path):
     for place, (path, digest) in enumerate([("a", "1"), ("a", "2"), ("b", "1")]):
         with_hashes(fake_run(tmp_path / str(place), run=place, weights=path), weights=f"sha256:{digest}")
     groups = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
@@ -91,21 +91,21 @@ def test_a_report_tells_such_runs_apart(tmp_path):
     assert "crumb and crumb (2): the files that they name differ in content" in notes_on(groups)
 
 
-def test_runs_of_before_contents_were_told_are_grouped_by_names(tmp_path):
+def test_runs_without_content_hashes_are_grouped_by_names(tmp_path):
     fake_run(tmp_path / "old", run=0)
     with_hashes(fake_run(tmp_path / "new", run=1), strategy_config={"x": 1})
     (group,) = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
     assert len(group.runs) == 2
 
 
-def test_clips_elsewhere_are_others_though_names_and_sizes_are_the_same(tmp_path):
+def test_clip_folders_at_other_roots_are_separate_groups(tmp_path):
     for number, root in enumerate(("raw", "blurred")):
         folder = fake_run(tmp_path / root, run=number, benchmark="clip_folder", dataset_root=root)
         with_hashes(folder, dataset_root="sha256:1")
     assert len(groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])) == 2
 
 
-def test_a_refused_overwrite_keeps_what_is_there(crumb, tiny, tmp_path):
+def test_a_refused_overwrite_keeps_the_finished_run(crumb, tiny, tmp_path):
     options = (*tiny, "--mem-size", "8", "--output", tmp_path / "out")
     assert crumb(*options)[0] == 0
     before = {name: (tmp_path / "out" / name).read_text() for name in ("result.json", "config.yaml")}

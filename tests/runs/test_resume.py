@@ -1,4 +1,4 @@
-"""A run that was cut off goes on with the same command, and ends with the same bits."""
+"""The same command resumes an interrupted run, which ends with the same bits."""
 
 import json
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ FILES = ("accuracy_matrix.csv", "predictions.npz")
 
 
 class PowerCut(BaseException):
-    """The end of everything."""
+    """Stands for the sudden end of the process."""
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_
     assert not (tmp_path / "cut" / "interrupted").exists()
 
 
-def test_dropout_goes_on_with_the_same_draws(crumb, tiny, tmp_path, cut_after, monkeypatch):
+def test_a_resumed_run_draws_the_same_dropout(crumb, tiny, tmp_path, cut_after, monkeypatch):
     more = ("--strategy", "finetune", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
     arguments = (*tiny, *more, "--checkpoint-every", "2", "--output")
     assert crumb(*arguments, tmp_path / "undisturbed")[0] == 0
@@ -86,9 +86,7 @@ def test_dropout_goes_on_with_the_same_draws(crumb, tiny, tmp_path, cut_after, m
     assert cut and all(torch.equal(value, undisturbed[name]) for name, value in cut.items())
 
 
-def test_an_experience_that_was_learned_is_not_learned_again(
-    crumb, tiny, tmp_path, cut_after, monkeypatch, undisturbed
-):
+def test_finished_experiences_are_not_repeated(crumb, tiny, tmp_path, cut_after, monkeypatch, undisturbed):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
     cut_after(12)  # 2 epochs of 5 batches, then two steps of the second experience
     with pytest.raises(PowerCut):
@@ -101,7 +99,7 @@ def test_an_experience_that_was_learned_is_not_learned_again(
     assert bits(tmp_path / "cut") == bits(undisturbed)
 
 
-def test_seconds_are_those_of_all_processes_that_worked_on_it(crumb, tiny, tmp_path, cut_after, monkeypatch):
+def test_seconds_add_up_over_processes(crumb, tiny, tmp_path, cut_after, monkeypatch):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
     clock = SimpleNamespace(perf_counter=lambda: clock.now)
     save = Resume.save
@@ -128,7 +126,7 @@ def test_seconds_are_those_of_all_processes_that_worked_on_it(crumb, tiny, tmp_p
 
 
 @pytest.mark.parametrize("steps", [7, 12])  # in the first experience, and in the second
-def test_what_avalanche_measured_before_is_kept(crumb, tiny, tmp_path, undisturbed, cut_after, monkeypatch, steps):
+def test_metrics_of_avalanche_are_restored(crumb, tiny, tmp_path, undisturbed, cut_after, monkeypatch, steps):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "2")
     cut_after(steps)
     with pytest.raises(PowerCut):
@@ -140,9 +138,7 @@ def test_what_avalanche_measured_before_is_kept(crumb, tiny, tmp_path, undisturb
     assert [line for line in found if line[:6] != "Ledger"] == [line for line in whole if line[:6] != "Ledger"]
 
 
-def test_the_ledger_counts_what_an_earlier_process_put_into_the_feature_cache(
-    crumb, tiny, tmp_path, cut_after, monkeypatch
-):
+def test_the_ledger_counts_cached_maps_of_earlier_processes(crumb, tiny, tmp_path, cut_after, monkeypatch):
     def arguments(name):
         where = ("--feature-cache", tmp_path / name / "cache", "--output", tmp_path / name / "run")
         return *tiny, "--mem-size", "8", "--checkpoint-every", "1", *where

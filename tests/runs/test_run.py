@@ -30,7 +30,7 @@ def run(crumb, tiny, output, *more):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_leaves_the_run_folder(crumb, tiny, tmp_path, strategy):
+def test_every_strategy_writes_the_run_folder(crumb, tiny, tmp_path, strategy):
     result, out = run(crumb, tiny, tmp_path, "--strategy", strategy, "--mem-size", "6")
     assert result["strategy"] == strategy and result["benchmark"] == "clip_folder" and result["run"] == 0
     experiences = 1 if strategy == "offline" else 2
@@ -102,11 +102,11 @@ def test_the_feature_cache_changes_no_result(crumb, tiny, tmp_path, strategy):
         ("--selection-rule", "reference", "--replay-weight", "5", "--method.freeze_codebook", "true"),
     ],
 )
-def test_the_levers_are_single_settings(crumb, tiny, tmp_path, more):
+def test_each_option_runs(crumb, tiny, tmp_path, more):
     run(crumb, tiny, tmp_path, *more)
 
 
-def test_the_levers_reach_the_learner(make_learner):
+def test_the_options_reach_the_learner(make_learner):
     model, strategy = make_learner(
         replay_weight=5.0,
         replay_steps=3,
@@ -189,7 +189,7 @@ def test_one_run_has_no_deviation_and_no_run_is_an_error(crumb, tiny, tmp_path):
     assert code == 1 and "runs is '0,5-3', where 5-3 is an empty range; write 3-5" in err
 
 
-def test_a_finished_run_is_not_written_over(crumb, tiny, tmp_path):
+def test_a_finished_run_is_not_overwritten(crumb, tiny, tmp_path):
     run(crumb, tiny, tmp_path)
     before = (tmp_path / "result.json").read_text()
     code, _, err = crumb(*tiny, "--output", tmp_path)
@@ -249,7 +249,7 @@ def test_the_command_itself(tiny, tmp_path):
     assert "images/s" in done.stderr and "after experience 2/2" in done.stdout
 
 
-def test_filling_the_cache_does_not_move_the_random_numbers_of_dropout(crumb, tiny, tmp_path):
+def test_filling_the_cache_does_not_change_dropout(crumb, tiny, tmp_path):
     more = ("--backbone", "squeezenet1_1", "--image-size", "64", "--threads", "2")
     weights = []
     for name, cache in (("plain", ("--learning-rate", "0.02")), ("filling", ("c",)), ("filled", ("c",))):
@@ -261,7 +261,7 @@ def test_filling_the_cache_does_not_move_the_random_numbers_of_dropout(crumb, ti
         torch.testing.assert_close(value, weights[0][key], rtol=1e-3, atol=1e-4)
 
 
-def test_the_feature_cache_notices_that_an_image_changed(crumb, tiny, clips, tmp_path):
+def test_the_feature_cache_detects_a_changed_image(crumb, tiny, clips, tmp_path):
     root = tmp_path / "clips"
     shutil.copytree(clips, root)
     more = ("--dataset-root", root, "--feature-cache", tmp_path / "cache")

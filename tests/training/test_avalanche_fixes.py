@@ -1,4 +1,4 @@
-"""The defects of the host, on its own code alone. Where a test of the first part fails, a work-around can go."""
+"""Bugs of Avalanche and their patches. If a test of the first part fails, its work-around can be removed."""
 
 from types import SimpleNamespace
 
@@ -110,7 +110,7 @@ def test_opposite_gradients_of_a_batch_cancel():
     assert found[1]["weight"].data.tolist() == [[0.25], [0.25]]
 
 
-def test_mas_ends_at_a_perfect_batch():
+def test_mas_fails_on_a_perfect_batch():
     strategy = one_weight()
     strategy.clock.train_exp_counter = 1
     plugin = MASPlugin(1.0)
@@ -147,7 +147,7 @@ def test_si_counts_the_penalty_as_loss():
     assert plugin.syn_data["grad"]["weight"].data.tolist() == [-3.0 + 2.0]
 
 
-def test_si_ends_at_a_weight_without_a_gradient():
+def test_si_fails_on_a_weight_without_a_gradient():
     plugin, strategy = SynapticIntelligencePlugin(1.0), one_weight()
     plugin.before_training_exp(strategy)
     plugin.before_training_iteration(strategy)
@@ -155,7 +155,7 @@ def test_si_ends_at_a_weight_without_a_gradient():
         plugin.after_training_iteration(strategy)
 
 
-def test_agem_ends_at_weights_in_channels_last_memory(make_model, make_stream):
+def test_agem_fails_on_weights_in_channels_last_memory(make_model, make_stream):
     strategy, stream = make_strategy(make_model(codebook=False), AGEMPlugin(10, 6)), make_stream().train_stream
     strategy.train(stream[0])
     with pytest.raises(RuntimeError, match="view size is not compatible"):
@@ -224,7 +224,7 @@ def test_through_the_view_importances_are_those_of_the_paper(plugin, tmp_path, m
     assert found["plastic_layers.head.bias"][unseen].max() == 0 < found["plastic_layers.head.bias"].max()
 
 
-def test_the_mode_comes_back_even_after_an_error(make_model, make_stream):
+def test_the_mode_is_restored_after_an_error(make_model, make_stream):
     strategy = make_strategy(make_model(codebook=False))
     strategy.train(make_stream().train_stream[0])
     with pytest.raises(KeyError), learning_view(strategy, nn.Identity()):
@@ -233,7 +233,7 @@ def test_the_mode_comes_back_even_after_an_error(make_model, make_stream):
     assert strategy.model.training
 
 
-def test_mended_mas_goes_on_at_a_perfect_batch():
+def test_patched_mas_continues_after_a_perfect_batch():
     strategy = one_weight(weight=3.0)
     plugin = PatchedMAS(lambda_reg=0.5)
     plugin.importance = {"weight": SimpleNamespace(data=torch.tensor([[4.0]]))}
@@ -245,8 +245,8 @@ def test_mended_mas_goes_on_at_a_perfect_batch():
     assert strategy.loss.item() == 0.5 * 4 * 2**2
 
 
-def test_mended_si_by_hand():
-    """Two experiences of a single weight; every number below can be had with pencil and paper."""
+def test_patched_si_by_hand():
+    """Two experiences of a single weight, computed by hand."""
     plugin, strategy = PatchedSI(weight=0.5, damping=0.1), one_weight(weight=1.0)
     plugin.before_training_exp(strategy)
     one_step(plugin, strategy, gradient=-2.0, step=0.5)
@@ -272,7 +272,7 @@ def test_mended_si_by_hand():
     assert plugin.importances["weight"].item() == 0
 
 
-def test_mended_si_takes_a_missing_gradient_for_zero():
+def test_patched_si_treats_a_missing_gradient_as_zero():
     plugin, strategy = PatchedSI(weight=1.0, damping=0.1), one_weight()
     plugin.before_training_exp(strategy)
     plugin.before_training_iteration(strategy)
@@ -295,7 +295,7 @@ class GradientLog(SupervisedPlugin):
         self.gradients.append(torch.cat([weight.grad.flatten() for weight in learning]))
 
 
-def test_mended_agem_projects_the_steps_of_crumb(make_model, make_stream, monkeypatch):
+def test_patched_agem_projects_the_steps_of_crumb(make_model, make_stream, monkeypatch):
     model, stream, agem = make_model(n_classes=6), make_stream().train_stream, PatchedAGEM(10, 6)
     before, after, references = GradientLog(), GradientLog(), []
     learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}

@@ -1,4 +1,4 @@
-"""The batch of an iteration is recorded from its own forward pass, whatever else passes the model meanwhile."""
+"""The batch of an iteration is recorded from its own forward pass, not from others through the model."""
 
 import numpy as np
 import pytest

@@ -23,7 +23,7 @@ def files(tmp_path):
     return CheckpointFolder(tmp_path / "resume", SETTINGS)
 
 
-def test_what_is_written_is_read(files):
+def test_a_checkpoint_reads_back(files):
     assert files.newest() is None
     files.write({"place": 3}, TENSORS)
     found = files.newest()
@@ -38,7 +38,7 @@ def test_the_newest_two_are_kept(files):
     assert files.newest().notes == {"place": 4}
 
 
-def test_all_is_removed_but_a_name(files):
+def test_clear_keeps_the_given_file(files):
     files.clear()  # nothing there yet
     files.write({}, TENSORS)
     (files.folder / "maps").mkdir()
@@ -78,7 +78,7 @@ def test_a_flipped_bit_anywhere_is_noticed_and_the_one_before_it_is_taken(files,
         assert files.newest().notes == {"place": 0}
 
 
-def test_a_damaged_one_is_given_up_before_the_good_one(files):
+def test_damaged_checkpoints_are_removed_first(files):
     for place in range(3):
         files.write({"place": place}, TENSORS)
     files.path(2).write_bytes(b"damaged")
@@ -95,7 +95,7 @@ def test_a_damaged_one_is_given_up_before_the_good_one(files):
     assert files.numbers() == [4, 3]
 
 
-def test_a_cut_off_file_and_nothing_good_at_all(files):
+def test_only_damaged_checkpoints_are_an_error(files):
     path = files.write({}, TENSORS)
     path.write_bytes(path.read_bytes()[:40])
     with (
@@ -105,7 +105,7 @@ def test_a_cut_off_file_and_nothing_good_at_all(files):
         files.newest()
 
 
-def test_a_pickle_in_its_place_is_never_run(files, tmp_path):
+def test_a_pickle_is_never_run(files, tmp_path):
     class Evil:
         def __reduce__(self):
             return (open, (str(tmp_path / "run"), "w"))
@@ -141,14 +141,14 @@ def test_a_full_disk_leaves_the_earlier_ones(files, monkeypatch):
     assert files.newest().notes == {"place": 0}
 
 
-def test_metadata_are_plain_text(files):
+def test_metadata_is_plain_text(files):
     path = files.write({"place": 1}, TENSORS)
     metadata = tensor_file.read_metadata(path)
     assert metadata["format"] == checkpoint.FORMAT and json.loads(metadata["settings"]) == SETTINGS
 
 
 def records(number):
-    """As many records, each of its own."""
+    """Return a number of distinct records."""
     return [{"row": [place, 0.5], "name": f"ü{place}"} for place in range(number)]
 
 
@@ -163,7 +163,7 @@ def test_the_history_is_read_up_to_each_checkpoint(files):
 
 
 def test_records_beyond_the_checkpoint_are_dropped(files, monkeypatch):
-    """As after a kill between the record and its checkpoint, or within the record."""
+    """A kill between the record and its checkpoint, or within the record, leaves such a file."""
     for record in records(2):
         files.write({}, TENSORS, record)
     whole = files.history.path.read_bytes()

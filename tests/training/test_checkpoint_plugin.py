@@ -47,12 +47,12 @@ def learn_from(number, strategy, stream, joint, save):
 
 
 def snapshot(strategy):
-    """All that two learners can be compared by, as a file holds it."""
+    """Return the complete state of a learner as a file stores it."""
     return flatten({"strategy": strategy.state_dict(), "random": get_rng_state()})
 
 
 def without_seconds(tree):
-    """The tree without what a clock says."""
+    """Return the tree without measured seconds."""
     tree = json.loads(json.dumps(tree))
     (strategy,) = (part for key, part in tree["dict"] if key == "strategy")
     strategy["dict"] = [pair for pair in strategy["dict"] if pair[0] != "seconds"]

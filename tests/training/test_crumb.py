@@ -1,4 +1,4 @@
-"""CRUMB against a plain PyTorch loop that anyone can read beside the paper's algorithm 1."""
+"""CRUMB against a plain PyTorch loop of the paper's algorithm 1."""
 
 import copy
 import inspect
@@ -30,7 +30,7 @@ SGD = dict(lr=0.05, momentum=0.9, weight_decay=1e-3)
 
 
 class LoggedBuffer(CodeBuffer):
-    """A code buffer that keeps what its random choices were: they alone are handed to the plain loop."""
+    """Code buffer that logs its random choices, the only values that the plain loop reuses."""
 
     def __init__(self, mem_size, rule, seed=0):
         super().__init__(mem_size, rule, seed)
@@ -55,7 +55,7 @@ class StopBeforeTheLastEpoch(SupervisedPlugin):
             strategy.stop_training()
 
 
-def test_a_host_that_stops_early_stores_in_a_pass_of_its_own(make_model, make_stream):
+def test_a_strategy_that_stops_early_stores_in_an_extra_pass(make_model, make_stream):
     buffer = MapBuffer(MEM_SIZE)
     model = make_model()
     strategy = Naive(
@@ -312,7 +312,7 @@ def test_same_seed_same_bits(make_model, make_stream, rule, fused):
     assert not torch.equal(first.rows, third.rows)
 
 
-def test_naive_with_the_plugins_is_the_strategy(make_model, make_stream):
+def test_naive_with_the_plugins_equals_the_strategy(make_model, make_stream):
     ready, own = make_model(), make_model()
     first = train(ready, make_stream(), CodeBuffer(MEM_SIZE), direct_weight=0.5).storage_policy
     buffer, seen = CodeBuffer(MEM_SIZE), SeenClassesPlugin()
@@ -432,7 +432,7 @@ def test_wrong_settings_are_errors(make_model, make_stream):
         strategy.train(make_stream().train_stream[0])
 
 
-def test_a_trained_strategy_can_be_copied_and_goes_on(make_model, make_stream):
+def test_a_copy_of_a_trained_strategy_can_train(make_model, make_stream):
     model, stream = make_model(), make_stream()
     strategy = train(model, stream, CodeBuffer(MEM_SIZE))
     twin = copy.deepcopy(strategy)

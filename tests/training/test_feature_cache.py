@@ -78,7 +78,7 @@ def test_data_sets_must_have_row_numbers(tmp_path, model, pixels):
         cache_of(tmp_path, model).after_train_dataset_adaptation(Strategy())
 
 
-def test_the_memo_is_handed_to_the_model_in_training_and_taken_back(tmp_path, model, make_stream):
+def test_the_memo_is_set_in_training_and_removed_on_close(tmp_path, model, make_stream):
     stream = make_stream()
     with FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False) as cache:
         assert model.feature_memo is None

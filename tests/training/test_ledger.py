@@ -28,7 +28,7 @@ BY_HAND = {
 
 @pytest.fixture
 def trained(make_model, make_stream):
-    """A strategy after both experiences, its ledger, and what the ledger said after each."""
+    """A strategy after both experiences, its ledger, and the ledger's entries after each."""
     model, policy = make_model(), CodeBuffer(10)
     ledger, entries = LedgerMetric(policy), []
     model.stopwatch.seconds.clear()  # F ran when the codebook was initialised

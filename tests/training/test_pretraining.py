@@ -254,22 +254,22 @@ def test_a_damaged_checkpoint_is_skipped(kept, place):
 
 
 def test_other_settings_are_refused_by_name(make_model, images, kept):
-    def go_on(made_with=None, images=images, **changes):
+    def resume(made_with=None, images=images, **changes):
         settings = PretrainingSettings(**dict(epochs=3, batch_size=8) | changes)
         checkpoints = CheckpointFolder(kept.folder, {"weights": "none"} if made_with is None else made_with)
         return pretrain(make_model(), images, settings, False, checkpoints)
 
-    assert len(go_on()) == 3
+    assert len(resume()) == 3
     with pytest.raises(CheckpointError, match=r"made with learning_rate=0.001, not 0.5; resume with the same"):
-        go_on(learning_rate=0.5)
+        resume(learning_rate=0.5)
     with pytest.raises(
         CheckpointError, match=rf"{kept.folder} .* with weights='none', not 'other.npz'; .* remove that folder"
     ):
-        go_on({"weights": "other.npz"})
+        resume({"weights": "other.npz"})
     with pytest.raises(CheckpointError, match="with weights='none', not None"):
-        go_on({})
+        resume({})
     with pytest.raises(CheckpointError, match="with images=40, not 30"):
-        go_on(images=TensorDataset(*(tensor[:30] for tensor in images.tensors)))
+        resume(images=TensorDataset(*(tensor[:30] for tensor in images.tensors)))
 
 
 def test_a_checkpoint_runs_no_code(kept, tmp_path):

@@ -1,4 +1,4 @@
-"""The buffers: bytes as declared, labels as stored, and nothing left of a memory that was given up."""
+"""Buffers: declared bytes, stored labels, and complete removal of dropped memories."""
 
 import re
 from collections import Counter
@@ -103,7 +103,7 @@ def test_at_every_moment_the_tensors_hold_the_members_and_nothing_else(make_mode
         assert {slot for slot, number in enumerate(numbers) if number} == set(taken)
         assert all(label_of[numbers[slot]] == label for slot, label in taken.items())
         assert len({numbers[slot] for slot in taken}) == len(taken)
-        # The bytes told are the bytes held.
+        # The reported bytes are those of the tensors.
         assert buffer.rows.untyped_storage().nbytes() == buffer.buffer_bytes == mem_size * kind.item_bytes(model)
         assert buffer.labels.untyped_storage().nbytes() == buffer.label_bytes == 2 * mem_size
 
@@ -244,7 +244,7 @@ def test_resize(model, new_size):
     numbers = [number_in(buffer, row) for row in buffer.rows]
     assert {number for number in numbers if number} <= before
     assert [label_of.get(number, -1) for number in numbers] == buffer.labels.tolist()
-    # It goes on working at its new size.
+    # It still works at its new size.
     label_of |= feed(buffer, model, [[1, 2, 0] * 10], 7, first=100)
     assert len(buffer) == new_size
     assert [label_of[number_in(buffer, row)] for row in buffer.rows] == buffer.labels.tolist()
@@ -272,7 +272,7 @@ def test_resize_within_an_experience(model, rule, batches, new_size):
         assert max(held) - min(held) <= 1 and sum(held) >= new_size - len(held) + 1
 
 
-def test_the_reference_rule_tells_a_size_below_its_classes(model):
+def test_the_reference_rule_refuses_a_size_below_its_classes(model):
     buffer = MapBuffer(10, ReferenceRule())
     buffer.begin_experience([0, 1, 2, 3, 4], 5)
     words = "mem_size=4 cannot hold a memory of each of the 5 classes seen so far; give at least 5"
@@ -292,7 +292,7 @@ def test_lists_in_order_of_priority_are_cut_from_their_ends(model, rule):
     assert list(buffer.slots.by_class) == [4, 7]
 
 
-def test_resize_keeps_the_random_state(model):
+def test_resize_keeps_the_rng_state(model):
     (buffer, _), (untouched, _) = full_buffer(model, seed=5), full_buffer(model, seed=5)
     buffer.resize(None, 20)
     draws = [one.rows[one.sample(set(), 30)] for one in (buffer, untouched)]
@@ -324,8 +324,8 @@ def test_resize_below_the_classes_is_an_error(model):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(model, tmp_path, rule):
-    def go_on(buffer):
+def test_a_loaded_buffer_makes_the_same_choices(model, tmp_path, rule):
+    def offer_more(buffer):
         for start in range(16, 40, 5):  # the rest of the experience, and one more
             numbers = list(range(start, min(start + 5, 40)))
             buffer.store(batch_of(numbers, [number % 3 for number in numbers]), model)
@@ -337,11 +337,11 @@ def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(model, tmp_path, rule
     for start in (1, 6, 11):
         buffer.store(batch_of(range(start, start + 5), [n % 3 for n in range(start, start + 5)]), model)
     write_state(tmp_path / "buffer.safetensors", buffer.state_dict(), {})
-    wanted = go_on(buffer)
+    wanted = offer_more(buffer)
 
     other = CodeBuffer(8, RULES[rule](), seed=77)
     other.load_state_dict(read_state(tmp_path / "buffer.safetensors")[0])
-    assert all(torch.equal(one, two) for one, two in zip(go_on(other), wanted))
+    assert all(torch.equal(one, two) for one, two in zip(offer_more(other), wanted))
     assert other.slots.by_class == buffer.slots.by_class
 
 

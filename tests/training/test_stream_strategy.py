@@ -46,7 +46,7 @@ class Recorder(SupervisedPlugin):
         self.experiences.append(strategy.clock.train_exp_counter)
 
 
-def test_unseen_classes_take_no_part():
+def test_logits_of_unseen_classes_are_masked():
     plugin = SeenClassesPlugin()
     plugin.seen = [2, 0]
     logits = torch.tensor([[0.5, 9.0, -1.0, 7.0], [1.0, 2.0, 3.0, 4.0]])
@@ -106,7 +106,7 @@ def test_a_class_that_comes_back_is_seen_once(build, make_stream):
     assert strategy.seen_classes.seen == first + second
 
 
-def test_many_epochs_then_one(build, make_stream):
+def test_the_first_experience_takes_several_epochs(build, make_stream):
     recorder = Recorder()
     strategy = build(first_epochs=3, plugins=[recorder])
     for experience in make_stream(classes_per_experience=1).train_stream[:3]:
@@ -133,7 +133,7 @@ def test_frames_come_in_the_order_of_the_stream(build, make_stream):
     assert all(torch.equal(image, experience.dataset[i][0]) for i, image in enumerate(recorder.images))
 
 
-def test_frames_are_shuffled_where_told(build, make_stream):
+def test_frames_are_shuffled_on_request(build, make_stream):
     recorder, experience = Recorder(), make_stream().train_stream[0]
     strategy = build(plugins=[recorder])
     torch.manual_seed(0)
@@ -213,7 +213,7 @@ class StopAt(SupervisedPlugin):
 
 
 @pytest.mark.parametrize("place", ["before", "within", "after"])
-def test_who_stops_early_gets_one_last_epoch(build, make_stream, place):
+def test_early_stopping_is_followed_by_one_last_epoch(build, make_stream, place):
     stop = StopAt(2, place)
     strategy = build(plugins=[stop], first_epochs=6, train_epochs=6)
     for experience in make_stream().train_stream:
