@@ -112,7 +112,8 @@ class ICaRLPlugin(ImageMemoryPlugin):
         old_logits = None
         if self._old:
             with model.stopwatch.measure("replay"):
-                stored = [slot for label in self._old for slot in storage.slots.by_class[label]]
+                # A class whose first experience was interrupted has no exemplars.
+                stored = [slot for label in self._old for slot in storage.slots.by_class.get(label, ())]
                 if stored:
                     replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
                     logits = torch.cat([logits, model.classify(replayed)])

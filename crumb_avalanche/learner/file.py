@@ -8,6 +8,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -109,15 +110,13 @@ def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: Le
         raise LearnerError(f"strategy {header.strategy} has no learner file: {NOT_KEPT[header.strategy]}")
     model: SplitModel = strategy.model
     full = header.keep == "full"
-    state: dict[str, Any] = {
-        "strategy": strategy.state_dict() if full else strategy.answer_state(),
-        "feature_extractor": dict(model.feature_extractor.state_dict()),
-    }
+    state: dict[str, Any] = {"feature_extractor": dict(model.feature_extractor.state_dict())}
     if full:
         state["rng"] = get_rng_state()
     written = datetime.now(timezone.utc).isoformat(timespec="seconds")
     filled = replace(header, weights_sha256=weights_hash(model.feature_extractor), written=written)
     try:
+        state["strategy"] = strategy.state_dict() if full else strategy.answer_state()
         write_state(path, state, {"format": FORMAT, "learner": json.dumps(asdict(filled))})
     except StateError as error:
         raise LearnerError(f"strategy {header.strategy} cannot be saved: {error}") from error
@@ -153,7 +152,8 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
     """Build the strategy of a learner file and load its state.
 
     A file with ``keep="full"`` also sets the global RNG state: training on the next experience gives the same result as
-    in the process that wrote the file. A file with ``keep="answers"`` leaves the RNG state unchanged.
+    in the process that wrote the file. A file with ``keep="answers"`` leaves the RNG state unchanged, and ``train`` of
+    its strategy raises a ``LearnerError``.
 
     Args:
         path: a learner file.
@@ -176,6 +176,7 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
             _load_all(strategy, state["strategy"])
         else:
             strategy.load_answer_state(state["strategy"])
+            strategy.__dict__["train"] = partial(_refuse_training, path)
     except (KeyError, RuntimeError, StateError, ValueError) as error:
         raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {error}") from error
     if weights_hash(strategy.model.feature_extractor) != header.weights_sha256:
@@ -183,6 +184,13 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
     if "rng" in state:
         set_rng_state(state["rng"])
     return SavedLearner(strategy, header)
+
+
+def _refuse_training(path: Path, *arguments, **keywords) -> None:
+    raise LearnerError(
+        f"{path} was kept with keep_learner=answers: without optimizer, memories and counters, training would start "
+        "anew and forget; train on a file that was kept with keep_learner=full"
+    )
 
 
 def _load_all(strategy: "StreamStrategy", state: dict[str, Any]) -> None:

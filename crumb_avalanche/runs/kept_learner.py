@@ -4,20 +4,21 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from crumb_avalanche.learner.file import LEARNER, NOT_KEPT, LearnerHeader, save_learner
+from crumb_avalanche.learner.file import LEARNER, NOT_KEPT, Keep, LearnerHeader, save_learner
 from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.runs.provenance import versions
 from crumb_avalanche.runs.session import Session
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict
 
 
-def keep_learner(folder: Path, session: Session, experiences: int) -> bool:
-    """Write ``learner.safetensors`` according to the plan's ``keep_learner``.
+def keep_learner(folder: Path, session: Session, experiences: int, interrupted: bool = False) -> bool:
+    """Write ``learner.safetensors`` according to the plan's ``keep_learner``; of an interrupted run, always in full.
 
     Args:
         folder: folder of the run, or ``interrupted`` in it.
         session: a trained session.
         experiences: number of experiences trained on to the end.
+        interrupted: whether the run was; without a checkpoint, this file is all that is left of it.
 
     Returns:
         Whether a file was written: none for ``keep_learner="none"`` and for the strategies in ``NOT_KEPT``.
@@ -25,13 +26,14 @@ def keep_learner(folder: Path, session: Session, experiences: int) -> bool:
     Raises:
         OSError: the file cannot be written, for instance because the disk is full.
     """
-    if session.plan.keep_learner == "none" or session.plan.strategy in NOT_KEPT:
+    keep = "full" if interrupted else session.plan.keep_learner
+    if keep == "none" or session.plan.strategy in NOT_KEPT:
         return False
-    save_learner(folder / LEARNER, session.strategy, header_of(session, experiences))
+    save_learner(folder / LEARNER, session.strategy, header_of(session, experiences, keep))
     return True
 
 
-def header_of(session: Session, experiences: int) -> LearnerHeader:
+def header_of(session: Session, experiences: int, keep: Keep = "full") -> LearnerHeader:
     """Build the header of a session's learner file."""
     plan, benchmark, model = session.plan, session.stream.benchmark, session.model
     labels = [list(map(int, one.dataset.targets)) for one in benchmark.train_stream[:experiences]]
@@ -62,7 +64,7 @@ def header_of(session: Session, experiences: int) -> LearnerHeader:
         ],
         budget=dict(bytes=plan.budget, mem_size=plan.mem_size),
         calibration=dict(feature_scale=float(model.feature_scale), codebook_init=plan.codebook_init),
-        keep="answers" if plan.keep_learner == "answers" else "full",
+        keep=keep,
         versions=versions(),
         plan={name: value for name, value in as_dict(plan).items() if name not in NON_RESULT_SETTINGS},
     )

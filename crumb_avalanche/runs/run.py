@@ -287,6 +287,6 @@ def keep_interrupted(folder: Path, session: Session, experiences: int) -> None:
     reason = traceback.format_exc()
     try:
         write_text(folder / "error.txt", reason)
-        keep_learner(folder, session, experiences)
+        keep_learner(folder, session, experiences, interrupted=True)
     except (OSError, LearnerError) as error:
         print(f"what was learned so far could not be kept in {folder}: {error}", file=sys.stderr)

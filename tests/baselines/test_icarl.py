@@ -263,6 +263,22 @@ def test_with_fewer_exemplars_than_classes_the_latest_have_none_and_are_no_answe
     assert the(strategy)._old == second and spy.losses == pytest.approx(spy.expected, rel=1e-4)
 
 
+def test_it_trains_on_after_an_interrupted_first_experience(make_model, make_stream):
+    class Stop(SupervisedPlugin):
+        def before_update(self, strategy, **kwargs):
+            raise KeyboardInterrupt
+
+    stop = Stop()
+    torch.manual_seed(0)
+    strategy, stream = build(make_model(codebook=False), 7, plugins=[stop]), make_stream()
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(stream.train_stream[0])
+    strategy.plugins.remove(stop)
+    strategy.train(stream.train_stream[1])
+    second = sorted(stream.train_stream[1].classes_in_this_experience)
+    assert sorted(strategy.storage_policy.classes) == second and the(strategy)._old
+
+
 def test_a_relu_behind_the_head_is_warned_of():
     layers = OrderedDict(head=nn.Conv2d(4, 3, 1), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
     model = SplitModel(nn.Conv2d(3, 4, 3), nn.Sequential(layers), "head", image_size=16)

@@ -8,6 +8,7 @@ import torch
 from learned import buffer_of, weights_of
 from safetensors import SafetensorError
 
+from crumb_avalanche.learner.file import LEARNER, read_header
 from crumb_avalanche.models.backbones import SmallCNN
 from crumb_avalanche.runs.stream import _grouped
 
@@ -223,6 +224,10 @@ def test_keyboard_interrupt_keeps_what_was_learned(crumb, tiny, tmp_path, monkey
     code, _, err = crumb(*tiny, "--output", tmp_path / "b", "--checkpoint", "false")
     assert code == 130 and "is in interrupted/ in the output folder" in err.splitlines()[-1]
     assert weights_of(tmp_path / "b" / "interrupted")
+    for keep in ("answers", "none"):  # says what a finished run keeps: of this one, nothing else is left
+        output = tmp_path / keep
+        assert crumb(*tiny, "--output", output, "--checkpoint", "false", "--keep-learner", keep)[0] == 130
+        assert read_header(output / "interrupted" / LEARNER).keep == "full"
 
 
 def test_a_loss_that_turns_nan_stops_with_the_last_good_state(crumb, tiny, tmp_path):

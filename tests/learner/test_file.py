@@ -156,6 +156,24 @@ def test_a_loaded_learner_trains_as_the_one_in_memory(name, tmp_path):
     assert outputs_of(loaded, stream) == outputs_of(strategy, stream)
 
 
+def test_answers_alone_do_not_train_on(tmp_path):
+    stream = shapes()
+    strategy, header = new_strategy("finetune", stream)
+    strategy.train(stream.train_stream[0])
+    save_learner(tmp_path / LEARNER, strategy, replace(header, keep="answers"))
+    loaded = load_learner(tmp_path / LEARNER).strategy
+    with pytest.raises(LearnerError, match=r"learner\.safetensors was kept with keep_learner=answers.*=full"):
+        loaded.train(stream.train_stream[1])
+    assert outputs_of(loaded, stream) == outputs_of(strategy, stream)
+
+
+def test_a_state_that_cannot_be_said_is_a_learner_error(tmp_path):
+    strategy, header = new_strategy("finetune", shapes())
+    strategy.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(LearnerError, match="finetune cannot be saved: the optimizer holds weights that are not the mo"):
+        save_learner(tmp_path / LEARNER, strategy, header)
+
+
 def test_chance_is_refused_by_name(tmp_path, crumb, tiny):
     stream = shapes()
     strategy, header = new_strategy("chance", stream)
