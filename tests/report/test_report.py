@@ -55,8 +55,8 @@ def test_pictures_go_into_the_run_folder_or_to_output(tmp_path):
 def test_the_help_says_where_a_report_goes(crumb):
     code, out, _ = crumb("report", "--help")
     help_text = " ".join(out.split())
-    assert code == 0 and "those of an earlier report in it are replaced" in help_text
-    assert "the folder given if it holds several, the parent of the first of several folders." in help_text
+    assert code == 0 and "replaces an earlier report there" in help_text
+    assert "the given folder if it holds several runs, or the parent of the first of several folders." in help_text
 
 
 def test_the_joint_learner_and_one_without_memory(tmp_path, capsys):
