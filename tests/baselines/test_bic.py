@@ -221,7 +221,7 @@ def test_the_rule_puts_validation_first_and_trims_from_the_end():
     frames = {}
     for start in range(0, 24, 4):
         batch = [0, 1, 0, 1]
-        assert rule.held_out(batch) == [number == 7 for number in rule._numbers(batch)]
+        assert rule.held_out(batch) == [number == 7 for number in rule._places_in_class(batch)]
         frames |= {slot: (start + position) // 2 for position, slot in rule.choose(slots, batch)}
     assert {label: [frames[s] for s in members] for label, members in slots.by_class.items()} == {
         0: [7, 1, 4, 10],
