@@ -7,7 +7,7 @@ from pathlib import Path
 from crumb_avalanche.learner.file import LEARNER, NOT_KEPT, Keep, LearnerHeader, save_learner
 from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.runs.provenance import versions
-from crumb_avalanche.runs.session import Session
+from crumb_avalanche.runs.session import Session, network_of
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict
 
 
@@ -46,14 +46,7 @@ def header_of(session: Session, experiences: int, keep: Keep = "full") -> Learne
         learning=asdict(plan.learning),
         mem_size=plan.capacity,
         seed=plan.run,
-        network=dict(
-            name=plan.backbone,
-            n_classes=model.n_classes,
-            cut_layer=plan.cut_layer,
-            relu_logits=plan.relu_logits,
-            head_kernel=plan.head_kernel,
-            image_size=plan.image_size,
-        ),
+        network={**network_of(plan), "n_classes": model.n_classes},
         codebook=None if blocks is None else (blocks.codebook_size, blocks.codebook_dim),
         precision=plan.precision,
         evaluate_quantized=plan.evaluate_quantized,

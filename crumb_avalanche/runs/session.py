@@ -153,6 +153,17 @@ class Session:
         return copy.deepcopy(self.model)
 
 
+def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:
+    """Return the arguments of ``split_backbone`` that the settings decide."""
+    return dict(
+        name=settings.backbone,
+        cut_layer=settings.cut_layer,
+        relu_logits=settings.relu_logits,
+        head_kernel=settings.head_kernel,
+        image_size=settings.image_size,
+    )
+
+
 def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:
     """Build the split model and load its weights, without calibration.
 
@@ -162,14 +173,7 @@ def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: 
     table = Codebook(settings.codebook_size, settings.codebook_dim) if codebook else None
     pretrained = getattr(settings, "pretrained", None)
     weights = None if pretrained or settings.weights == "none" else settings.weights
-    arguments = dict(
-        name=settings.backbone,
-        codebook=table,
-        relu_logits=settings.relu_logits,
-        head_kernel=settings.head_kernel,
-        image_size=settings.image_size,
-        cut_layer=settings.cut_layer,
-    )
+    arguments = {**network_of(settings), "codebook": table}
     if not pretrained:
         return split_backbone(weights=weights, n_classes=n_classes, **arguments)
     state, made_with = read_pretrained(pretrained)
