@@ -215,10 +215,6 @@ def _videos(folder: Path) -> list[str]:
     return [name for name in files_below(folder) if name.lower().endswith(".mp4")] if folder.is_dir() else []
 
 
-def _file_name(path: str) -> str:
-    return path.rpartition("/")[2].lower()
-
-
 def _toybox_video(name: str) -> str | None:
     """Path of a video of Toybox below the root; some archives lack the folder of the supercategory."""
     match = None if _HIDDEN.search(name) else _TOYBOX_VIDEO.search(name)
