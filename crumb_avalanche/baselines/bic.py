@@ -44,6 +44,8 @@ class SplitExemplars(SelectionRule):
         offered: frames of each class so far in this epoch.
     """
 
+    evenly_spread = False
+
     share: float = 0.1
     quotas: dict[int, int] = field(default_factory=dict)
     stored: dict[int, list[int]] = field(default_factory=dict)

@@ -68,6 +68,7 @@ class ChosenFrames(SelectionRule):
     """Stores all it is offered while slots are free, for methods that choose their memories themselves."""
 
     second_pass = True  # nothing is stored during training
+    evenly_spread = False
 
     def choose(self, slots, labels):
         return [(position, slots.take(label)) for position, label in enumerate(labels) if slots.free]

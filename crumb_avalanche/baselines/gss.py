@@ -76,6 +76,8 @@ class GreedyDiversity(SelectionRule):
         scores: ``(capacity,)`` float32, score of each memory when it was stored; 4 bytes a memory.
     """
 
+    evenly_spread = False
+
     def __init__(self, capacity: int):
         self.scores = torch.zeros(capacity)
         self._offered: tuple[Tensor, list[int]] | None = None

@@ -28,6 +28,7 @@ class Prioritised(SelectionRule):
     """Stores all it is offered; lists are in order of priority and cut at the end (paper, algorithm 5)."""
 
     second_pass = True  # nothing is stored during training
+    evenly_spread = False
 
     @staticmethod
     def quotas(slots: Slots, coming: Iterable[int]) -> dict[int, int]:

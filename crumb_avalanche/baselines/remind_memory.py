@@ -69,6 +69,8 @@ class LocationSample:
 class EvictLargest(SelectionRule):
     """Stores every image; a full buffer gives up a random memory of the largest class, maybe the new one (REMIND)."""
 
+    evenly_spread = False
+
     def choose(self, slots, labels):
         chosen = []
         for position, label in enumerate(labels):

@@ -45,7 +45,7 @@ class MemoryBuffer(ABC):
 
     Attributes:
         rows: ``(mem_size, ...)`` tensor, or ``None`` before the first memory; an empty slot is all zero.
-        labels: ``(mem_size,)`` int16, -1 in empty slots; 2 bytes a memory.
+        labels: ``(mem_size,)`` int16, -1 in empty slots; 2 bytes a memory. With a class above 32,767 int32, 4 bytes.
     """
 
     def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0):
@@ -105,7 +105,9 @@ class MemoryBuffer(ABC):
                 self.rows = torch.zeros((self.max_size, *rows.shape[1:]), dtype=rows.dtype)
             where = torch.tensor(list(chosen))
             self.rows[where] = rows
-            self.labels[where] = torch.tensor([labels[position] for position in positions], dtype=torch.int16)
+            if max(labels) > torch.iinfo(self.labels.dtype).max:
+                self.labels = self.labels.int()
+            self.labels[where] = torch.tensor([labels[position] for position in positions], dtype=self.labels.dtype)
         # A freed slot that was not taken again must not keep its bytes.
         if int((self.labels >= 0).sum()) > len(self.slots):
             self._wipe([slot for slot in self.slots.free if self.labels[slot] >= 0])
@@ -160,7 +162,7 @@ class MemoryBuffer(ABC):
         slots.random = self.slots.random
         slots.by_class = {label: [] for label in self.slots.by_class}  # those without a memory too
         old_rows, old_labels = self.rows, self.labels
-        self.labels = torch.full((new_size,), -1, dtype=torch.int16)
+        self.labels = torch.full((new_size,), -1, dtype=old_labels.dtype)
         if old_rows is not None:
             self.rows = torch.zeros((new_size, *old_rows.shape[1:]), dtype=old_rows.dtype)
             for label, slot in held:

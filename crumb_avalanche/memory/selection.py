@@ -74,9 +74,12 @@ class SelectionRule(ABC):
     Attributes:
         second_pass: whether images are offered in a second pass after the experience's training, instead of during
             the last epoch.
+        evenly_spread: whether the memories of a class are spread evenly over all its images, however many experiences
+            they come in.
     """
 
     second_pass = False
+    evenly_spread = True
 
     def begin_experience(self, slots: Slots, coming: dict[int, int], batch_size: int) -> list[int]:
         """Prepare for an experience, given its number of images of each class.
@@ -138,14 +141,26 @@ class EveryJth(SelectionRule):
     A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images every ``j``-th is kept, with
     ``j = N / quota``, not rounded: the kept images are spread evenly over the experience and exactly fill the quota. In
     the first experience this is the paper's ``j`` = images / capacity; later ones have only their share of the buffer.
+
+    The paper's classes come in one experience each. If a class returns, as in an online or domain-incremental stream,
+    its ``n``-th image of all is kept with the probability quota / ``n`` and replaces a random memory of the class
+    (reservoir sampling), so that its memories stay a uniform sample of all its images.
+
+    Attributes:
+        coming, offered: images of each class in this experience, and those offered so far.
+        past: images of each class that were offered in earlier experiences.
+        quota: memories a class may hold.
     """
 
     coming: dict[int, int] = field(default_factory=dict)
     offered: dict[int, int] = field(default_factory=dict)
+    past: dict[int, int] = field(default_factory=dict)
     quota: int = 0
 
     def begin_experience(self, slots, coming, batch_size):
         super().begin_experience(slots, coming, batch_size)
+        for label, count in self.offered.items():
+            self.past[label] = self.past.get(label, 0) + count
         self.coming = dict(coming)
         self.offered = dict.fromkeys(coming, 0)
         self.quota = slots.capacity // len(set(slots.classes) | set(coming))
@@ -163,17 +178,40 @@ class EveryJth(SelectionRule):
                 )
             number = self.offered[label]
             self.offered[label] += 1
-            kept = min(self.quota, total)
-            if (number + 1) * kept // total > number * kept // total:
+            if self.past.get(label):
+                if not self._replaces(slots, label, self.past[label] + number + 1):
+                    continue
+            else:
+                kept = min(self.quota, total)
+                if (number + 1) * kept // total == number * kept // total:
+                    continue
                 slots.make_room(label)
-                chosen.append((position, slots.take(label)))
+            chosen.append((position, slots.take(label)))
         return chosen
 
+    def _replaces(self, slots: Slots, label: int, number: int) -> bool:
+        """Decide on the ``number``-th image of a class that returned; if it is kept, free a slot for it."""
+        held = slots.count(label)
+        # A class above its quota still is a uniform sample; others that need room make it smaller.
+        if slots.random.random() >= max(held, self.quota) / number:
+            return False
+        if held >= self.quota:
+            slots.release(label)
+        else:
+            slots.make_room(label)
+        return True
+
     def state_dict(self):
-        return {"coming": dict(self.coming), "offered": dict(self.offered), "quota": self.quota}
+        return {
+            "coming": dict(self.coming),
+            "offered": dict(self.offered),
+            "past": dict(self.past),
+            "quota": self.quota,
+        }
 
     def load_state_dict(self, state):
         self.coming, self.offered = dict(state["coming"]), dict(state["offered"])
+        self.past = dict(state.get("past", {}))  # older states lack it
         self.quota = state["quota"]
 
 
@@ -217,9 +255,12 @@ class ReferenceRule(SelectionRule):
     ``j = max(1, (batches - 1) * batch size // capacity)``; a class above its quota evicts random members; the pass ends
     as soon as every class is at its quota, so it reads only the first part of later experiences. Old classes are cut
     to their quota when the pass begins; while the experience is trained on, all their memories are replayed.
+
+    If a class returns, most of its memories are of its latest experiences.
     """
 
     second_pass = True
+    evenly_spread = False
     quota: int = 0
     stride: int = 1
     expected: list[int] = field(default_factory=list)

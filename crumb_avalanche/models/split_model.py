@@ -6,7 +6,7 @@ Paper: "Feature extraction and classification". F is never trained, and its batc
 import contextlib
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -65,6 +65,7 @@ class SplitModel(nn.Module):
         map_shape: ``(C, H, W)`` of one feature map.
         feature_scale: factor of F's output (see ``fold_feature_scale``).
         calibrated: whether ``calibrate`` was called on this model, or on the model that its state dict comes from.
+        normalization_set: whether ``set_normalization`` was called.
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: keeps F's output of stored images, or ``None`` (see ``use_feature_memo``).
     """
@@ -87,6 +88,7 @@ class SplitModel(nn.Module):
         self.quantized_evaluation = False
         self.precision = "fp32"
         self.calibrated = False
+        self.normalization_set = False
         self._map_hooks: OrderedDict[int, Callable[[ForwardRecord], None]] = OrderedDict()
         self.stopwatch = Stopwatch()
         self.feature_memo: FeatureMemo | None = None
@@ -179,11 +181,37 @@ class SplitModel(nn.Module):
             return contextlib.nullcontext()
         return torch.autocast(self.pixel_mean.device.type, dtype=torch.bfloat16)
 
+    def set_normalization(self, mean: Sequence[float], std: Sequence[float]) -> "SplitModel":
+        """Set the normalisation of the float images that the model is given; default ImageNet's.
+
+        Stored ``uint8`` images are normalised with it again at replay. Images of ``ToTensor`` alone have mean 0 and
+        standard deviation 1, images from 0 to 255 mean 0 and standard deviation 1/255.
+
+        Args:
+            mean, std: one number for each of the three channels, or one for all, in units where white is 1.
+        """
+        for buffer, values in ((self.pixel_mean, mean), (self.pixel_std, std)):
+            buffer.copy_(torch.as_tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
+        self.normalization_set = True
+        return self
+
     def pixels(self, images: Tensor) -> Tensor:
-        """Convert normalised float images to ``uint8`` pixels ``(B, 3, h, w)``; return ``uint8`` images unchanged."""
+        """Convert normalised float images to ``uint8`` pixels ``(B, 3, h, w)``; return ``uint8`` images unchanged.
+
+        Raises:
+            ValueError: a pixel is not between 0 and 255 if the normalisation is taken back.
+        """
         if images.dtype == torch.uint8:
             return images
-        return ((images * self.pixel_std + self.pixel_mean) * 255).round().clamp(0, 255).to(torch.uint8)
+        pixels = (images * self.pixel_std + self.pixel_mean) * 255
+        low, high = map(float, pixels.aminmax())
+        if not (low > -0.51 and high < 255.51):  # half a level is lost by rounding
+            mean, std = ([round(v, 4) for v in one.flatten().tolist()] for one in (self.pixel_mean, self.pixel_std))
+            raise ValueError(
+                f"pixels would be from {low:.1f} to {high:.1f}, not 0 to 255, for images normalised with mean {mean} "
+                f"and deviation {std}: say how they are, with model.set_normalization(mean, std)"
+            )
+        return pixels.round().clamp(0, 255).to(torch.uint8)
 
     @torch.no_grad()
     def extract(self, images: Tensor) -> Tensor:
@@ -192,7 +220,7 @@ class SplitModel(nn.Module):
         On a CPU in float32, the map of an image has the same bits in any batch.
 
         Args:
-            images: ``(B, 3, h, w)``, ``uint8`` pixels or floats normalised with ImageNet's mean and deviation.
+            images: ``(B, 3, h, w)``, ``uint8`` pixels or normalised floats (see ``set_normalization``).
         """
         with self.stopwatch.measure("features"):
             if images.device.type != "cpu":

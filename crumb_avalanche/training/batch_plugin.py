@@ -1,5 +1,6 @@
 """Plugins that hold the batch a strategy trains on, with the feature map and codes of its forward pass."""
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
+from crumb_avalanche.training.normalization import normalization_of
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.storage_policies import CompactBuffer
@@ -79,11 +81,25 @@ class StoringPlugin(BatchPlugin):
         self.seen = seen
         self._seen: SeenClassesPlugin | None = None  # that of the strategy, if it has one
         self._offered = False  # whether the rule was offered images of this experience
+        self._classes: set[int] = set()  # of this experience
+        self._earlier: set[int] = set()  # of earlier experiences
+        self._warned = False
 
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)
-        self.storage_policy.begin_experience(strategy.experience.dataset.targets, strategy.train_mb_size)
+        labels = strategy.experience.dataset.targets
+        self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered = False
+        self._earlier |= self._classes
+        self._classes = set(map(int, labels))
+        if self.returning and not self._warned:
+            self._warned = True
+            for consequence in self.consequences_of_returning():
+                warnings.warn(
+                    f"class {min(self.returning)} returns in experience {strategy.clock.train_exp_counter}: "
+                    f"{consequence}",
+                    stacklevel=2,
+                )
 
     def after_training_iteration(self, strategy, **kwargs):
         if in_last_epoch(strategy) and not self.storage_policy.rule.second_pass:
@@ -91,12 +107,29 @@ class StoringPlugin(BatchPlugin):
             self._offered = True
         super().after_training_iteration(strategy, **kwargs)
 
+    @property
+    def returning(self) -> set[int]:
+        """The classes of this experience that an earlier one had, too."""
+        return self._classes & self._earlier
+
+    def consequences_of_returning(self) -> list[str]:
+        """Return what a returning class changes, for a warning."""
+        rule = self.storage_policy.rule
+        if rule.evenly_spread:
+            return []
+        return [
+            f"{type(rule).__name__} does not spread the memories of a class evenly over its experiences; EveryJth and "
+            "ClassBalancedReservoir do"
+        ]
+
     def state_dict(self):
-        return {**super().state_dict(), "offered": self._offered}
+        classes = {"classes": sorted(self._classes), "earlier": sorted(self._earlier)}
+        return {**super().state_dict(), "offered": self._offered, **classes}
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
         self._offered = state["offered"]
+        self._classes, self._earlier = set(state["classes"]), set(state["earlier"])
 
     def mask(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``(B, classes)`` logits, if there is a mask."""
@@ -130,13 +163,15 @@ def pixels_of(strategy, images: Tensor, start: int, in_order: bool = False) -> C
     Args:
         strategy: in training.
         images: the batch as the model takes it. If a cache put feature maps in its place, the pixels are read from the
-            experience.
+            experience. Unless the model's normalisation was set, it is that of the experience's transforms.
         start: position of the batch in the experience.
         in_order: whether the batch is in the order of the experience even if the strategy shuffles.
     """
     in_order = in_order or getattr(strategy, "frames_in_order", False)
 
     def pixels(positions: Sequence[int]) -> Tensor:
+        if not strategy.model.normalization_set and (found := normalization_of(strategy.experience.dataset)):
+            strategy.model.set_normalization(*found)
         if images.shape[1] == 3:
             return strategy.model.pixels(images[list(positions)])
         if not in_order:

@@ -48,6 +48,9 @@ class CRUMBPlugin(StoringPlugin):
 
     Without any ``SeenClassesPlugin``, losses are over all outputs of the model.
 
+    A replay batch has no memories of the batch's own classes, as in the paper. If classes return in later experiences
+    (domain-incremental and online streams), memories of those are replayed, too; a warning says so once.
+
     Events ``before_replay_step``, ``on_replay_loss`` (before its backward pass), ``on_replay_update`` (before its
     optimiser step) and ``after_replay_step`` are triggered on the strategy's plugins; ``strategy.replay_loss`` holds
     the latest replay loss.
@@ -103,6 +106,9 @@ class CRUMBPlugin(StoringPlugin):
                 calibrate(model, strategy.experience.dataset)
         model.quantized_training = self.codebook_weight > 0
 
+    def consequences_of_returning(self):
+        return [*super().consequences_of_returning(), "its memories are replayed beside its own new images, too"]
+
     def before_backward(self, strategy, **kwargs):
         if self.codebook_weight == 0:
             strategy.loss = self.direct_weight * strategy.loss
@@ -132,7 +138,7 @@ class CRUMBPlugin(StoringPlugin):
         if strategy.clock.train_exp_counter == 0:
             return None
         labels = self.batch.labels
-        slots = self.storage_policy.sample(set(labels.tolist()), at_least=len(labels))
+        slots = self.storage_policy.sample(set(labels.tolist()) - self.returning, at_least=len(labels))
         if len(slots) == 0:
             return None
         if not self.fused:

@@ -101,6 +101,29 @@ def test_classes_may_come_back(name):
     assert min(counts) >= 3 and sum(counts) <= 10
 
 
+@pytest.mark.parametrize("size", [1, 10, 75, 400])
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.evenly_spread])
+def test_memories_are_spread_evenly_however_the_stream_is_cut(name, size):
+    labels, seeds = [number % 2 for number in range(400)], 50
+    quarters = Counter()
+    for seed in range(seeds):
+        held = run(RULES[name](), Slots(40, seed), batches_of(labels, size), 8)
+        assert Counter(label for _, label in held.values()) == {0: 20, 1: 20}
+        quarters.update(number // 100 for number, _ in held.values())
+    # 2,000 memories, a quarter each: the deviation of a binomial count is 19.4, here 4.5 of them.
+    assert all(abs(quarters[quarter] - 500) < 87 for quarter in range(4)), quarters
+
+
+def test_a_class_that_returns_shares_its_places_between_old_and_new_images():
+    # 40 images of class 0 fill the buffer; with class 1 each may hold 20, and 40 more of class 0 take half of them.
+    new = 0
+    for seed in range(50):
+        held = run(EveryJth(), Slots(40, seed), [[0] * 40, [0] * 40 + [1] * 40], 8)
+        assert Counter(label for _, label in held.values()) == {0: 20, 1: 20}
+        new += sum(40 <= number < 80 for number, label in held.values())
+    assert abs(new - 500) < 4.5 * (1000 * 0.25) ** 0.5  # of 1,000
+
+
 def test_every_jth_by_hand():
     # 10 images for 4 places: j = 2.5, so the 2.5th, 5th, 7.5th and 10th, rounded up: positions 2, 4, 7 and 9.
     rule, slots = EveryJth(), Slots(4)

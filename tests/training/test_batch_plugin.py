@@ -5,11 +5,11 @@ import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import ER_ACE, Naive
+from stored_memories import ForeignPass, assert_memories_are_of_the_stream
 from torch import nn
 
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
-from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin
@@ -19,48 +19,7 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 MEM_SIZE = 8
-EVENTS = ("before_forward", "after_forward", "after_backward", "before_update", "after_update")
-
-
-class ForeignPass(SupervisedPlugin):
-    """Passes noise through the model in training mode, in batches of several sizes, at every event of an iteration."""
-
-    def __init__(self):
-        super().__init__()
-        self.passes = 0
-        self.noise = torch.randint(0, 256, (9, 3, 16, 16), generator=torch.Generator().manual_seed(9)).byte()
-
-    def look(self, strategy, **kwargs):
-        assert strategy.model.training
-        with torch.no_grad():
-            for size in (9, len(strategy.mb_y), 1):
-                strategy.model(self.noise[:size])
-                self.passes += 1
-
-    before_forward = after_forward = after_backward = before_update = after_update = look
-
-
-def images_by_label(stream, experiences=2):
-    """All training images of a stream, by label."""
-    found = {}
-    for experience in stream.train_stream[:experiences]:
-        for image, label, *_ in experience.dataset:
-            found.setdefault(int(label), []).append(image)
-    return {label: torch.stack(images) for label, images in found.items()}
-
-
-def assert_memories_are_of_the_stream(buffer, model, stream):
-    """Every memory is that of an image of the stream with its label."""
-    assert len(buffer) > 0
-    images = images_by_label(stream)
-    for label, slots in buffer.slots.by_class.items():
-        batch = StreamBatch(
-            None, model.features(images[label]), None, lambda places, of=images[label]: of[places].byte()
-        )
-        expected = buffer.to_rows(batch, list(range(len(images[label]))), model)
-        for slot in slots:
-            assert int(buffer.labels[slot]) == label
-            assert any(torch.allclose(buffer.rows[slot].float(), row.float(), atol=1e-5) for row in expected)
+EVENTS = 5  # of an iteration, at which a foreign pass is made
 
 
 def crumb(model, buffer, plugins=(), **settings):
@@ -80,9 +39,9 @@ def test_foreign_forward_passes_change_nothing(make_model, make_stream, kind, fu
         strategy = crumb(model, buffer, foreign, fused=fused, direct_weight=0.5)
         for experience in stream.train_stream:
             strategy.train(experience)
-        assert_memories_are_of_the_stream(buffer, model, stream)
+        assert_memories_are_of_the_stream(buffer, model, stream.train_stream)
         results.append((model.state_dict(), buffer))
-    assert foreign[0].passes == (2 * 4 + 4) * len(EVENTS) * 3
+    assert foreign[0].passes == (2 * 4 + 4) * EVENTS * 3
     (weights, buffer), (other_weights, other) = results
     assert all(torch.equal(value, other_weights[name]) for name, value in weights.items())
     assert torch.equal(buffer.rows, other.rows) and torch.equal(buffer.labels, other.labels)
@@ -130,7 +89,7 @@ def test_beside_a_strategy_with_a_second_batch_of_its_own(make_model, make_strea
     for experience in stream.train_stream:
         strategy.train(experience, shuffle=False)
     assert len(buffer) == MEM_SIZE
-    assert_memories_are_of_the_stream(buffer, model, stream)
+    assert_memories_are_of_the_stream(buffer, model, stream.train_stream)
 
 
 def test_a_batch_that_does_not_pass_the_model_is_computed(make_model, make_stream):

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import re
+import warnings
 
 import pytest
 import torch
@@ -286,16 +287,36 @@ def test_replay_leaves_out_the_classes_of_the_batch(make_model, make_stream):
     assert both  # the other new class is replayed as soon as it has a memory
 
 
-def test_a_batch_of_all_stored_classes_has_no_replay(make_model, make_stream):
-    stream, buffer = make_stream(), CodeBuffer(MEM_SIZE)
-    first = stream.train_stream[0]
-    labels = list(first.dataset.targets)
+def test_classes_that_return_are_replayed_beside_their_new_images(make_model, make_stream):
+    stream, buffer = make_stream(), CodeBuffer(8)
+    first, second = stream.train_stream
     replays = Replays(buffer)
-    stream.train_stream = [first, first]  # the same two classes again
-    train(make_model(), stream, buffer, [replays])
-    of_one_class = [start for start in range(0, 20, BATCH) if len(set(labels[start : start + BATCH])) == 1]
-    assert 0 < len(of_one_class) < 4
-    assert len(replays.pairs) == len(of_one_class)
+    stream.train_stream = [first, second, first]
+    with pytest.warns(UserWarning, match="class 0 returns in experience 2.*replayed") as warned:
+        strategy = train(make_model(), stream, buffer, [replays])
+    assert sum("returns" in str(one.message) for one in warned) == 1
+    # A new class is left out as long as it is new, a class that returned is not.
+    assert replays.experiences == [1] * 4 + [2] * 4
+    assert all(not new & set(replayed) for new, replayed, _ in replays.pairs[:4])
+    assert all(set(replayed) == {0, 1, 2, 3} for _, replayed, _ in replays.pairs[4:])
+    assert strategy.memory.returning == {0, 1}
+
+
+def test_every_update_of_a_domain_incremental_stream_has_its_replay(make_model, make_stream):
+    stream, buffer = make_stream(classes_per_experience=4), CodeBuffer(8)
+    experience = stream.train_stream[0]
+    stream.train_stream = [experience] * 3
+    replays = Replays(buffer)
+    with pytest.warns(UserWarning, match="returns"):
+        train(make_model(), stream, buffer, [replays])
+    assert replays.experiences == [1] * 7 + [2] * 7  # 40 images in batches of 6
+
+
+def test_no_class_returns_in_the_paper_s_streams(make_model, make_stream):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        train(make_model(), make_stream(), CodeBuffer(8))
+    assert not [one for one in warned if "returns" in str(one.message)]
 
 
 @pytest.mark.parametrize("fused", [False, True])
