@@ -1,0 +1,466 @@
+"""A learner that is taught by showing, asked about photos, and kept in one file."""
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.learner.answer import Answer, Lesson
+from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.store import read_learner, write_learner
+from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED
+from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.folders import check_name
+from crumb_avalanche.learner.pixels import batches
+from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+
+AT_A_TIME = 8  # images that are decoded and pass the network at once
+FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
+RUNNERS_UP = 4
+# The solution that predicts clips before they are learned is brought up to date when so much more was learned.
+GROWTH = 1.5
+
+
+class NothingTaughtError(ValueError):
+    """The learner was asked before it was taught."""
+
+
+@dataclass(frozen=True)
+class ClassInfo:
+    """A class of a learner.
+
+    Attributes:
+        name: its name.
+        images: number of images learned.
+        bytes: what its own statistics take.
+    """
+
+    name: str
+    images: int
+    bytes: int
+
+
+class Learner:
+    """Learns to recognise what it is shown, class by class, and answers for new images.
+
+    Classes and images may come in any number of lessons and in any order. Images are not kept. Calls from several
+    threads are safe and run one after the other.
+
+    ::
+
+        learner = Learner("recommended", backbone="squeezenet1_0")
+        learner.teach("clips/mug", "mug")
+        learner.teach("clips/shoe", "shoe")
+        answer = learner.predict("photo.jpg")
+        learner.save("mine.safetensors")
+
+    Args:
+        method: ``recommended`` (``rda``), or another of ``KINDS``: ``slda``, ``ncm``, ``ranpac``.
+        backbone: a name in ``BACKBONES``.
+        weights: ``"torchvision"`` downloads its ImageNet weights; or a weight file.
+        image_size: side in pixels to which images are resized.
+        budget_bytes: most bytes of what is learned; default the size of the network. If it is full, ``teach`` says what
+            gives way.
+
+    Attributes:
+        lessons: what each call of ``teach`` did, in order.
+        budget_bytes: see above.
+    """
+
+    def __init__(
+        self,
+        method: str = "recommended",
+        backbone: str = "squeezenet1_0",
+        weights: str | os.PathLike | None = "torchvision",
+        image_size: int = 224,
+        budget_bytes: int | None = None,
+    ):
+        method = RECOMMENDED if method == "recommended" else method
+        if method not in KINDS:
+            raise ValueError(f"method is {method!r}; known are recommended, {', '.join(KINDS)}")
+        self._set_up(method, FrozenNetwork.build(backbone, weights, image_size), budget_bytes)
+
+    def _set_up(self, method: str, network: FrozenNetwork, budget_bytes: int | None) -> None:
+        """Initialise a learner without classes."""
+        self.method, self.network, self.kind = method, network, KINDS[method]
+        self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
+        self.lessons: list[Lesson] = []
+        self._features = self.kind.features()
+        self._length = self._features.length(network.model)
+        self._statistics: ClassStatistics = self.kind.build(self._length, self.budget_bytes)
+        self._confidence = Confidence()
+        self._names: list[str | None] = []  # by number; None is free
+        self._images: list[int] = []
+        self._before: dict[str, Any] | None = None  # state before the last lesson
+        self._asked: ClassStatistics | None = None  # copy that predicts clips before they are learned
+        self._lock = threading.RLock()
+
+    # Teaching
+
+    def teach(
+        self,
+        source: Any,
+        label: str | None = None,
+        *,
+        on_bad: str = "raise",
+        progress: Callable[[int], None] | None = None,
+    ) -> Lesson:
+        """Learn the images of a source; one call is one lesson.
+
+        Args:
+            source: an image, folder, video, glob pattern, array, tensor, or a list of these; without ``label`` a folder
+                of class folders (``class/...``), of which everything is learned.
+            label: name of the class shown; a new one, or one that was taught before.
+            on_bad: ``raise`` for an error at a file that cannot be read, ``skip`` to leave it out and list it.
+            progress: called with the number of images after each batch.
+
+        Returns:
+            What was learned.
+
+        Raises:
+            ValueError: there is nothing to learn, a name is not allowed, or a class more does not fit into the budget;
+                the learner is as it was.
+        """
+        unread: list[BadImage] = []
+        with self._lock:
+            before = self._snapshot()
+            try:
+                clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
+                lesson = self._learn(clips, unread, progress)
+            except BaseException:
+                self._restore(before)
+                raise
+            self._before = before
+            self.lessons.append(lesson)
+        return lesson
+
+    def _learn(self, clips: Iterator[Clip], unread: list[BadImage], progress: Callable[[int], None] | None) -> Lesson:
+        images: dict[str, int] = {}
+        number_of_clips = answered = right = 0
+        notes: list[str] = []
+        for clip in clips:
+            if clip.label is None:
+                raise ValueError(
+                    f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class"
+                )
+            number, note = self._number_of(clip.label)
+            notes += [note] * bool(note)
+            scores = []
+            for features in self._in_pieces(clip, progress):
+                scores.append(self._predict_before_learning(features, number))
+                self._statistics.update(features, torch.full((len(features),), number))
+                self._images[number] += len(features)
+                images[clip.label] = images.get(clip.label, 0) + len(features)
+            together = [one for one in scores if one is not None]
+            if together:
+                answered += 1
+                right += int(torch.cat(together).mean(0).argmax()) == number
+            number_of_clips += bool(scores)
+        if not images:
+            read = f" ({len(unread)} files could not be read)" if unread else ""
+            raise ValueError(f"there was no image to learn{read}")
+        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return Lesson(images, number_of_clips, answered, right, when, tuple(unread), tuple(notes))
+
+    def _number_of(self, name: str) -> tuple[int, str]:
+        """Return a class's number, new if it is, and what is given up for it."""
+        if name in self._names:
+            return self._names.index(name), ""
+        classes = len(self.classes) + 1
+        note = self.kind.make_room(self._statistics, self._length, classes, self.budget_bytes)
+        if None in self._names:
+            number = self._names.index(None)
+        else:
+            number = len(self._names)
+            self._names.append(None)
+            self._images.append(0)
+            self._statistics.grow(number + 1)
+        self._names[number] = name
+        return number, note
+
+    def _in_pieces(self, clip: Clip, progress: Callable[[int], None] | None) -> Iterator[Tensor]:
+        """Compute the features of a clip, ``(n, D)`` for at most 64 frames at a time."""
+        held: list[Tensor] = []
+        for paths, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
+            features = self._features(self.network.model, pixels)
+            bad = (~torch.isfinite(features)).any(1).nonzero().flatten().tolist()
+            if bad:
+                raise ValueError(f"the network's features of {paths[bad[0]]} are not finite; leave the image out")
+            held.append(features)
+            if progress is not None:
+                progress(len(paths))
+            if sum(map(len, held)) >= FRAMES_AT_A_TIME:
+                yield torch.cat(held)
+                held = []
+        if held:
+            yield torch.cat(held)
+
+    def _predict_before_learning(self, features: Tensor, number: int) -> Tensor | None:
+        """Score frames with what was learned before and record how sure the answers are; ``None`` if it is too early.
+
+        The copy that is asked is brought up to date whenever the images have grown by half, since every change makes
+        its solution anew.
+        """
+        learned = sum(self._images)
+        if self._asked is None or learned >= GROWTH * self._asked_images:
+            self._asked, self._asked_images = copy.deepcopy(self._statistics), max(1, learned)
+            self._asked_known = {label for label, count in enumerate(self._images) if count}
+        if len(self._asked_known) < 2:
+            return None
+        scores = self._asked.scores(features)
+        known = number in self._asked_known
+        self._confidence.observe(self._asked, features, scores, number if known else None)
+        return scores if known else None
+
+    # Answers
+
+    def predict(self, source: Any, on_bad: str = "raise") -> Answer:
+        """Answer for an image or a clip (a video, or a list of frames).
+
+        Scores of a clip are means over its frames.
+
+        Raises:
+            NothingTaughtError: nothing was taught.
+            ValueError: the source has several clips: use ``predict_all``.
+        """
+        answers = list(self.predict_all(source, on_bad=on_bad))
+        if len(answers) != 1:
+            raise ValueError(f"the source has {len(answers)} images or clips, not one: use predict_all")
+        return answers[0]
+
+    def predict_all(
+        self, source: Any, on_bad: str = "raise", report: Callable[[BadImage], object] = warn
+    ) -> Iterator[Answer]:
+        """Answer for each image and clip of a source, in order.
+
+        Photos of a folder are asked one by one; a video is a clip.
+
+        Args:
+            source: as for ``teach``.
+            on_bad: ``raise`` or ``skip``.
+            report: called with each file that is left out.
+        """
+        if not self.classes:
+            raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
+        for clip in clips_of(source, on_bad=on_bad, report=report):
+            paths: list[str] = []
+            features: list[Tensor] = []
+            for some, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
+                paths += some
+                features.append(self._features(self.network.model, pixels))
+            if not paths:
+                continue
+            with self._lock:
+                frames, together = self._answers(clip, paths, torch.cat(features))
+            if os.path.isdir(clip.path):
+                yield from frames
+            else:
+                yield together
+
+    def _answers(self, clip: Clip, paths: list[str], features: Tensor) -> tuple[tuple[Answer, ...], Answer]:
+        """Answer for each frame and for the clip."""
+        scores = self._statistics.scores(features)
+        frames = tuple(
+            self._answer(scores[place : place + 1], features[place : place + 1], path, clip.label)
+            for place, path in enumerate(paths)
+        )
+        return frames, frames[0] if len(frames) == 1 else self._answer(scores, features, clip.path, clip.label, frames)
+
+    def _answer(
+        self, scores: Tensor, features: Tensor, path: str, truth: str | None, frames: tuple[Answer, ...] = ()
+    ) -> Answer:
+        taught = [number for number, name in enumerate(self._names) if name is not None]
+        shares = self._confidence.probabilities(scores[:, taught]).mean(0)
+        order = shares.argsort(descending=True).tolist()
+        ranked = [(str(self._names[taught[place]]), float(shares[place])) for place in order[: RUNNERS_UP + 1]]
+        known = self._confidence.known(self._statistics, features, scores)
+        return Answer(ranked[0][0], ranked[0][1], known, tuple(ranked[1:]), path, truth, frames)
+
+    # What is known
+
+    @property
+    def classes(self) -> list[ClassInfo]:
+        """The classes taught, in order of arrival."""
+        return [
+            ClassInfo(name, self._images[number], self.kind.class_bytes(self._statistics, number))
+            for number, name in enumerate(self._names)
+            if name is not None
+        ]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what was learned, without the network."""
+        return tensor_bytes(self._statistics.tensors())
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name.
+
+        Raises:
+            ValueError: there is no class ``old``, ``new`` is taken, or not allowed as a name.
+        """
+        check_name(new)
+        with self._lock:
+            number = self._find(old)
+            if new in self._names and new != old:
+                raise ValueError(f"there is a class {new!r} already: forget one of the two, or choose another name")
+            self._names[number] = new
+            for state in (self._before,) if self._before else ():
+                state["names"] = [new if name == old else name for name in state["names"]]
+            self.lessons = [_renamed(lesson, old, new) for lesson in self.lessons]
+
+    def forget(self, name: str) -> str:
+        """Remove a class with all that is stored of it alone. It cannot be undone, and the lesson before it still can.
+
+        Returns:
+            What remains of its images in statistics that classes share; empty if nothing does.
+        """
+        with self._lock:
+            number = self._find(name)
+            if self._before is not None:
+                now = self._snapshot()
+                self._restore(self._before)
+                if name in self._names:
+                    self._remove(self._names.index(name))
+                self._before = self._snapshot()
+                self._restore(now)
+            self._remove(number)
+            self._asked = None
+            self.lessons = [_without(lesson, name) for lesson in self.lessons]
+            return self._statistics.remains_after_forget
+
+    def _remove(self, number: int) -> None:
+        self._statistics.forget(number)
+        self._confidence.forget(number)
+        self._names[number], self._images[number] = None, 0
+
+    def undo(self) -> Lesson:
+        """Take the last lesson back.
+
+        Returns:
+            The lesson.
+
+        Raises:
+            ValueError: there is no lesson, or it was taken back already.
+        """
+        with self._lock:
+            if self._before is None:
+                raise ValueError("there is no lesson to take back: only the last one can be, and only once")
+            self._restore(self._before)
+            self._before = None
+            return self.lessons.pop()
+
+    def merge(self, other: "Learner") -> None:
+        """Add what another learner learned, as if this one had been taught its lessons as well.
+
+        Raises:
+            ValueError: the other has another method, network or image size, or the classes of both do not fit into the
+                budget.
+        """
+        with self._lock:
+            if other.method != self.method:
+                raise ValueError(f"a learner of method {other.method} cannot be merged into one of {self.method}")
+            self.network.check_same(other.network)
+            before = self._snapshot()
+            try:
+                labels = {}
+                for number, name in enumerate(other._names):
+                    if name is not None:
+                        labels[number], _ = self._number_of(name)
+                        self._images[labels[number]] += other._images[number]
+                self._statistics.merge(other._statistics, labels)
+                self.kind.make_room(self._statistics, self._length, len(self.classes), self.budget_bytes)
+                self._confidence.merge(other._confidence, labels)
+            except BaseException:
+                self._restore(before)
+                raise
+            self._asked, self._before = None, None
+            self.lessons += other.lessons
+
+    def _find(self, name: str) -> int:
+        if name not in self._names:
+            taught = ", ".join(info.name for info in self.classes) or "none"
+            raise ValueError(f"there is no class {name!r}; taught are: {taught}")
+        return self._names.index(name)
+
+    # State
+
+    def _snapshot(self) -> dict[str, Any]:
+        """Return a copy of the state, without lessons."""
+        return {
+            "names": list(self._names),
+            "images": list(self._images),
+            "statistics": copy.deepcopy(self._statistics.state_dict()),
+            "confidence": copy.deepcopy(self._confidence.state_dict()),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._names, self._images = list(state["names"]), list(state["images"])
+        self._statistics = type(self._statistics).from_state(state["statistics"])
+        self._confidence.load_state_dict(state["confidence"])
+        self._asked = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was learned, as plain values and tensors, without the network."""
+        with self._lock:
+            return {
+                "method": self.method,
+                "budget_bytes": self.budget_bytes,
+                # A learner file holds no paths.
+                "lessons": [asdict(replace(lesson, unread=())) for lesson in self.lessons],
+                "before": self._before,
+                **self._snapshot(),
+            }
+
+    # Keeping
+
+    def save(self, path: str | os.PathLike, weights: bool = True) -> None:
+        """Write the learner to a file, atomically; see ``learner.file``.
+
+        Args:
+            path: the file; an existing one is replaced.
+            weights: whether the file holds the network's weights, so that it answers where they cannot be had.
+
+        Raises:
+            OSError: the file cannot be written; an existing one is unchanged.
+        """
+        write_learner(path, self.network, self.state_dict(), weights)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":
+        """Load a learner from a file, or from the folder of a finished run of a method in ``KINDS``.
+
+        Args:
+            path: a file that ``save`` wrote.
+            weights: the weight file, or ``"torchvision"``, for a file without weights.
+
+        Raises:
+            LearnerError: the file is absent, damaged, of a newer version, or needs weights.
+        """
+        network, state = read_learner(path, weights)
+        learner = cls.__new__(cls)
+        learner._set_up(state["method"], network, state["budget_bytes"])
+        learner._restore(state)
+        learner._before = state["before"]
+        learner.lessons = [Lesson(**_tuples(lesson)) for lesson in state["lessons"]]
+        return learner
+
+
+def _tuples(lesson: dict[str, Any]) -> dict[str, Any]:
+    """Turn the lists of a lesson that was read from a file into tuples."""
+    return lesson | {"unread": (), "notes": tuple(lesson["notes"])}
+
+
+def _renamed(lesson: Lesson, old: str, new: str) -> Lesson:
+    return replace(lesson, images={new if name == old else name: count for name, count in lesson.images.items()})
+
+
+def _without(lesson: Lesson, name: str) -> Lesson:
+    return replace(lesson, images={other: count for other, count in lesson.images.items() if other != name})
