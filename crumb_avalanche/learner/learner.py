@@ -15,6 +15,7 @@ from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.learner.answer import Answer, Lesson
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.store import read_learner, write_learner
+from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.folders import check_name
@@ -283,6 +284,31 @@ class Learner:
         ranked = [(str(self._names[taught[place]]), float(shares[place])) for place in order[: RUNNERS_UP + 1]]
         known = self._confidence.known(self._statistics, features, scores)
         return Answer(ranked[0][0], ranked[0][1], known, tuple(ranked[1:]), path, truth, frames)
+
+    def explain(self, photo: Any) -> Tensor:
+        """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.
+
+        Args:
+            photo: a single image, as for ``predict``.
+
+        Returns:
+            ``(image_size, image_size)`` float32; positive where the image speaks for the answer, negative where it
+            speaks for the runner-up.
+
+        Raises:
+            NothingTaughtError: nothing was taught.
+            ValueError: the source has several images.
+        """
+        if not self.classes:
+            raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
+        pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, self.network.image_size)]
+        if len(pixels) != 1 or len(pixels[0]) != 1:
+            raise ValueError("explain takes a single image")
+        taught = [number for number, name in enumerate(self._names) if name is not None]
+        with self._lock:
+            shares = evidence_by_location(self.network.model, self._features, self._statistics, pixels[0], taught)
+        size = (self.network.image_size,) * 2
+        return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
 
     # What is known
 
