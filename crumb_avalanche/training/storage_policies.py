@@ -18,6 +18,7 @@ from crumb_avalanche.memory.buffers import CodeMemory, ImageMemory, MapMemory, M
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.normalization import Normalization, normalization_of
+from crumb_avalanche.training.stateful import StatefulPlugin
 
 
 class _Memories(Dataset):
@@ -60,15 +61,13 @@ class CompactBuffer(MemoryBuffer, ExemplarsBuffer):
     def post_adapt(self, agent_state, exp) -> None:
         """Store images of an experience after its training, for Avalanche's own plugins such as ``ReplayPlugin``.
 
-        It does nothing if a plugin such as ``CRUMBPlugin`` stores in this buffer batch by batch.
+        It does nothing if a plugin of this package, such as ``CRUMBPlugin``, stores in this buffer batch by batch.
 
         Raises:
             TypeError: the buffer does not hold images.
         """
-        from crumb_avalanche.training.batch_plugin import StoringPlugin  # which imports this module
-
-        storing = (plugin for plugin in agent_state.plugins if isinstance(plugin, StoringPlugin))
-        if all(plugin.storage_policy is not self for plugin in storing):
+        ours = [plugin for plugin in agent_state.plugins if isinstance(plugin, StatefulPlugin)]
+        if all(getattr(plugin, "storage_policy", None) is not self for plugin in ours):
             self.update_from_dataset(exp.dataset, agent_state)
 
     def update_from_dataset(self, new_data: AvalancheDataset, strategy=None) -> None:
