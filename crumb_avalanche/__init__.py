@@ -29,6 +29,7 @@ _HOMES = {
     "FeatureCache": "training.feature_cache",
     "SmallCNN": "models.backbones",
     "LedgerMetric": "training.ledger",
+    "patched_dill": "training.avalanche_checkpoint",
     "build_strategy": "baselines.registry",
     "recommended_strategy": "baselines.registry",
     "calibrate": "models.calibration",

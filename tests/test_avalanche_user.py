@@ -12,11 +12,13 @@ import torch
 from avalanche.benchmarks.classic import SplitCIFAR100, SplitMNIST
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, timing_metrics
 from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
+from avalanche.models import SimpleMLP
 from avalanche.training.plugins import (
     EvaluationPlugin,
     EWCPlugin,
     LRSchedulerPlugin,
     LwFPlugin,
+    ReplayPlugin,
     SynapticIntelligencePlugin,
 )
 from avalanche.training.supervised import Naive
@@ -29,6 +31,7 @@ from crumb_avalanche import (
     CRUMBPlugin,
     CRUMBStrategy,
     EpochSchedule,
+    ImageBuffer,
     LedgerMetric,
     SeenClassesPlugin,
     calibrate,
@@ -167,6 +170,29 @@ def test_the_plugin_in_avalanches_own_strategy(tmp_path):
         strategy.train(experience)
     strategy.eval(benchmark.test_stream)
     assert len(policy) == 20 and len(policy.classes) == 10
+
+
+def test_an_image_buffer_in_avalanches_replay_plugin(tmp_path):
+    write_mnist(tmp_path)
+    benchmark = SplitMNIST(5, dataset_root=tmp_path, seed=1)  # Avalanche's own transforms, one channel
+    model, policy = SimpleMLP(num_classes=10), ImageBuffer(20)
+    strategy = Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        train_mb_size=6,
+        plugins=[ReplayPlugin(mem_size=20, storage_policy=policy)],
+        evaluator=EvaluationPlugin(LedgerMetric(), loggers=[InteractiveLogger()]),
+    )
+    for experience in benchmark.train_stream:
+        results = strategy.train(experience)
+    assert len(policy) == 20 and len(policy.classes) == 10
+    assert results["Ledger/buffer_bytes"] == 20 * 28 * 28
+    shown = {label: [] for label in range(10)}
+    for experience in benchmark.train_stream:
+        for image, label, _ in experience.dataset:
+            shown[label].append(image)
+    for image, label, _ in policy.buffer:
+        assert any(torch.allclose(image, one, atol=1e-5) for one in shown[label])
 
 
 def test_the_readme_example(monkeypatch, capsys):

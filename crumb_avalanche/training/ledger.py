@@ -3,16 +3,22 @@
 import resource
 import sys
 import time
+from collections.abc import Iterator
 
+import numpy as np
 import torch
+from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
+from avalanche.training.storage_policy import ExemplarsBuffer
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.storage_policies import CompactBuffer
+from crumb_avalanche.training.stateful import storage_policies
 
 PARTS = ("features", "search", "plastic", "replay")
+LABEL_BYTES = 8  # of a label in Avalanche's data sets
 
 
 def peak_rss_bytes() -> int:
@@ -26,6 +32,38 @@ def statistics_bytes(strategy) -> int:
     return sum(getattr(part, "statistics_bytes", 0) for part in (strategy, *strategy.plugins))
 
 
+def bytes_of_exemplars(exemplars: AvalancheDataset) -> tuple[int, int, int]:
+    """Return the number of exemplars in a data set, the bytes of their images and those of their labels.
+
+    Every image counts as the first one, before the transforms that the ``AvalancheDataset`` applies: a tensor or array
+    by its own type, a PIL image by a byte for each pixel and channel.
+    """
+    if not len(exemplars):
+        return 0, 0, 0
+    with preserve_rng_state():
+        image = exemplars.remove_current_transform_group()[0][0]
+    one = tensor_bytes([image]) if isinstance(image, torch.Tensor) else np.asarray(image).nbytes
+    return len(exemplars), len(exemplars) * one, len(exemplars) * LABEL_BYTES
+
+
+def bytes_of_policy(policy) -> tuple[int, int, int]:
+    """Return the number of memories in a storage policy, their bytes and those of their labels."""
+    if hasattr(policy, "buffer_bytes"):
+        return len(policy), policy.buffer_bytes, policy.label_bytes
+    return bytes_of_exemplars(policy.buffer) if isinstance(policy, ExemplarsBuffer) else (0, 0, 0)
+
+
+def replay_memories(strategy) -> Iterator[tuple[int, int, int]]:
+    """Yield the number, bytes and label bytes of the memories in each replay buffer of a strategy and its plugins."""
+    yield from map(bytes_of_policy, storage_policies(strategy))
+    for plugin in strategy.plugins:
+        if isinstance(lists := getattr(plugin, "buffers", None), list):  # A-GEM
+            yield from map(bytes_of_exemplars, lists)
+        if isinstance(images := getattr(plugin, "memory_x", None), dict):  # GEM
+            labels = plugin.memory_y.values()
+            yield sum(map(len, labels)), tensor_bytes(images.values()), tensor_bytes(labels)
+
+
 class LedgerMetric(PluginMetric[dict]):
     """Counts bytes and seconds; emits each entry as ``Ledger/<entry>`` after every training experience.
 
@@ -35,12 +73,21 @@ class LedgerMetric(PluginMetric[dict]):
     (new images trained on in all epochs, divided by the time of training), ``train_seconds``, ``seconds_features`` (F),
     ``seconds_search``, ``seconds_plastic``, ``seconds_replay``, ``seconds_other``; the parts are disjoint.
     What only a step needs (gradients, activations, the guard's copy of the trainable weights) counts in the peak only.
+    Evaluation during training (``eval_every``) counts neither in the time of training nor in its parts.
+
+    The buffers of this package count as allocated. Avalanche's buffers hold views of the stream's data sets: each of
+    their exemplars counts as a copy of the first one's image, before the transforms of its ``AvalancheDataset`` (a
+    tensor by its own type, a PIL image as height x width x channels bytes), and 8 bytes for its label. The memories of
+    ``AGEMPlugin`` and ``GEMPlugin`` count too. Not counted: what exemplars hold besides image and label, such as the
+    logits of ``DER``; the images of Avalanche's ``ICaRL`` and ``GSS_greedy``, and those that its ``BiC`` validates on;
+    the weights that its regularisers keep. Where memories are mixed into the batch, as by ``ReplayPlugin``, they count
+    in ``images_per_second``.
 
     Args:
-        storage_policy: the buffer; default that of the strategy, if it has one.
+        storage_policy: count this buffer only; default all buffers of the strategy and its plugins, each once.
     """
 
-    def __init__(self, storage_policy: CompactBuffer | None = None):
+    def __init__(self, storage_policy: ExemplarsBuffer | None = None):
         super().__init__()
         self.storage_policy = storage_policy
         self.entries: dict[str, float] = {}
@@ -51,43 +98,59 @@ class LedgerMetric(PluginMetric[dict]):
         self.images = 0
         self._parts = dict.fromkeys(PARTS, 0.0)
         self._before = dict.fromkeys(PARTS, 0.0)
+        self._start: float | None = None  # None outside training
 
     def result(self) -> dict[str, float]:
         return dict(self.entries)
 
     def before_training_exp(self, strategy) -> None:
         self._start = time.perf_counter()
-        self._before = dict(self._seconds(strategy))
+        self._before = self._seconds(strategy)
 
     def after_training_iteration(self, strategy) -> None:
         self.images += len(strategy.mb_y)
         self._count_seconds()
 
-    def _count_seconds(self) -> None:
-        now = time.perf_counter()
-        self.train_seconds += now - self._start
-        self._start = now
+    def before_eval(self, strategy) -> None:
+        if self._start is not None:
+            self._count_seconds()
+            self._count_parts(strategy)
+
+    def after_eval(self, strategy) -> None:
+        if self._start is not None:
+            self.before_training_exp(strategy)
 
     def after_training_exp(self, strategy) -> list[MetricValue]:
         self._count_seconds()
-        for part, seconds in self._seconds(strategy).items():
-            self._parts[part] += seconds - self._before[part]
+        self._count_parts(strategy)
+        self._start = None
         self.entries = self.count(strategy)
         step = strategy.clock.train_iterations
         return [MetricValue(self, f"Ledger/{name}", value, step) for name, value in self.entries.items()]
 
+    def _count_seconds(self) -> None:
+        assert self._start is not None, "called in training only"
+        now = time.perf_counter()
+        self.train_seconds += now - self._start
+        self._start = now
+
+    def _count_parts(self, strategy) -> None:
+        for part, seconds in self._seconds(strategy).items():
+            self._parts[part] += seconds - self._before[part]
+
     def count(self, strategy) -> dict[str, float]:
         """Return all entries as of now."""
         model = strategy.model
-        policy = getattr(strategy, "storage_policy", None) if self.storage_policy is None else self.storage_policy
+        one = self.storage_policy
+        memories = [*replay_memories(strategy)] if one is None else [bytes_of_policy(one)]
         codebook = getattr(model, "codebook", None)
         blocks = [] if codebook is None else list(codebook.parameters())
         others = [weight for weight in model.parameters() if all(weight is not block for block in blocks)]
         frozen = tensor_bytes(weight for weight in others if not weight.requires_grad) + tensor_bytes(model.buffers())
         entries = {
-            "buffer_items": 0 if policy is None else len(policy),
-            "buffer_bytes": 0 if policy is None else policy.buffer_bytes,
-            "label_bytes": 0 if policy is None else policy.label_bytes,
+            "buffer_items": sum(items for items, _, _ in memories),
+            "buffer_bytes": sum(size for _, size, _ in memories),
+            "label_bytes": sum(labels for _, _, labels in memories),
             "codebook_bytes": tensor_bytes(blocks),
             "statistics_bytes": statistics_bytes(strategy),
         }
@@ -119,7 +182,7 @@ class LedgerMetric(PluginMetric[dict]):
         return "Ledger"
 
     def state_dict(self) -> dict:
-        """Return counts and seconds so far; ``before`` are the stopwatch's at the start of the experience."""
+        """Return counts and seconds so far; ``before`` are the stopwatch's when training last began or resumed."""
         return {
             "entries": self.entries,
             "train_seconds": self.train_seconds,

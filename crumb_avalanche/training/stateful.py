@@ -52,14 +52,19 @@ def parts(strategy) -> dict[str, Any]:
     return found
 
 
-def buffers(strategy) -> Iterator[Any]:
-    """Yield the replay buffers of the strategy and its plugins, each once."""
+def storage_policies(strategy) -> Iterator[Any]:
+    """Yield the storage policies of the strategy and its plugins, each once."""
     known = set()
     for part in (strategy, *strategy.plugins):
-        buffer = getattr(part, "storage_policy", None)
-        if hasattr(buffer, "state_dict") and id(buffer) not in known:
-            known.add(id(buffer))
-            yield buffer
+        policy = getattr(part, "storage_policy", None)
+        if policy is not None and id(policy) not in known:
+            known.add(id(policy))
+            yield policy
+
+
+def buffers(strategy) -> Iterator[Any]:
+    """Yield the storage policies that have a state, each once."""
+    return (policy for policy in storage_policies(strategy) if hasattr(policy, "state_dict"))
 
 
 def strategy_state(strategy) -> dict[str, Any]:

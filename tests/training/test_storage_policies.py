@@ -120,7 +120,8 @@ def test_bytes_of_one_memory(model):
 def test_an_empty_buffer(kind, model):
     buffer = kind(5)
     assert len(buffer) == buffer.buffer_bytes == len(buffer.buffer) == 0
-    assert buffer.classes == []
+    assert bool(buffer)  # ``if storage_policy`` asks whether there is a buffer
+    assert buffer.classes == buffer.buffer_datasets == []
     assert buffer.sample(set(), 4).shape == (0,)
     with pytest.raises(ValueError, match="mem_size is 0; a buffer holds at least 1 memory"):
         kind(0)
