@@ -1,11 +1,11 @@
 """Where in an image the evidence for an answer lies."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
-from crumb_avalanche.models.penultimate import evaluating, head_input
+from crumb_avalanche.models.penultimate import averaged, evaluating, head_input
 from crumb_avalanche.models.split_model import SplitModel
 
 _TINY = 1e-12  # below the square of any deviation that matters; keeps the root differentiable
@@ -17,9 +17,10 @@ def evidence_by_location(
     """Attribute the margin of an answer to the locations of an image.
 
     The margin is the answer's score minus that of the runner-up; with one class taught, the score. A location's share
-    is the derivative of the margin by its values in the feature maps, times these values, summed over channels. If the
-    features are means over locations and the scores linear in them, as in streaming LDA, the shares add up to the
-    margin but for a constant. For powers, deviations and covariances of classes they are a first-order attribution.
+    is the derivative of the margin by its values in the feature maps, times the difference of these values from the
+    midpoint of both classes' means, summed over channels. For a linear discriminant of means over locations (streaming
+    LDA) the shares add up to the margin. For powers, deviations and covariances of classes they are a first-order
+    attribution.
 
     Args:
         pixels: ``(1, 3, h, w)`` uint8.
@@ -30,18 +31,56 @@ def evidence_by_location(
     """
     with torch.no_grad(), evaluating(model):
         maps = model.features(pixels)
-        before_head = head_input(model, maps)
+        before_head = unpooled_head_input(model, maps)
     used = [maps, before_head] if features.maps else [before_head]
     used = [values.double().requires_grad_() for values in used]
     scores = statistics.scores(moments(used, features))[0, taught]
-    best = scores.topk(min(2, len(taught))).values
-    margin = best[0] - best[1] if len(best) > 1 else best[0]
+    best = scores.topk(min(2, len(taught)))
+    margin = best.values[0] - best.values[1] if len(taught) > 1 else best.values[0]
+    nearest = [taught[place] for place in best.indices.tolist()]
     shares = torch.zeros(maps.shape[2:], dtype=torch.float64)
+    start = 0
     for values, gradient in zip(used, torch.autograd.grad(margin, used)):
+        channels = values.shape[1]
         if values.dim() == 4:
-            here = (values * gradient).sum(1, keepdim=True).detach()
+            middle = midpoint(statistics, nearest, features.power, slice(start, start + channels), values)
+            here = ((values - middle) * gradient).sum(1, keepdim=True).detach()
             shares += _on_grid(here, maps.shape[2:])[0, 0]
+        start += channels * (1 + features.deviations) if values.dim() == 4 else channels
     return shares
+
+
+def midpoint(
+    statistics: ClassStatistics, labels: list[int], power: float, places: slice, values: Tensor
+) -> Tensor:
+    """Return the mean of classes' means over locations, ``(1, C, 1, 1)``; without class means, that of the image.
+
+    Args:
+        labels: the classes.
+        power: of the features.
+        places: where the means of these channels are among the features.
+        values: ``(1, C, H, W)`` map of the image.
+    """
+    means = getattr(getattr(statistics, "classes", statistics), "means", None)
+    if means is None:
+        return values.detach().mean((2, 3), keepdim=True)
+    middle = means[labels].double().mean(0)[places]
+    return (middle.sign() * middle.abs() ** (1 / power)).view(1, -1, 1, 1)
+
+
+def unpooled_head_input(model: SplitModel, maps: Tensor) -> Tensor:
+    """Compute the input of the head, ``(1, D, H, W)`` if the network averages it over locations, else ``(1, D)``."""
+    pooled: list[Tensor] = []
+    pools = [layer for layer in model.plastic_layers.modules() if isinstance(layer, nn.AdaptiveAvgPool2d)]
+    handles = [pool.register_forward_pre_hook(lambda _, given: pooled.append(given[0])) for pool in pools]
+    try:
+        values = head_input(model, maps)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if values.dim() == 2 and pooled and torch.allclose(averaged(pooled[-1].float()), values, rtol=1e-4, atol=1e-5):
+        return pooled[-1].float()
+    return values
 
 
 def moments(used: list[Tensor], features: FeatureMoments) -> Tensor:

@@ -104,6 +104,12 @@ class Learner:
         self._asked: ClassStatistics | None = None  # copy that predicts clips before they are learned
         self._lock = threading.RLock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+
     # Teaching
 
     def teach(
@@ -256,7 +262,8 @@ class Learner:
             features: list[Tensor] = []
             for some, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
                 paths += some
-                features.append(self._features(self.network.model, pixels))
+                with self._lock:  # the network's hooks serve one batch at a time
+                    features.append(self._features(self.network.model, pixels))
             if not paths:
                 continue
             with self._lock:

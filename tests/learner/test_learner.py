@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.file import LearnerError
 from crumb_avalanche.learner.kinds import KINDS, BudgetError
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.store import read_header
-from crumb_avalanche.system.tensor_file import flatten
+from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.system.tensor_file import flatten, write_tensors
 
 SIZE = 32
 COLOURS = np.random.default_rng(7).integers(0, 256, (60, 4, 3))
@@ -27,9 +29,19 @@ def images(number, count=6, seed=0):
 
 
 @pytest.fixture(scope="module")
-def network():
-    torch.manual_seed(0)
-    return FrozenNetwork.build("small_cnn", None, SIZE)
+def weights_file(tmp_path_factory):
+    """Random weights, always the same."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        state = SmallCNN().state_dict()
+    file = tmp_path_factory.mktemp("weights") / "weights.safetensors"
+    write_tensors(file, state, {})
+    return file
+
+
+@pytest.fixture(scope="module")
+def network(weights_file):
+    return FrozenNetwork.build("small_cnn", weights_file, SIZE)
 
 
 @pytest.fixture
@@ -210,28 +222,15 @@ def test_the_budget_is_kept_and_what_gives_way_is_told(make):
 
 @pytest.mark.parametrize("method", KINDS)
 @pytest.mark.parametrize("weights", [True, False])
-def test_a_file_answers_the_same(make, method, weights, tmp_path):
+def test_a_file_answers_the_same(make, method, weights, weights_file, tmp_path):
     learner = taught(make(method), 4)
     learner.save(tmp_path / "mine.safetensors", weights=weights)
     header = read_header(tmp_path / "mine.safetensors")
     assert header["classes"] == dict.fromkeys(["c0", "c1", "c2", "c3"], 6) and header["network"]["included"] is weights
-    if weights:
-        again = Learner.load(tmp_path / "mine.safetensors")
-    else:
-        from crumb_avalanche.system.tensor_file import write_tensors
-
+    if not weights:
         with pytest.raises(LearnerError, match="holds no weights.*SHA-256"):
             Learner.load(tmp_path / "mine.safetensors")
-        file = tmp_path / "weights.safetensors"
-        network = torch.nn.Module.state_dict(learner.network.model)
-        from crumb_avalanche.models.backbones import SmallCNN
-
-        whole = SmallCNN()
-        values = [*network.values()]
-        state = dict(zip(whole.state_dict(), [v for n, v in network.items() if n.split(".")[0] != "feature_scale"]))
-        del values
-        write_tensors(file, state, {})
-        again = Learner.load(tmp_path / "mine.safetensors", weights=file)
+    again = Learner.load(tmp_path / "mine.safetensors", weights=None if weights else weights_file)
     assert same(learner, again) and again.lessons == learner.lessons
     for number in range(4):
         assert learner.predict(images(number, 3, seed=1)) == again.predict(images(number, 3, seed=1))
@@ -264,3 +263,39 @@ def test_threads_may_ask_while_one_teaches(make):
     for thread in threads:
         thread.join()
     assert not wrong and len(learner.classes) == 8
+
+
+@pytest.mark.filterwarnings("error")
+def test_threads_do_not_mix_their_images(make):
+    learner, found = taught(make(), 6), []
+    pictures = [images(number, 3 + number, seed=2) for number in range(6)]
+    expected = [learner.predict(some) for some in pictures]
+
+    def ask():
+        found.append([learner.predict(some) for some in pictures])
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 3
+
+
+def test_explain_takes_a_single_image(make):
+    learner = taught(make(), 2)
+    assert learner.explain(images(0, 1)).shape == (SIZE, SIZE)
+    with pytest.raises(ValueError, match="single image"):
+        learner.explain(images(0, 3))
+    with pytest.raises(NothingTaughtError):
+        make().explain(images(0, 1))
+
+
+def test_the_shares_of_a_linear_discriminant_add_up_to_the_margin(make):
+    learner = taught(make("slda"), 4)
+    for number in range(4):
+        pixels = torch.from_numpy(images(number, 1, seed=4)).permute(0, 3, 1, 2)
+        arguments = learner.network.model, learner._features, learner._statistics
+        shares = evidence_by_location(*arguments, pixels, [0, 1, 2, 3])
+        first, second = learner._statistics.scores(learner._features(learner.network.model, pixels))[0].topk(2).values
+        assert float(shares.sum()) == pytest.approx(float(first - second), rel=1e-4)
