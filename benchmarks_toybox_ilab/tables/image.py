@@ -21,12 +21,22 @@ def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
     with Image.open(path) as image:
-        image.load()
-        if upright:
-            image = ImageOps.exif_transpose(image)
-        if image.mode == "F" or image.mode.startswith("I"):
-            image = _eight_bits(image)
-        return image.convert("RGB")
+        return to_rgb(image, upright)
+
+
+def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
+    """Convert an opened image to 8-bit RGB as `read_image` does; the result shares no memory with the image.
+
+    Raises:
+        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown.
+        OSError: If Pillow cannot decode the image; it may raise other errors, too.
+    """
+    image.load()
+    if upright:
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _eight_bits(image)
+    return image.convert("RGB")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

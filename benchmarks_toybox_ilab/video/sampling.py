@@ -63,7 +63,7 @@ def sampled_frames(video: Path, fps: float, size: Size = None, threads: int = 0)
         for time, frame in _timed_frames(video, threads):
             image = None
             while time >= taken / fps - tolerance:
-                image = image or _picture(frame, size)
+                image = image or picture(frame, size)
                 yield image
                 taken += 1
     except (VideoError, ImportError):
@@ -135,7 +135,7 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
     return image
 
 
-def _picture(frame: Any, size: Size) -> Image.Image:
+def picture(frame: Any, size: Size) -> Image.Image:
     """Convert a decoded frame to an upright RGB image of the given size."""
     matrix = next((bytes(data) for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
     # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.

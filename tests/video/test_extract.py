@@ -11,7 +11,7 @@ from video_clips import files, jobs, shown, whole_and_cut
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video import extract as video
 from benchmarks_toybox_ilab.video.extract import Job, extract_frames, extract_many
-from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, _picture, upright
+from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, picture, upright
 
 # Display matrices: x' = ax + cy, y' = bx + dy as a, b, 0, c, d, 0, then where the origin goes; 1 is 65536.
 ONE = 1 << 16
@@ -150,7 +150,7 @@ def test_colours_follow_the_standard_that_the_video_states(colorspace, expected)
     planes[48:60], planes[60:] = 90, 200
     frame = av.VideoFrame.from_ndarray(planes, format="yuv420p")
     frame.colorspace = colorspace
-    assert np.asarray(_picture(frame, None))[20, 20] == pytest.approx(expected, abs=2)
+    assert np.asarray(picture(frame, None))[20, 20] == pytest.approx(expected, abs=2)
 
 
 def test_a_pattern_counts_from_1_with_the_given_zeros(clips, tmp_path):
