@@ -1,0 +1,112 @@
+"""Frames of a camera, read with PyAV."""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
+from benchmarks_toybox_ilab.video.extract import frame_rate
+from benchmarks_toybox_ilab.video.sampling import Clock, load_av, picture
+from crumb_avalanche.learner.folders import check_name
+from crumb_avalanche.learner.sources import Clip, Frames
+
+PATIENCE = 10.0  # seconds without a frame before giving up
+_TOLERANCE = 0.005  # seconds; time stamps are rounded
+_NAMES = {
+    "linux": "/dev/video0, or 0; list the cameras with `ls /dev/video*`",
+    "darwin": "a number or a name; list them with `ffmpeg -f avfoundation -list_devices true -i ''`",
+    "win32": "its name; list them with `ffmpeg -f dshow -list_devices true -i dummy`",
+}
+
+
+class CameraError(OSError):
+    """A camera cannot be opened or stops; the message says which, why, and what to do."""
+
+
+def camera_clip(device: str | int = 0, seconds: float = 10.0, fps: float = 5.0, label: str | None = None) -> Clip:
+    """Return the frames of a camera as a clip; the camera is opened when the first frame is taken.
+
+    Frames have at most 512 pixels on the short side. A camera with less than `fps` frames per second gives fewer.
+
+    Args:
+        device: on Linux a device file or its number, on macOS a number or a name, on Windows a name. The path of a
+            video file plays that file.
+        seconds: length of the clip.
+        fps: frames per second.
+        label: class name of the clip.
+
+    Raises:
+        ValueError: `seconds` or `fps` is not a number above 0, `label` breaks the rule of `check_name`, or `device` is
+            a number on Windows.
+        CameraError: from `Clip.frames`, if the camera cannot be opened, stops, or gives no frame in 10 seconds.
+        ImportError: from `Clip.frames`, if PyAV is not installed.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ValueError(f"seconds is {seconds!r}, but must be a number above 0.")
+    label = None if label is None else check_name(label)
+    name, options = _opening(device)
+    return Clip(f"camera {device}", label, _frames(device, name, options, seconds, frame_rate(fps)))
+
+
+def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
+    """What PyAV opens a camera with: the name, and the options of the platform."""
+    if isinstance(device, str) and os.path.isfile(device):
+        return os.path.abspath(device), {}
+    if sys.platform == "win32":
+        if isinstance(device, int):
+            raise ValueError(f"device is {device}, but on Windows a camera is given by {_NAMES['win32']}.")
+        return f"video={device.removeprefix('video=')}", {"format": "dshow"}
+    if sys.platform == "darwin":
+        # FFmpeg's default of 29.97 frames per second is refused by cameras that offer 30.
+        return str(device), {"format": "avfoundation", "options": {"framerate": "30"}}
+    return f"/dev/video{device}" if isinstance(device, int) else device, {"format": "v4l2"}
+
+
+def _frames(device: str | int, name: str, options: dict[str, Any], seconds: float, fps: float) -> Frames:
+    av = load_av()
+    try:
+        container = av.open(name, timeout=PATIENCE, **options)
+    except Exception as error:
+        raise _error(device, "cannot be opened", error) from error
+    with container:
+        if not container.streams.video:
+            raise _error(device, "has no video stream")
+        stream = container.streams.video[0]
+        clock, end, taken = Clock(float(stream.average_rate or 30)), time.monotonic() + PATIENCE + seconds, 0
+        for frame in _decoded(container, stream, device):
+            now = clock(frame.time) + _TOLERANCE
+            if now >= seconds or time.monotonic() > end:  # the second if time stamps stand still
+                break
+            if now >= taken / fps:
+                taken = math.floor(now * fps) + 1
+                yield f"camera {device}#t={(taken - 1) / fps:g}", picture(frame, SHORT_SIDE)
+        if not taken:
+            raise _error(device, "gives no frame")
+
+
+def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
+    last = time.monotonic()
+    while True:
+        try:
+            for frame in container.decode(stream):
+                yield frame
+                last = time.monotonic()
+            return
+        except BlockingIOError as error:  # macOS: there is no frame yet
+            if time.monotonic() - last > PATIENCE:
+                raise _error(device, f"gives no frame in {PATIENCE:g} seconds") from error
+            time.sleep(0.01)
+        except Exception as error:
+            raise _error(device, "stops", error) from error
+
+
+def _error(device: str | int, what: str, error: Exception | None = None) -> CameraError:
+    reason = f": {getattr(error, 'strerror', None) or error}" if error else ""
+    names = _NAMES.get(sys.platform, _NAMES["linux"])
+    return CameraError(
+        f"camera {device} {what}{reason}. Check that it is connected, that no other program uses it, and that this "
+        f"program may use it. A camera is given by {names}."
+    )

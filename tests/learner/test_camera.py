@@ -1,0 +1,183 @@
+"""A clip of a camera, with a video file or a made-up container in its place."""
+
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_data import write_sound, write_video
+
+from crumb_avalanche.learner import camera
+from crumb_avalanche.learner.camera import CameraError, camera_clip
+
+av = pytest.importorskip("av")
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    """3 seconds at 10 frames per second."""
+    return write_video(tmp_path_factory.mktemp("video") / "clip.mp4")
+
+
+@pytest.fixture
+def opened(monkeypatch, video):
+    """What the camera is opened with; the video is opened in its place."""
+    calls = []
+    real = av.open
+
+    def fake(name, timeout, **options):
+        calls.append((name, options))
+        return real(str(video))
+
+    monkeypatch.setattr(av, "open", fake)
+    return calls
+
+
+def number_of(image):
+    width, height = image.size
+    return round((np.asarray(image, float)[height * 5 // 8 : -2, width * 5 // 8 : -2].mean() - 10) / 3)
+
+
+@pytest.mark.parametrize(
+    ("platform", "device", "expected"),
+    [
+        ("linux", 0, ("/dev/video0", {"format": "v4l2"})),
+        ("linux", "/dev/video2", ("/dev/video2", {"format": "v4l2"})),
+        ("darwin", 0, ("0", {"format": "avfoundation", "options": {"framerate": "30"}})),
+        ("darwin", "FaceTime", ("FaceTime", {"format": "avfoundation", "options": {"framerate": "30"}})),
+        ("win32", "My Camera", ("video=My Camera", {"format": "dshow"})),
+        ("win32", "video=My Camera", ("video=My Camera", {"format": "dshow"})),
+    ],
+)
+def test_the_platform_decides_how_a_camera_is_opened(opened, monkeypatch, platform, device, expected):
+    monkeypatch.setattr(sys, "platform", platform)
+    clip = camera_clip(device, seconds=2, fps=2, label="mug")
+    assert opened == [], "opened when the first frame is taken"
+    frames = list(clip.frames)
+    assert opened == [expected]
+    assert (clip.path, clip.label) == (f"camera {device}", "mug")
+    assert [path for path, _ in frames] == [f"camera {device}#t={time}" for time in ("0", "0.5", "1", "1.5")]
+    assert [number_of(image) for _, image in frames] == [0, 5, 10, 15]
+
+
+def test_a_number_is_no_camera_on_windows(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ValueError, match=r"device is 0.*its name.*dshow"):
+        camera_clip(0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fps", "expected"),
+    [(1, 10, list(range(10))), (0.5, 50, [0, 1, 2, 3, 4]), (10, 1, [0, 10, 20]), (1, 3, [0, 4, 7]), (0.01, 1, [0])],
+)
+def test_a_file_in_place_of_a_camera(video, seconds, fps, expected):
+    frames = list(camera_clip(str(video), seconds, fps).frames)
+    assert [number_of(image) for _, image in frames] == expected
+    assert all(image.mode == "RGB" and image.size == (64, 48) for _, image in frames)
+
+
+def test_the_camera_is_closed_when_the_clip_is_left(monkeypatch):
+    events = []
+    fake_camera(monkeypatch, [0, 0.1, 0.2], closed=lambda: events.append("closed"))
+    frames = camera_clip("x").frames
+    next(frames)
+    assert events == []
+    frames.close()
+    assert events == ["closed"]
+
+
+def fake_camera(monkeypatch, stamps, closed=lambda: None):
+    """A camera whose frames have these time stamps; an exception among them is raised there."""
+    stamps = iter(stamps)
+    picture = av.VideoFrame.from_ndarray(np.zeros((4, 6, 3), np.uint8), format="rgb24")
+
+    def decode(stream):
+        for stamp in stamps:
+            if isinstance(stamp, Exception):
+                raise stamp
+            yield SimpleNamespace(time=stamp, side_data=[], colorspace=picture.colorspace, to_image=picture.to_image)
+
+    class Container(nullcontext):
+        streams = SimpleNamespace(video=[SimpleNamespace(average_rate=None)])
+
+        def __exit__(self, *error):
+            closed()
+
+    Container.decode = staticmethod(decode)
+    monkeypatch.setattr(av, "open", lambda name, timeout, **options: Container())
+    monkeypatch.setattr(camera.time, "sleep", lambda seconds: None)
+
+
+def times(seconds=10, fps=10):
+    return [path.partition("#t=")[2] for path, _ in camera_clip("x", seconds, fps).frames]
+
+
+def test_a_camera_that_has_no_frame_yet_is_asked_again(monkeypatch):
+    fake_camera(monkeypatch, [BlockingIOError(35, "unavailable"), 5.0, BlockingIOError(35, "unavailable"), 5.1, 5.2])
+    assert times() == ["0", "0.1", "0.2"]
+
+
+def test_a_camera_that_never_gives_a_frame(monkeypatch):
+    fake_camera(monkeypatch, (BlockingIOError(35, "unavailable") for _ in iter(int, 1)))
+    clock = iter(range(1000))
+    monkeypatch.setattr(camera.time, "monotonic", lambda: next(clock))
+    with pytest.raises(CameraError, match="camera x gives no frame in 10 seconds"):
+        times()
+
+
+def test_time_stamps_that_stand_still_end_too(monkeypatch):
+    fake_camera(monkeypatch, (3.0 for _ in iter(int, 1)))
+    clock = iter(range(1000))
+    monkeypatch.setattr(camera.time, "monotonic", lambda: next(clock))
+    assert times(seconds=2) == ["0"]
+
+
+def test_frames_that_come_late_are_not_repeated(monkeypatch):
+    fake_camera(monkeypatch, [0, 0.1, 0.95, 1.0, 1.1])
+    assert times(fps=5) == ["0", "0.8", "1"]
+
+
+@pytest.mark.parametrize(
+    ("stamps", "fact"),
+    [([], "gives no frame"), ([0, OSError(19, "No such device")], "stops: No such device")],
+)
+def test_a_camera_that_stops(monkeypatch, stamps, fact):
+    fake_camera(monkeypatch, stamps)
+    with pytest.raises(CameraError, match=rf"camera x {fact}.*connected"):
+        times()
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_a_camera_that_is_not_there(monkeypatch, platform):
+    monkeypatch.setattr(sys, "platform", platform)
+    cure = {"linux": "/dev/video", "darwin": "avfoundation", "win32": "dshow"}[platform]
+    with pytest.raises(CameraError, match=rf"camera no such camera cannot be opened: .*{cure}"):
+        list(camera_clip("no such camera").frames)
+
+
+def test_a_file_of_sound_is_no_camera(tmp_path):
+    path = write_sound(tmp_path / "sound.mp4")
+    with pytest.raises(CameraError, match="has no video stream"):
+        list(camera_clip(str(path)).frames)
+
+
+def test_pyav_is_needed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ImportError, match=r"crumb-avalanche\[video\]"):
+        list(camera_clip().frames)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        ({"seconds": 0}, r"seconds is 0.*above 0"),
+        ({"seconds": float("inf")}, "seconds is inf"),
+        ({"seconds": "5"}, "seconds is '5'"),
+        ({"fps": 0}, r"fps is 0.*above 0"),
+        ({"label": "a/b"}, "'a/b'"),
+    ],
+)
+def test_arguments(arguments, fact):
+    with pytest.raises(ValueError, match=fact):
+        camera_clip(**arguments)
