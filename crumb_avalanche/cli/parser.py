@@ -34,6 +34,7 @@ POSITIONAL = {
     "predict": "MODEL [SOURCE ...] ",
     "learner": "{show,forget,rename,undo,merge} MODEL [NAME ...] ",
 }
+BARE = ("--check", "--json", "--csv", "--without-weights")  # flags that may stand alone
 ACTIONS = ("show", "forget", "rename", "undo", "merge")
 
 
@@ -102,7 +103,7 @@ def present(arguments: list[str]) -> list[str]:
     """Translate arguments to flags that the parser accepts.
 
     Replaces dashes in flags by underscores, and flags of earlier versions of ``crumb run`` by the present ones. Turns
-    ``--check X`` into ``--check=true X`` unless X is true or false: X may be the data set's name.
+    ``--check X`` into ``--check=true X`` unless X is true or false: X may be a name without a flag.
 
     Raises:
         ValueError: a settings file cannot be read.
@@ -112,7 +113,7 @@ def present(arguments: list[str]) -> list[str]:
     following = [*arguments[1:], ""]
     return underscored(
         [
-            "--check=true" if argument == "--check" and after.lower() not in ("true", "false") else argument
+            f"{argument}=true" if argument in BARE and after.lower() not in ("true", "false") else argument
             for argument, after in zip(arguments, following)
         ]
     )

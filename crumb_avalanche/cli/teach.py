@@ -20,7 +20,9 @@ def main(settings: TeachSettings) -> None:
     with locked_file(path):
         learner = opened(settings, path)
         with progress_bar(None, "learning", show=settings.progress) as bar:
-            lesson = learner.teach(source_of(settings), settings.label, on_bad=settings.on_bad_frame, progress=bar.update)
+            lesson = learner.teach(
+                source_of(settings), settings.label, on_bad=settings.on_bad_frame, progress=bar.update
+            )
         learner.save(path, weights=not settings.without_weights)
     for name, count in lesson.images.items():
         print(f"learned {name}: {count} images")

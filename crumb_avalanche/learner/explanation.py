@@ -50,9 +50,7 @@ def evidence_by_location(
     return shares
 
 
-def midpoint(
-    statistics: ClassStatistics, labels: list[int], power: float, places: slice, values: Tensor
-) -> Tensor:
+def midpoint(statistics: ClassStatistics, labels: list[int], power: float, places: slice, values: Tensor) -> Tensor:
     """Return the mean of classes' means over locations, ``(1, C, 1, 1)``; without class means, that of the image.
 
     Args:

@@ -14,13 +14,13 @@ from torch import Tensor
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.learner.answer import Answer, Lesson
 from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.learner.explanation import evidence_by_location
+from crumb_avalanche.learner.folders import check_name
 from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.folders import check_name
 from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
+from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 AT_A_TIME = 8  # images that are decoded and pass the network at once
@@ -155,9 +155,7 @@ class Learner:
         notes: list[str] = []
         for clip in clips:
             if clip.label is None:
-                raise ValueError(
-                    f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class"
-                )
+                raise ValueError(f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class")
             number, note = self._number_of(clip.label)
             notes += [note] * bool(note)
             scores = []

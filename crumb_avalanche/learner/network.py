@@ -55,7 +55,9 @@ class FrozenNetwork:
         model = _model(header["backbone"], None, header["image_size"])
         missing = sorted(_named(model).keys() ^ state.keys())
         if missing:
-            raise NetworkError(f"the weights of {header['backbone']} lack or add {missing[0]!r}; save the learner again")
+            raise NetworkError(
+                f"the weights of {header['backbone']} lack or add {missing[0]!r}; save the learner again"
+            )
         model.load_state_dict(state, strict=False)
         network = cls._of(model, header["backbone"], header["image_size"], header["source"])
         network.check_hash(header["weights_sha256"])
