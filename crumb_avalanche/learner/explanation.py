@@ -31,22 +31,24 @@ def evidence_by_location(
     """
     with torch.no_grad(), evaluating(model):
         maps = model.features(pixels)
-        before_head = unpooled_head_input(model, maps)
-    used = [maps, before_head] if features.maps else [before_head]
-    used = [values.double().requires_grad_() for values in used]
-    scores = statistics.scores(moments(used, features))[0, taught]
+        before_head, averaged_by_network = unpooled_head_input(model, maps)
+    tapped = [maps, before_head] if features.maps else [before_head]
+    used = [values.double().requires_grad_() for values in tapped]
+    # The network's own average has no deviations.
+    deviations = [features.deviations] * (len(used) - 1) + [features.deviations and not averaged_by_network]
+    scores = statistics.scores(moments(used, deviations, features.power))[0, taught]
     best = scores.topk(min(2, len(taught)))
     margin = best.values[0] - best.values[1] if len(taught) > 1 else best.values[0]
     nearest = [taught[place] for place in best.indices.tolist()]
     shares = torch.zeros(maps.shape[2:], dtype=torch.float64)
     start = 0
-    for values, gradient in zip(used, torch.autograd.grad(margin, used)):
+    for values, with_deviation, gradient in zip(used, deviations, torch.autograd.grad(margin, used)):
         channels = values.shape[1]
         if values.dim() == 4:
             middle = midpoint(statistics, nearest, features.power, slice(start, start + channels), values)
             here = ((values - middle) * gradient).sum(1, keepdim=True).detach()
             shares += _on_grid(here, maps.shape[2:])[0, 0]
-        start += channels * (1 + features.deviations) if values.dim() == 4 else channels
+        start += channels * (2 if with_deviation and values.dim() == 4 else 1)
     return shares
 
 
@@ -66,8 +68,12 @@ def midpoint(statistics: ClassStatistics, labels: list[int], power: float, place
     return (middle.sign() * middle.abs() ** (1 / power)).view(1, -1, 1, 1)
 
 
-def unpooled_head_input(model: SplitModel, maps: Tensor) -> Tensor:
-    """Compute the input of the head, ``(1, D, H, W)`` if the network averages it over locations, else ``(1, D)``."""
+def unpooled_head_input(model: SplitModel, maps: Tensor) -> tuple[Tensor, bool]:
+    """Compute the input of the head, ``(1, D, H, W)`` if it is averaged over locations, else ``(1, D)``.
+
+    Returns:
+        The values, and whether the network averages them before the head.
+    """
     pooled: list[Tensor] = []
     pools = [layer for layer in model.plastic_layers.modules() if isinstance(layer, nn.AdaptiveAvgPool2d)]
     handles = [pool.register_forward_pre_hook(lambda _, given: pooled.append(given[0])) for pool in pools]
@@ -77,25 +83,23 @@ def unpooled_head_input(model: SplitModel, maps: Tensor) -> Tensor:
         for handle in handles:
             handle.remove()
     if values.dim() == 2 and pooled and torch.allclose(averaged(pooled[-1].float()), values, rtol=1e-4, atol=1e-5):
-        return pooled[-1].float()
-    return values
+        return pooled[-1].float(), True
+    return values, False
 
 
-def moments(used: list[Tensor], features: FeatureMoments) -> Tensor:
+def moments(used: list[Tensor], deviations: list[bool], power: float) -> Tensor:
     """Compute ``(B, D)`` features as ``FeatureMoments`` does, with derivatives."""
     parts = []
-    for values in used:
+    for values, with_deviation in zip(used, deviations):
         if values.dim() == 2:
             parts.append(values)
             continue
         places = values.flatten(2)
         parts.append(places.mean(2))
-        if features.deviations:
+        if with_deviation:
             parts.append((places.var(2, correction=0) + _TINY).sqrt())
     joined = torch.cat(parts, 1)
-    if features.power == 1:
-        return joined
-    return joined.sign() * (joined.abs() + _TINY) ** features.power
+    return joined if power == 1 else joined.sign() * (joined.abs() + _TINY) ** power
 
 
 def _on_grid(shares: Tensor, size: torch.Size) -> Tensor:

@@ -1,6 +1,7 @@
 """The learners in closed form: their features, their statistics, and how they share a budget among classes."""
 
 from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
@@ -26,7 +27,7 @@ class Kind(ABC):
         moments: arguments of ``FeatureMoments``.
     """
 
-    moments: dict = POOLED
+    moments: ClassVar[dict[str, Any]] = POOLED
 
     def features(self) -> FeatureMoments:
         """Build the function from maps to features."""
@@ -107,7 +108,7 @@ class Discriminant(Kind):
     when less than four directions a class would be left beside it.
     """
 
-    moments = dict(maps=True, deviations=True, power=0.7)
+    moments: ClassVar = dict(maps=True, deviations=True, power=0.7)
 
     def build(self, length, budget):
         whole = 2 * PackedScatter.bytes_of(length) <= budget

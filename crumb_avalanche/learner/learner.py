@@ -1,22 +1,20 @@
 """A learner that is taught by showing, asked about photos, and kept in one file."""
 
-import copy
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.learner.answer import Answer, Lesson
-from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.folders import check_name
 from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED
+from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
@@ -25,28 +23,11 @@ from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 AT_A_TIME = 8  # images that are decoded and pass the network at once
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
-RUNNERS_UP = 4
-# The solution that predicts clips before they are learned is brought up to date when so much more was learned.
-GROWTH = 1.5
+OnBad = Literal["raise", "skip"]
 
 
 class NothingTaughtError(ValueError):
     """The learner was asked before it was taught."""
-
-
-@dataclass(frozen=True)
-class ClassInfo:
-    """A class of a learner.
-
-    Attributes:
-        name: its name.
-        images: number of images learned.
-        bytes: what its own statistics take.
-    """
-
-    name: str
-    images: int
-    bytes: int
 
 
 class Learner:
@@ -91,17 +72,12 @@ class Learner:
 
     def _set_up(self, method: str, network: FrozenNetwork, budget_bytes: int | None) -> None:
         """Initialise a learner without classes."""
-        self.method, self.network, self.kind = method, network, KINDS[method]
+        self.method, self.network = method, network
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
         self.lessons: list[Lesson] = []
-        self._features = self.kind.features()
-        self._length = self._features.length(network.model)
-        self._statistics: ClassStatistics = self.kind.build(self._length, self.budget_bytes)
-        self._confidence = Confidence()
-        self._names: list[str | None] = []  # by number; None is free
-        self._images: list[int] = []
-        self._before: dict[str, Any] | None = None  # state before the last lesson
-        self._asked: ClassStatistics | None = None  # copy that predicts clips before they are learned
+        self._features = KINDS[method].features()
+        self._knowledge = Knowledge(method, self._features.length(network.model), self.budget_bytes)
+        self._before: dict[str, Any] | None = None  # state of the knowledge before the last lesson
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,7 +93,7 @@ class Learner:
         source: Any,
         label: str | None = None,
         *,
-        on_bad: str = "raise",
+        on_bad: OnBad = "raise",
         progress: Callable[[int], None] | None = None,
     ) -> Lesson:
         """Learn the images of a source; one call is one lesson.
@@ -138,12 +114,12 @@ class Learner:
         """
         unread: list[BadImage] = []
         with self._lock:
-            before = self._snapshot()
+            before = self._knowledge.state_dict()
             try:
                 clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
                 lesson = self._learn(clips, unread, progress)
             except BaseException:
-                self._restore(before)
+                self._knowledge.load_state_dict(before)
                 raise
             self._before = before
             self.lessons.append(lesson)
@@ -156,13 +132,12 @@ class Learner:
         for clip in clips:
             if clip.label is None:
                 raise ValueError(f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class")
-            number, note = self._number_of(clip.label)
-            notes += [note] * bool(note)
             scores = []
             for features in self._in_pieces(clip, progress):
-                scores.append(self._predict_before_learning(features, number))
-                self._statistics.update(features, torch.full((len(features),), number))
-                self._images[number] += len(features)
+                number, note = self._knowledge.number_of(clip.label)
+                notes += [note] * bool(note)
+                scores.append(self._knowledge.predict_before_learning(features, number))
+                self._knowledge.learn(features, number)
                 images[clip.label] = images.get(clip.label, 0) + len(features)
             together = [one for one in scores if one is not None]
             if together:
@@ -174,22 +149,6 @@ class Learner:
             raise ValueError(f"there was no image to learn{read}")
         when = datetime.now(timezone.utc).isoformat(timespec="seconds")
         return Lesson(images, number_of_clips, answered, right, when, tuple(unread), tuple(notes))
-
-    def _number_of(self, name: str) -> tuple[int, str]:
-        """Return a class's number, new if it is, and what is given up for it."""
-        if name in self._names:
-            return self._names.index(name), ""
-        classes = len(self.classes) + 1
-        note = self.kind.make_room(self._statistics, self._length, classes, self.budget_bytes)
-        if None in self._names:
-            number = self._names.index(None)
-        else:
-            number = len(self._names)
-            self._names.append(None)
-            self._images.append(0)
-            self._statistics.grow(number + 1)
-        self._names[number] = name
-        return number, note
 
     def _in_pieces(self, clip: Clip, progress: Callable[[int], None] | None) -> Iterator[Tensor]:
         """Compute the features of a clip, ``(n, D)`` for at most 64 frames at a time."""
@@ -208,26 +167,9 @@ class Learner:
         if held:
             yield torch.cat(held)
 
-    def _predict_before_learning(self, features: Tensor, number: int) -> Tensor | None:
-        """Score frames with what was learned before and record how sure the answers are; ``None`` if it is too early.
-
-        The copy that is asked is brought up to date whenever the images have grown by half, since every change makes
-        its solution anew.
-        """
-        learned = sum(self._images)
-        if self._asked is None or learned >= GROWTH * self._asked_images:
-            self._asked, self._asked_images = copy.deepcopy(self._statistics), max(1, learned)
-            self._asked_known = {label for label, count in enumerate(self._images) if count}
-        if len(self._asked_known) < 2:
-            return None
-        scores = self._asked.scores(features)
-        known = number in self._asked_known
-        self._confidence.observe(self._asked, features, scores, number if known else None)
-        return scores if known else None
-
     # Answers
 
-    def predict(self, source: Any, on_bad: str = "raise") -> Answer:
+    def predict(self, source: Any, on_bad: OnBad = "raise") -> Answer:
         """Answer for an image or a clip (a video, or a list of frames).
 
         Scores of a clip are means over its frames.
@@ -242,7 +184,7 @@ class Learner:
         return answers[0]
 
     def predict_all(
-        self, source: Any, on_bad: str = "raise", report: Callable[[BadImage], object] = warn
+        self, source: Any, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn
     ) -> Iterator[Answer]:
         """Answer for each image and clip of a source, in order.
 
@@ -273,22 +215,14 @@ class Learner:
 
     def _answers(self, clip: Clip, paths: list[str], features: Tensor) -> tuple[tuple[Answer, ...], Answer]:
         """Answer for each frame and for the clip."""
-        scores = self._statistics.scores(features)
-        frames = tuple(
-            self._answer(scores[place : place + 1], features[place : place + 1], path, clip.label)
-            for place, path in enumerate(paths)
-        )
-        return frames, frames[0] if len(frames) == 1 else self._answer(scores, features, clip.path, clip.label, frames)
+        scores = self._knowledge.statistics.scores(features)
 
-    def _answer(
-        self, scores: Tensor, features: Tensor, path: str, truth: str | None, frames: tuple[Answer, ...] = ()
-    ) -> Answer:
-        taught = [number for number, name in enumerate(self._names) if name is not None]
-        shares = self._confidence.probabilities(scores[:, taught]).mean(0)
-        order = shares.argsort(descending=True).tolist()
-        ranked = [(str(self._names[taught[place]]), float(shares[place])) for place in order[: RUNNERS_UP + 1]]
-        known = self._confidence.known(self._statistics, features, scores)
-        return Answer(ranked[0][0], ranked[0][1], known, tuple(ranked[1:]), path, truth, frames)
+        def answer(part: slice, path: str, frames: tuple[Answer, ...] = ()) -> Answer:
+            ranked, known = self._knowledge.ranked(features[part], scores[part])
+            return Answer(*ranked[0], known, tuple(ranked[1:]), path, clip.label, frames)
+
+        frames = tuple(answer(slice(place, place + 1), path) for place, path in enumerate(paths))
+        return frames, frames[0] if len(frames) == 1 else answer(slice(None), clip.path, frames)
 
     def explain(self, photo: Any) -> Tensor:
         """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.
@@ -309,9 +243,9 @@ class Learner:
         pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, self.network.image_size)]
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
-        taught = [number for number, name in enumerate(self._names) if name is not None]
+        known = self._knowledge
         with self._lock:
-            shares = evidence_by_location(self.network.model, self._features, self._statistics, pixels[0], taught)
+            shares = evidence_by_location(self.network.model, self._features, known.statistics, pixels[0], known.taught)
         size = (self.network.image_size,) * 2
         return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
 
@@ -320,57 +254,46 @@ class Learner:
     @property
     def classes(self) -> list[ClassInfo]:
         """The classes taught, in order of arrival."""
-        return [
-            ClassInfo(name, self._images[number], self.kind.class_bytes(self._statistics, number))
-            for number, name in enumerate(self._names)
-            if name is not None
-        ]
+        return self._knowledge.classes
 
     @property
     def bytes(self) -> int:
         """Bytes of what was learned, without the network."""
-        return tensor_bytes(self._statistics.tensors())
+        return tensor_bytes(self._knowledge.statistics.tensors())
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name.
 
         Raises:
-            ValueError: there is no class ``old``, ``new`` is taken, or not allowed as a name.
+            ValueError: there is no class ``old``, or ``new`` is taken or not allowed as a name.
         """
-        check_name(new)
+        new = check_name(new)
         with self._lock:
-            number = self._find(old)
-            if new in self._names and new != old:
-                raise ValueError(f"there is a class {new!r} already: forget one of the two, or choose another name")
-            self._names[number] = new
-            for state in (self._before,) if self._before else ():
-                state["names"] = [new if name == old else name for name in state["names"]]
-            self.lessons = [_renamed(lesson, old, new) for lesson in self.lessons]
+            self._knowledge.rename(old, new)
+            if self._before is not None:
+                self._before["names"] = [new if name == old else name for name in self._before["names"]]
+            self._change_lessons(lambda images: {new if name == old else name: n for name, n in images.items()})
 
     def forget(self, name: str) -> str:
-        """Remove a class with all that is stored of it alone. It cannot be undone, and the lesson before it still can.
+        """Remove a class with all that is stored of it alone, also from what ``undo`` restores. It cannot be undone.
 
         Returns:
             What remains of its images in statistics that classes share; empty if nothing does.
         """
         with self._lock:
-            number = self._find(name)
-            if self._before is not None:
-                now = self._snapshot()
-                self._restore(self._before)
-                if name in self._names:
-                    self._remove(self._names.index(name))
-                self._before = self._snapshot()
-                self._restore(now)
-            self._remove(number)
-            self._asked = None
-            self.lessons = [_without(lesson, name) for lesson in self.lessons]
-            return self._statistics.remains_after_forget
+            self._knowledge.find(name)
+            if self._before is not None and name in self._before["names"]:
+                now = self._knowledge.state_dict()
+                self._knowledge.load_state_dict(self._before)
+                self._knowledge.forget(name)
+                self._before = self._knowledge.state_dict()
+                self._knowledge.load_state_dict(now)
+            self._knowledge.forget(name)
+            self._change_lessons(lambda images: {other: n for other, n in images.items() if other != name})
+            return self._knowledge.statistics.remains_after_forget
 
-    def _remove(self, number: int) -> None:
-        self._statistics.forget(number)
-        self._confidence.forget(number)
-        self._names[number], self._images[number] = None, 0
+    def _change_lessons(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
+        self.lessons = [replace(lesson, images=change(lesson.images)) for lesson in self.lessons]
 
     def undo(self) -> Lesson:
         """Take the last lesson back.
@@ -384,7 +307,7 @@ class Learner:
         with self._lock:
             if self._before is None:
                 raise ValueError("there is no lesson to take back: only the last one can be, and only once")
-            self._restore(self._before)
+            self._knowledge.load_state_dict(self._before)
             self._before = None
             return self.lessons.pop()
 
@@ -399,44 +322,16 @@ class Learner:
             if other.method != self.method:
                 raise ValueError(f"a learner of method {other.method} cannot be merged into one of {self.method}")
             self.network.check_same(other.network)
-            before = self._snapshot()
+            before = self._knowledge.state_dict()
             try:
-                labels = {}
-                for number, name in enumerate(other._names):
-                    if name is not None:
-                        labels[number], _ = self._number_of(name)
-                        self._images[labels[number]] += other._images[number]
-                self._statistics.merge(other._statistics, labels)
-                self.kind.make_room(self._statistics, self._length, len(self.classes), self.budget_bytes)
-                self._confidence.merge(other._confidence, labels)
+                self._knowledge.merge(other._knowledge)
             except BaseException:
-                self._restore(before)
+                self._knowledge.load_state_dict(before)
                 raise
-            self._asked, self._before = None, None
+            self._before = None
             self.lessons += other.lessons
 
-    def _find(self, name: str) -> int:
-        if name not in self._names:
-            taught = ", ".join(info.name for info in self.classes) or "none"
-            raise ValueError(f"there is no class {name!r}; taught are: {taught}")
-        return self._names.index(name)
-
-    # State
-
-    def _snapshot(self) -> dict[str, Any]:
-        """Return a copy of the state, without lessons."""
-        return {
-            "names": list(self._names),
-            "images": list(self._images),
-            "statistics": copy.deepcopy(self._statistics.state_dict()),
-            "confidence": copy.deepcopy(self._confidence.state_dict()),
-        }
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self._names, self._images = list(state["names"]), list(state["images"])
-        self._statistics = type(self._statistics).from_state(state["statistics"])
-        self._confidence.load_state_dict(state["confidence"])
-        self._asked = None
+    # Keeping
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was learned, as plain values and tensors, without the network."""
@@ -447,10 +342,8 @@ class Learner:
                 # A learner file holds no paths.
                 "lessons": [asdict(replace(lesson, unread=())) for lesson in self.lessons],
                 "before": self._before,
-                **self._snapshot(),
+                **self._knowledge.state_dict(),
             }
-
-    # Keeping
 
     def save(self, path: str | os.PathLike, weights: bool = True) -> None:
         """Write the learner to a file, atomically; see ``learner.file``.
@@ -478,7 +371,7 @@ class Learner:
         network, state = read_learner(path, weights)
         learner = cls.__new__(cls)
         learner._set_up(state["method"], network, state["budget_bytes"])
-        learner._restore(state)
+        learner._knowledge.load_state_dict(state)
         learner._before = state["before"]
         learner.lessons = [Lesson(**_tuples(lesson)) for lesson in state["lessons"]]
         return learner
@@ -487,11 +380,3 @@ class Learner:
 def _tuples(lesson: dict[str, Any]) -> dict[str, Any]:
     """Turn the lists of a lesson that was read from a file into tuples."""
     return lesson | {"unread": (), "notes": tuple(lesson["notes"])}
-
-
-def _renamed(lesson: Lesson, old: str, new: str) -> Lesson:
-    return replace(lesson, images={new if name == old else name: count for name, count in lesson.images.items()})
-
-
-def _without(lesson: Lesson, name: str) -> Lesson:
-    return replace(lesson, images={other: count for other, count in lesson.images.items() if other != name})
