@@ -16,6 +16,7 @@ from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import in_last_epoch
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -183,7 +184,7 @@ class BiCPlugin(ImageMemoryPlugin):
         return logits * self.alpha.to(logits.device) + self.beta.to(logits.device)
 
     def before_training_exp(self, strategy, **kwargs):
-        coming = sorted(set(map(int, strategy.experience.dataset.targets)))
+        coming = sorted(set(labels_of(strategy.experience.dataset)))
         self._old = [label for label in strategy.seen_classes.seen if label not in coming]
         self.alpha[coming], self.beta[coming] = 1.0, 0.0
         super().before_training_exp(strategy, **kwargs)

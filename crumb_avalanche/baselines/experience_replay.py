@@ -16,6 +16,7 @@ from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -118,14 +119,14 @@ class ImageMemoryPlugin(StoringPlugin):
         for label, members in buffer.slots.by_class.items():
             buffer.slots.free += [slot for slot in members if slot not in kept]
             buffer.slots.by_class[label] = [slot for slot in members if slot in kept]
-        targets = strategy.experience.dataset.targets
+        targets = labels_of(strategy.experience.dataset)
         for start in range(0, max(1, len(positions)), strategy.eval_mb_size):  # at least once: it wipes the freed slots
             part = positions[start : start + strategy.eval_mb_size]
 
             def pixels(places: Sequence[int], part=part) -> Tensor:
                 return frames(strategy, [part[place] for place in places])
 
-            labels = torch.tensor([int(targets[position]) for position in part], dtype=torch.int64)
+            labels = torch.tensor([targets[position] for position in part], dtype=torch.int64)
             buffer.store(StreamBatch(labels, torch.empty(0), None, pixels), strategy.model)
 
 

@@ -19,6 +19,7 @@ from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import frames
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -104,7 +105,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
     def before_training_exp(self, strategy, **kwargs):
         # Lists are cut after the experience (paper, algorithm 2), so begin_experience is called then.
         self._loaded = None
-        coming = set(map(int, strategy.experience.dataset.targets))
+        coming = set(labels_of(strategy.experience.dataset))
         self._old = [label for label in strategy.seen_classes.seen if label not in coming]
 
     def before_backward(self, strategy, **kwargs):

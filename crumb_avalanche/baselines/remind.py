@@ -15,6 +15,7 @@ from crumb_avalanche.baselines.memory_settings import RemindSettings
 from crumb_avalanche.baselines.remind_memory import LocationSample, PQCodeBuffer, balanced_choice
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.training.batch_plugin import StoringPlugin, in_last_epoch
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -88,7 +89,7 @@ class RemindPlugin(StoringPlugin):
         buffer.quantizer.fit(self._sample.vectors, self.seed)
         self._sample = None
         # As in the authors' code, the buffer size holds for the first classes too; the paper's port keeps all images.
-        labels = list(map(int, strategy.experience.dataset.targets))
+        labels = labels_of(strategy.experience.dataset)
         chosen = balanced_choice(labels, buffer.max_size, buffer.slots.random)
         loader = DataLoader(Subset(strategy.adapted_dataset, chosen), batch_size=strategy.train_mb_size)
         for images, targets, *_ in loader:

@@ -2,6 +2,7 @@
 
 import torch
 
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.stateful import StatefulPlugin
 
@@ -19,7 +20,7 @@ class TaskIncrementalPlugin(StatefulPlugin):
         self._classes: list[int] = []
 
     def before_eval_exp(self, strategy, **kwargs):
-        self._classes = sorted(set(map(int, strategy.experience.dataset.targets)))
+        self._classes = sorted(set(labels_of(strategy.experience.dataset)))
 
     def after_eval_forward(self, strategy, **kwargs):
         outside = torch.ones(strategy.mb_output.shape[1], dtype=torch.bool, device=strategy.mb_output.device)

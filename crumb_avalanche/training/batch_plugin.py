@@ -8,6 +8,7 @@ from torch import Tensor
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.normalization import normalization_of
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import StatefulPlugin
@@ -87,11 +88,11 @@ class StoringPlugin(BatchPlugin):
 
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)
-        labels = strategy.experience.dataset.targets
+        labels = labels_of(strategy.experience.dataset)
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered = False
         self._earlier |= self._classes
-        self._classes = set(map(int, labels))
+        self._classes = set(labels)
         if self.returning and not self._warned:
             self._warned = True
             for consequence in self.consequences_of_returning():

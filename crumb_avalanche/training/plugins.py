@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 # Logit of a class not seen yet: its probability is 0 and losses stay finite.
@@ -41,7 +42,7 @@ class SeenClassesPlugin(StatefulPlugin):
         self._unseen: Tensor | None = None
 
     def before_training_exp(self, strategy, **kwargs):
-        labels = sorted(set(map(int, strategy.experience.dataset.targets)))
+        labels = sorted(set(labels_of(strategy.experience.dataset)))
         if isinstance(strategy.model, SplitModel):  # before a method indexes tables with an entry for each output
             check_outputs(labels, strategy.model.n_classes)
         for label in labels:
