@@ -231,6 +231,7 @@ class BiCPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
+        super().after_training_exp(strategy, **kwargs)
         new = [label for label in strategy.seen_classes.seen if label not in self._old]
         stored = set(self.storage_policy.classes)
         if stored & set(self._old) and stored & set(new):

@@ -14,7 +14,7 @@ from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_
 from crumb_avalanche.baselines.memory_settings import CoPESettings
 from crumb_avalanche.closed_form.feature_moments import feature_length
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
-from crumb_avalanche.models.penultimate import HeadInput, penultimate
+from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
@@ -151,6 +151,13 @@ class CoPEPlugin(ImageMemoryPlugin):
     def after_update(self, strategy, **kwargs):
         self.evolve(*self._batch)
         self._batch = None
+
+    @torch.no_grad()
+    def offer(self, strategy, batch):
+        if self.batch is None:  # the class may have no prototype yet, which its replay needs
+            with evaluating(strategy.model):
+                self.begin(normalize(penultimate(strategy.model, batch.feature_map)), batch.labels)
+        super().offer(strategy, batch)
 
     def before_eval_forward(self, strategy, **kwargs):
         self._head.attach(strategy.model, strategy.mb_x)

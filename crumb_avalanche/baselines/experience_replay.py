@@ -14,6 +14,7 @@ from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.memory_settings import DarkReplaySettings
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule, Slots
+from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
 from crumb_avalanche.training.labels import labels_of
@@ -215,9 +216,14 @@ class DarkReplayPlugin(ImageMemoryPlugin):
             again = strategy._criterion(logits[len(first) :], labels[len(first) :])
         strategy.loss = strategy.loss + self.settings.alpha * dark + self.settings.beta * again
 
-    def after_training_iteration(self, strategy, **kwargs):
-        self.storage_policy.offered = strategy.mb_output.detach()
-        super().after_training_iteration(strategy, **kwargs)
+    @torch.no_grad()
+    def offer(self, strategy, batch):
+        logits = strategy.mb_output
+        if self.batch is None:
+            with evaluating(strategy.model):
+                logits = self.logits(strategy.model, batch.feature_map)
+        self.storage_policy.offered = logits
+        super().offer(strategy, batch)
         self.storage_policy.offered = None
 
 

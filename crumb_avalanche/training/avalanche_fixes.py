@@ -14,34 +14,6 @@ from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 
-class StopAfterEpoch:
-    """Mixin of a strategy: ``stop_training`` ends an experience after one more full epoch.
-
-    Defects of Avalanche's ``stop_training``: it ends within an epoch, so that plugins which act in the last epoch never
-    do; and it does not change ``train_epochs``, by which they recognise that epoch.
-    """
-
-    _in_epoch = False
-
-    def stop_training(self) -> None:
-        """Make one more epoch of this experience the last, in which memories are stored.
-
-        For plugins such as Avalanche's ``EarlyStoppingPlugin``. Called before an epoch, that epoch is the last; called
-        within an epoch or right after it, the next one is.
-        """
-        self.train_epochs = min(self.train_epochs, self.clock.train_exp_epochs + 1 + self._in_epoch)
-
-    def _before_training_epoch(self, **kwargs):
-        super()._before_training_epoch(**kwargs)
-        # Avalanche's loop over epochs was started with the number that there were before.
-        self._stop_training = self.clock.train_exp_epochs >= self.train_epochs
-        self._in_epoch = not self._stop_training
-
-    def _after_training_epoch(self, **kwargs):
-        super()._after_training_epoch(**kwargs)
-        self._in_epoch = False  # not before: the clock, a plugin, counts the epoch in its own hook
-
-
 class _LearningPart:
     """A view of a model for Avalanche's importances: only trainable weights, always in evaluation mode."""
 

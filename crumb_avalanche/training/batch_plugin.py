@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
@@ -71,6 +72,9 @@ class BatchPlugin(StatefulPlugin):
 class StoringPlugin(BatchPlugin):
     """Stores images of the last epoch of each experience in a buffer.
 
+    Images that a stop (``strategy.stop_training``) left out of that epoch are stored after the experience, in the order
+    of its data set: all of them, or those after the position that the epoch reached, even if its batches were shuffled.
+
     Args:
         storage_policy: the buffer, with its selection rule.
         seen: the mask over the classes seen, for logits of memories; default the ``seen_classes`` of the strategy.
@@ -81,7 +85,7 @@ class StoringPlugin(BatchPlugin):
         self.storage_policy = storage_policy
         self.seen = seen
         self._seen: SeenClassesPlugin | None = None  # that of the strategy, if it has one
-        self._offered = False  # whether the rule was offered images of this experience
+        self._offered = False  # whether images were offered during training, in the epoch that ``_position`` is in
         self._classes: set[int] = set()  # of this experience
         self._earlier: set[int] = set()  # of earlier experiences
         self._warned = False
@@ -103,10 +107,32 @@ class StoringPlugin(BatchPlugin):
                 )
 
     def after_training_iteration(self, strategy, **kwargs):
-        if in_last_epoch(strategy) and not self.storage_policy.rule.second_pass:
-            self.storage_policy.store(self.batch, strategy.model)
+        if self.offers(strategy):
+            self.offer(strategy, self.batch)
             self._offered = True
         super().after_training_iteration(strategy, **kwargs)
+
+    def after_training_exp(self, strategy, **kwargs):
+        model, rule = strategy.model, self.storage_policy.rule
+        position, count = self._position if self._offered and not rule.second_pass else 0, len(strategy.adapted_dataset)
+        if position >= count:
+            return
+        rest = Subset(strategy.adapted_dataset, range(position, count))
+        for images, labels, *_ in DataLoader(rest, batch_size=strategy.train_mb_size):
+            images, labels = images.to(strategy.device), labels.to(strategy.device)
+            pixels = pixels_of(strategy, images, position, in_order=True)
+            self.offer(strategy, StreamBatch(labels, model.features(images), None, pixels))
+            position += len(labels)
+            if rule.finished:
+                break
+
+    def offers(self, strategy) -> bool:
+        """Return whether the batch that was trained on is offered to the buffer."""
+        return in_last_epoch(strategy) and not self.storage_policy.rule.second_pass
+
+    def offer(self, strategy, batch: StreamBatch) -> None:
+        """Offer a batch to the buffer; ``self.batch`` is ``None`` if it was not trained on in the last epoch."""
+        self.storage_policy.store(batch, strategy.model)
 
     @property
     def returning(self) -> set[int]:

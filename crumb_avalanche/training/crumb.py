@@ -6,13 +6,11 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.training.batch_plugin import StoringPlugin, pixels_of
+from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer
@@ -145,21 +143,6 @@ class CRUMBPlugin(StoringPlugin):
             trigger_plugins(strategy, "before_replay_step", **kwargs)
         maps, targets = self.storage_policy.replay(slots, strategy.model)
         return self.replay_weight * strategy._criterion(self.logits(strategy.model, maps), targets)
-
-    def after_training_exp(self, strategy, **kwargs):
-        # A strategy that was stopped before its last epoch has not offered its images yet.
-        if self._offered and not self.storage_policy.rule.second_pass:
-            return
-        model = strategy.model
-        loader = DataLoader(strategy.adapted_dataset, batch_size=strategy.train_mb_size)
-        position = 0
-        for images, labels, *_ in loader:
-            images, labels = images.to(strategy.device), labels.to(strategy.device)
-            pixels = pixels_of(strategy, images, position, in_order=True)
-            self.storage_policy.store(StreamBatch(labels, model.features(images), None, pixels), model)
-            position += len(labels)
-            if self.storage_policy.rule.finished:
-                break
 
 
 class CRUMBStrategy(StreamStrategy):

@@ -77,7 +77,7 @@ def strategy_state(strategy) -> dict[str, Any]:
         "training": {
             "train_epochs": strategy.train_epochs,
             "train_mb_size": strategy.train_mb_size,
-            "in_epoch": strategy._in_epoch,
+            "stopped": strategy._stop_training,
             "begun": strategy.optimized_param_id is not None,
         },
         "seconds": dict(strategy.model.stopwatch.seconds) if hasattr(strategy.model, "stopwatch") else {},
@@ -112,7 +112,7 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
     vars(strategy.clock).update(state["clock"])
     training = state["training"]
     strategy.train_epochs, strategy.train_mb_size = training["train_epochs"], training["train_mb_size"]
-    strategy._in_epoch = training["in_epoch"]
+    strategy._stop_training = training.get("stopped", False)
     # If it were None, Avalanche would reset the optimiser's state at the next experience.
     strategy.optimized_param_id = dict(strategy.model.named_parameters()) if training["begun"] else None
     if hasattr(strategy.model, "stopwatch"):

@@ -10,14 +10,13 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.avalanche_fixes import StopAfterEpoch
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
 from crumb_avalanche.training.storage_policies import CompactBuffer
 
 
-class StreamStrategy(StopAfterEpoch, SupervisedTemplate):
+class StreamStrategy(SupervisedTemplate):
     """Trains on a stream in its own order, with losses over the classes seen so far; by itself it fine-tunes P.
 
     ``train`` keeps the order of the frames unless called with ``shuffle=True``; Avalanche's default shuffles.
@@ -86,6 +85,10 @@ class StreamStrategy(StopAfterEpoch, SupervisedTemplate):
         """Make Avalanche's data loader, in the order of the stream unless ``train(..., shuffle=True)`` was called."""
         self.frames_in_order = not shuffle
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
+
+    def _after_training_exp(self, **kwargs):
+        super()._after_training_exp(**kwargs)
+        self._stop_training = False  # after a stop in the last epoch, Avalanche would skip the next experience
 
     def backward(self):
         with self.model.stopwatch.measure("plastic"):

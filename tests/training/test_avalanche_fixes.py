@@ -13,6 +13,7 @@ from avalanche.training.plugins import (
     SupervisedPlugin,
     SynapticIntelligencePlugin,
 )
+from avalanche.training.supervised import Naive
 from torch import nn
 
 from crumb_avalanche.training.avalanche_fixes import PatchedAGEM, PatchedMAS, PatchedSI, learning_view
@@ -153,6 +154,21 @@ def test_si_fails_on_a_weight_without_a_gradient():
     plugin.before_training_iteration(strategy)
     with pytest.raises(AttributeError):
         plugin.after_training_iteration(strategy)
+
+
+def test_a_stop_in_the_last_epoch_skips_the_next_experience(make_model, make_stream):
+    class Stop(SupervisedPlugin):
+        def after_training_iteration(self, strategy, **kwargs):
+            strategy.stop_training()
+
+    trained = []
+    for kind in (Naive, StreamStrategy):
+        model = make_model()
+        optimizer, evaluator = torch.optim.SGD(model.parameters(), lr=0.05), EvaluationPlugin(loggers=[])
+        strategy = kind(model=model, optimizer=optimizer, train_mb_size=6, plugins=[Stop()], evaluator=evaluator)
+        strategy.train(make_stream().train_stream)
+        trained.append(strategy.clock.train_iterations)
+    assert trained == [1, 2]
 
 
 def test_agem_fails_on_weights_in_channels_last_memory(make_model, make_stream):

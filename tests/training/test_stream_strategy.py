@@ -189,37 +189,38 @@ def test_running_statistics_go_back_too(make_model):
 
 
 class StopAt(SupervisedPlugin):
-    """Asks for the end of the training when so many epochs of an experience are over; counts epochs."""
+    """Stops the training at a place of the second epoch; counts iterations."""
 
-    def __init__(self, epochs, place):
+    def __init__(self, place):
         super().__init__()
-        self.epochs, self.place, self.counts = epochs, place, []
+        self.place, self.counts = place, []
 
     def before_training_exp(self, strategy, **kwargs):
         self.counts.append(0)
 
-    def before_training_epoch(self, strategy, **kwargs):
-        if self.counts[-1] == self.epochs and self.place == "before":
+    def _stop(self, strategy, place, epochs):
+        if self.place == place and strategy.clock.train_exp_epochs == epochs:
             strategy.stop_training()
+
+    def before_training_epoch(self, strategy, **kwargs):
+        self._stop(strategy, "before", 1)
 
     def after_training_iteration(self, strategy, **kwargs):
-        if self.counts[-1] == self.epochs - 1 and self.place == "within":
-            strategy.stop_training()
+        self.counts[-1] += 1
+        self._stop(strategy, "within", 1)
 
     def after_training_epoch(self, strategy, **kwargs):
-        self.counts[-1] += 1
-        if self.counts[-1] == self.epochs and self.place == "after":
-            strategy.stop_training()
+        self._stop(strategy, "after", 1)
 
 
-@pytest.mark.parametrize("place", ["before", "within", "after"])
-def test_early_stopping_is_followed_by_one_last_epoch(build, make_stream, place):
-    stop = StopAt(2, place)
-    strategy = build(plugins=[stop], first_epochs=6, train_epochs=6)
-    for experience in make_stream().train_stream:
-        strategy.train(experience)
-        assert strategy.train_epochs == strategy.clock.train_exp_epochs == 3
-    assert stop.counts == [3, 3]
+@pytest.mark.parametrize("epochs", [6, 2])  # the stop is in the last epoch, too
+@pytest.mark.parametrize(("place", "iterations"), [("before", 4), ("within", 5), ("after", 8)])
+def test_a_stop_is_at_once(build, make_stream, place, iterations, epochs):
+    stop = StopAt(place)
+    strategy = build(plugins=[stop], first_epochs=epochs, train_epochs=epochs)
+    strategy.train(make_stream().train_stream)  # both experiences in one call
+    assert stop.counts == [iterations, iterations]
+    assert strategy.train_epochs == epochs
 
 
 def test_a_learning_rate_too_high_ends_in_finite_weights(build, make_stream):
