@@ -139,7 +139,6 @@ def test_split_cifar100_with_task_labels(tmp_path, device, monkeypatch):
         model=model,
         optimizer=optimizer,
         storage_policy=CodeBuffer(100),
-        first_epochs=1,
         train_mb_size=5,
         device=device,
         plugins=[SynapticIntelligencePlugin(si_lambda=0.01)],

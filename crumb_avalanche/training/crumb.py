@@ -163,8 +163,8 @@ class CRUMBStrategy(StreamStrategy):
         direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
         criterion: loss of ``(logits, labels)``; default cross-entropy.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
-        first_epochs: epochs on the first experience.
-        train_epochs: epochs on each later one.
+        first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10).
+        train_epochs: epochs on each experience.
         train_mb_size: new images in a batch.
         plugins: run before CRUMB's own replay step.
         stream_arguments: all others, see ``StreamStrategy``.
@@ -187,7 +187,7 @@ class CRUMBStrategy(StreamStrategy):
         fused: bool = DEFAULTS.fused,
         criterion: nn.Module | None = None,
         clamp_gradients: float | None = None,
-        first_epochs: int = 10,
+        first_epochs: int | None = None,
         train_epochs: int = 1,
         train_mb_size: int = 21,
         plugins: Sequence[SupervisedPlugin] = (),

@@ -83,22 +83,37 @@ class SeenClassesPlugin(StatefulPlugin):
 
 
 class EpochSchedule(StatefulPlugin):
-    """Trains several epochs on the first experience and one on each later one, in any strategy.
+    """Trains another number of epochs on the first experience than on the later ones, in any strategy.
 
-    Paper, "Training protocols".
+    It sets the strategy's ``train_epochs`` before the first experience and restores it afterwards. The paper trains 10
+    epochs, then 1 ("Training protocols").
 
     Args:
         first: epochs on the first experience.
-        later: epochs on each later one.
     """
 
-    def __init__(self, first: int, later: int = 1):
+    def __init__(self, first: int):
         super().__init__()
         self.first = first
-        self.later = later
+        self._later: int | None = None  # the strategy's own number, during the first experience
 
     def before_training_exp(self, strategy, **kwargs):
-        strategy.train_epochs = self.first if strategy.clock.train_exp_counter == 0 else self.later
+        if strategy.clock.train_exp_counter > 0:
+            return
+        if self._later is None or strategy.train_epochs != self.first:  # else an interrupted first experience
+            self._later = strategy.train_epochs
+        strategy.train_epochs = self.first
+
+    def after_training_exp(self, strategy, **kwargs):
+        if self._later is not None and strategy.train_epochs == self.first:  # else set by the user meanwhile
+            strategy.train_epochs = self._later
+        self._later = None
+
+    def state_dict(self):
+        return {"later": self._later}
+
+    def load_state_dict(self, state):
+        self._later = state["later"]
 
 
 class ClampGradients(StatefulPlugin):

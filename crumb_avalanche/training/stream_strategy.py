@@ -27,8 +27,9 @@ class StreamStrategy(SupervisedTemplate):
         optimizer: over the model's parameters; the paper's is SGD with learning rate 1e-3 and momentum 0.9.
         criterion: loss of ``(logits, labels)``; default cross-entropy.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
-        first_epochs: epochs on the first experience.
-        train_epochs: epochs on each later one.
+        first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10); see
+            ``EpochSchedule``.
+        train_epochs: epochs on each experience, as for every Avalanche strategy.
         memory: the plugin that stores memories; it runs after ``plugins``.
         train_mb_size, eval_mb_size, device, plugins, evaluator, eval_every: as for every Avalanche strategy.
         base_kwargs: all others, as for Avalanche's ``SupervisedTemplate``.
@@ -45,7 +46,7 @@ class StreamStrategy(SupervisedTemplate):
         optimizer: torch.optim.Optimizer,
         criterion: nn.Module | None = None,
         clamp_gradients: float | None = None,
-        first_epochs: int = 10,
+        first_epochs: int | None = None,
         train_epochs: int = 1,
         train_mb_size: int = 21,
         eval_mb_size: int = 128,
@@ -59,6 +60,7 @@ class StreamStrategy(SupervisedTemplate):
         self.seen_classes = SeenClassesPlugin()
         self.memory = memory
         self.frames_in_order = False
+        schedule = [] if first_epochs is None else [EpochSchedule(first_epochs)]
         # Seen classes first, since every loss needs them; guard and clamp after all losses are added up.
         own = [] if memory is None else [memory]
         last = [DivergenceGuard()] + ([] if clamp_gradients is None else [ClampGradients(clamp_gradients)])
@@ -70,7 +72,7 @@ class StreamStrategy(SupervisedTemplate):
             train_epochs=train_epochs,
             eval_mb_size=eval_mb_size,
             device=device,
-            plugins=[self.seen_classes, EpochSchedule(first_epochs, train_epochs), *plugins, *own, *last],
+            plugins=[self.seen_classes, *schedule, *plugins, *own, *last],
             evaluator=evaluator,
             eval_every=eval_every,
             **base_kwargs,

@@ -176,7 +176,7 @@ def test_a_stop_survives_a_checkpoint(make_model, make_stream):
 @pytest.mark.parametrize(("mode", "patience"), [("epoch", 1), ("iteration", 3)])
 def test_early_stopping_stops_as_in_the_host(mode, patience, make_model, make_stream):
     counts = {}
-    for kind, own in ((Naive, {}), (CRUMBStrategy, {"mem_size": 8, "first_epochs": 6})):
+    for kind, own in ((Naive, {}), (CRUMBStrategy, {"mem_size": 8})):
         model, stream = make_model(), make_stream()
         strategy = kind(
             model=model,

@@ -33,7 +33,7 @@ def plugin(request):
 
 def make_strategy(model, *plugins, lr=0.05):
     optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=lr)
-    arguments = dict(train_mb_size=6, first_epochs=1, plugins=plugins, evaluator=EvaluationPlugin(loggers=[]))
+    arguments = dict(train_mb_size=6, plugins=plugins, evaluator=EvaluationPlugin(loggers=[]))
     return StreamStrategy(model=model, optimizer=optimizer, **arguments)
 
 

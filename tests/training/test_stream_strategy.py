@@ -1,5 +1,6 @@
 """The plugins that every stream learner shares, one by one and in a strategy."""
 
+import inspect
 import re
 from types import SimpleNamespace
 
@@ -8,10 +9,14 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 
+from crumb_avalanche.baselines.bounds import ChanceStrategy
+from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy
+from crumb_avalanche.baselines.method_settings import LearningSettings
+from crumb_avalanche.baselines.remind import RemindStrategy
+from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import (
     ClampGradients,
     DivergenceGuard,
-    EpochSchedule,
     SeenClassesPlugin,
     TrainingDivergedError,
 )
@@ -27,7 +32,7 @@ def build(make_model):
     def build_strategy(model=None, lr=0.05, **arguments):
         model = make_model() if model is None else model
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-        settings = dict(train_mb_size=6, first_epochs=1, evaluator=EvaluationPlugin(loggers=[])) | arguments
+        settings = dict(train_mb_size=6, evaluator=EvaluationPlugin(loggers=[])) | arguments
         return StreamStrategy(model=model, optimizer=optimizer, **settings)
 
     return build_strategy
@@ -115,13 +120,79 @@ def test_the_first_experience_takes_several_epochs(build, make_stream):
     assert [recorder.experiences.count(number) for number in range(3)] == [6, 2, 2]
 
 
-def test_later_epochs_can_be_chosen():
-    strategy, plugin = SimpleNamespace(clock=SimpleNamespace(train_exp_counter=0)), EpochSchedule(10, 2)
-    plugin.before_training_exp(strategy)
-    assert strategy.train_epochs == 10
-    strategy.clock.train_exp_counter = 1
-    plugin.before_training_exp(strategy)
+def epochs_of(strategy, experiences):
+    """Train; return the number of epochs of each experience."""
+    counts = []
+    for experience in experiences:
+        strategy.train(experience)
+        counts.append(strategy.clock.train_exp_epochs)
+    return counts
+
+
+def test_train_epochs_means_what_it_means_in_avalanche(build, make_stream):
+    stream = make_stream(classes_per_experience=1).train_stream
+    strategy = build(train_epochs=3)
+    assert epochs_of(strategy, stream[:3]) == [3, 3, 3]
+    strategy.train_epochs = 2
+    assert epochs_of(strategy, stream[3:]) == [2]
+    assert epochs_of(build(), stream[:2]) == [1, 1]
+
+
+@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy, RemindStrategy, ClosedFormStrategy, ChanceStrategy])
+def test_only_a_given_number_is_for_the_first_experience(kind):
+    defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+    assert defaults.get("first_epochs") is None and defaults.get("train_epochs", 1) == 1
+    assert LearningSettings.first_epochs == 10  # the paper's
+
+
+def test_the_own_number_comes_back_after_the_first_experience(build, make_stream):
+    stream = make_stream(classes_per_experience=1).train_stream
+    strategy = build(first_epochs=3, train_epochs=2)
     assert strategy.train_epochs == 2
+    assert epochs_of(strategy, stream[:1]) == [3] and strategy.train_epochs == 2
+    strategy.train_epochs = 4
+    assert epochs_of(strategy, stream[1:3]) == [4, 4]
+    strategy = build(first_epochs=3, train_epochs=2)
+    strategy.train_epochs = 1  # before the first experience
+    assert epochs_of(strategy, stream[:2]) == [3, 1]
+
+
+def test_the_own_number_survives_an_interrupted_first_experience(build, make_stream):
+    class Fault(SupervisedPlugin):
+        def after_training_epoch(self, strategy, **kwargs):
+            raise KeyboardInterrupt
+
+    fault, experiences = Fault(), make_stream(classes_per_experience=1).train_stream
+    strategy = build(first_epochs=3, train_epochs=2, plugins=[fault])
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(experiences[0])
+    again = build(first_epochs=3)
+    again.load_state_dict(strategy.state_dict())
+    strategy.plugins.remove(fault)
+    for one in (strategy, again):
+        assert epochs_of(one, experiences[:2]) == [3, 2]
+
+
+def test_a_number_set_within_the_first_experience_holds_from_the_next_on(build, make_stream):
+    class Set(SupervisedPlugin):
+        def before_training_epoch(self, strategy, **kwargs):
+            strategy.train_epochs = 4
+
+    strategy = build(first_epochs=2, plugins=[Set()])
+    assert epochs_of(strategy, make_stream(classes_per_experience=1).train_stream[:2]) == [2, 4]
+
+
+def test_a_state_of_an_earlier_version_is_loaded(build, make_stream):
+    """Its schedule had no state, set the number before every experience and left it there."""
+    stream = make_stream(classes_per_experience=1).train_stream
+    strategy = build(first_epochs=3, train_epochs=2)
+    strategy.train(stream[0])
+    state = strategy.state_dict()
+    del state["plugins"]["EpochSchedule"], state["training"]["stopped"]
+    state["training"] |= {"in_epoch": False, "train_epochs": 3}
+    again = build(first_epochs=3, train_epochs=2)
+    again.load_state_dict(state)
+    assert again.seen_classes.seen == strategy.seen_classes.seen and epochs_of(again, stream[1:3]) == [2, 2]
 
 
 def test_frames_come_in_the_order_of_the_stream(build, make_stream):
