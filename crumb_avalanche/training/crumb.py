@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from avalanche.training.plugins import SupervisedPlugin
+from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
 
@@ -148,6 +149,8 @@ class CRUMBPlugin(StoringPlugin):
 class CRUMBStrategy(StreamStrategy):
     """CRUMB as a ready Avalanche strategy (paper, algorithm 1); keeps the frame order of the stream.
 
+    Avalanche's arguments come first, in its order; see ``StreamStrategy``.
+
     ::
 
         model = split_backbone("squeezenet1_0", n_classes=10)
@@ -158,15 +161,16 @@ class CRUMBStrategy(StreamStrategy):
         model: a ``SplitModel``; unless ``codebook_weight`` is 0 with a codebook, and calibrated on the first
             experience if that was not done.
         optimizer: over the model's parameters; the paper's is SGD with learning rate 1e-3 and momentum 0.9.
-        storage_policy: the buffer; or give ``mem_size``.
-        mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
-        direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
         criterion: loss of ``(logits, labels)``; default cross-entropy.
+        train_mb_size: new images in a batch.
+        train_epochs: epochs on each experience.
+        eval_mb_size, device, evaluator, eval_every: as for every Avalanche strategy.
+        plugins: run before CRUMB's own replay step.
+        mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
+        storage_policy: the buffer; or give ``mem_size``.
+        direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
         first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10).
-        train_epochs: epochs on each experience.
-        train_mb_size: new images in a batch.
-        plugins: run before CRUMB's own replay step.
         stream_arguments: all others, see ``StreamStrategy``.
 
     Raises:
@@ -178,19 +182,23 @@ class CRUMBStrategy(StreamStrategy):
         *,
         model: SplitModel,
         optimizer: torch.optim.Optimizer,
-        storage_policy: CompactBuffer | None = None,
+        criterion: nn.Module | None = None,
+        train_mb_size: int = 21,
+        train_epochs: int = 1,
+        eval_mb_size: int | None = 128,
+        device: str | torch.device = "cpu",
+        plugins: Sequence[SupervisedPlugin] | None = None,
+        evaluator=default_evaluator,
+        eval_every: int = -1,
         mem_size: int | None = None,
+        storage_policy: CompactBuffer | None = None,
         direct_weight: float = DEFAULTS.direct_weight,
         codebook_weight: float = DEFAULTS.codebook_weight,
         replay_weight: float = DEFAULTS.replay_weight,
         replay_steps: int = DEFAULTS.replay_steps,
         fused: bool = DEFAULTS.fused,
-        criterion: nn.Module | None = None,
         clamp_gradients: float | None = None,
         first_epochs: int | None = None,
-        train_epochs: int = 1,
-        train_mb_size: int = 21,
-        plugins: Sequence[SupervisedPlugin] = (),
         **stream_arguments,
     ):
         if (storage_policy is None) == (mem_size is None):
@@ -205,11 +213,15 @@ class CRUMBStrategy(StreamStrategy):
             model=model,
             optimizer=optimizer,
             criterion=criterion,
+            train_mb_size=train_mb_size,
+            train_epochs=train_epochs,
+            eval_mb_size=eval_mb_size,
+            device=device,
+            plugins=plugins,
+            evaluator=evaluator,
+            eval_every=eval_every,
             clamp_gradients=clamp_gradients,
             first_epochs=first_epochs,
-            train_epochs=train_epochs,
-            train_mb_size=train_mb_size,
-            plugins=plugins,
             memory=CRUMBPlugin(buffer, direct_weight, codebook_weight, replay_weight, replay_steps, fused),
             **stream_arguments,
         )

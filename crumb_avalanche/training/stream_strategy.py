@@ -1,5 +1,6 @@
 """Base of all strategies: frame order, mask over seen classes, epochs, clamped gradients."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,23 +16,30 @@ from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, Ep
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
 from crumb_avalanche.training.storage_policies import CompactBuffer
 
+HOST_ARGUMENTS = (
+    *("model", "optimizer", "criterion", "train_mb_size", "train_epochs", "eval_mb_size", "device", "plugins"),
+    *("evaluator", "eval_every"),
+)
+
 
 class StreamStrategy(SupervisedTemplate):
     """Trains on a stream in its own order, with losses over the classes seen so far; by itself it fine-tunes P.
 
     ``train`` keeps the order of the frames unless called with ``shuffle=True``; Avalanche's default shuffles.
+    The first ten arguments are those of Avalanche's strategies in their order, with the same defaults except for the
+    sizes of batches: new images come in batches of 21, as in the paper, and 128 images are evaluated at a time.
 
     Args:
         model: a ``SplitModel``; without a codebook, or with ``quantized_training = False``, it trains on maps as they
             are.
         optimizer: over the model's parameters; the paper's is SGD with learning rate 1e-3 and momentum 0.9.
         criterion: loss of ``(logits, labels)``; default cross-entropy.
+        train_mb_size, train_epochs, eval_mb_size, device, plugins, evaluator, eval_every: as for every Avalanche
+            strategy.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
         first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10); see
             ``EpochSchedule``.
-        train_epochs: epochs on each experience, as for every Avalanche strategy.
         memory: the plugin that stores memories; it runs after ``plugins``.
-        train_mb_size, eval_mb_size, device, plugins, evaluator, eval_every: as for every Avalanche strategy.
         base_kwargs: all others, as for Avalanche's ``SupervisedTemplate``.
 
     Attributes:
@@ -39,21 +47,35 @@ class StreamStrategy(SupervisedTemplate):
         seen_classes: the ``SeenClassesPlugin``.
     """
 
+    def __init_subclass__(cls, **kwargs):
+        # Avalanche maps positional arguments by the order of the signature: its own come first in every subclass.
+        init = cls.__dict__.get("__init__")
+        if init is not None:
+            signature = inspect.signature(init)
+            own, host = signature.parameters, inspect.signature(StreamStrategy.__init__).parameters
+            kinds = {one.kind for one in own.values()}
+            if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+                first = [own.get(name, host[name]) for name in HOST_ARGUMENTS]
+                rest = [one for name, one in own.items() if name not in HOST_ARGUMENTS]
+                parameters = sorted([*first, *rest], key=lambda one: one.kind)
+                init.__signature__ = signature.replace(parameters=parameters)
+        super().__init_subclass__(**kwargs)
+
     def __init__(
         self,
         *,
         model: SplitModel,
         optimizer: torch.optim.Optimizer,
         criterion: nn.Module | None = None,
-        clamp_gradients: float | None = None,
-        first_epochs: int | None = None,
-        train_epochs: int = 1,
         train_mb_size: int = 21,
-        eval_mb_size: int = 128,
+        train_epochs: int = 1,
+        eval_mb_size: int | None = 128,
         device: str | torch.device = "cpu",
-        plugins: Sequence[SupervisedPlugin] = (),
+        plugins: Sequence[SupervisedPlugin] | None = None,
         evaluator=default_evaluator,
         eval_every: int = -1,
+        clamp_gradients: float | None = None,
+        first_epochs: int | None = None,
         memory: StoringPlugin | None = None,
         **base_kwargs,
     ):
@@ -72,7 +94,7 @@ class StreamStrategy(SupervisedTemplate):
             train_epochs=train_epochs,
             eval_mb_size=eval_mb_size,
             device=device,
-            plugins=[self.seen_classes, *schedule, *plugins, *own, *last],
+            plugins=[self.seen_classes, *schedule, *(plugins or ()), *own, *last],
             evaluator=evaluator,
             eval_every=eval_every,
             **base_kwargs,

@@ -7,12 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.supervised import Naive
 from torch import nn
 
 from crumb_avalanche.baselines.bounds import ChanceStrategy
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy
+from crumb_avalanche.baselines.memory_settings import RemindSettings
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.remind import RemindStrategy
+from crumb_avalanche.baselines.remind_memory import PQCodeBuffer
+from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import (
     ClampGradients,
@@ -22,6 +26,7 @@ from crumb_avalanche.training.plugins import (
 )
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
+KINDS = [StreamStrategy, CRUMBStrategy, RemindStrategy, ClosedFormStrategy, ChanceStrategy]
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 
 
@@ -138,7 +143,7 @@ def test_train_epochs_means_what_it_means_in_avalanche(build, make_stream):
     assert epochs_of(build(), stream[:2]) == [1, 1]
 
 
-@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy, RemindStrategy, ClosedFormStrategy, ChanceStrategy])
+@pytest.mark.parametrize("kind", KINDS)
 def test_only_a_given_number_is_for_the_first_experience(kind):
     defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
     assert defaults.get("first_epochs") is None and defaults.get("train_epochs", 1) == 1
@@ -193,6 +198,47 @@ def test_a_state_of_an_earlier_version_is_loaded(build, make_stream):
     again = build(first_epochs=3, train_epochs=2)
     again.load_state_dict(state)
     assert again.seen_classes.seen == strategy.seen_classes.seen and epochs_of(again, stream[1:3]) == [2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:Avalanche is transitioning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_positional_arguments_are_those_of_the_host(kind, make_model):
+    names = list(inspect.signature(Naive).parameters)[:10]
+    assert list(inspect.signature(kind).parameters)[:10] == names
+    model = make_model()
+    quantizer = RemindSettings().quantizer(model)
+    own = {
+        CRUMBStrategy: dict(mem_size=3),
+        RemindStrategy: dict(storage_policy=PQCodeBuffer(3, quantizer=quantizer), settings=RemindSettings()),
+        ClosedFormStrategy: dict(statistics=ClassMeans(4, 8)),
+    }.get(kind, {})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    criterion, recorder, evaluator = nn.CrossEntropyLoss(label_smoothing=0.1), Recorder(), EvaluationPlugin(loggers=[])
+    given = [model, optimizer, criterion, 6, 2, 7, "cpu", [recorder], evaluator, 1]
+    for count in (3, 10):
+        strategy = kind(*given[:count], **own)
+        assert strategy.model is model and strategy.optimizer is optimizer and strategy._criterion is criterion
+        assert strategy.eval_every == (1 if count == 10 else -1)
+    assert (strategy.train_mb_size, strategy.train_epochs, strategy.eval_mb_size) == (6, 2, 7)
+    assert recorder in strategy.plugins and strategy.evaluator is evaluator
+    with pytest.raises(TypeError, match="multiple values for argument 'train_mb_size'"):
+        kind(*given[:4], train_mb_size=6, **own)
+
+
+def test_a_subclass_of_a_user_takes_positional_arguments(make_model, make_stream):
+    class Mine(StreamStrategy):
+        def __init__(self, *arguments, rate=1.0, **keywords):
+            super().__init__(*arguments, **keywords)
+            self.rate = rate
+
+    class Other(Mine):
+        pass
+
+    model = make_model()
+    for kind in (Mine, Other):
+        with pytest.warns(UserWarning, match="Avalanche is transitioning"):
+            strategy = kind(model, torch.optim.SGD(model.parameters(), lr=0.05), None, 6, rate=2.0)
+        assert strategy.rate == 2.0 and strategy.train_mb_size == 6
 
 
 def test_frames_come_in_the_order_of_the_stream(build, make_stream):
