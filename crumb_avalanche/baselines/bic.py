@@ -252,8 +252,7 @@ class BiCPlugin(ImageMemoryPlugin):
         return torch.cat([logits for logits, _ in answers]), torch.cat([labels for _, labels in answers])
 
     def after_eval_forward(self, strategy, **kwargs):
-        if strategy.seen_classes.seen:
-            strategy.mb_output = strategy.seen_classes.mask(self.correct(strategy.mb_output))
+        strategy.mb_output = strategy.seen_classes.mask_answers(self.correct(strategy.mb_output))
 
     def state_dict(self):
         own = {"old": list(self._old), "old_network": self.old_network.state_dict()}

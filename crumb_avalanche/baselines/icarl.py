@@ -20,7 +20,7 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.labels import labels_of
-from crumb_avalanche.training.plugins import UNSEEN_LOGIT
+from crumb_avalanche.training.plugins import give_unseen_probability
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -191,9 +191,11 @@ class ICaRLPlugin(ImageMemoryPlugin):
         features = self._head.release()
         if self._means is None:
             return  # during the first experience there are no exemplars: the head answers
-        scores = torch.full_like(strategy.mb_output, UNSEEN_LOGIT)
+        scores = torch.zeros_like(strategy.mb_output)
         scores[:, self._classes] = -torch.cdist(normalize(features), self._means.to(features.device))
-        strategy.mb_output = strategy.seen_classes.mask(scores)
+        without = torch.ones(scores.shape[1], dtype=torch.bool)
+        without[self._classes] = False
+        strategy.mb_output = give_unseen_probability(scores, without)
 
     def after_eval(self, strategy, **kwargs):
         self._means = None

@@ -1,5 +1,6 @@
 """Plugins of every stream strategy: losses over the classes seen, epochs, clamped gradients, a guard against NaN."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -9,8 +10,27 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
-# Logit of a class not seen yet: its probability is 0 and losses stay finite.
+# Logit of a class not seen yet in training: its probability is 0 and losses stay finite.
 UNSEEN_LOGIT = -1e4
+# Probability of each class not seen yet in evaluation: the loss of its image is 13.8 instead of 10,000.
+UNSEEN_PROBABILITY = 1e-6
+
+
+def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
+    """Set the logits of unseen classes to ``UNSEEN_PROBABILITY``, relative to all others together.
+
+    The loss of an image of an unseen class is 13.8; that of another image rises by 1e-6 for each unseen class.
+
+    Args:
+        logits: ``(B, classes)``; the highest of an image, of the classes that are not unseen, stays the highest.
+        unseen: ``(classes,)`` bool, not all of them.
+    """
+    unseen = unseen.to(logits.device)
+    seen = logits.float().masked_fill(unseen, -torch.inf)
+    floor = seen.logsumexp(1, keepdim=True) + math.log(UNSEEN_PROBABILITY)
+    # Logits above 1e8 are so far apart that the sum would be rounded to the highest one.
+    below = seen.amax(1, keepdim=True).nextafter(floor.new_tensor(-torch.inf))
+    return torch.where(unseen, floor.minimum(below).to(logits.dtype), logits)
 
 
 def check_outputs(labels: Iterable[int], outputs: int) -> None:
@@ -28,7 +48,10 @@ def check_outputs(labels: Iterable[int], outputs: int) -> None:
 
 
 class SeenClassesPlugin(StatefulPlugin):
-    """Restricts losses and predictions to the classes seen so far: sets all other logits to -10,000.
+    """Restricts losses and predictions to the classes seen so far.
+
+    In training the logits of all other classes are -10,000. In evaluation each of them has a probability of 1e-6, so
+    that an image of a class not seen yet has a loss of 13.8.
 
     Put it first in the plugin list. It works with any strategy whose model returns ``(B, classes)`` logits.
 
@@ -51,24 +74,34 @@ class SeenClassesPlugin(StatefulPlugin):
         self._unseen = None
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Mask the unseen classes of ``(B, classes)`` logits.
+        """Mask the unseen classes of ``(B, classes)`` logits in training.
 
         Raises:
             ValueError: the head has no output for a class that was seen.
         """
-        classes = logits.shape[1]
+        return logits.masked_fill(self.unseen(logits.shape[1]).to(logits.device), UNSEEN_LOGIT)
+
+    def mask_answers(self, logits: Tensor) -> Tensor:
+        """Mask the unseen classes of ``(B, classes)`` logits in evaluation; see ``give_unseen_probability``."""
+        return give_unseen_probability(logits, self.unseen(logits.shape[1])) if self.seen else logits
+
+    def unseen(self, classes: int) -> Tensor:
+        """Return which outputs of a head are of classes not seen yet, ``(classes,)`` bool.
+
+        Raises:
+            ValueError: the head has no output for a class that was seen.
+        """
         check_outputs(self.seen, classes)
         if self._unseen is None or len(self._unseen) != classes:
             self._unseen = torch.ones(classes, dtype=torch.bool)
             self._unseen[self.seen] = False
-        return logits.masked_fill(self._unseen.to(logits.device), UNSEEN_LOGIT)
+        return self._unseen
 
     def after_forward(self, strategy, **kwargs):
         strategy.mb_output = self.mask(strategy.mb_output)
 
     def after_eval_forward(self, strategy, **kwargs):
-        if self.seen:
-            strategy.mb_output = self.mask(strategy.mb_output)
+        strategy.mb_output = self.mask_answers(strategy.mb_output)
 
     def state_dict(self):
         return {"seen": list(self.seen)}

@@ -1,14 +1,17 @@
 """The plugins that every stream learner shares, one by one and in a strategy."""
 
 import inspect
+import math
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+from avalanche.evaluation.metrics import loss_metrics
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from torch import nn
+from watched import unseen_in
 
 from crumb_avalanche.baselines.bounds import ChanceStrategy
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy
@@ -19,6 +22,7 @@ from crumb_avalanche.baselines.remind_memory import PQCodeBuffer
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import (
+    UNSEEN_PROBABILITY,
     ClampGradients,
     DivergenceGuard,
     SeenClassesPlugin,
@@ -86,17 +90,42 @@ def test_predictions_are_seen_classes_only(build, make_stream):
 
     stream, strategy = make_stream(), build(plugins=[Watch()])
     strategy.eval(stream.test_stream)
-    assert all(logits.min() > -1e4 for logits in predictions)  # nothing seen, nothing masked
+    assert all(not unseen_in(logits) for logits in predictions)  # nothing seen, nothing masked
     strategy.train(stream.train_stream[0])
     predictions.clear()
     strategy.eval(stream.test_stream)
     seen = sorted(stream.train_stream[0].classes_in_this_experience)
     assert strategy.seen_classes.seen == seen
     for logits in predictions:
-        unseen = [label for label in range(4) if label not in seen]
-        assert (logits[:, unseen] == -1e4).all() and (logits[:, seen] > -1e4).all()
+        assert unseen_in(logits) == {0, 1, 2, 3} - set(seen)
     strategy.train(stream.train_stream[1])
     assert sorted(strategy.seen_classes.seen) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e9, -1e9])
+def test_in_evaluation_an_unseen_class_costs_a_finite_constant(scale):
+    plugin = SeenClassesPlugin()
+    plugin.seen = [3, 1]
+    logits = torch.randn(50, 5, generator=torch.Generator().manual_seed(0)) * 2 + scale
+    before, answers = logits.clone(), plugin.mask_answers(logits)
+    assert torch.equal(logits, before) and torch.equal(answers[:, [1, 3]], logits[:, [1, 3]])
+    among_seen = plugin.mask(logits)
+    if abs(scale) < 1e4:
+        assert torch.equal(answers.argmax(1), among_seen.argmax(1))
+        labels = torch.full((50,), 2)
+        costs = nn.functional.cross_entropy(answers.double(), labels, reduction="none")
+        torch.testing.assert_close(costs, torch.full_like(costs, -math.log(UNSEEN_PROBABILITY)), rtol=0, atol=1e-3)
+        labels[:] = 3
+        costs, before = (nn.functional.cross_entropy(one.double(), labels) for one in (answers, among_seen))
+        assert 0 <= costs - before < 3.1e-6
+    assert set(answers.argmax(1).tolist()) <= {1, 3}
+
+
+def test_losses_of_an_evaluation_on_unseen_classes_stay_on_the_scale_of_a_plot(build, make_stream):
+    stream, strategy = make_stream(), build(evaluator=EvaluationPlugin(loss_metrics(experience=True), loggers=[]))
+    strategy.train(stream.train_stream[0])
+    results = strategy.eval(stream.test_stream)
+    assert next(value for name, value in results.items() if "Exp001" in name) == pytest.approx(13.8155, abs=0.001)
 
 
 def test_training_leaves_the_outputs_of_unseen_classes_alone(build, make_stream):
