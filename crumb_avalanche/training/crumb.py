@@ -171,7 +171,7 @@ class CRUMBStrategy(StreamStrategy):
         direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
         first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10).
-        stream_arguments: all others, see ``StreamStrategy``.
+        stream_arguments: all others, such as ``divergence_guard``; see ``StreamStrategy``.
 
     Raises:
         ValueError: both or neither of ``storage_policy`` and ``mem_size``; or see ``CRUMBPlugin``.

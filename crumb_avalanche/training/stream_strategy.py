@@ -39,6 +39,7 @@ class StreamStrategy(SupervisedTemplate):
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
         first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10); see
             ``EpochSchedule``.
+        divergence_guard: whether a loss that is not finite stops the training; see ``DivergenceGuard``.
         memory: the plugin that stores memories; it runs after ``plugins``.
         base_kwargs: all others, as for Avalanche's ``SupervisedTemplate``.
 
@@ -76,6 +77,7 @@ class StreamStrategy(SupervisedTemplate):
         eval_every: int = -1,
         clamp_gradients: float | None = None,
         first_epochs: int | None = None,
+        divergence_guard: bool = True,
         memory: StoringPlugin | None = None,
         **base_kwargs,
     ):
@@ -85,7 +87,8 @@ class StreamStrategy(SupervisedTemplate):
         schedule = [] if first_epochs is None else [EpochSchedule(first_epochs)]
         # Seen classes first, since every loss needs them; guard and clamp after all losses are added up.
         own = [] if memory is None else [memory]
-        last = [DivergenceGuard()] + ([] if clamp_gradients is None else [ClampGradients(clamp_gradients)])
+        guard = [DivergenceGuard()] if divergence_guard else []
+        last = guard + ([] if clamp_gradients is None else [ClampGradients(clamp_gradients)])
         super().__init__(
             model=model,
             optimizer=optimizer,

@@ -28,6 +28,7 @@ from crumb_avalanche.training.plugins import (
     SeenClassesPlugin,
     TrainingDivergedError,
 )
+from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 KINDS = [StreamStrategy, CRUMBStrategy, RemindStrategy, ClosedFormStrategy, ChanceStrategy]
@@ -316,6 +317,24 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(build, make_stre
     assert all(torch.equal(now, then) for now, then in zip(kept, good, strict=True))
     if iteration:
         assert not all(torch.equal(now, then) for now, then in zip(kept, fault.weights[iteration]))
+
+
+@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
+def test_without_the_guard_training_goes_on(kind, make_model, make_stream):
+    model, fault = make_model(codebook=False), NaNAt(1)
+    replay = dict(storage_policy=ImageBuffer(8), direct_weight=1, codebook_weight=0)
+    strategy = kind(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        train_mb_size=6,
+        plugins=[fault],
+        evaluator=EvaluationPlugin(loggers=[]),
+        divergence_guard=False,
+        **(replay if kind is CRUMBStrategy else {}),
+    )
+    strategy.train(make_stream().train_stream[0])
+    assert len(fault.weights) == 4 and not any(isinstance(one, DivergenceGuard) for one in strategy.plugins)
+    assert any(weight.isnan().any() for weight in model.parameters())
 
 
 def test_running_statistics_go_back_too(make_model):
