@@ -14,6 +14,16 @@ from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 
+def keep_training_mode(strategy) -> None:
+    """Put a model that a plugin left in evaluation mode back in training mode, before the forward pass of a step.
+
+    Defect: ``RWalkPlugin`` measures its gradient in evaluation mode at the start of each step and leaves the model so:
+    dropout and batch norm train as in a test, and a ``SplitModel`` takes its maps past the codebook.
+    """
+    if not strategy.model.training:
+        strategy.model.train()
+
+
 class _LearningPart:
     """A view of a model for Avalanche's importances: only trainable weights, always in evaluation mode."""
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
+from crumb_avalanche.training.avalanche_fixes import keep_training_mode
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.normalization import normalization_of
 from crumb_avalanche.training.plugins import SeenClassesPlugin
@@ -43,6 +44,7 @@ class BatchPlugin(StatefulPlugin):
         self._position = 0
 
     def before_forward(self, strategy, **kwargs):
+        keep_training_mode(strategy)
         self._stop_recording()  # an earlier forward pass may have raised
         self._handle = strategy.model.register_map_hook(self._records.append)
 

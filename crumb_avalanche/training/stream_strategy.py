@@ -11,6 +11,7 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.avalanche_fixes import keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
@@ -116,6 +117,10 @@ class StreamStrategy(SupervisedTemplate):
     def _after_training_exp(self, **kwargs):
         super()._after_training_exp(**kwargs)
         self._stop_training = False  # after a stop in the last epoch, Avalanche would skip the next experience
+
+    def _before_forward(self, **kwargs):
+        keep_training_mode(self)
+        super()._before_forward(**kwargs)
 
     def backward(self):
         with self.model.stopwatch.measure("plastic"):

@@ -10,15 +10,18 @@ from avalanche.training.plugins import (
     EWCPlugin,
     LwFPlugin,
     MASPlugin,
+    RWalkPlugin,
     SupervisedPlugin,
     SynapticIntelligencePlugin,
 )
 from avalanche.training.supervised import Naive
 from torch import nn
 
+from crumb_avalanche.models.layers import CoinDropout
 from crumb_avalanche.training.avalanche_fixes import PatchedAGEM, PatchedMAS, PatchedSI, learning_view
-from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.storage_policies import CodeBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -169,6 +172,27 @@ def test_a_stop_in_the_last_epoch_skips_the_next_experience(make_model, make_str
         strategy.train(make_stream().train_stream)
         trained.append(strategy.clock.train_iterations)
     assert trained == [1, 2]
+
+
+class Modes(SupervisedPlugin):
+    """Whether the model was in training mode in each forward and each backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def after_forward(self, strategy, **kwargs):
+        self.seen.append(strategy.model.training)
+
+    before_backward = after_forward
+
+
+def test_rwalk_leaves_the_model_in_evaluation_mode(make_model, make_stream):
+    model, modes = make_model(), Modes()
+    optimizer, evaluator = torch.optim.SGD(model.parameters(), lr=0.05), EvaluationPlugin(loggers=[])
+    plugins = [RWalkPlugin(), modes]
+    Naive(model=model, optimizer=optimizer, plugins=plugins, evaluator=evaluator).train(make_stream().train_stream[0])
+    assert not any(modes.seen)
 
 
 def test_agem_fails_on_weights_in_channels_last_memory(make_model, make_stream):
@@ -343,3 +367,35 @@ def test_patched_agem_projects_the_steps_of_crumb(make_model, make_stream, monke
         bias = parts["plastic_layers.head.bias"]
         assert bias[:4].abs().min() > 0 and not bias[4:].any()  # two classes never come
     assert any(old @ reference < 0 for reference, old, _ in steps[5:])
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["CRUMBStrategy", "Naive"])
+def test_beside_rwalk_crumb_trains_and_stores_as_without_it(host, make_model, make_stream):
+    """A penalty of weight 0 changes nothing."""
+    ends = []
+    for plugins in ([], [RWalkPlugin(ewc_lambda=0.0, delta_t=2)]):
+        model, modes, buffer, seen = make_model(), Modes(), CodeBuffer(8), SeenClassesPlugin()
+        model.plastic_layers.relu = nn.Sequential(nn.ReLU(), CoinDropout())
+        arguments = dict(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+        arguments |= dict(train_mb_size=6, train_epochs=2, evaluator=EvaluationPlugin(loggers=[]))
+        if host:
+            plugins = [seen, *plugins, CRUMBPlugin(buffer, seen=seen), modes]
+            strategy = Naive(plugins=plugins, **arguments)
+        else:
+            strategy = CRUMBStrategy(storage_policy=buffer, plugins=[*plugins, modes], **arguments)
+        torch.manual_seed(0)
+        for experience in make_stream().train_stream:
+            strategy.train(experience, shuffle=False)
+        assert all(modes.seen) and len(buffer) == 8
+        ends.append((model, buffer))
+    (one, rows), (two, others) = ends
+    assert all(torch.equal(first, second) for first, second in zip(one.parameters(), two.parameters()))
+    assert torch.equal(rows.rows, others.rows)
+
+
+def test_fine_tuning_beside_rwalk_is_in_training_mode(make_model, make_stream):
+    modes = Modes()
+    strategy = make_strategy(make_model(), RWalkPlugin(delta_t=2), modes)
+    for experience in make_stream().train_stream:
+        strategy.train(experience)
+    assert modes.seen and all(modes.seen)
