@@ -245,6 +245,20 @@ class PatchedAGEM(AGEMPlugin):
                     weight.grad.copy_(part.view_as(weight))
 
 
+def check_plugins(strategy) -> None:
+    """Check a strategy's plugins before training.
+
+    Raises:
+        ValueError: one is Avalanche's ``AGEMPlugin``, which fails in the second experience of a ``SplitModel``.
+    """
+    unpatched = [one for one in strategy.plugins if isinstance(one, AGEMPlugin)]
+    if any(type(one).before_training_iteration is AGEMPlugin.before_training_iteration for one in unpatched):
+        raise ValueError(
+            "Avalanche's AGEMPlugin fails on the weights of a SplitModel, which are in channels-last memory; use "
+            "crumb_avalanche.PatchedAGEM in its place: it takes the same arguments"
+        )
+
+
 def _learning(model: nn.Module) -> list[Tensor]:
     return [weight for weight in model.parameters() if weight.requires_grad]
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
-from crumb_avalanche.training.avalanche_fixes import keep_training_mode
+from crumb_avalanche.training.avalanche_fixes import check_plugins, keep_training_mode
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.normalization import normalization_of
 from crumb_avalanche.training.plugins import SeenClassesPlugin
@@ -91,6 +91,9 @@ class StoringPlugin(BatchPlugin):
         self._classes: set[int] = set()  # of this experience
         self._earlier: set[int] = set()  # of earlier experiences
         self._warned = False
+
+    def before_training(self, strategy, **kwargs):
+        check_plugins(strategy)
 
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)

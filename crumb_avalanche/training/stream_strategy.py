@@ -11,7 +11,7 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.avalanche_fixes import keep_training_mode
+from crumb_avalanche.training.avalanche_fixes import check_plugins, keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
@@ -113,6 +113,10 @@ class StreamStrategy(SupervisedTemplate):
         """Make Avalanche's data loader, in the order of the stream unless ``train(..., shuffle=True)`` was called."""
         self.frames_in_order = not shuffle
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
+
+    def _before_training(self, **kwargs):
+        check_plugins(self)
+        super()._before_training(**kwargs)
 
     def _after_training_exp(self, **kwargs):
         super()._after_training_exp(**kwargs)
