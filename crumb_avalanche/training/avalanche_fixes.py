@@ -13,6 +13,8 @@ from avalanche.training.plugins import AGEMPlugin, MASPlugin, SynapticIntelligen
 from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
+from crumb_avalanche.models.split_model import SplitModel
+
 
 def keep_training_mode(strategy) -> None:
     """Put a model that a plugin left in evaluation mode back in training mode, before the forward pass of a step.
@@ -245,12 +247,15 @@ class PatchedAGEM(AGEMPlugin):
                     weight.grad.copy_(part.view_as(weight))
 
 
-def check_plugins(strategy) -> None:
-    """Check a strategy's plugins before training.
+def check_strategy(strategy) -> None:
+    """Check a strategy's model and plugins before training.
 
     Raises:
-        ValueError: one is Avalanche's ``AGEMPlugin``, which fails in the second experience of a ``SplitModel``.
+        TypeError: the head of a ``SplitModel`` was replaced by a growing one, such as ``IncrementalClassifier``.
+        ValueError: a plugin is Avalanche's ``AGEMPlugin``, which fails in the second experience of a ``SplitModel``.
     """
+    if isinstance(strategy.model, SplitModel):
+        strategy.model.n_classes  # noqa: B018 (raises)
     unpatched = [one for one in strategy.plugins if isinstance(one, AGEMPlugin)]
     if any(type(one).before_training_iteration is AGEMPlugin.before_training_iteration for one in unpatched):
         raise ValueError(

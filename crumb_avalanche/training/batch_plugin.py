@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
-from crumb_avalanche.training.avalanche_fixes import check_plugins, keep_training_mode
+from crumb_avalanche.training.avalanche_fixes import check_strategy, keep_training_mode
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.normalization import normalization_of
 from crumb_avalanche.training.plugins import SeenClassesPlugin
@@ -52,6 +52,7 @@ class BatchPlugin(StatefulPlugin):
         found = [record for record in self._records if record.images is strategy.mb_x]
         self._stop_recording()
         record = found[-1] if found else ForwardRecord(strategy.mb_x, strategy.model.features(strategy.mb_x), None)
+        _check_map_shape(strategy.model, record)
         pixels = pixels_of(strategy, record.images, self._position)
         self.batch = StreamBatch(strategy.mb_y, record.feature_map, record.codes, pixels)
 
@@ -69,6 +70,19 @@ class BatchPlugin(StatefulPlugin):
         if self._handle is not None:
             self._handle.remove()
         self._handle, self._records = None, []
+
+
+def _check_map_shape(model: SplitModel, record: ForwardRecord) -> None:
+    """Raise ValueError if the images do not have the size that the model was built for."""
+    shape = tuple(record.feature_map.shape[1:])
+    if shape != model.map_shape:
+        height, width = record.images.shape[2:]
+        given = f"images of {height} x {width} pixels" if record.images.shape[1] == 3 else "the cached images"
+        raise ValueError(
+            f"the maps of {given} are {shape}, but the model was built with image_size={model.image_size}, for maps of "
+            f"{model.map_shape}; resize the images to {model.image_size} x {model.image_size} pixels in the transform, "
+            "or build the model with their image_size"
+        )
 
 
 class StoringPlugin(BatchPlugin):
@@ -93,7 +107,7 @@ class StoringPlugin(BatchPlugin):
         self._warned = False
 
     def before_training(self, strategy, **kwargs):
-        check_plugins(strategy)
+        check_strategy(strategy)
 
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)

@@ -11,7 +11,7 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.avalanche_fixes import check_plugins, keep_training_mode
+from crumb_avalanche.training.avalanche_fixes import check_strategy, keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
@@ -43,6 +43,9 @@ class StreamStrategy(SupervisedTemplate):
         divergence_guard: whether a loss that is not finite stops the training; see ``DivergenceGuard``.
         memory: the plugin that stores memories; it runs after ``plugins``.
         base_kwargs: all others, as for Avalanche's ``SupervisedTemplate``.
+
+    Raises:
+        TypeError: the model is not a ``SplitModel``.
 
     Attributes:
         frames_in_order: whether batches come in the order of the experience's data set.
@@ -82,6 +85,11 @@ class StreamStrategy(SupervisedTemplate):
         memory: StoringPlugin | None = None,
         **base_kwargs,
     ):
+        if not isinstance(model, SplitModel):
+            raise TypeError(
+                f"{type(self).__name__} trains a SplitModel, not a {type(model).__name__}: build one with "
+                "split_backbone(...) or split_at(network, node), and do not wrap it (as_multitask)"
+            )
         self.seen_classes = SeenClassesPlugin()
         self.memory = memory
         self.frames_in_order = False
@@ -115,7 +123,7 @@ class StreamStrategy(SupervisedTemplate):
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
     def _before_training(self, **kwargs):
-        check_plugins(self)
+        check_strategy(self)
         super()._before_training(**kwargs)
 
     def _after_training_exp(self, **kwargs):
