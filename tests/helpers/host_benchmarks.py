@@ -34,7 +34,8 @@ def coloured_images(per_class: int = PER_CLASS, seed: int = 0, n_classes: int = 
     labels = labels[torch.randperm(len(labels), generator=random)]
     angles = labels[:, None] * 2 * torch.pi / n_classes + torch.tensor([0.0, 2.1, 4.2])
     noise = torch.randn(len(labels), 3, SIZE, SIZE, generator=random)
-    return LabelledImages(1.5 * angles.cos()[:, :, None, None] + 0.5 * noise, labels)
+    # No pixel below 0 or above 255 once the normalisation is undone.
+    return LabelledImages((1.5 * angles.cos()[:, :, None, None] + 0.5 * noise).clamp(-1.7, 2.2), labels)
 
 
 def of_classes(data: LabelledImages, first: int, count: int = PER_EXPERIENCE):
