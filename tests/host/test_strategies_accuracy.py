@@ -43,7 +43,8 @@ def accuracy(build, kind="nc", whole=False) -> float:
     for part in [benchmark.train_stream] if whole else benchmark.train_stream:
         strategy.train(part)
     strategy.eval(benchmark.train_stream)
-    return sum(metric.result().values()) / len(metric.result())
+    values = metric.result()  # of each task, or of the stream
+    return values if isinstance(values, float) else sum(values.values()) / len(values)
 
 
 def ours(name, buffer=None, **arguments):

@@ -26,8 +26,15 @@ UPDATES = {
     "UpdateFeCAMTest.test_current_update": (FeCAMClassifier, CurrentDataFeCAMUpdate),
     "UpdateFeCAMTest.test_memory_update": (FeCAMClassifier, lambda: MemoryFeCAMUpdate(100)),
     "UpdateFeCAMTest.test_oracle_update": (FeCAMClassifier, FeCAMOracle),
-    "images of ours": (NCMClassifier, lambda: MemoryNCMUpdate(48, ImageBuffer(48))),
+    "images of ours": (NCMClassifier, lambda: MemoryNCMUpdate(48, images_of_ours())),
 }
+
+
+def images_of_ours() -> ImageBuffer:
+    """An ``ImageBuffer`` for a model that is no ``SplitModel``, which would know the normalisation of the images."""
+    buffer = ImageBuffer(48)
+    buffer.normalization = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    return buffer
 
 
 @pytest.mark.parametrize("name", UPDATES)
