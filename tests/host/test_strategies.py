@@ -78,14 +78,14 @@ def test_ours_train_and_evaluate_every_kind_of_benchmark(name, kind):
         assert counts == N_CLASSES * [buffer.max_size // N_CLASSES]
 
 
-@pytest.mark.parametrize("kind", ["nc", "nc_tasks", "from_datasets"])
+@pytest.mark.parametrize("kind", ["nc_tasks", "from_datasets"])
 @pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if not entry.joint])
 def test_registry_trains_and_evaluates(name, kind):
     """test_naive, test_replay, test_lwf, test_gem, test_ewc, test_mas, test_icarl, test_bic, test_cope and others.
 
     Ours also where the host's strategy of that name needs task labels.
     """
-    strategy = registered(name)
+    strategy = registered(name, train_epochs=1)
     run(strategy, host_benchmark(kind))
     assert sorted(strategy.seen_classes.seen) == list(range(N_CLASSES))
 
