@@ -26,7 +26,7 @@ from host_strategies import (
 )
 from torch import nn
 
-from crumb_avalanche import ClampGradients, CodeBuffer, CRUMBStrategy, StreamStrategy
+from crumb_avalanche import ClampGradients, CodeBuffer, CRUMBStrategy, ImageBuffer, StreamStrategy
 from crumb_avalanche.baselines.registry import STRATEGIES
 from crumb_avalanche.models.split_model import SplitModel
 
@@ -233,6 +233,16 @@ def test_stop_training_stops_at_once(name, epochs, epoch):
             assert strategy.clock.train_epoch_iterations == 2
         if (buffer := buffer_of(strategy)) is not None:
             assert set(buffer.labels.tolist()) >= {2 * number, 2 * number + 1}
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_a_stopped_experience_is_stored_like_any_other(name):
+    """test_early_stop, in the only epoch: every image is offered once, those trained on and the rest."""
+    buffer = ImageBuffer(2 * PER_CLASS)
+    strategy = our_strategy(name, buffer=buffer, plugins=[StopAt(1)], train_epochs=1, train_mb_size=4)
+    strategy.train(host_benchmark("nc").train_stream[0])
+    assert sorted(buffer.labels.tolist()) == PER_CLASS * [0] + PER_CLASS * [1]
+    assert len({row.numpy().tobytes() for row in buffer.rows}) == 2 * PER_CLASS
 
 
 def test_stop_training_of_cumulative_over_a_split_model():
