@@ -89,7 +89,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", STORING)
 def test_the_rates_of_a_multi_step_schedule(name, schedule):
     """test_scheduler_plugin."""
     milestones, reset_lr, reset_scheduler, first_epoch, first_experience, expected = schedule

@@ -53,8 +53,7 @@ def ours(name, buffer=None, **arguments):
     )
 
 
-@pytest.mark.parametrize("kind", ["nc", "nc_tasks"])
-@pytest.mark.parametrize("name", ["CRUMBStrategy", "Naive+CRUMBPlugin"])
+@pytest.mark.parametrize("name, kind", [("CRUMBStrategy", "nc_tasks"), ("Naive+CRUMBPlugin", "nc")])
 def test_replay_of_codes(name, kind):
     """test_multihead_cumulative: above 0.7 on the training stream."""
     assert accuracy(ours(name, CodeBuffer(24)), kind) > 0.7
