@@ -67,7 +67,7 @@ class CompactBuffer(MemoryBuffer, ExemplarsBuffer):
         Raises:
             TypeError: the buffer does not hold images.
         """
-        ours = [plugin for plugin in agent_state.plugins if isinstance(plugin, StatefulPlugin)]
+        ours = [plugin for plugin in getattr(agent_state, "plugins", ()) if isinstance(plugin, StatefulPlugin)]
         if all(getattr(plugin, "storage_policy", None) is not self for plugin in ours):
             self.update_from_dataset(exp.dataset, agent_state)
 
