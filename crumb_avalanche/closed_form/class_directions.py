@@ -59,7 +59,7 @@ class ClassDirections:
         return torch.cat([self.rows[label] for label in labels]).double().mul_(scales.unsqueeze(1))
 
     def extend(self, label: int, rows: Tensor) -> None:
-        """Update the directions of a class whose scatter grows by ``R^T R`` for ``(n, D)`` float64 rows ``R``."""
+        """Update the directions of a class whose scatter grows by ``R^T R`` for one or more float64 rows ``R``."""
         together = torch.cat([self.of_class(label), rows])
         energies, vectors = torch.linalg.eigh(together @ together.mT)
         count = min(self.most, int((energies > NO_ENERGY * energies[-1].clamp_min(0)).sum()))

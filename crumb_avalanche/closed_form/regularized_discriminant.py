@@ -86,8 +86,9 @@ class RegularizedDiscriminant(ClassStatistics):
     def limit(self, total_directions: int | None) -> None:
         """Set the largest number of directions of all classes.
 
-        A smaller number holds at once and in every later ``update`` and ``merge``: the classes with the most directions
-        lose their weakest ones, which count as spread in no particular direction.
+        It holds at once and in every later ``update`` and ``merge``: the classes with the most directions lose their
+        weakest ones, which count as spread in no particular direction from then on. Where directions are lost, the time
+        of an update includes a look at the number of directions of each class.
 
         Args:
             total_directions: the number, or ``None`` for no limit.
