@@ -31,8 +31,8 @@ class RegularizedDiscriminant(ClassStatistics):
     images, and counts from then on as the scatter of the images that are left.
 
     ``update`` takes an eigendecomposition of as many rows as a class has directions and new images, 512 images at a
-    time. The first ``scores`` after a change factors the ``(D, D)`` common covariance and the ``(D, C)`` means of ``C`` classes, and
-    projects all directions.
+    time. The first ``scores`` after a change factors the ``(D, D)`` common covariance and the ``(D, C)`` means of ``C``
+    classes, and projects all directions.
 
     Args:
         n_classes, length: see ``ClassMeans``.
