@@ -16,7 +16,6 @@ from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.closed_form.feature_moments import feature_length, pooled_features
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 Features = Callable[[SplitModel, Tensor], Tensor]
@@ -40,8 +39,8 @@ class ClosedFormStrategy(StreamStrategy):
 
     @property
     def statistics_bytes(self) -> int:
-        """Size of the statistics in bytes."""
-        return tensor_bytes(self.statistics.tensors())
+        """Bytes of the statistics that are held now."""
+        return self.statistics.held_bytes
 
     def forward(self):
         if not self.is_training:

@@ -14,7 +14,7 @@ RANPAC = Entry(
     name="ranpac",
     summary="ridge regression on a random projection of frozen features",
     source="McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023",
-    stores="the Gram matrix of the random features, and their sum for each class",
+    stores="the Gram matrix of the random features, and their sum and number for each class",
     build=lambda recipe: closed_form(
         recipe,
         RandomProjection(
@@ -22,6 +22,6 @@ RANPAC = Entry(
         ),
     ),
     method=RanpacSettings,
-    fixed_bytes=lambda model, method, n_classes: 4 * method.projection * (method.projection + n_classes),
+    fixed_bytes=lambda model, method, n_classes: 4 * (method.projection * (method.projection + n_classes) + n_classes),
     gradient=False,
 )

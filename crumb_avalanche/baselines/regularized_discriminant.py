@@ -22,6 +22,8 @@ def moments(settings: RdaSettings) -> FeatureMoments:
 def build_rda(recipe: Recipe) -> ClosedFormStrategy:
     """Build the strategy with the directions per class, and perhaps the full common covariance, that the budget buys.
 
+    The budget is what the statistics take at most: a class has fewer directions where it has fewer images.
+
     Raises:
         ValueError: the budget does not buy a direction for each class.
     """
@@ -54,7 +56,7 @@ RDA = Entry(
     build=build_rda,
     method=RdaSettings,
     item_bytes=lambda model, method: direction_bytes(moments(method).length(model)),
-    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * (moments(method).length(model) + 2),
+    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * (moments(method).length(model) + 4),
     each_class=True,
     gradient=False,
 )

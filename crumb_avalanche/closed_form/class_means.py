@@ -4,14 +4,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.closed_form.class_statistics import ClassStatistics, grown
 
 
 class ClassMeans(ClassStatistics):
     """Classifier by the class mean with the largest cosine (NCM; Mensink et al., PAMI 2013; Rebuffi et al., CVPR 2017).
 
+    The order of the images does not matter, up to rounding. ``forget`` leaves nothing of a class.
+
     Args:
-        n_classes: number of classes of the whole stream.
+        n_classes: number of classes; see ``grow``.
         length: number of features ``D``.
 
     Attributes:
@@ -24,7 +26,11 @@ class ClassMeans(ClassStatistics):
         self.means = torch.zeros(n_classes, length)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
 
-    def update(self, features, labels):
+    @property
+    def image_counts(self):
+        return self.counts
+
+    def _update(self, features, labels):
         self.absorb(features, labels)
 
     def absorb(self, features: Tensor, labels: Tensor) -> dict[int, Tensor]:
@@ -40,19 +46,25 @@ class ClassMeans(ClassStatistics):
             group = features[labels == label].double()
             centre = group.mean(0)
             rows[label] = torch.cat([group - centre, self._shift(label, centre, len(group)).unsqueeze(0)])
+        self._solution = None
         return rows
 
-    def absorb_means(self, other: "ClassMeans") -> dict[int, Tensor]:
-        """Add the means of another instance.
+    def absorb_means(self, other: "ClassMeans", labels: dict[int, int]) -> list[tuple[int, int, Tensor]]:
+        """Add the means of classes of another instance.
+
+        Args:
+            other: the other instance.
+            labels: its classes, with their numbers in this instance.
 
         Returns:
-            ``(1, D)`` float64 rows ``R`` for each class of the other instance; add ``R^T R`` to the sum of both
-            scatters of the class.
+            The class's numbers in the other and in this instance, and ``(1, D)`` float64 rows ``R``; add ``R^T R`` to
+            the sum of both scatters of the class.
         """
-        return {
-            label: self._shift(label, other.means[label].double(), int(other.counts[label])).unsqueeze(0)
-            for label in other.counts.nonzero().flatten().tolist()
-        }
+        self._solution = None
+        return [
+            (theirs, mine, self._shift(mine, other.means[theirs].double(), int(other.counts[theirs])).unsqueeze(0))
+            for theirs, mine in labels.items()
+        ]
 
     def _shift(self, label: int, centre: Tensor, new: int) -> Tensor:
         """Add ``new`` images with the mean ``centre`` to a class; return the weighted difference of the two means."""
@@ -62,11 +74,21 @@ class ClassMeans(ClassStatistics):
         self.counts[label] += new
         return between
 
-    def scores(self, features):
-        return functional.normalize(features.double(), dim=1) @ functional.normalize(self.means.double(), dim=1).mT
+    def _solve(self, seen):
+        return functional.normalize(self.means[seen].double(), dim=1)
+
+    def _answers(self, features, solution):
+        return functional.normalize(features, dim=1) @ solution.mT
 
     def named_tensors(self):
         return {"means": self.means, "counts": self.counts}
 
-    def _merge(self, other):
-        self.absorb_means(other)
+    def _merge(self, other, labels):
+        self.absorb_means(other, labels)
+
+    def _grow(self, n_classes):
+        self.means, self.counts = grown(self.means, n_classes), grown(self.counts, n_classes)
+
+    def _forget(self, label):
+        self.means[label] = 0
+        self.counts[label] = 0

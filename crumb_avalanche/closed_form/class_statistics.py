@@ -1,33 +1,97 @@
 """Base class of all classifiers in closed form."""
 
+import math
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from crumb_avalanche.system.tensor_file import StateError
+
+NO_DENSITY = -1e30  # score of a class without images: below all others, and finite in float32
+LOWEST_SCORE = -1e29  # of a class with images
+LARGEST_FEATURE = 1e12  # sums of squares of larger features overflow float32
+
+
+Statistics = TypeVar("Statistics", bound="ClassStatistics")
 
 
 class ClassStatistics(ABC):
     """Statistics of features that are updated batch by batch, merged, saved and loaded, and score new features.
 
+    No number of classes has to be known in advance: ``grow`` adds classes at any time. The statistics of ``n_classes``
+    classes do not depend on when the classes were added.
+
+    The work is done as follows. ``update`` adds a batch to the statistics; its time depends on the batch and the number
+    of features, not on the number of classes. The first ``scores`` after a change solves for the classifier and caches
+    the solution, in a time that grows with the number of classes with images. ``grow`` keeps the cached solution and
+    reserves room, so that adding classes one by one copies each row a constant number of times.
+
     Attributes:
-        settings: arguments of the constructor by name; statistics with other settings cannot be merged or loaded.
+        settings: arguments of the constructor by name; ``n_classes`` follows ``grow``.
     """
 
     settings: dict[str, Any]
+    # Settings in which statistics that are merged may differ.
+    _free: frozenset[str] = frozenset({"n_classes"})
     _solution: Any = None  # cached by ``scores``; None after the statistics change
 
+    @property
     @abstractmethod
+    def image_counts(self) -> Tensor:
+        """Images of each class, ``(n_classes,)`` int32."""
+
+    @property
+    def remains_after_forget(self) -> str:
+        """What ``forget`` leaves of the images of a class, in words; empty for nothing."""
+        return ""
+
+    @abstractmethod
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return the statistics by name."""
+
+    @abstractmethod
+    def _update(self, features: Tensor, labels: Tensor) -> None:
+        """Add at least one checked image."""
+
+    @abstractmethod
+    def _solve(self, seen: Tensor) -> Any:
+        """Return what ``_answers`` needs, for the classes of a mask with at least one class."""
+
+    @abstractmethod
+    def _answers(self, features: Tensor, solution: Any) -> Tensor:
+        """Score the classes of a solution for ``(B, D)`` float64 features; ``(B, classes)`` float64."""
+
+    @abstractmethod
+    def _merge(self, other: Any, labels: dict[int, int]) -> None:
+        """Add the classes ``labels`` of an instance with the same settings, numbered in this one by the values."""
+
+    @abstractmethod
+    def _grow(self, n_classes: int) -> None:
+        """Add classes up to a larger number."""
+
+    @abstractmethod
+    def _forget(self, label: int) -> None:
+        """Remove a class that has images."""
+
     def update(self, features: Tensor, labels: Tensor) -> None:
         """Add images to the statistics.
 
         Args:
-            features: ``(B, D)`` float, on the CPU.
+            features: ``(B, D)`` float, on the CPU; at most 1e12 in absolute value.
             labels: ``(B,)`` int64, on the CPU.
-        """
 
-    @abstractmethod
+        Raises:
+            ValueError: a shape does not fit, a feature is not finite or too large (names the first such row), or there
+                is no such class. The statistics are unchanged then.
+        """
+        self._check_batch(features, labels)
+        if len(labels):
+            self._update(features, labels)
+            self._solution = None
+
     def scores(self, features: Tensor) -> Tensor:
         """Score the classes; the largest score is the answer.
 
@@ -35,58 +99,186 @@ class ClassStatistics(ABC):
             features: ``(B, D)`` float, on the CPU.
 
         Returns:
-            ``(B, classes)`` float64. Scores of classes without images are undefined.
+            ``(B, n_classes)`` float64. Scores of classes without images are ``NO_DENSITY``, -1e30, and all others are
+            at least -1e29: a class without images is no answer while another has images.
         """
+        seen = self.image_counts > 0
+        scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
+        if seen.any():
+            if self._solution is None:  # only after a change
+                self._solution = self._solve(seen)
+            scores[:, seen] = self._answers(features.double(), self._solution).clamp_min(LOWEST_SCORE)
+        return scores
 
-    @abstractmethod
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Return the statistics by name."""
+    def grow(self, n_classes: int) -> None:
+        """Add classes without images, up to ``n_classes``; scores of the other classes stay as they are.
 
-    @abstractmethod
-    def _merge(self, other: "ClassStatistics") -> None:
-        """Add the statistics of an instance with the same settings."""
+        Raises:
+            ValueError: there are more classes already.
+        """
+        if n_classes < self.settings["n_classes"]:
+            raise ValueError(
+                f"n_classes is {n_classes}, but there are {self.settings['n_classes']} classes already; give at least "
+                "as many, and remove single classes with forget"
+            )
+        self._grow(n_classes)
+        self.settings["n_classes"] = n_classes
 
-    def tensors(self) -> list[Tensor]:
-        """Return the statistics as a list."""
-        return [*self.named_tensors().values()]
+    def forget(self, label: int) -> None:
+        """Remove all that is held of one class alone; it can be taught again from the start.
 
-    def merge(self, other: "ClassStatistics") -> None:
+        ``remains_after_forget`` names what a matrix shared by all classes keeps. Nothing is kept when the last class
+        with images is removed. Does nothing for a class without images.
+
+        Raises:
+            ValueError: there is no such class.
+        """
+        self._check_label(label)
+        if self.image_counts[label]:
+            self._forget(label)
+            self._solution = None
+
+    def merge(self, other: "ClassStatistics", labels: Mapping[int, int] | None = None) -> None:
         """Add the statistics of another instance.
 
         The result is that of one instance trained on both parts, up to rounding, unless the class says otherwise.
 
+        Args:
+            other: an instance of the same class and the same settings except ``n_classes``; it is not changed.
+            labels: the number in this instance of each class of ``other`` that has images; default the same numbers.
+                Classes are added where a number needs it. Two classes may get the same number.
+
         Raises:
             StateError: the other instance has another class or other settings.
+            ValueError: ``labels`` lacks a class, or has a negative number. The statistics are unchanged in both cases.
         """
         if type(other) is not type(self):
             raise StateError(f"{type(other).__name__} cannot be merged into {type(self).__name__}; give the same kind")
-        self._check(other.settings, "merged")
-        self._merge(other)
-        self._solution = None
+        self._check(other.settings, "merged", self._free)
+        present = other.image_counts.nonzero().flatten().tolist()
+        if labels is not None and (missing := [label for label in present if label not in labels]):
+            raise ValueError(f"labels has no number for class {missing[0]}, which has images; give one for each class")
+        numbers = {label: label if labels is None else labels[label] for label in present}
+        if numbers and min(numbers.values()) < 0:
+            raise ValueError(f"labels holds {min(numbers.values())}; give class numbers from 0")
+        if numbers:
+            self.grow(max(self.settings["n_classes"], *(number + 1 for number in numbers.values())))
+            self._merge(other, numbers)
+            self._solution = None
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that hold the statistics."""
+        return [*self.named_tensors().values()]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the memory of ``tensors()``, with the room that ``grow`` reserves; cached solutions not included."""
+        storages = [tensor.untyped_storage() for tensor in self.tensors()]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return settings and statistics."""
+        """Return settings and statistics; the tensors may share memory with this instance."""
         return {"settings": dict(self.settings), **self.named_tensors()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned.
 
         Raises:
-            StateError: the settings differ, or a tensor is missing.
+            StateError: the settings differ, or a tensor is missing or has another shape. The statistics are unchanged
+                then.
         """
         self._check(state["settings"], "loaded")
         mine = self.named_tensors()
         if mine.keys() != state.keys() - {"settings"}:
             raise StateError(f"the state holds {', '.join(state)}, but {type(self).__name__} needs {', '.join(mine)}")
-        for name, tensor in mine.items():
-            tensor.copy_(state[name])
+        self._load({name: state[name] for name in mine})
         self._solution = None
 
-    def _check(self, settings: dict[str, Any], verb: str) -> None:
+    @classmethod
+    def from_state(cls: type[Statistics], state: dict[str, Any]) -> Statistics:
+        """Build an instance from what ``state_dict`` returned, with its number of classes.
+
+        Raises:
+            StateError: the state is one of another class, or a tensor does not fit the settings.
+        """
+        try:
+            settings, counts = state["settings"], state["counts"]
+            # Checked first, because the constructor allocates memory for this number.
+            if len(counts) != settings["n_classes"]:
+                raise StateError(f"the state has counts of {len(counts)} classes, not of {settings['n_classes']}")
+            statistics = cls(**settings)
+        except (KeyError, TypeError) as error:
+            raise StateError(
+                f"this is no state of {cls.__name__} ({error}); give what its state_dict returned"
+            ) from error
+        statistics.load_state_dict(state)
+        return statistics
+
+    def _load(self, tensors: dict[str, Tensor]) -> None:
+        """Copy the values of all tensors, by name."""
+        copy_tensors(tensors, self.named_tensors())
+
+    def _check(self, settings: dict[str, Any], verb: str, free: frozenset[str] = frozenset()) -> None:
         for name in {**self.settings, **settings}:
             mine, theirs = self.settings.get(name), settings.get(name)
-            if mine != theirs:
+            if mine != theirs and name not in free:
                 raise StateError(
                     f"statistics with {name}={theirs} cannot be {verb} into those with {name}={mine}; build both with "
                     "the same settings"
                 )
+
+    def _check_label(self, label: int) -> None:
+        if not 0 <= label < self.settings["n_classes"]:
+            raise ValueError(
+                f"there is no class {label} among {self.settings['n_classes']} (from 0); add classes with grow"
+            )
+
+    def _check_batch(self, features: Tensor, labels: Tensor) -> None:
+        length = self.settings["length"]
+        if features.dim() != 2 or features.shape[1] != length or labels.shape != features.shape[:1]:
+            raise ValueError(
+                f"features have the shape {tuple(features.shape)} and labels {tuple(labels.shape)}; give (B, {length}) "
+                "and (B,)"
+            )
+        odd = ~(features.abs() <= LARGEST_FEATURE)  # comparisons with NaN are false
+        if odd.any():
+            row = int(odd.any(1).nonzero()[0])
+            raise ValueError(
+                f"row {row} of the features holds {float(features[row][odd[row]][0])}; features must be finite and at "
+                f"most {LARGEST_FEATURE:g} in absolute value: leave this image out"
+            )
+        for label in (labels.min(), labels.max()) if len(labels) else ():
+            self._check_label(int(label))
+
+
+def grown(rows: Tensor, count: int) -> Tensor:
+    """Return a tensor of ``count`` rows: those of ``rows``, followed by zeros.
+
+    Reserves an eighth more room than there are rows, of which later calls make use: both tensors share memory then.
+
+    Args:
+        rows: contiguous zeros of a tensor's own or what this function returned, with any values in its rows.
+        count: at least ``len(rows)``.
+    """
+    shape = (count, *rows.shape[1:])
+    if rows.untyped_storage().nbytes() < math.prod(shape) * rows.element_size():
+        room = rows.new_zeros(max(count, len(rows) + len(rows) // 8), *shape[1:])
+        room[: len(rows)] = rows
+        rows = room
+    return rows.as_strided(shape, rows.stride())
+
+
+def copy_tensors(new: dict[str, Tensor], held: dict[str, Tensor]) -> None:
+    """Copy the values of named tensors into tensors of the same names.
+
+    Raises:
+        StateError: a shape differs; nothing is copied then.
+    """
+    for name, tensor in held.items():
+        if new[name].shape != tensor.shape:
+            raise StateError(
+                f"{name} of the state has the shape {tuple(new[name].shape)}, not {tuple(tensor.shape)}; it does not "
+                "belong to the settings of the state"
+            )
+    for name, tensor in held.items():
+        tensor.copy_(new[name])

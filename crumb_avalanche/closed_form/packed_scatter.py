@@ -35,6 +35,11 @@ class PackedScatter:
         for mine, theirs in zip(self.strips, other.strips, strict=True):
             mine += theirs
 
+    def scale(self, factor: float) -> None:
+        """Multiply the matrix by a number."""
+        for strip in self.strips:
+            strip *= factor
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Return the strips by name."""
         return {f"strip{number}": strip for number, strip in enumerate(self.strips)}

@@ -3,14 +3,15 @@
 The covariance of each class is stored as a few principal directions, which are updated batch by batch.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from crumb_avalanche.closed_form.class_directions import ClassDirections
 from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.closed_form.class_statistics import ClassStatistics, copy_tensors
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter
-
-NO_DENSITY = -1e30  # log-density of a class without an image: below all others, and finite in float32
 
 
 class RegularizedDiscriminant(ClassStatistics):
@@ -23,21 +24,31 @@ class RegularizedDiscriminant(ClassStatistics):
 
     ``merge`` is exact for means, counts, traces and a full common scatter. It keeps the principal directions of both
     instances together, as an update does; they equal those of one instance trained on both parts only if
-    ``directions`` spans the whole scatter of a class.
+    ``directions`` spans the whole scatter of a class. Under the same condition the order of the images does not matter,
+    up to the rounding of float16.
+
+    ``forget`` leaves nothing of a class, unless there is a full common scatter: this keeps the share of the removed
+    images, and counts from then on as the scatter of the images that are left.
+
+    ``update`` takes an eigendecomposition of as many rows as a class has directions and new images, 512 images at a
+    time. The first ``scores`` after a change factors the ``(D, D)`` common covariance and the ``(D, C)`` means of ``C``
+    classes, and projects all directions.
 
     Args:
         n_classes, length: see ``ClassMeans``.
-        directions: number of principal directions stored for each class.
+        directions: largest number of principal directions of each class.
         whole: whether to store the full common scatter; otherwise it is the sum over the classes' directions.
         own: share ``a`` of a class's own covariance.
         shrinkage: factor ``s`` of the shrinkage.
+        total_directions: largest number of directions of all classes, or ``None`` for no limit; see ``limit``.
 
     Attributes:
         classes: means and counts.
-        directions: ``(n_classes, directions, D)`` float16; ``B_c^T B_c`` approximates the scatter of class ``c``.
-        outside: ``(n_classes,)`` float32, the part of the scatter's trace that the directions leave out.
+        directions: the directions, and the parts of the scatters' traces that these leave out.
         scatter: the full common scatter, or ``None``.
     """
+
+    _free = frozenset({"n_classes", "total_directions"})
 
     def __init__(
         self,
@@ -47,6 +58,7 @@ class RegularizedDiscriminant(ClassStatistics):
         whole: bool = False,
         own: float = 0.3,
         shrinkage: float = 1.0,
+        total_directions: int | None = None,
     ):
         self.settings = {
             "n_classes": n_classes,
@@ -55,58 +67,98 @@ class RegularizedDiscriminant(ClassStatistics):
             "whole": whole,
             "own": own,
             "shrinkage": shrinkage,
+            "total_directions": None,
         }
         self.classes = ClassMeans(n_classes, length)
-        self.directions = torch.zeros(n_classes, directions, length, dtype=torch.float16)
-        self.outside = torch.zeros(n_classes)
+        self.directions = ClassDirections(n_classes, length, directions)
         self.scatter = PackedScatter(length) if whole else None
         self.own, self.shrinkage = own, shrinkage
-        self._solution: _Solution | None = None
+        self.limit(total_directions)
 
-    def update(self, features, labels):
+    @property
+    def image_counts(self):
+        return self.classes.counts
+
+    @property
+    def remains_after_forget(self):
+        return "" if self.scatter is None else "the share of the removed images in the common scatter"
+
+    def limit(self, total_directions: int | None) -> None:
+        """Set the largest number of directions of all classes.
+
+        It holds at once and in every later ``update`` and ``merge``: the classes with the most directions lose their
+        weakest ones, which count as spread in no particular direction from then on. Where directions are lost, the time
+        of an update includes a look at the number of directions of each class.
+
+        Args:
+            total_directions: the number, or ``None`` for no limit.
+
+        Raises:
+            ValueError: the number is negative.
+        """
+        if total_directions is not None and total_directions < 0:
+            raise ValueError(f"total_directions is {total_directions}; give at least 0, or None for no limit")
+        self.settings["total_directions"] = self.directions.total = total_directions
+        self.directions.trim()
+        self._solution = None
+
+    def drop_scatter(self) -> None:
+        """Drop the full common scatter: the common covariance is the sum over the classes from then on."""
+        self.scatter, self.settings["whole"] = None, False
+        self._solution = None
+
+    def _update(self, features, labels):
         for label, rows in self.classes.absorb(features, labels).items():
             if self.scatter is not None:
                 self.scatter.add(rows)
-            self._extend(label, rows)
-        self._solution = None
+            self.directions.extend(label, rows)
+        self.directions.trim()
 
-    def _extend(self, label: int, rows: Tensor) -> None:
-        """Update the directions of a class whose scatter grows by ``R^T R`` for rows ``R``."""
-        count = self.directions.shape[1]
-        together = torch.cat([self.directions[label].double(), rows])
-        energies, vectors = torch.linalg.eigh(together @ together.mT)
-        self.directions[label] = vectors[:, -count:].mT @ together
-        self.outside[label] += energies[:-count].clamp_min(0).sum()
+    def _answers(self, features, solution):
+        return solution.scores(features)
 
-    def scores(self, features):
-        if self._solution is None:  # only after an update
-            self._solution = self._solve()
-        seen = self.classes.counts > 0
-        scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
-        scores[:, seen] = self._solution.scores(features.double())
-        return scores
+    def tensors(self):
+        return [*self.classes.tensors(), *self.directions.tensors(), *(self.scatter.strips if self.scatter else ())]
 
     def named_tensors(self):
-        strips = {} if self.scatter is None else self.scatter.named_tensors()
-        return {**self.classes.named_tensors(), "directions": self.directions, "outside": self.outside, **strips}
+        return {**self.classes.named_tensors(), **self.directions.named_tensors(), **self._strips()}
 
-    def _merge(self, other):
-        for label, between in self.classes.absorb_means(other.classes).items():
-            self._extend(label, torch.cat([other.directions[label].double(), between]))
+    def _strips(self) -> dict[str, Tensor]:
+        return {} if self.scatter is None else self.scatter.named_tensors()
+
+    def _load(self, tensors):
+        self.directions.check(tensors)
+        copy_tensors(tensors, {**self.classes.named_tensors(), **self._strips()})
+        self.directions.load(tensors)
+
+    def _merge(self, other, labels):
+        for theirs, mine, between in self.classes.absorb_means(other.classes, labels):
+            self.directions.extend(mine, torch.cat([other.directions.of_class(theirs), between]))
+            self.directions.outside[mine] += other.directions.outside[theirs]
             if self.scatter is not None:
                 self.scatter.add(between)
-        self.outside += other.outside
         if self.scatter is not None:
             self.scatter.merge(other.scatter)
+        self.directions.trim()
 
-    def _solve(self) -> "_Solution":
-        seen = self.classes.counts > 0
+    def _grow(self, n_classes):
+        self.classes.grow(n_classes)
+        self.directions.grow(n_classes)
+
+    def _forget(self, label):
+        before = int(self.classes.counts.sum())
+        self.classes.forget(label)
+        self.directions.forget(label)
+        if self.scatter is not None:
+            self.scatter.scale(int(self.classes.counts.sum()) / before)
+
+    def _solve(self, seen) -> "_Solution":
         counts, means = self.classes.counts[seen].double(), self.classes.means[seen].double()
-        directions, outside = self.directions[seen].double(), self.outside[seen].double()
+        directions = self.directions.of_classes(seen.nonzero().flatten().tolist())
+        numbers, outside = self.directions.counts[seen], self.directions.outside[seen].double()
         total, length = float(counts.sum()), means.shape[1]
         if self.scatter is None:
-            flat = directions.flatten(0, 1)
-            common = flat.mT @ flat
+            common = directions.mT @ directions
             common.diagonal().add_(outside.sum() / length)
         else:
             common = self.scatter.whole()
@@ -118,10 +170,12 @@ class RegularizedDiscriminant(ClassStatistics):
         white = torch.linalg.solve_triangular(root, (means - centre).mT, upper=False)
         basis = torch.linalg.svd(white, full_matrices=False)[0][:, : len(means) - 1]
         projection = torch.linalg.solve_triangular(root.mT, basis, upper=True)
-        kept = directions.square().sum((1, 2))
-        rest = outside / (outside + kept).clamp_min(1e-12)
-        spread = (self.own / counts).sqrt()[:, None, None] * (directions @ projection)
-        return _Solution(centre, projection, (means - centre) @ projection, spread, 1 - self.own + self.own * rest)
+        owners = torch.arange(len(means)).repeat_interleave(numbers)
+        kept = torch.zeros_like(outside).index_add_(0, owners, directions.square().sum(1))
+        rest = outside / (outside + kept).clamp_min(1e-300)
+        spread = (self.own / counts).sqrt()[owners, None] * (directions @ projection)
+        spreads = spread.split(numbers.tolist())
+        return _Solution(centre, projection, (means - centre) @ projection, spreads, 1 - self.own + self.own * rest)
 
 
 class _Solution:
@@ -130,12 +184,41 @@ class _Solution:
     Args:
         centre, projection: ``(D,)`` and ``(D, r)``; ``(x - centre) projection`` maps features to the space.
         means: ``(C, r)``.
-        spread: ``U``, ``(C, k, r)``.
+        spreads: ``U``, ``(k, r)`` for each class.
         round_part: ``a``, ``(C,)``.
     """
 
-    def __init__(self, centre: Tensor, projection: Tensor, means: Tensor, spread: Tensor, round_part: Tensor):
+    def __init__(
+        self, centre: Tensor, projection: Tensor, means: Tensor, spreads: Sequence[Tensor], round_part: Tensor
+    ):
         self.centre, self.projection, self.means = centre, projection, means
+        # Classes with equally many directions are solved together.
+        sizes = torch.tensor([len(spread) for spread in spreads])
+        self.groups = []
+        for size in sizes.unique().tolist():
+            members = (sizes == size).nonzero().flatten()
+            spread = torch.stack([spreads[place] for place in members.tolist()])
+            self.groups.append((members, _Group(spread, means[members], round_part[members])))
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Compute log-densities up to a constant, ``(B, C)`` float64."""
+        places = (features - self.centre) @ self.projection
+        distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.mT + self.means.square().sum(1)
+        for members, group in self.groups:
+            distances[:, members] = group.scores(places, distances[:, members])
+        return distances
+
+
+class _Group:
+    """Gaussians with covariances ``a_c I + U_c^T U_c`` of classes with equally many directions.
+
+    Args:
+        spread: ``U``, ``(C, k, r)``.
+        means: ``(C, r)``.
+        round_part: ``a``, ``(C,)``.
+    """
+
+    def __init__(self, spread: Tensor, means: Tensor, round_part: Tensor):
         self.spread, self.round_part = spread, round_part
         # Woodbury: (a I + U^T U)^-1 = (I - U^T (a I + U U^T)^-1 U) / a, with k x k matrices instead of r x r.
         inner = spread @ spread.mT
@@ -146,10 +229,8 @@ class _Solution:
         logs = self.inner_root.diagonal(dim1=1, dim2=2).log().sum(1)
         self.log_determinants = 2 * logs + (space - count) * round_part.log()
 
-    def scores(self, features: Tensor) -> Tensor:
-        """Compute log-densities up to a constant, ``(B, C)`` float64."""
-        places = (features - self.centre) @ self.projection
-        distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.mT + self.means.square().sum(1)
+    def scores(self, places: Tensor, distances: Tensor) -> Tensor:
+        """Compute log-densities up to a constant from points ``(B, r)`` and their squared distances to the means."""
         along = (places @ self.spread.flatten(0, 1).mT).view(len(places), *self.offsets.shape) - self.offsets
         solved = torch.linalg.solve_triangular(self.inner_root, along.permute(1, 2, 0), upper=False)  # (C, k, B)
         lengths = (distances - solved.square().sum(1).mT) / self.round_part

@@ -1,7 +1,6 @@
 """Streaming linear discriminant analysis (Hayes and Kanan, CVPR Workshops 2020)."""
 
 import torch
-from torch import Tensor
 
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
@@ -12,7 +11,10 @@ class StreamingLDA(ClassStatistics):
 
     Scores are ``w x - w mu / 2`` with ``w = ((1 - e) Sigma + e I)^-1 mu`` for class means ``mu``. ``Sigma`` is the
     exact within-class covariance of all images so far; the paper's recursion adds the distance of the first image of
-    each class from zero.
+    each class from zero. The order of the images does not matter, up to rounding.
+
+    ``forget`` removes the mean of a class and leaves ``Sigma``, which counts from then on as the covariance of the
+    images that are left.
 
     Args:
         n_classes, length: see ``ClassMeans``.
@@ -23,38 +25,49 @@ class StreamingLDA(ClassStatistics):
         covariance: ``(D, D)`` float32, 1,048,576 bytes at 512.
     """
 
+    remains_after_forget = "the share of the removed images in the common covariance"
+
     def __init__(self, n_classes: int, length: int, shrinkage: float = 1e-4):
         self.settings = {"n_classes": n_classes, "length": length, "shrinkage": shrinkage}
         self.classes = ClassMeans(n_classes, length)
         self.covariance = torch.zeros(length, length)
         self.shrinkage = shrinkage
-        self._solution: tuple[Tensor, Tensor] | None = None
 
-    def update(self, features, labels):
+    @property
+    def image_counts(self):
+        return self.classes.counts
+
+    def _update(self, features, labels):
         old = int(self.classes.counts.sum())
         rows = torch.cat(list(self.classes.absorb(features, labels).values()))
         total = old + len(labels)
         self.covariance = (self.covariance.double() * (old / total) + rows.mT @ rows / total).float()
-        self._solution = None
 
-    def scores(self, features):
-        if self._solution is None:  # only after an update
-            # With fewer images than features, float32 leaves eigenvalues a little below zero.
-            values, vectors = torch.linalg.eigh(self.covariance.double())
-            values = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
-            means = self.classes.means.double()
-            weights = (means @ vectors / values) @ vectors.mT
-            self._solution = weights, (weights * means).sum(1) / 2
-        weights, offsets = self._solution
-        return features.double() @ weights.mT - offsets
+    def _solve(self, seen):
+        # With fewer images than features, float32 leaves eigenvalues a little below zero.
+        values, vectors = torch.linalg.eigh(self.covariance.double())
+        values = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
+        means = self.classes.means[seen].double()
+        weights = (means @ vectors / values) @ vectors.mT
+        return weights, (weights * means).sum(1) / 2
+
+    def _answers(self, features, solution):
+        weights, offsets = solution
+        return features @ weights.mT - offsets
 
     def named_tensors(self):
         return {**self.classes.named_tensors(), "covariance": self.covariance}
 
-    def _merge(self, other):
+    def _merge(self, other, labels):
         old, new = int(self.classes.counts.sum()), int(other.classes.counts.sum())
-        if not new:
-            return
-        rows = torch.cat(list(self.classes.absorb_means(other.classes).values()))
+        rows = torch.cat([between for _, _, between in self.classes.absorb_means(other.classes, labels)])
         scatter = old * self.covariance.double() + new * other.covariance.double() + rows.mT @ rows
         self.covariance = (scatter / (old + new)).float()
+
+    def _grow(self, n_classes):
+        self.classes.grow(n_classes)
+
+    def _forget(self, label):
+        self.classes.forget(label)
+        if not self.classes.counts.any():
+            self.covariance.zero_()

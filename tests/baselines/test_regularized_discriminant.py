@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict
 
 import pytest
+import torch
 
 from crumb_avalanche.baselines.closed_form_settings import RdaSettings
 from crumb_avalanche.baselines.method_settings import LearningSettings
@@ -25,7 +26,10 @@ def test_what_a_budget_buys(images, whole, directions):
     count = RDA.memories_in_budget(model, budget, 8)
     strategy = build_strategy("rda", model, LearningSettings(), count, 0)
     kept = strategy.statistics
-    assert (kept.scatter is not None, kept.directions.shape) == (whole, (8, directions, 2048))
+    assert (kept.scatter is not None, kept.settings["directions"]) == (whole, directions)
+    labels = torch.arange(8).repeat_interleave(directions + 2)
+    kept.update(torch.randn(len(labels), 2048, generator=torch.Generator().manual_seed(0)), labels)
+    assert kept.directions.counts.tolist() == [directions] * 8
     row = 8 * 2048 * 2
     assert budget - row < strategy.statistics_bytes <= budget or whole
     assert strategy.statistics_bytes <= budget

@@ -77,7 +77,8 @@ def test_scores_where_directions_leave_a_rest(shrinkage):
     # The definition again, of what is kept: a class's scatter is B^T B, and the rest of its trace lies all around.
     features, labels = toy()
     ours = feed(RegularizedDiscriminant(CLASSES, D, directions=2, own=0.4, shrinkage=shrinkage), features, labels)
-    kept, outside, counts = ours.directions.double(), ours.outside.double(), torch.bincount(labels).double()
+    kept = torch.stack([ours.directions.of_class(label) for label in range(CLASSES)])
+    outside, counts = ours.directions.outside.double(), torch.bincount(labels).double()
     assert (outside > 0.05 * kept.square().sum((1, 2))).all()
     common = (torch.einsum("ckd,cke->de", kept, kept) + outside.sum() / D * torch.eye(D)) / len(labels)
     common += min(1.0, shrinkage * D / len(labels)) * common.diagonal().mean() * torch.eye(D)
@@ -115,8 +116,8 @@ def test_few_directions_are_the_principal_ones_and_the_rest_is_counted(size):
     for label in range(CLASSES):
         group = features[labels == label].double()
         scatter = (group - group.mean(0)).T @ (group - group.mean(0))
-        kept = ours.directions[label].double()
-        trace = float(kept.square().sum() + ours.outside[label])
+        kept = ours.directions.of_class(label)
+        trace = float(kept.square().sum() + ours.directions.outside[label])
         assert trace == pytest.approx(float(scatter.trace()), rel=1e-3)
         best = float(torch.linalg.eigvalsh(scatter)[-3:].sum())
         assert 0.9 * best < float(kept.square().sum()) <= 1.001 * best
@@ -129,7 +130,7 @@ def test_directions_of_all_images_at_once_are_exact():
     group = features[labels == 1].double()
     energies, vectors = torch.linalg.eigh((group - group.mean(0)).T @ (group - group.mean(0)))
     expected = (vectors[:, -2:] * energies[-2:]) @ vectors[:, -2:].T
-    kept = ours.directions[1].double()
+    kept = ours.directions.of_class(1)
     torch.testing.assert_close(kept.T @ kept, expected, rtol=2e-3, atol=1e-2 * float(expected.abs().max()))
 
 
@@ -150,8 +151,15 @@ def test_packed_scatter_is_the_matrix(length, sizes):
 def test_bytes_by_hand():
     assert PackedScatter.bytes_of(2048) == 2 * 2048 * (2048 + 64) == 8_650_752
     ours = RegularizedDiscriminant(10, 2048, directions=5, whole=True)
-    means, counts, outside = 10 * 2048 * 4, 10 * 4, 10 * 4
-    assert tensor_bytes(ours.tensors()) == means + counts + outside + 10 * 5 * 2048 * 2 + 8_650_752
+    means, counts = 10 * 2048 * 4, 10 * 4
+    outside = direction_counts = direction_scales = 10 * 4
+    fixed = means + counts + outside + direction_counts + direction_scales + 8_650_752
+    assert ours.held_bytes == fixed, "a class without images has no direction"
+    generator = torch.Generator().manual_seed(0)
+    ours.update(torch.randn(34, 2048, generator=generator), torch.tensor([0] * 30 + [1] * 3 + [2]))
+    assert ours.directions.counts.tolist() == [5, 2] + [0] * 8
+    assert ours.held_bytes == tensor_bytes(ours.tensors()) == fixed + 7 * 2048 * 2
+    assert tensor_bytes(ours.named_tensors().values()) == ours.held_bytes
 
 
 @pytest.mark.parametrize("images", [1, 2])
