@@ -87,8 +87,6 @@ class RemindPlugin(StoringPlugin):
     def after_training_exp(self, strategy, **kwargs):
         buffer = self.storage_policy
         fitted = buffer.quantizer.fitted
-        if fitted:  # every epoch stored its images: only a stop within the first one left some out
-            self._position, self._offered = strategy.clock.train_exp_iterations * strategy.train_mb_size, True
         super().after_training_exp(strategy, **kwargs)
         if fitted:
             return
