@@ -26,6 +26,7 @@ _HOMES = {
     "ClampGradients": "training.plugins",
     "EpochSchedule": "training.plugins",
     "DivergenceGuard": "training.plugins",
+    "PatchedAGEM": "training.avalanche_fixes",
     "FeatureCache": "training.feature_cache",
     "SmallCNN": "models.backbones",
     "LedgerMetric": "training.ledger",

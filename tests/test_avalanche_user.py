@@ -4,15 +4,28 @@ import gzip
 import pickle
 import re
 import struct
+from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from avalanche.benchmarks import class_incremental_benchmark
 from avalanche.benchmarks.classic import SplitCIFAR100, SplitMNIST
-from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, timing_metrics
+from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.evaluation.metrics import (
+    accuracy_metrics,
+    class_accuracy_metrics,
+    forgetting_metrics,
+    mean_scores_metrics,
+    timing_metrics,
+)
+from avalanche.evaluation.metrics.cumulative_accuracies import CumulativeAccuracyPluginMetric
+from avalanche.evaluation.metrics.mean_scores import MeanNewOldScores
 from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
-from avalanche.models import SimpleMLP
+from avalanche.models import IncrementalClassifier, MultiHeadClassifier, SimpleMLP, as_multitask
+from avalanche.training.losses import MaskedCrossEntropy
 from avalanche.training.plugins import (
     EvaluationPlugin,
     EWCPlugin,
@@ -22,6 +35,8 @@ from avalanche.training.plugins import (
     SynapticIntelligencePlugin,
 )
 from avalanche.training.supervised import Naive
+from torch import nn
+from torch.utils.data import TensorDataset
 from torchvision import datasets, models, transforms
 
 from crumb_avalanche import (
@@ -34,7 +49,10 @@ from crumb_avalanche import (
     ImageBuffer,
     LedgerMetric,
     SeenClassesPlugin,
+    SplitModel,
+    StreamStrategy,
     calibrate,
+    split_at,
     split_backbone,
 )
 
@@ -139,7 +157,6 @@ def test_split_cifar100_with_task_labels(tmp_path, device, monkeypatch):
         model=model,
         optimizer=optimizer,
         storage_policy=CodeBuffer(100),
-        first_epochs=1,
         train_mb_size=5,
         device=device,
         plugins=[SynapticIntelligencePlugin(si_lambda=0.01)],
@@ -193,6 +210,112 @@ def test_an_image_buffer_in_avalanches_replay_plugin(tmp_path):
             shown[label].append(image)
     for image, label, _ in policy.buffer:
         assert any(torch.allclose(image, one, atol=1e-5) for one in shown[label])
+
+
+def crumb_strategy(kind, model):
+    """CRUMB in its own strategy or as a plugin of Avalanche's."""
+    arguments = dict(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), train_mb_size=6)
+    arguments["evaluator"] = EvaluationPlugin(loggers=[])
+    if kind is CRUMBStrategy:
+        return kind(mem_size=8, **arguments)
+    return kind(plugins=[CRUMBPlugin(CodeBuffer(8))], **arguments)
+
+
+def assert_stops_untrained(strategy, experience, error, words):
+    before = {name: weight.clone() for name, weight in strategy.model.named_parameters() if "plastic" in name}
+    with pytest.raises(error, match=words):
+        strategy.train(experience)
+    now = dict(strategy.model.named_parameters())
+    assert strategy.clock.train_iterations == 0 and all(torch.equal(now[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("kind", [CRUMBStrategy, Naive])
+def test_images_of_another_size_than_the_models_stop_at_the_first_batch(kind, make_stream):
+    model = split_backbone("small_cnn", None, n_classes=4, codebook=Codebook(16, 16), image_size=32)
+    calibrate(model, TensorDataset(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)))
+    words = r"16 x 16 pixels.*image_size=32.*resize"
+    assert_stops_untrained(crumb_strategy(kind, model), make_stream().train_stream[0], ValueError, words)
+
+
+@pytest.mark.parametrize("kind", [CRUMBStrategy, Naive])
+def test_grey_images_stop_before_training(kind, tmp_path):
+    write_mnist(tmp_path)
+    experience = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False).train_stream[0]
+    model = split_backbone("small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=28)
+    words = r"\(4, 1, 28, 28\), not \(B, 3, h, w\).*grey.*expand\(3, -1, -1\)"
+    assert_stops_untrained(crumb_strategy(kind, model), experience, ValueError, words)
+
+
+def test_a_growing_head_is_refused_where_the_model_is_built(make_model, make_stream):
+    layers = nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=IncrementalClassifier(8 * 4 * 4)))
+    with pytest.raises(TypeError, match=r"head.*IncrementalClassifier.*nn.Linear.*each class of the whole stream"):
+        SplitModel(make_model().feature_extractor, layers, "head", image_size=16)
+    network = models.resnet18(weights=None)
+    network.fc = IncrementalClassifier(512)
+    for whole in (network, as_multitask(models.resnet18(weights=None), "fc")):
+        with pytest.raises(TypeError, match=r"IncrementalClassifier.*nn.Linear.*n_classes"):
+            split_at(whole, "layer3", n_classes=4, codebook=Codebook(), image_size=64)
+
+
+@pytest.mark.parametrize("kind", [CRUMBStrategy, Naive])
+def test_a_growing_head_put_in_later_stops_before_training(kind, make_model, make_stream):
+    for head in (IncrementalClassifier(8), MultiHeadClassifier(8)):
+        model = make_model()
+        model.plastic_layers.head = head
+        words = f"head.*{type(head).__name__}.*nn.Linear"
+        assert_stops_untrained(crumb_strategy(kind, model), make_stream().train_stream[0], TypeError, words)
+
+
+def test_a_wrapped_split_model_is_refused(make_model, make_stream):
+    for kind, own in ((CRUMBStrategy, {"mem_size": 8}), (StreamStrategy, {})):
+        wrapped = as_multitask(make_model(), "plastic_layers")
+        with pytest.raises(TypeError, match=r"SplitModel, not a MultiTaskDecorator.*as_multitask"):
+            kind(model=wrapped, optimizer=torch.optim.SGD(wrapped.parameters(), lr=0.1), **own)
+    strategy = crumb_strategy(Naive, as_multitask(make_model(), "plastic_layers"))
+    assert_stops_untrained(strategy, make_stream().train_stream[0], TypeError, "SplitModel, not a MultiTaskDecorator")
+
+
+def test_classes_of_our_experiences_are_sets_and_lists(tmp_path, make_stream):
+    """Avalanche's new benchmarks have sets there, its classic ones lists, and some of its code takes lists only."""
+    write_mnist(tmp_path)
+    classic = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False).train_stream
+    images = as_classification_dataset(datasets.MNIST(tmp_path, train=True, transform=GREY))
+    host = class_incremental_benchmark({"train": images}, num_experiences=5, seed=1).train_stream
+    ours = make_stream().train_stream
+    for name in ("previous_classes", "classes_seen_so_far", "future_classes"):
+        assert type(getattr(ours[1], name)) is type(getattr(host[1], name)) is set
+    assert isinstance(ours[1].classes_in_this_experience, set) and ours[1].classes_in_this_experience == {2, 3}
+    assert type(host[1].classes_in_this_experience) is set and type(classic[1].classes_in_this_experience) is list
+    for experience in (ours[1], classic[1]):
+        heads, classes = MultiHeadClassifier(8), experience.classes_in_this_experience
+        heads.adaptation(experience)
+        assert heads.active_units_T0.nonzero().flatten().tolist() == sorted(classes)
+        assert np.setdiff1d(np.arange(10), classes).tolist() == [n for n in range(10) if n not in classes]
+        assert classes[0] in classes
+    with pytest.raises(IndexError, match="got set"):
+        MultiHeadClassifier(8).adaptation(SimpleNamespace(**vars(host[1]), task_labels=[0]))
+    for experience in (ours[1], host[1], classic[1]):
+        classes = sorted(experience.classes_in_this_experience)
+        head, loss, metric = IncrementalClassifier(8), MaskedCrossEntropy(), MeanNewOldScores()
+        head.adaptation(experience)
+        loss.pre_adapt(None, experience)
+        metric.update_new_classes(experience.classes_in_this_experience)
+        assert head.classifier.out_features == classes[-1] + 1 and metric.new_classes == set(classes)
+        assert head.active_units.nonzero().flatten().tolist() == classes and loss.current_classes == set(classes)
+
+
+@pytest.mark.parametrize("kind", [StreamStrategy, Naive])
+def test_metrics_of_avalanche_that_read_the_classes_of_an_experience(kind, make_model, make_stream):
+    model, stream = make_model(codebook=False), make_stream()
+    cumulative = CumulativeAccuracyPluginMetric("stream", "stream", "eval")
+    metrics = class_accuracy_metrics(stream=True), mean_scores_metrics(), cumulative
+    optimizer, evaluator = torch.optim.SGD(model.parameters(), lr=0.05), EvaluationPlugin(*metrics, loggers=[])
+    strategy = kind(model=model, optimizer=optimizer, train_mb_size=6, evaluator=evaluator)
+    for experience in stream.train_stream:
+        strategy.train(experience)
+        results = strategy.eval(stream.test_stream)
+    assert sum(name.startswith("Top1_ClassAcc_Stream") for name in results) == 4
+    assert any("MeanScores" in name for name in results) and any("Cumulative" in name for name in results)
 
 
 def test_the_readme_example(monkeypatch, capsys):

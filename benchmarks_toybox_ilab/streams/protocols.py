@@ -121,6 +121,17 @@ class StreamInfo:
     classes_order: list[int]
 
 
+class ClassSet(set[int]):
+    """A set of labels that can be indexed as a list in ascending order.
+
+    Avalanche's new benchmarks give sets of classes, its classic ones lists, and some of its code takes only a list
+    (`MultiHeadClassifier` and `LearningToPrompt`).
+    """
+
+    def __getitem__(self, number: int) -> int:
+        return sorted(self)[number]
+
+
 class FrameExperience(DatasetExperience):
     """An experience with a `benchmark` attribute, whose dataset a strategy may replace (BiC does)."""
 
@@ -219,6 +230,9 @@ def make_benchmark(
         ]
         streams.append(EagerCLStream(name, experiences))
     decorated = with_task_labels(with_classes_timeline(CLScenario(streams)))
+    for stream in decorated.streams.values():
+        for experience in stream:
+            experience.classes_in_this_experience = ClassSet(experience.classes_in_this_experience)
     return FrameBenchmark(list(decorated.streams.values()), table, protocol, int(run), infos[0])
 
 

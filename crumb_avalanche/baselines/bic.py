@@ -16,6 +16,7 @@ from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import in_last_epoch
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -183,7 +184,7 @@ class BiCPlugin(ImageMemoryPlugin):
         return logits * self.alpha.to(logits.device) + self.beta.to(logits.device)
 
     def before_training_exp(self, strategy, **kwargs):
-        coming = sorted(set(map(int, strategy.experience.dataset.targets)))
+        coming = sorted(set(labels_of(strategy.experience.dataset)))
         self._old = [label for label in strategy.seen_classes.seen if label not in coming]
         self.alpha[coming], self.beta[coming] = 1.0, 0.0
         super().before_training_exp(strategy, **kwargs)
@@ -230,6 +231,7 @@ class BiCPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
+        super().after_training_exp(strategy, **kwargs)
         new = [label for label in strategy.seen_classes.seen if label not in self._old]
         stored = set(self.storage_policy.classes)
         if stored & set(self._old) and stored & set(new):
@@ -250,8 +252,7 @@ class BiCPlugin(ImageMemoryPlugin):
         return torch.cat([logits for logits, _ in answers]), torch.cat([labels for _, labels in answers])
 
     def after_eval_forward(self, strategy, **kwargs):
-        if strategy.seen_classes.seen:
-            strategy.mb_output = strategy.seen_classes.mask(self.correct(strategy.mb_output))
+        strategy.mb_output = strategy.seen_classes.mask_answers(self.correct(strategy.mb_output))
 
     def state_dict(self):
         own = {"old": list(self._old), "old_network": self.old_network.state_dict()}

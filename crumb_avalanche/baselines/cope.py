@@ -14,9 +14,9 @@ from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, held_
 from crumb_avalanche.baselines.memory_settings import CoPESettings
 from crumb_avalanche.closed_form.feature_moments import feature_length
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
-from crumb_avalanche.models.penultimate import HeadInput, penultimate
+from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.plugins import UNSEEN_LOGIT
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -103,8 +103,7 @@ class CoPEPlugin(ImageMemoryPlugin):
     def scores(self, embeddings: Tensor) -> Tensor:
         """Compute ``(B, classes)`` products with the prototypes, divided by the temperature."""
         self.prototypes = self.prototypes.to(embeddings.device)
-        products = embeddings @ self.prototypes.t() / self.settings.temperature
-        return products.masked_fill(~self.known, UNSEEN_LOGIT)
+        return embeddings @ self.prototypes.t() / self.settings.temperature
 
     @torch.no_grad()
     def begin(self, embeddings: Tensor, labels: Tensor) -> None:
@@ -133,7 +132,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         embeddings = normalize(self._head.release())
         self.begin(embeddings, strategy.mb_y)
         self._batch = embeddings, strategy.mb_y
-        strategy.mb_output = self.mask(self.scores(embeddings))
+        strategy.mb_output = self.mask(self.scores(embeddings).masked_fill(~self.known, UNSEEN_LOGIT))
 
     def before_backward(self, strategy, **kwargs):
         model, storage = strategy.model, self.storage_policy
@@ -152,14 +151,20 @@ class CoPEPlugin(ImageMemoryPlugin):
         self.evolve(*self._batch)
         self._batch = None
 
+    @torch.no_grad()
+    def offer(self, strategy, batch):
+        if self.batch is None:  # the class may have no prototype yet, which its replay needs
+            with evaluating(strategy.model):
+                self.begin(normalize(penultimate(strategy.model, batch.feature_map)), batch.labels)
+        super().offer(strategy, batch)
+
     def before_eval_forward(self, strategy, **kwargs):
         self._head.attach(strategy.model, strategy.mb_x)
 
     def after_eval_forward(self, strategy, **kwargs):
         features = self._head.release()
         if self.known.any():
-            scores = self.scores(normalize(features))
-            strategy.mb_output = strategy.seen_classes.mask(scores)
+            strategy.mb_output = give_unseen_probability(self.scores(normalize(features)), ~self.known)
 
     def state_dict(self):
         return super().state_dict() | self.answer_state(None) | {"random": self.random.bit_generator.state}

@@ -14,8 +14,10 @@ from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.memory_settings import DarkReplaySettings
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule, Slots
+from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -118,14 +120,14 @@ class ImageMemoryPlugin(StoringPlugin):
         for label, members in buffer.slots.by_class.items():
             buffer.slots.free += [slot for slot in members if slot not in kept]
             buffer.slots.by_class[label] = [slot for slot in members if slot in kept]
-        targets = strategy.experience.dataset.targets
+        targets = labels_of(strategy.experience.dataset)
         for start in range(0, max(1, len(positions)), strategy.eval_mb_size):  # at least once: it wipes the freed slots
             part = positions[start : start + strategy.eval_mb_size]
 
             def pixels(places: Sequence[int], part=part) -> Tensor:
                 return frames(strategy, [part[place] for place in places])
 
-            labels = torch.tensor([int(targets[position]) for position in part], dtype=torch.int64)
+            labels = torch.tensor([targets[position] for position in part], dtype=torch.int64)
             buffer.store(StreamBatch(labels, torch.empty(0), None, pixels), strategy.model)
 
 
@@ -214,9 +216,14 @@ class DarkReplayPlugin(ImageMemoryPlugin):
             again = strategy._criterion(logits[len(first) :], labels[len(first) :])
         strategy.loss = strategy.loss + self.settings.alpha * dark + self.settings.beta * again
 
-    def after_training_iteration(self, strategy, **kwargs):
-        self.storage_policy.offered = strategy.mb_output.detach()
-        super().after_training_iteration(strategy, **kwargs)
+    @torch.no_grad()
+    def offer(self, strategy, batch):
+        logits = strategy.mb_output
+        if self.batch is None:
+            with evaluating(strategy.model):
+                logits = self.logits(strategy.model, batch.feature_map)
+        self.storage_policy.offered = logits
+        super().offer(strategy, batch)
         self.storage_policy.offered = None
 
 

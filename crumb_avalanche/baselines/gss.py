@@ -15,7 +15,6 @@ from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.batch_plugin import in_last_epoch
 from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -181,18 +180,24 @@ class GSSPlugin(ImageMemoryPlugin):
             compared = slice(self.settings.compared)
             self._drawn = slots[compared], maps[compared], labels[compared]
 
-    def after_training_iteration(self, strategy, **kwargs):
-        if in_last_epoch(strategy):
-            model, settings = strategy.model, self.settings
-            slots, maps, labels = [], self.batch.feature_map, self.batch.labels
+    def offer(self, strategy, batch):
+        model, settings, storage = strategy.model, self.settings, self.storage_policy
+        slots, maps, labels = [], batch.feature_map, batch.labels
+        with model.stopwatch.measure("replay"):
+            if self.batch is None and (held := held_slots(storage)):  # no memories were replayed with these images
+                drawn = draw_from(storage.slots.random, held, min(len(held), settings.compared))
+                self._drawn = drawn, *storage.replay(drawn, model)
             if self._drawn is not None:
                 slots = self._drawn[0].tolist()
                 maps, labels = torch.cat([maps, self._drawn[1]]), torch.cat([labels, self._drawn[2]])
-            with model.stopwatch.measure("replay"):
-                gradients = sample_gradients(model, maps, labels, self.mask, settings.head_only, settings.chunk)
-            self.storage_policy.rule.offer(gradients.cpu(), slots)
+            gradients = sample_gradients(model, maps, labels, self.mask, settings.head_only, settings.chunk)
+        storage.rule.offer(gradients.cpu(), slots)
+        super().offer(strategy, batch)
         self._drawn = None
+
+    def after_training_iteration(self, strategy, **kwargs):
         super().after_training_iteration(strategy, **kwargs)
+        self._drawn = None
 
 
 def build_gss(recipe: Recipe) -> StreamStrategy:

@@ -19,7 +19,8 @@ from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import frames
-from crumb_avalanche.training.plugins import UNSEEN_LOGIT
+from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.plugins import give_unseen_probability
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -104,7 +105,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
     def before_training_exp(self, strategy, **kwargs):
         # Lists are cut after the experience (paper, algorithm 2), so begin_experience is called then.
         self._loaded = None
-        coming = set(map(int, strategy.experience.dataset.targets))
+        coming = set(labels_of(strategy.experience.dataset))
         self._old = [label for label in strategy.seen_classes.seen if label not in coming]
 
     def before_backward(self, strategy, **kwargs):
@@ -190,9 +191,11 @@ class ICaRLPlugin(ImageMemoryPlugin):
         features = self._head.release()
         if self._means is None:
             return  # during the first experience there are no exemplars: the head answers
-        scores = torch.full_like(strategy.mb_output, UNSEEN_LOGIT)
+        scores = torch.zeros_like(strategy.mb_output)
         scores[:, self._classes] = -torch.cdist(normalize(features), self._means.to(features.device))
-        strategy.mb_output = strategy.seen_classes.mask(scores)
+        without = torch.ones(scores.shape[1], dtype=torch.bool)
+        without[self._classes] = False
+        strategy.mb_output = give_unseen_probability(scores, without)
 
     def after_eval(self, strategy, **kwargs):
         self._means = None

@@ -20,6 +20,7 @@ from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.crumb import memory_step
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -204,7 +205,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
             for label, slots in self.storage_policy.slots.by_class.items()
             if slots
         }
-        targets = np.asarray(list(map(int, strategy.experience.dataset.targets)))
+        targets = np.asarray(labels_of(strategy.experience.dataset))
         for label in np.unique(targets).tolist():
             positions = np.flatnonzero(targets == label)
             spread = np.linspace(0, len(positions) - 1, min(len(positions), self.settings.candidates)).astype(int)

@@ -14,7 +14,8 @@ from crumb_avalanche.baselines.feature_crops import random_resized_crops
 from crumb_avalanche.baselines.memory_settings import RemindSettings
 from crumb_avalanche.baselines.remind_memory import LocationSample, PQCodeBuffer, balanced_choice
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.training.batch_plugin import StoringPlugin, in_last_epoch
+from crumb_avalanche.training.batch_plugin import StoringPlugin
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -74,21 +75,25 @@ class RemindPlugin(StoringPlugin):
         if not self.storage_policy.quantizer.fitted:  # else the strategy sets the batch, with its own codes
             super().after_forward(strategy, **kwargs)
 
-    def after_training_iteration(self, strategy, **kwargs):
+    def offers(self, strategy):
+        return self.storage_policy.quantizer.fitted or super().offers(strategy)
+
+    def offer(self, strategy, batch):
         if self.storage_policy.quantizer.fitted:
-            self.storage_policy.store(self.batch, strategy.model)
-        elif in_last_epoch(strategy):
-            self._sample.take(self.batch.feature_map)
-        self.batch = None
+            super().offer(strategy, batch)
+        else:
+            self._sample.take(batch.feature_map)
 
     def after_training_exp(self, strategy, **kwargs):
         buffer = self.storage_policy
-        if buffer.quantizer.fitted:
+        fitted = buffer.quantizer.fitted
+        super().after_training_exp(strategy, **kwargs)
+        if fitted:
             return
         buffer.quantizer.fit(self._sample.vectors, self.seed)
         self._sample = None
         # As in the authors' code, the buffer size holds for the first classes too; the paper's port keeps all images.
-        labels = list(map(int, strategy.experience.dataset.targets))
+        labels = labels_of(strategy.experience.dataset)
         chosen = balanced_choice(labels, buffer.max_size, buffer.slots.random)
         loader = DataLoader(Subset(strategy.adapted_dataset, chosen), batch_size=strategy.train_mb_size)
         for images, targets, *_ in loader:

@@ -2,7 +2,8 @@
 
 import torch
 
-from crumb_avalanche.training.plugins import UNSEEN_LOGIT
+from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 
@@ -19,10 +20,14 @@ class TaskIncrementalPlugin(StatefulPlugin):
         self._classes: list[int] = []
 
     def before_eval_exp(self, strategy, **kwargs):
-        self._classes = sorted(set(map(int, strategy.experience.dataset.targets)))
+        self._classes = sorted(set(labels_of(strategy.experience.dataset)))
 
     def after_eval_forward(self, strategy, **kwargs):
         outside = torch.ones(strategy.mb_output.shape[1], dtype=torch.bool, device=strategy.mb_output.device)
         outside[self._classes] = False
         # Below the logit of classes not seen in training, which this experience may have.
-        strategy.mb_output = strategy.mb_output.masked_fill(outside, 2 * UNSEEN_LOGIT)
+        answers = strategy.mb_output.masked_fill(outside, 2 * UNSEEN_LOGIT)
+        unseen = strategy.seen_classes.unseen(answers.shape[1]).to(outside.device)
+        if bool((unseen & ~outside).any()) and not bool((unseen | outside).all()):
+            answers = give_unseen_probability(answers, unseen & ~outside)  # before, relative to other experiences
+        strategy.mb_output = answers

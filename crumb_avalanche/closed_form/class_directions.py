@@ -9,6 +9,7 @@ from crumb_avalanche.closed_form.class_statistics import grown
 from crumb_avalanche.system.tensor_file import StateError
 
 NO_ENERGY = 1e-12  # share of the largest energy of a class below which a direction is not stored
+MOST_ROWS = 512  # in one eigendecomposition, whose time grows with their cube
 EXPONENT = 15  # rows are scaled to a peak in [2**14, 2**15): float16 ends at 65504
 
 
@@ -60,12 +61,13 @@ class ClassDirections:
 
     def extend(self, label: int, rows: Tensor) -> None:
         """Update the directions of a class whose scatter grows by ``R^T R`` for one or more float64 rows ``R``."""
-        together = torch.cat([self.of_class(label), rows])
-        energies, vectors = torch.linalg.eigh(together @ together.mT)
-        count = min(self.most, int((energies > NO_ENERGY * energies[-1].clamp_min(0)).sum()))
-        left_out = len(energies) - count
-        self.outside[label] += energies[:left_out].clamp_min(0).sum()
-        self._store(label, vectors[:, left_out:].mT @ together)
+        for part in rows.split(MOST_ROWS):
+            together = torch.cat([self.of_class(label), part])
+            energies, vectors = torch.linalg.eigh(together @ together.mT)
+            count = min(self.most, int((energies > NO_ENERGY * energies[-1].clamp_min(0)).sum()))
+            left_out = len(energies) - count
+            self.outside[label] += energies[:left_out].clamp_min(0).sum()
+            self._store(label, vectors[:, left_out:].mT @ together)
 
     def _store(self, label: int, values: Tensor) -> None:
         """Replace the directions of a class by ``(k, D)`` float64 values."""

@@ -30,9 +30,9 @@ class RegularizedDiscriminant(ClassStatistics):
     ``forget`` leaves nothing of a class, unless there is a full common scatter: this keeps the share of the removed
     images, and counts from then on as the scatter of the images that are left.
 
-    ``update`` takes an eigendecomposition of as many rows as a class has directions and new images. The first
-    ``scores`` after a change factors the ``(D, D)`` common covariance and the ``(D, C)`` means of ``C`` classes, and
-    projects all directions.
+    ``update`` takes an eigendecomposition of as many rows as a class has directions and new images, 512 images at a
+    time. The first ``scores`` after a change factors the ``(D, D)`` common covariance and the ``(D, C)`` means of ``C``
+    classes, and projects all directions.
 
     Args:
         n_classes, length: see ``ClassMeans``.

@@ -19,6 +19,11 @@ class _MapOnly(nn.Module):
         return found.mT.unsqueeze(3) if found.dim() == 3 else found
 
 
+def _is_dynamic(module: nn.Module) -> bool:
+    """Return whether a module is a ``DynamicModule`` of Avalanche, by name: this room does without Avalanche."""
+    return any(kind.__name__ == "DynamicModule" for kind in type(module).__mro__)
+
+
 def split_at(
     network: nn.Module, node: str, *, n_classes: int, codebook: Codebook | None = None, image_size: int = 224
 ) -> SplitModel:
@@ -36,10 +41,18 @@ def split_at(
         image_size: side of the images in pixels.
 
     Raises:
+        TypeError: the network has a dynamic module of Avalanche, such as an ``IncrementalClassifier``.
         ValueError: the node does not exist, its map has the channels last, or later layers need more than its output.
     """
     from torchvision.models.feature_extraction import NodePathTracer, create_feature_extractor, get_graph_node_names
 
+    growing = [name or "network" for name, module in network.named_modules() if _is_dynamic(module)]
+    if growing:
+        raise TypeError(
+            f"{growing[0]} is a dynamic module of Avalanche, such as IncrementalClassifier or as_multitask(...), which "
+            "grows with the classes or tasks and cannot be traced; give a network with an nn.Linear head, which "
+            "split_at replaces by one of n_classes outputs: strategies mask the classes not seen yet"
+        )
     network = network.eval()
     # Subclasses of these (timm has some) would be traced through, and the head could not be replaced.
     leaves = {"leaf_modules": [nn.Linear, nn.Conv2d, nn.BatchNorm2d]}

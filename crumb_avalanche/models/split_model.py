@@ -61,6 +61,10 @@ class SplitModel(nn.Module):
         codebook: the memory blocks, or ``None``.
         image_size: side in pixels of the images that ``map_shape`` is measured with.
 
+    Raises:
+        TypeError: the head is neither linear nor convolutional.
+        ValueError: F cannot take the images, or does not give maps; or the codebook does not fit the maps.
+
     Attributes:
         map_shape: ``(C, H, W)`` of one feature map.
         feature_scale: factor of F's output (see ``fold_feature_scale``).
@@ -111,6 +115,7 @@ class SplitModel(nn.Module):
                 "cut the network at a convolutional layer"
             )
         self.map_shape = tuple(shape[1:])
+        self._head_outputs()
         if codebook is not None:
             codebook.groups(self.map_shape[0])
 
@@ -140,8 +145,17 @@ class SplitModel(nn.Module):
     @property
     def n_classes(self) -> int:
         """Outputs of the head."""
+        return self._head_outputs()
+
+    def _head_outputs(self) -> int:
         head = self.plastic_layers.get_submodule(self.head)
-        return head.out_channels if isinstance(head, nn.Conv2d) else head.out_features
+        outputs = getattr(head, "out_channels" if isinstance(head, nn.Conv2d) else "out_features", None)
+        if outputs is None:
+            raise TypeError(
+                f"the head {self.head!r} is a {type(head).__name__}; give an nn.Linear or nn.Conv2d with an output for "
+                "each class of the whole stream: strategies mask the classes not seen yet, so no head has to grow"
+            )
+        return outputs
 
     def compile(self) -> "SplitModel":
         """Compile F (half a minute once; needs a C++ compiler). Results change in the last digits.
@@ -221,7 +235,15 @@ class SplitModel(nn.Module):
 
         Args:
             images: ``(B, 3, h, w)``, ``uint8`` pixels or normalised floats (see ``set_normalization``).
+
+        Raises:
+            ValueError: the images do not have 3 channels.
         """
+        if images.dim() != 4 or images.shape[1] != 3:
+            raise ValueError(
+                f"the images are {tuple(images.shape)}, not (B, 3, h, w); for grey images, repeat the channel in the "
+                "transform: transforms.Lambda(lambda image: image.expand(3, -1, -1)) after ToTensor()"
+            )
         with self.stopwatch.measure("features"):
             if images.device.type != "cpu":
                 return self._extract(images)

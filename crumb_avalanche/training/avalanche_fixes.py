@@ -13,33 +13,17 @@ from avalanche.training.plugins import AGEMPlugin, MASPlugin, SynapticIntelligen
 from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
+from crumb_avalanche.models.split_model import SplitModel
 
-class StopAfterEpoch:
-    """Mixin of a strategy: ``stop_training`` ends an experience after one more full epoch.
 
-    Defects of Avalanche's ``stop_training``: it ends within an epoch, so that plugins which act in the last epoch never
-    do; and it does not change ``train_epochs``, by which they recognise that epoch.
+def keep_training_mode(strategy) -> None:
+    """Put a model that a plugin left in evaluation mode back in training mode, before the forward pass of a step.
+
+    Defect: ``RWalkPlugin`` measures its gradient in evaluation mode at the start of each step and leaves the model so:
+    dropout and batch norm train as in a test, and a ``SplitModel`` takes its maps past the codebook.
     """
-
-    _in_epoch = False
-
-    def stop_training(self) -> None:
-        """Make one more epoch of this experience the last, in which memories are stored.
-
-        For plugins such as Avalanche's ``EarlyStoppingPlugin``. Called before an epoch, that epoch is the last; called
-        within an epoch or right after it, the next one is.
-        """
-        self.train_epochs = min(self.train_epochs, self.clock.train_exp_epochs + 1 + self._in_epoch)
-
-    def _before_training_epoch(self, **kwargs):
-        super()._before_training_epoch(**kwargs)
-        # Avalanche's loop over epochs was started with the number that there were before.
-        self._stop_training = self.clock.train_exp_epochs >= self.train_epochs
-        self._in_epoch = not self._stop_training
-
-    def _after_training_epoch(self, **kwargs):
-        super()._after_training_epoch(**kwargs)
-        self._in_epoch = False  # not before: the clock, a plugin, counts the epoch in its own hook
+    if not strategy.model.training:
+        strategy.model.train()
 
 
 class _LearningPart:
@@ -261,6 +245,23 @@ class PatchedAGEM(AGEMPlugin):
             for weight, part in zip(weights, projected.split([weight.numel() for weight in weights])):
                 if weight.grad is not None:
                     weight.grad.copy_(part.view_as(weight))
+
+
+def check_strategy(strategy) -> None:
+    """Check a strategy's model and plugins before training.
+
+    Raises:
+        TypeError: the head of a ``SplitModel`` was replaced by a growing one, such as ``IncrementalClassifier``.
+        ValueError: a plugin is Avalanche's ``AGEMPlugin``, which fails in the second experience of a ``SplitModel``.
+    """
+    if isinstance(strategy.model, SplitModel):
+        strategy.model.n_classes  # noqa: B018 (raises)
+    unpatched = [one for one in strategy.plugins if isinstance(one, AGEMPlugin)]
+    if any(type(one).before_training_iteration is AGEMPlugin.before_training_iteration for one in unpatched):
+        raise ValueError(
+            "Avalanche's AGEMPlugin fails on the weights of a SplitModel, which are in channels-last memory; use "
+            "crumb_avalanche.PatchedAGEM in its place: it takes the same arguments"
+        )
 
 
 def _learning(model: nn.Module) -> list[Tensor]:

@@ -1,13 +1,17 @@
 """Plugins that hold the batch a strategy trains on, with the feature map and codes of its forward pass."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
+from crumb_avalanche.training.avalanche_fixes import check_strategy, keep_training_mode
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.normalization import normalization_of
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import StatefulPlugin
@@ -41,6 +45,7 @@ class BatchPlugin(StatefulPlugin):
         self._position = 0
 
     def before_forward(self, strategy, **kwargs):
+        keep_training_mode(strategy)
         self._stop_recording()  # an earlier forward pass may have raised
         self._handle = strategy.model.register_map_hook(self._records.append)
 
@@ -48,7 +53,9 @@ class BatchPlugin(StatefulPlugin):
         found = [record for record in self._records if record.images is strategy.mb_x]
         self._stop_recording()
         record = found[-1] if found else ForwardRecord(strategy.mb_x, strategy.model.features(strategy.mb_x), None)
-        pixels = pixels_of(strategy, record.images, self._position)
+        _check_map_shape(strategy.model, record)
+        places = range(self._position, self._position + len(strategy.mb_y))
+        pixels = pixels_of(strategy, record.images, places)
         self.batch = StreamBatch(strategy.mb_y, record.feature_map, record.codes, pixels)
 
     def after_training_iteration(self, strategy, **kwargs):
@@ -67,8 +74,25 @@ class BatchPlugin(StatefulPlugin):
         self._handle, self._records = None, []
 
 
+def _check_map_shape(model: SplitModel, record: ForwardRecord) -> None:
+    """Raise ValueError if the images do not have the size that the model was built for."""
+    shape = tuple(record.feature_map.shape[1:])
+    if shape != model.map_shape:
+        height, width = record.images.shape[2:]
+        given = f"images of {height} x {width} pixels" if record.images.shape[1] == 3 else "the cached images"
+        raise ValueError(
+            f"the maps of {given} are {shape}, but the model was built with image_size={model.image_size}, for maps of "
+            f"{model.map_shape}; resize the images to {model.image_size} x {model.image_size} pixels in the transform, "
+            "or build the model with their image_size"
+        )
+
+
 class StoringPlugin(BatchPlugin):
     """Stores images of the last epoch of each experience in a buffer.
+
+    Images that a stop (``strategy.stop_training``) left out of that epoch are offered after the experience: as many of
+    each class as were left out, the last ones of its data set. These are the very ones if the batches were in order; of
+    shuffled batches some may be offered twice.
 
     Args:
         storage_policy: the buffer, with its selection rule.
@@ -80,18 +104,21 @@ class StoringPlugin(BatchPlugin):
         self.storage_policy = storage_policy
         self.seen = seen
         self._seen: SeenClassesPlugin | None = None  # that of the strategy, if it has one
-        self._offered = False  # whether the rule was offered images of this experience
+        self._offered: Counter[int] = Counter()  # images of each class offered during training in this experience
         self._classes: set[int] = set()  # of this experience
         self._earlier: set[int] = set()  # of earlier experiences
         self._warned = False
 
+    def before_training(self, strategy, **kwargs):
+        check_strategy(strategy)
+
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)
-        labels = strategy.experience.dataset.targets
+        labels = labels_of(strategy.experience.dataset)
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
-        self._offered = False
+        self._offered = Counter()
         self._earlier |= self._classes
-        self._classes = set(map(int, labels))
+        self._classes = set(labels)
         if self.returning and not self._warned:
             self._warned = True
             for consequence in self.consequences_of_returning():
@@ -102,10 +129,41 @@ class StoringPlugin(BatchPlugin):
                 )
 
     def after_training_iteration(self, strategy, **kwargs):
-        if in_last_epoch(strategy) and not self.storage_policy.rule.second_pass:
-            self.storage_policy.store(self.batch, strategy.model)
-            self._offered = True
+        if self.offers(strategy):
+            self.offer(strategy, self.batch)
+            self._offered.update(strategy.mb_y.tolist())
         super().after_training_iteration(strategy, **kwargs)
+
+    def after_training_exp(self, strategy, **kwargs):
+        model, size = strategy.model, strategy.train_mb_size
+        rest = self._left_out(labels_of(strategy.adapted_dataset))
+        for places, (images, labels, *_) in zip(
+            (rest[start : start + size] for start in range(0, len(rest), size)),
+            DataLoader(Subset(strategy.adapted_dataset, rest), batch_size=size),
+        ):
+            images, labels = images.to(strategy.device), labels.to(strategy.device)
+            pixels = pixels_of(strategy, images, places, in_order=True)
+            self.offer(strategy, StreamBatch(labels, model.features(images), None, pixels))
+            if self.storage_policy.rule.finished:
+                break
+
+    def _left_out(self, labels: list[int]) -> list[int]:
+        """Return places of the images that were not offered during training: the last ones of each class."""
+        left = Counter(labels) - self._offered  # none where more were offered
+        places = []
+        for place in reversed(range(len(labels))):
+            if left[labels[place]]:
+                left[labels[place]] -= 1
+                places.append(place)
+        return places[::-1]
+
+    def offers(self, strategy) -> bool:
+        """Return whether the batch that was trained on is offered to the buffer."""
+        return in_last_epoch(strategy) and not self.storage_policy.rule.second_pass
+
+    def offer(self, strategy, batch: StreamBatch) -> None:
+        """Offer a batch to the buffer; ``self.batch`` is ``None`` if it was not trained on in the last epoch."""
+        self.storage_policy.store(batch, strategy.model)
 
     @property
     def returning(self) -> set[int]:
@@ -124,11 +182,11 @@ class StoringPlugin(BatchPlugin):
 
     def state_dict(self):
         classes = {"classes": sorted(self._classes), "earlier": sorted(self._earlier)}
-        return {**super().state_dict(), "offered": self._offered, **classes}
+        return {**super().state_dict(), "offered": dict(self._offered), **classes}
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
-        self._offered = state["offered"]
+        self._offered = Counter(state["offered"])
         self._classes, self._earlier = set(state["classes"]), set(state["earlier"])
 
     def mask(self, logits: Tensor) -> Tensor:
@@ -157,15 +215,17 @@ def seen_classes_of(strategy, given: SeenClassesPlugin | None) -> SeenClassesPlu
     return seen
 
 
-def pixels_of(strategy, images: Tensor, start: int, in_order: bool = False) -> Callable[[Sequence[int]], Tensor]:
+def pixels_of(
+    strategy, images: Tensor, places: Sequence[int], in_order: bool = False
+) -> Callable[[Sequence[int]], Tensor]:
     """Make a function from positions in a batch to their ``(n, 3, h, w)`` ``uint8`` images.
 
     Args:
         strategy: in training.
         images: the batch as the model takes it. If a cache put feature maps in its place, the pixels are read from the
             experience. Unless the model's normalisation was set, it is that of the experience's transforms.
-        start: position of the batch in the experience.
-        in_order: whether the batch is in the order of the experience even if the strategy shuffles.
+        places: positions of the images in the experience.
+        in_order: whether these are right even if the strategy shuffles.
     """
     in_order = in_order or getattr(strategy, "frames_in_order", False)
 
@@ -179,7 +239,7 @@ def pixels_of(strategy, images: Tensor, start: int, in_order: bool = False) -> C
                 "images can be stored beside a feature cache only in frame order: train with shuffle=False, or "
                 "without the cache"
             )
-        return frames(strategy, [start + position for position in positions])
+        return frames(strategy, [places[position] for position in positions])
 
     return pixels
 

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 
 import torch
 from avalanche.training.plugins import SupervisedPlugin
+from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.training.batch_plugin import StoringPlugin, pixels_of
+from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer
@@ -146,24 +145,11 @@ class CRUMBPlugin(StoringPlugin):
         maps, targets = self.storage_policy.replay(slots, strategy.model)
         return self.replay_weight * strategy._criterion(self.logits(strategy.model, maps), targets)
 
-    def after_training_exp(self, strategy, **kwargs):
-        # A strategy that was stopped before its last epoch has not offered its images yet.
-        if self._offered and not self.storage_policy.rule.second_pass:
-            return
-        model = strategy.model
-        loader = DataLoader(strategy.adapted_dataset, batch_size=strategy.train_mb_size)
-        position = 0
-        for images, labels, *_ in loader:
-            images, labels = images.to(strategy.device), labels.to(strategy.device)
-            pixels = pixels_of(strategy, images, position, in_order=True)
-            self.storage_policy.store(StreamBatch(labels, model.features(images), None, pixels), model)
-            position += len(labels)
-            if self.storage_policy.rule.finished:
-                break
-
 
 class CRUMBStrategy(StreamStrategy):
     """CRUMB as a ready Avalanche strategy (paper, algorithm 1); keeps the frame order of the stream.
+
+    Avalanche's arguments come first, in its order; see ``StreamStrategy``.
 
     ::
 
@@ -175,16 +161,17 @@ class CRUMBStrategy(StreamStrategy):
         model: a ``SplitModel``; unless ``codebook_weight`` is 0 with a codebook, and calibrated on the first
             experience if that was not done.
         optimizer: over the model's parameters; the paper's is SGD with learning rate 1e-3 and momentum 0.9.
-        storage_policy: the buffer; or give ``mem_size``.
-        mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
-        direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
         criterion: loss of ``(logits, labels)``; default cross-entropy.
-        clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
-        first_epochs: epochs on the first experience.
-        train_epochs: epochs on each later one.
         train_mb_size: new images in a batch.
+        train_epochs: epochs on each experience.
+        eval_mb_size, device, evaluator, eval_every: as for every Avalanche strategy.
         plugins: run before CRUMB's own replay step.
-        stream_arguments: all others, see ``StreamStrategy``.
+        mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
+        storage_policy: the buffer; or give ``mem_size``.
+        direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
+        clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
+        first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10).
+        stream_arguments: all others, such as ``divergence_guard``; see ``StreamStrategy``.
 
     Raises:
         ValueError: both or neither of ``storage_policy`` and ``mem_size``; or see ``CRUMBPlugin``.
@@ -195,19 +182,23 @@ class CRUMBStrategy(StreamStrategy):
         *,
         model: SplitModel,
         optimizer: torch.optim.Optimizer,
-        storage_policy: CompactBuffer | None = None,
+        criterion: nn.Module | None = None,
+        train_mb_size: int = 21,
+        train_epochs: int = 1,
+        eval_mb_size: int | None = 128,
+        device: str | torch.device = "cpu",
+        plugins: Sequence[SupervisedPlugin] | None = None,
+        evaluator=default_evaluator,
+        eval_every: int = -1,
         mem_size: int | None = None,
+        storage_policy: CompactBuffer | None = None,
         direct_weight: float = DEFAULTS.direct_weight,
         codebook_weight: float = DEFAULTS.codebook_weight,
         replay_weight: float = DEFAULTS.replay_weight,
         replay_steps: int = DEFAULTS.replay_steps,
         fused: bool = DEFAULTS.fused,
-        criterion: nn.Module | None = None,
         clamp_gradients: float | None = None,
-        first_epochs: int = 10,
-        train_epochs: int = 1,
-        train_mb_size: int = 21,
-        plugins: Sequence[SupervisedPlugin] = (),
+        first_epochs: int | None = None,
         **stream_arguments,
     ):
         if (storage_policy is None) == (mem_size is None):
@@ -222,11 +213,15 @@ class CRUMBStrategy(StreamStrategy):
             model=model,
             optimizer=optimizer,
             criterion=criterion,
+            train_mb_size=train_mb_size,
+            train_epochs=train_epochs,
+            eval_mb_size=eval_mb_size,
+            device=device,
+            plugins=plugins,
+            evaluator=evaluator,
+            eval_every=eval_every,
             clamp_gradients=clamp_gradients,
             first_epochs=first_epochs,
-            train_epochs=train_epochs,
-            train_mb_size=train_mb_size,
-            plugins=plugins,
             memory=CRUMBPlugin(buffer, direct_weight, codebook_weight, replay_weight, replay_steps, fused),
             **stream_arguments,
         )

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from crumb_avalanche.models.feature_memo import USUAL_CAPACITY, FeatureMemo
 from crumb_avalanche.models.map_store import FeatureCacheError, MapDataset, MapStore, files_key
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 __all__ = ["FeatureCache", "FeatureCacheError", "files_key"]
@@ -105,7 +106,7 @@ class FeatureCache(StatefulPlugin):
                 "the feature cache identifies images by their number: give the data sets a DataAttribute 'frame_row' "
                 "with the number of each image (benchmarks_toybox_ilab does), or train without the cache"
             )
-        labels = list(map(int, images.targets))
+        labels = labels_of(images)
         maps = self.dataset(images, np.asarray(list(images.frame_row)), labels)
         attributes = [DataAttribute(labels, "targets")]
         if hasattr(images, "targets_task_labels"):

@@ -10,6 +10,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.plugins import TrainingDivergedError
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -84,7 +85,7 @@ def tune(
         ValueError: a class has too few frames, or training diverged at every rate.
     """
     dataset = first_experience.dataset
-    learned, tested = split_experience(list(map(int, dataset.targets)))
+    learned, tested = split_experience(labels_of(dataset))
     parts = benchmark_from_datasets(train=[dataset.subset(learned)], test=[dataset.subset(tested)])
     trials = []
     for rate in rates:

@@ -1,15 +1,36 @@
 """Plugins of every stream strategy: losses over the classes seen, epochs, clamped gradients, a guard against NaN."""
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
-# Logit of a class not seen yet: its probability is 0 and losses stay finite.
+# Logit of a class not seen yet in training: its probability is 0 and losses stay finite.
 UNSEEN_LOGIT = -1e4
+# Probability of each class not seen yet in evaluation: the loss of its image is 13.8 instead of 10,000.
+UNSEEN_PROBABILITY = 1e-6
+
+
+def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
+    """Set the logits of unseen classes to ``UNSEEN_PROBABILITY``, relative to all others together.
+
+    The loss of an image of an unseen class is 13.8; that of another image rises by 1e-6 for each unseen class.
+
+    Args:
+        logits: ``(B, classes)``; the highest of an image, of the classes that are not unseen, stays the highest.
+        unseen: ``(classes,)`` bool, not all of them.
+    """
+    unseen = unseen.to(logits.device)
+    seen = logits.float().masked_fill(unseen, -torch.inf)
+    floor = seen.logsumexp(1, keepdim=True) + math.log(UNSEEN_PROBABILITY)
+    # Logits above 1e8 are so far apart that the sum would be rounded to the highest one.
+    below = seen.amax(1, keepdim=True).nextafter(floor.new_tensor(-torch.inf))
+    return torch.where(unseen, floor.minimum(below).to(logits.dtype), logits)
 
 
 def check_outputs(labels: Iterable[int], outputs: int) -> None:
@@ -27,7 +48,10 @@ def check_outputs(labels: Iterable[int], outputs: int) -> None:
 
 
 class SeenClassesPlugin(StatefulPlugin):
-    """Restricts losses and predictions to the classes seen so far: sets all other logits to -10,000.
+    """Restricts losses and predictions to the classes seen so far.
+
+    In training the logits of all other classes are -10,000. In evaluation each of them has a probability of 1e-6, so
+    that an image of a class not seen yet has a loss of 13.8.
 
     Put it first in the plugin list. It works with any strategy whose model returns ``(B, classes)`` logits.
 
@@ -41,7 +65,7 @@ class SeenClassesPlugin(StatefulPlugin):
         self._unseen: Tensor | None = None
 
     def before_training_exp(self, strategy, **kwargs):
-        labels = sorted(set(map(int, strategy.experience.dataset.targets)))
+        labels = sorted(set(labels_of(strategy.experience.dataset)))
         if isinstance(strategy.model, SplitModel):  # before a method indexes tables with an entry for each output
             check_outputs(labels, strategy.model.n_classes)
         for label in labels:
@@ -50,24 +74,34 @@ class SeenClassesPlugin(StatefulPlugin):
         self._unseen = None
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Mask the unseen classes of ``(B, classes)`` logits.
+        """Mask the unseen classes of ``(B, classes)`` logits in training.
 
         Raises:
             ValueError: the head has no output for a class that was seen.
         """
-        classes = logits.shape[1]
+        return logits.masked_fill(self.unseen(logits.shape[1]).to(logits.device), UNSEEN_LOGIT)
+
+    def mask_answers(self, logits: Tensor) -> Tensor:
+        """Mask the unseen classes of ``(B, classes)`` logits in evaluation; see ``give_unseen_probability``."""
+        return give_unseen_probability(logits, self.unseen(logits.shape[1])) if self.seen else logits
+
+    def unseen(self, classes: int) -> Tensor:
+        """Return which outputs of a head are of classes not seen yet, ``(classes,)`` bool.
+
+        Raises:
+            ValueError: the head has no output for a class that was seen.
+        """
         check_outputs(self.seen, classes)
         if self._unseen is None or len(self._unseen) != classes:
             self._unseen = torch.ones(classes, dtype=torch.bool)
             self._unseen[self.seen] = False
-        return logits.masked_fill(self._unseen.to(logits.device), UNSEEN_LOGIT)
+        return self._unseen
 
     def after_forward(self, strategy, **kwargs):
         strategy.mb_output = self.mask(strategy.mb_output)
 
     def after_eval_forward(self, strategy, **kwargs):
-        if self.seen:
-            strategy.mb_output = self.mask(strategy.mb_output)
+        strategy.mb_output = self.mask_answers(strategy.mb_output)
 
     def state_dict(self):
         return {"seen": list(self.seen)}
@@ -82,22 +116,37 @@ class SeenClassesPlugin(StatefulPlugin):
 
 
 class EpochSchedule(StatefulPlugin):
-    """Trains several epochs on the first experience and one on each later one, in any strategy.
+    """Trains another number of epochs on the first experience than on the later ones, in any strategy.
 
-    Paper, "Training protocols".
+    It sets the strategy's ``train_epochs`` before the first experience and restores it afterwards. The paper trains 10
+    epochs, then 1 ("Training protocols").
 
     Args:
         first: epochs on the first experience.
-        later: epochs on each later one.
     """
 
-    def __init__(self, first: int, later: int = 1):
+    def __init__(self, first: int):
         super().__init__()
         self.first = first
-        self.later = later
+        self._later: int | None = None  # the strategy's own number, during the first experience
 
     def before_training_exp(self, strategy, **kwargs):
-        strategy.train_epochs = self.first if strategy.clock.train_exp_counter == 0 else self.later
+        if strategy.clock.train_exp_counter > 0:
+            return
+        if self._later is None or strategy.train_epochs != self.first:  # else an interrupted first experience
+            self._later = strategy.train_epochs
+        strategy.train_epochs = self.first
+
+    def after_training_exp(self, strategy, **kwargs):
+        if self._later is not None and strategy.train_epochs == self.first:  # else set by the user meanwhile
+            strategy.train_epochs = self._later
+        self._later = None
+
+    def state_dict(self):
+        return {"later": self._later}
+
+    def load_state_dict(self, state):
+        self._later = state["later"]
 
 
 class ClampGradients(StatefulPlugin):

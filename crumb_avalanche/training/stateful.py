@@ -77,7 +77,7 @@ def strategy_state(strategy) -> dict[str, Any]:
         "training": {
             "train_epochs": strategy.train_epochs,
             "train_mb_size": strategy.train_mb_size,
-            "in_epoch": strategy._in_epoch,
+            "stopped": strategy._stop_training,
             "begun": strategy.optimized_param_id is not None,
         },
         "seconds": dict(strategy.model.stopwatch.seconds) if hasattr(strategy.model, "stopwatch") else {},
@@ -90,6 +90,9 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
     """Load what ``strategy_state`` returned; see ``StreamStrategy.load_state_dict``."""
     live = {name: part for name, part in parts(strategy).items() if hasattr(part, "state_dict")}
     expected, saved = {name: part.state_dict() for name, part in live.items()}, state["plugins"]
+    training = state["training"]
+    if older := "in_epoch" in training:  # its EpochSchedule had no state, and set train_epochs in every experience
+        saved = {name: own for name, own in expected.items() if name == "EpochSchedule"} | saved
     # Check before changing anything.
     if strict and (odd := {name for name, own in expected.items() if own} ^ saved.keys()):
         raise StateError(
@@ -110,9 +113,10 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
     load_model_state(strategy.model, state["model"])
     load_optimizer_state(strategy.optimizer, strategy.model, state["optimizer"])
     vars(strategy.clock).update(state["clock"])
-    training = state["training"]
-    strategy.train_epochs, strategy.train_mb_size = training["train_epochs"], training["train_mb_size"]
-    strategy._in_epoch = training["in_epoch"]
+    if not older:
+        strategy.train_epochs = training["train_epochs"]
+    strategy.train_mb_size = training["train_mb_size"]
+    strategy._stop_training = training.get("stopped", False)
     # If it were None, Avalanche would reset the optimiser's state at the next experience.
     strategy.optimized_param_id = dict(strategy.model.named_parameters()) if training["begun"] else None
     if hasattr(strategy.model, "stopwatch"):

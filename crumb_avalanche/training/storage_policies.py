@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from crumb_avalanche.memory.buffers import CodeMemory, ImageMemory, MapMemory, MemoryBuffer, StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.normalization import Normalization, normalization_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
@@ -66,7 +67,7 @@ class CompactBuffer(MemoryBuffer, ExemplarsBuffer):
         Raises:
             TypeError: the buffer does not hold images.
         """
-        ours = [plugin for plugin in agent_state.plugins if isinstance(plugin, StatefulPlugin)]
+        ours = [plugin for plugin in getattr(agent_state, "plugins", ()) if isinstance(plugin, StatefulPlugin)]
         if all(getattr(plugin, "storage_policy", None) is not self for plugin in ours):
             self.update_from_dataset(exp.dataset, agent_state)
 
@@ -180,7 +181,7 @@ class ImageBuffer(ImageMemory, CompactBuffer):
             ValueError: a pixel is out of range if the normalisation is taken back; or the model has an output head
                 for each task, since the buffer keeps no task labels.
         """
-        labels, model = list(map(int, new_data.targets)), getattr(strategy, "model", None)
+        labels, model = labels_of(new_data), getattr(strategy, "model", None)
         if not labels:
             return
         if self._format is None:

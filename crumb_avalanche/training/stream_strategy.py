@@ -1,5 +1,6 @@
 """Base of all strategies: frame order, mask over seen classes, epochs, clamped gradients."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,34 +11,60 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.avalanche_fixes import StopAfterEpoch
+from crumb_avalanche.training.avalanche_fixes import check_strategy, keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
 from crumb_avalanche.training.storage_policies import CompactBuffer
 
+HOST_ARGUMENTS = (
+    *("model", "optimizer", "criterion", "train_mb_size", "train_epochs", "eval_mb_size", "device", "plugins"),
+    *("evaluator", "eval_every"),
+)
 
-class StreamStrategy(StopAfterEpoch, SupervisedTemplate):
+
+class StreamStrategy(SupervisedTemplate):
     """Trains on a stream in its own order, with losses over the classes seen so far; by itself it fine-tunes P.
 
     ``train`` keeps the order of the frames unless called with ``shuffle=True``; Avalanche's default shuffles.
+    The first ten arguments are those of Avalanche's strategies in their order, with the same defaults except for the
+    sizes of batches: new images come in batches of 21, as in the paper, and 128 images are evaluated at a time.
 
     Args:
         model: a ``SplitModel``; without a codebook, or with ``quantized_training = False``, it trains on maps as they
             are.
         optimizer: over the model's parameters; the paper's is SGD with learning rate 1e-3 and momentum 0.9.
         criterion: loss of ``(logits, labels)``; default cross-entropy.
+        train_mb_size, train_epochs, eval_mb_size, device, plugins, evaluator, eval_every: as for every Avalanche
+            strategy.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
-        first_epochs: epochs on the first experience.
-        train_epochs: epochs on each later one.
+        first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10); see
+            ``EpochSchedule``.
+        divergence_guard: whether a loss that is not finite stops the training; see ``DivergenceGuard``.
         memory: the plugin that stores memories; it runs after ``plugins``.
-        train_mb_size, eval_mb_size, device, plugins, evaluator, eval_every: as for every Avalanche strategy.
         base_kwargs: all others, as for Avalanche's ``SupervisedTemplate``.
+
+    Raises:
+        TypeError: the model is not a ``SplitModel``.
 
     Attributes:
         frames_in_order: whether batches come in the order of the experience's data set.
         seen_classes: the ``SeenClassesPlugin``.
     """
+
+    def __init_subclass__(cls, **kwargs):
+        # Avalanche maps positional arguments by the order of the signature: its own come first in every subclass.
+        init = cls.__dict__.get("__init__")
+        if init is not None:
+            signature = inspect.signature(init)
+            own, host = signature.parameters, inspect.signature(StreamStrategy.__init__).parameters
+            kinds = {one.kind for one in own.values()}
+            if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+                first = [own.get(name, host[name]) for name in HOST_ARGUMENTS]
+                rest = [one for name, one in own.items() if name not in HOST_ARGUMENTS]
+                parameters = sorted([*first, *rest], key=lambda one: one.kind)
+                init.__signature__ = signature.replace(parameters=parameters)
+        super().__init_subclass__(**kwargs)
 
     def __init__(
         self,
@@ -45,24 +72,32 @@ class StreamStrategy(StopAfterEpoch, SupervisedTemplate):
         model: SplitModel,
         optimizer: torch.optim.Optimizer,
         criterion: nn.Module | None = None,
-        clamp_gradients: float | None = None,
-        first_epochs: int = 10,
-        train_epochs: int = 1,
         train_mb_size: int = 21,
-        eval_mb_size: int = 128,
+        train_epochs: int = 1,
+        eval_mb_size: int | None = 128,
         device: str | torch.device = "cpu",
-        plugins: Sequence[SupervisedPlugin] = (),
+        plugins: Sequence[SupervisedPlugin] | None = None,
         evaluator=default_evaluator,
         eval_every: int = -1,
+        clamp_gradients: float | None = None,
+        first_epochs: int | None = None,
+        divergence_guard: bool = True,
         memory: StoringPlugin | None = None,
         **base_kwargs,
     ):
+        if not isinstance(model, SplitModel):
+            raise TypeError(
+                f"{type(self).__name__} trains a SplitModel, not a {type(model).__name__}: build one with "
+                "split_backbone(...) or split_at(network, node), and do not wrap it (as_multitask)"
+            )
         self.seen_classes = SeenClassesPlugin()
         self.memory = memory
         self.frames_in_order = False
+        schedule = [] if first_epochs is None else [EpochSchedule(first_epochs)]
         # Seen classes first, since every loss needs them; guard and clamp after all losses are added up.
         own = [] if memory is None else [memory]
-        last = [DivergenceGuard()] + ([] if clamp_gradients is None else [ClampGradients(clamp_gradients)])
+        guard = [DivergenceGuard()] if divergence_guard else []
+        last = guard + ([] if clamp_gradients is None else [ClampGradients(clamp_gradients)])
         super().__init__(
             model=model,
             optimizer=optimizer,
@@ -71,7 +106,7 @@ class StreamStrategy(StopAfterEpoch, SupervisedTemplate):
             train_epochs=train_epochs,
             eval_mb_size=eval_mb_size,
             device=device,
-            plugins=[self.seen_classes, EpochSchedule(first_epochs, train_epochs), *plugins, *own, *last],
+            plugins=[self.seen_classes, *schedule, *(plugins or ()), *own, *last],
             evaluator=evaluator,
             eval_every=eval_every,
             **base_kwargs,
@@ -86,6 +121,18 @@ class StreamStrategy(StopAfterEpoch, SupervisedTemplate):
         """Make Avalanche's data loader, in the order of the stream unless ``train(..., shuffle=True)`` was called."""
         self.frames_in_order = not shuffle
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
+
+    def _before_training(self, **kwargs):
+        check_strategy(self)
+        super()._before_training(**kwargs)
+
+    def _after_training_exp(self, **kwargs):
+        super()._after_training_exp(**kwargs)
+        self._stop_training = False  # after a stop in the last epoch, Avalanche would skip the next experience
+
+    def _before_forward(self, **kwargs):
+        keep_training_mode(self)
+        super()._before_forward(**kwargs)
 
     def backward(self):
         with self.model.stopwatch.measure("plastic"):

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from watched import Order, learn_stream, plugin_of
+from watched import Order, learn_stream, plugin_of, unseen_in
 
 from crumb_avalanche.baselines.bic import BIC, BiCPlugin, SplitExemplars, fit_bias, spread
 from crumb_avalanche.baselines.entry import Recipe
@@ -16,7 +16,6 @@ from crumb_avalanche.baselines.memory_settings import BiCSettings
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.selection import Slots
 from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
@@ -184,9 +183,9 @@ def test_predictions_apply_each_experiences_scalars(make_model, make_stream):
             raw, bic = strategy.model(strategy.mb_x), the(strategy)
             for c in range(6):
                 wanted = raw[:, c] * bic.alpha[c] + bic.beta[c]
-                if c not in strategy.seen_classes.seen:
-                    wanted = torch.full_like(wanted, UNSEEN_LOGIT)
-                assert torch.allclose(strategy.mb_output[:, c], wanted)
+                unseen = c not in strategy.seen_classes.seen
+                assert unseen or torch.allclose(strategy.mb_output[:, c], wanted)
+                assert unseen == (c in unseen_in(strategy.mb_output))
             self.looked = True
 
     watch = Watch()

@@ -93,6 +93,20 @@ def test_answers_are_classes_of_the_experience_under_test(make_model, stream):
     assert (free.logits[0].argmax(1) > 1).any()  # without the hint there are others
 
 
+def test_an_unseen_class_of_the_experience_costs_a_constant_and_is_not_answered(make_model, stream):
+    answers, strategy = Answers(), learner(FINETUNE, make_model, stream, TaskIncrementalPlugin())
+    strategy.plugins.insert(2, answers)
+    strategy.train(stream.train_stream[1])
+    with torch.no_grad():
+        strategy.model.plastic_layers.head.bias[2:] += 100  # of the other experience
+    strategy.seen_classes.seen.append(0)
+    strategy.seen_classes._unseen = None
+    strategy.eval(stream.test_stream[:1])
+    (logits,) = answers.logits
+    assert set(logits.argmax(1).tolist()) == {0}
+    torch.testing.assert_close(logits[:, 0] - logits[:, 1], torch.full((len(logits),), 13.8155), rtol=0, atol=0.001)
+
+
 def test_classes_never_seen_are_still_the_only_answers(make_model, stream):
     answers = Answers()
     strategy = learner(FINETUNE, make_model, stream, TaskIncrementalPlugin(), answers)

@@ -116,6 +116,17 @@ def test_never_more_directions_than_images_need_and_no_energy_is_lost(counts, mo
     assert statistics.scores(features).isfinite().all()
 
 
+def test_many_images_at_once_are_decomposed_in_parts(monkeypatch):
+    sizes, eigh = [], torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: sizes.append(len(matrix)) or eigh(matrix))
+    statistics = taught([1500, 2], directions=D)
+    assert max(sizes) <= 512 + D
+    features, labels = clouds([1500, 2])
+    group = features[labels == 0].double()
+    scatter, kept = (group - group.mean(0)).T @ (group - group.mean(0)), statistics.directions.of_class(0)
+    torch.testing.assert_close(kept.T @ kept, scatter, rtol=0, atol=2e-3 * float(scatter.abs().max()))
+
+
 def test_equal_images_have_no_direction():
     statistics = RegularizedDiscriminant(1, D, directions=4)
     for size in (1, 3, 2):

@@ -10,14 +10,19 @@ from avalanche.training.plugins import (
     EWCPlugin,
     LwFPlugin,
     MASPlugin,
+    RWalkPlugin,
     SupervisedPlugin,
     SynapticIntelligencePlugin,
 )
+from avalanche.training.supervised import Naive
 from torch import nn
 
+import crumb_avalanche
+from crumb_avalanche.models.layers import CoinDropout
 from crumb_avalanche.training.avalanche_fixes import PatchedAGEM, PatchedMAS, PatchedSI, learning_view
-from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.storage_policies import CodeBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -30,10 +35,10 @@ def plugin(request):
     return request.param()
 
 
-def make_strategy(model, *plugins, lr=0.05):
+def make_strategy(model, *plugins, lr=0.05, kind=StreamStrategy):
     optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=lr)
-    arguments = dict(train_mb_size=6, first_epochs=1, plugins=plugins, evaluator=EvaluationPlugin(loggers=[]))
-    return StreamStrategy(model=model, optimizer=optimizer, **arguments)
+    arguments = dict(train_mb_size=6, plugins=plugins, evaluator=EvaluationPlugin(loggers=[]))
+    return kind(model=model, optimizer=optimizer, **arguments)
 
 
 def importances(plugin):
@@ -155,8 +160,44 @@ def test_si_fails_on_a_weight_without_a_gradient():
         plugin.after_training_iteration(strategy)
 
 
+def test_a_stop_in_the_last_epoch_skips_the_next_experience(make_model, make_stream):
+    class Stop(SupervisedPlugin):
+        def after_training_iteration(self, strategy, **kwargs):
+            strategy.stop_training()
+
+    trained = []
+    for kind in (Naive, StreamStrategy):
+        model = make_model()
+        optimizer, evaluator = torch.optim.SGD(model.parameters(), lr=0.05), EvaluationPlugin(loggers=[])
+        strategy = kind(model=model, optimizer=optimizer, train_mb_size=6, plugins=[Stop()], evaluator=evaluator)
+        strategy.train(make_stream().train_stream)
+        trained.append(strategy.clock.train_iterations)
+    assert trained == [1, 2]
+
+
+class Modes(SupervisedPlugin):
+    """Whether the model was in training mode in each forward and each backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def after_forward(self, strategy, **kwargs):
+        self.seen.append(strategy.model.training)
+
+    before_backward = after_forward
+
+
+def test_rwalk_leaves_the_model_in_evaluation_mode(make_model, make_stream):
+    model, modes = make_model(), Modes()
+    optimizer, evaluator = torch.optim.SGD(model.parameters(), lr=0.05), EvaluationPlugin(loggers=[])
+    plugins = [RWalkPlugin(), modes]
+    Naive(model=model, optimizer=optimizer, plugins=plugins, evaluator=evaluator).train(make_stream().train_stream[0])
+    assert not any(modes.seen)
+
+
 def test_agem_fails_on_weights_in_channels_last_memory(make_model, make_stream):
-    strategy, stream = make_strategy(make_model(codebook=False), AGEMPlugin(10, 6)), make_stream().train_stream
+    stream, strategy = make_stream().train_stream, make_strategy(make_model(), AGEMPlugin(10, 6), kind=Naive)
     strategy.train(stream[0])
     with pytest.raises(RuntimeError, match="view size is not compatible"):
         strategy.train(stream[1])
@@ -165,7 +206,7 @@ def test_agem_fails_on_weights_in_channels_last_memory(make_model, make_stream):
 def test_agem_keeps_gradients_of_frozen_weights_and_of_outputs_of_unseen_classes(make_model, make_stream):
     model, stream = make_model(n_classes=6, codebook=False).to(memory_format=torch.contiguous_format), make_stream()
     plugin = AGEMPlugin(10, 6)
-    strategy = make_strategy(model, plugin)
+    strategy = make_strategy(model, plugin, kind=Naive)
     strategy.train(stream.train_stream[:2])
     assert len(plugin.reference_gradients) == sum(weight.numel() for weight in model.parameters())
     assert plugin.reference_gradients[-2:].min() > 0  # the bias of classes 4 and 5, which never come
@@ -327,3 +368,66 @@ def test_patched_agem_projects_the_steps_of_crumb(make_model, make_stream, monke
         bias = parts["plastic_layers.head.bias"]
         assert bias[:4].abs().min() > 0 and not bias[4:].any()  # two classes never come
     assert any(old @ reference < 0 for reference, old, _ in steps[5:])
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["CRUMBStrategy", "Naive"])
+def test_beside_rwalk_crumb_trains_and_stores_as_without_it(host, make_model, make_stream):
+    """A penalty of weight 0 changes nothing."""
+    ends = []
+    for plugins in ([], [RWalkPlugin(ewc_lambda=0.0, delta_t=2)]):
+        model, modes, buffer, seen = make_model(), Modes(), CodeBuffer(8), SeenClassesPlugin()
+        model.plastic_layers.relu = nn.Sequential(nn.ReLU(), CoinDropout())
+        arguments = dict(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+        arguments |= dict(train_mb_size=6, train_epochs=2, evaluator=EvaluationPlugin(loggers=[]))
+        if host:
+            plugins = [seen, *plugins, CRUMBPlugin(buffer, seen=seen), modes]
+            strategy = Naive(plugins=plugins, **arguments)
+        else:
+            strategy = CRUMBStrategy(storage_policy=buffer, plugins=[*plugins, modes], **arguments)
+        torch.manual_seed(0)
+        for experience in make_stream().train_stream:
+            strategy.train(experience, shuffle=False)
+        assert all(modes.seen) and len(buffer) == 8
+        ends.append((model, buffer))
+    (one, rows), (two, others) = ends
+    assert all(torch.equal(first, second) for first, second in zip(one.parameters(), two.parameters()))
+    assert torch.equal(rows.rows, others.rows)
+
+
+@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy, Naive])
+def test_agem_as_it_is_fails_before_training(kind, make_model, make_stream):
+    model = make_model()
+    before = [weight.clone() for weight in model.parameters()]
+    plugins = [AGEMPlugin(4, 4)] + ([CRUMBPlugin(CodeBuffer(8))] if kind is Naive else [])
+    strategy = kind(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        plugins=plugins,
+        evaluator=EvaluationPlugin(loggers=[]),
+        **({"mem_size": 8} if kind is CRUMBStrategy else {}),
+    )
+    with pytest.raises(ValueError, match=r"AGEMPlugin.*channels-last.*crumb_avalanche\.PatchedAGEM"):
+        strategy.train(make_stream().train_stream[0])
+    assert (
+        all(torch.equal(now, then) for now, then in zip(model.parameters(), before))
+        and not strategy.clock.train_iterations
+    )
+
+
+def test_patched_agem_is_where_users_look_and_trains_beside_crumb(make_model, make_stream):
+    assert crumb_avalanche.PatchedAGEM is PatchedAGEM
+    model = make_model()
+    plugins = [crumb_avalanche.PatchedAGEM(4, 4), CRUMBPlugin(CodeBuffer(8))]
+    optimizer, evaluator = torch.optim.SGD(model.parameters(), lr=0.05), EvaluationPlugin(loggers=[])
+    strategy = Naive(model=model, optimizer=optimizer, train_mb_size=6, plugins=plugins, evaluator=evaluator)
+    for experience in make_stream().train_stream:
+        strategy.train(experience, shuffle=False)
+    assert strategy.clock.train_exp_counter == 2
+
+
+def test_fine_tuning_beside_rwalk_is_in_training_mode(make_model, make_stream):
+    modes = Modes()
+    strategy = make_strategy(make_model(), RWalkPlugin(delta_t=2), modes)
+    for experience in make_stream().train_stream:
+        strategy.train(experience)
+    assert modes.seen and all(modes.seen)

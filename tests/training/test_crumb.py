@@ -525,4 +525,4 @@ def test_a_buffer_comes_from_one_place(make_model, given):
 
 def test_the_signature_says_how_many_epochs():
     parameters = inspect.signature(CRUMBStrategy).parameters
-    assert [parameters[name].default for name in ("first_epochs", "train_epochs", "train_mb_size")] == [10, 1, 21]
+    assert [parameters[name].default for name in ("first_epochs", "train_epochs", "train_mb_size")] == [None, 1, 21]

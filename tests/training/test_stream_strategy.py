@@ -1,22 +1,37 @@
 """The plugins that every stream learner shares, one by one and in a strategy."""
 
+import inspect
+import math
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+from avalanche.evaluation.metrics import loss_metrics
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.supervised import Naive
 from torch import nn
+from watched import unseen_in
 
+from crumb_avalanche.baselines.bounds import ChanceStrategy
+from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy
+from crumb_avalanche.baselines.memory_settings import RemindSettings
+from crumb_avalanche.baselines.method_settings import LearningSettings
+from crumb_avalanche.baselines.remind import RemindStrategy
+from crumb_avalanche.baselines.remind_memory import PQCodeBuffer
+from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import (
+    UNSEEN_PROBABILITY,
     ClampGradients,
     DivergenceGuard,
-    EpochSchedule,
     SeenClassesPlugin,
     TrainingDivergedError,
 )
+from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
+KINDS = [StreamStrategy, CRUMBStrategy, RemindStrategy, ClosedFormStrategy, ChanceStrategy]
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 
 
@@ -27,7 +42,7 @@ def build(make_model):
     def build_strategy(model=None, lr=0.05, **arguments):
         model = make_model() if model is None else model
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-        settings = dict(train_mb_size=6, first_epochs=1, evaluator=EvaluationPlugin(loggers=[])) | arguments
+        settings = dict(train_mb_size=6, evaluator=EvaluationPlugin(loggers=[])) | arguments
         return StreamStrategy(model=model, optimizer=optimizer, **settings)
 
     return build_strategy
@@ -76,17 +91,42 @@ def test_predictions_are_seen_classes_only(build, make_stream):
 
     stream, strategy = make_stream(), build(plugins=[Watch()])
     strategy.eval(stream.test_stream)
-    assert all(logits.min() > -1e4 for logits in predictions)  # nothing seen, nothing masked
+    assert all(not unseen_in(logits) for logits in predictions)  # nothing seen, nothing masked
     strategy.train(stream.train_stream[0])
     predictions.clear()
     strategy.eval(stream.test_stream)
     seen = sorted(stream.train_stream[0].classes_in_this_experience)
     assert strategy.seen_classes.seen == seen
     for logits in predictions:
-        unseen = [label for label in range(4) if label not in seen]
-        assert (logits[:, unseen] == -1e4).all() and (logits[:, seen] > -1e4).all()
+        assert unseen_in(logits) == {0, 1, 2, 3} - set(seen)
     strategy.train(stream.train_stream[1])
     assert sorted(strategy.seen_classes.seen) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e9, -1e9])
+def test_in_evaluation_an_unseen_class_costs_a_finite_constant(scale):
+    plugin = SeenClassesPlugin()
+    plugin.seen = [3, 1]
+    logits = torch.randn(50, 5, generator=torch.Generator().manual_seed(0)) * 2 + scale
+    before, answers = logits.clone(), plugin.mask_answers(logits)
+    assert torch.equal(logits, before) and torch.equal(answers[:, [1, 3]], logits[:, [1, 3]])
+    among_seen = plugin.mask(logits)
+    if abs(scale) < 1e4:
+        assert torch.equal(answers.argmax(1), among_seen.argmax(1))
+        labels = torch.full((50,), 2)
+        costs = nn.functional.cross_entropy(answers.double(), labels, reduction="none")
+        torch.testing.assert_close(costs, torch.full_like(costs, -math.log(UNSEEN_PROBABILITY)), rtol=0, atol=1e-3)
+        labels[:] = 3
+        costs, before = (nn.functional.cross_entropy(one.double(), labels) for one in (answers, among_seen))
+        assert 0 <= costs - before < 3.1e-6
+    assert set(answers.argmax(1).tolist()) <= {1, 3}
+
+
+def test_losses_of_an_evaluation_on_unseen_classes_stay_on_the_scale_of_a_plot(build, make_stream):
+    stream, strategy = make_stream(), build(evaluator=EvaluationPlugin(loss_metrics(experience=True), loggers=[]))
+    strategy.train(stream.train_stream[0])
+    results = strategy.eval(stream.test_stream)
+    assert next(value for name, value in results.items() if "Exp001" in name) == pytest.approx(13.8155, abs=0.001)
 
 
 def test_training_leaves_the_outputs_of_unseen_classes_alone(build, make_stream):
@@ -115,13 +155,120 @@ def test_the_first_experience_takes_several_epochs(build, make_stream):
     assert [recorder.experiences.count(number) for number in range(3)] == [6, 2, 2]
 
 
-def test_later_epochs_can_be_chosen():
-    strategy, plugin = SimpleNamespace(clock=SimpleNamespace(train_exp_counter=0)), EpochSchedule(10, 2)
-    plugin.before_training_exp(strategy)
-    assert strategy.train_epochs == 10
-    strategy.clock.train_exp_counter = 1
-    plugin.before_training_exp(strategy)
+def epochs_of(strategy, experiences):
+    """Train; return the number of epochs of each experience."""
+    counts = []
+    for experience in experiences:
+        strategy.train(experience)
+        counts.append(strategy.clock.train_exp_epochs)
+    return counts
+
+
+def test_train_epochs_means_what_it_means_in_avalanche(build, make_stream):
+    stream = make_stream(classes_per_experience=1).train_stream
+    strategy = build(train_epochs=3)
+    assert epochs_of(strategy, stream[:3]) == [3, 3, 3]
+    strategy.train_epochs = 2
+    assert epochs_of(strategy, stream[3:]) == [2]
+    assert epochs_of(build(), stream[:2]) == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_given_number_is_for_the_first_experience(kind):
+    defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+    assert defaults.get("first_epochs") is None and defaults.get("train_epochs", 1) == 1
+    assert LearningSettings.first_epochs == 10  # the paper's
+
+
+def test_the_own_number_comes_back_after_the_first_experience(build, make_stream):
+    stream = make_stream(classes_per_experience=1).train_stream
+    strategy = build(first_epochs=3, train_epochs=2)
     assert strategy.train_epochs == 2
+    assert epochs_of(strategy, stream[:1]) == [3] and strategy.train_epochs == 2
+    strategy.train_epochs = 4
+    assert epochs_of(strategy, stream[1:3]) == [4, 4]
+    strategy = build(first_epochs=3, train_epochs=2)
+    strategy.train_epochs = 1  # before the first experience
+    assert epochs_of(strategy, stream[:2]) == [3, 1]
+
+
+def test_the_own_number_survives_an_interrupted_first_experience(build, make_stream):
+    class Fault(SupervisedPlugin):
+        def after_training_epoch(self, strategy, **kwargs):
+            raise KeyboardInterrupt
+
+    fault, experiences = Fault(), make_stream(classes_per_experience=1).train_stream
+    strategy = build(first_epochs=3, train_epochs=2, plugins=[fault])
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(experiences[0])
+    again = build(first_epochs=3)
+    again.load_state_dict(strategy.state_dict())
+    strategy.plugins.remove(fault)
+    for one in (strategy, again):
+        assert epochs_of(one, experiences[:2]) == [3, 2]
+
+
+def test_a_number_set_within_the_first_experience_holds_from_the_next_on(build, make_stream):
+    class Set(SupervisedPlugin):
+        def before_training_epoch(self, strategy, **kwargs):
+            strategy.train_epochs = 4
+
+    strategy = build(first_epochs=2, plugins=[Set()])
+    assert epochs_of(strategy, make_stream(classes_per_experience=1).train_stream[:2]) == [2, 4]
+
+
+def test_a_state_of_an_earlier_version_is_loaded(build, make_stream):
+    """Its schedule had no state, set the number before every experience and left it there."""
+    stream = make_stream(classes_per_experience=1).train_stream
+    strategy = build(first_epochs=3, train_epochs=2)
+    strategy.train(stream[0])
+    state = strategy.state_dict()
+    del state["plugins"]["EpochSchedule"], state["training"]["stopped"]
+    state["training"] |= {"in_epoch": False, "train_epochs": 3}
+    again = build(first_epochs=3, train_epochs=2)
+    again.load_state_dict(state)
+    assert again.seen_classes.seen == strategy.seen_classes.seen and epochs_of(again, stream[1:3]) == [2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:Avalanche is transitioning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_positional_arguments_are_those_of_the_host(kind, make_model):
+    names = list(inspect.signature(Naive).parameters)[:10]
+    assert list(inspect.signature(kind).parameters)[:10] == names
+    model = make_model()
+    quantizer = RemindSettings().quantizer(model)
+    own = {
+        CRUMBStrategy: dict(mem_size=3),
+        RemindStrategy: dict(storage_policy=PQCodeBuffer(3, quantizer=quantizer), settings=RemindSettings()),
+        ClosedFormStrategy: dict(statistics=ClassMeans(4, 8)),
+    }.get(kind, {})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    criterion, recorder, evaluator = nn.CrossEntropyLoss(label_smoothing=0.1), Recorder(), EvaluationPlugin(loggers=[])
+    given = [model, optimizer, criterion, 6, 2, 7, "cpu", [recorder], evaluator, 1]
+    for count in (3, 10):
+        strategy = kind(*given[:count], **own)
+        assert strategy.model is model and strategy.optimizer is optimizer and strategy._criterion is criterion
+        assert strategy.eval_every == (1 if count == 10 else -1)
+    assert (strategy.train_mb_size, strategy.train_epochs, strategy.eval_mb_size) == (6, 2, 7)
+    assert recorder in strategy.plugins and strategy.evaluator is evaluator
+    with pytest.raises(TypeError, match="multiple values for argument 'train_mb_size'"):
+        kind(*given[:4], train_mb_size=6, **own)
+
+
+def test_a_subclass_of_a_user_takes_positional_arguments(make_model, make_stream):
+    class Mine(StreamStrategy):
+        def __init__(self, *arguments, rate=1.0, **keywords):
+            super().__init__(*arguments, **keywords)
+            self.rate = rate
+
+    class Other(Mine):
+        pass
+
+    model = make_model()
+    for kind in (Mine, Other):
+        with pytest.warns(UserWarning, match="Avalanche is transitioning"):
+            strategy = kind(model, torch.optim.SGD(model.parameters(), lr=0.05), None, 6, rate=2.0)
+        assert strategy.rate == 2.0 and strategy.train_mb_size == 6
 
 
 def test_frames_come_in_the_order_of_the_stream(build, make_stream):
@@ -172,6 +319,24 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(build, make_stre
         assert not all(torch.equal(now, then) for now, then in zip(kept, fault.weights[iteration]))
 
 
+@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
+def test_without_the_guard_training_goes_on(kind, make_model, make_stream):
+    model, fault = make_model(codebook=False), NaNAt(1)
+    replay = dict(storage_policy=ImageBuffer(8), direct_weight=1, codebook_weight=0)
+    strategy = kind(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        train_mb_size=6,
+        plugins=[fault],
+        evaluator=EvaluationPlugin(loggers=[]),
+        divergence_guard=False,
+        **(replay if kind is CRUMBStrategy else {}),
+    )
+    strategy.train(make_stream().train_stream[0])
+    assert len(fault.weights) == 4 and not any(isinstance(one, DivergenceGuard) for one in strategy.plugins)
+    assert any(weight.isnan().any() for weight in model.parameters())
+
+
 def test_running_statistics_go_back_too(make_model):
     model = make_model()
     model.plastic_layers.add_module("norm", nn.BatchNorm1d(4))
@@ -189,37 +354,38 @@ def test_running_statistics_go_back_too(make_model):
 
 
 class StopAt(SupervisedPlugin):
-    """Asks for the end of the training when so many epochs of an experience are over; counts epochs."""
+    """Stops the training at a place of the second epoch; counts iterations."""
 
-    def __init__(self, epochs, place):
+    def __init__(self, place):
         super().__init__()
-        self.epochs, self.place, self.counts = epochs, place, []
+        self.place, self.counts = place, []
 
     def before_training_exp(self, strategy, **kwargs):
         self.counts.append(0)
 
-    def before_training_epoch(self, strategy, **kwargs):
-        if self.counts[-1] == self.epochs and self.place == "before":
+    def _stop(self, strategy, place, epochs):
+        if self.place == place and strategy.clock.train_exp_epochs == epochs:
             strategy.stop_training()
+
+    def before_training_epoch(self, strategy, **kwargs):
+        self._stop(strategy, "before", 1)
 
     def after_training_iteration(self, strategy, **kwargs):
-        if self.counts[-1] == self.epochs - 1 and self.place == "within":
-            strategy.stop_training()
+        self.counts[-1] += 1
+        self._stop(strategy, "within", 1)
 
     def after_training_epoch(self, strategy, **kwargs):
-        self.counts[-1] += 1
-        if self.counts[-1] == self.epochs and self.place == "after":
-            strategy.stop_training()
+        self._stop(strategy, "after", 1)
 
 
-@pytest.mark.parametrize("place", ["before", "within", "after"])
-def test_early_stopping_is_followed_by_one_last_epoch(build, make_stream, place):
-    stop = StopAt(2, place)
-    strategy = build(plugins=[stop], first_epochs=6, train_epochs=6)
-    for experience in make_stream().train_stream:
-        strategy.train(experience)
-        assert strategy.train_epochs == strategy.clock.train_exp_epochs == 3
-    assert stop.counts == [3, 3]
+@pytest.mark.parametrize("epochs", [6, 2])  # the stop is in the last epoch, too
+@pytest.mark.parametrize(("place", "iterations"), [("before", 4), ("within", 5), ("after", 8)])
+def test_a_stop_is_at_once(build, make_stream, place, iterations, epochs):
+    stop = StopAt(place)
+    strategy = build(plugins=[stop], first_epochs=epochs, train_epochs=epochs)
+    strategy.train(make_stream().train_stream)  # both experiences in one call
+    assert stop.counts == [iterations, iterations]
+    assert strategy.train_epochs == epochs
 
 
 def test_a_learning_rate_too_high_ends_in_finite_weights(build, make_stream):

@@ -1,0 +1,109 @@
+"""Facts of Avalanche's ``tests/benchmarks/utils/test_dataloaders.py`` for our buffers and models."""
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+import torch
+from avalanche.benchmarks.utils.data_loader import (
+    GroupBalancedDataLoader,
+    GroupBalancedInfiniteDataLoader,
+    ReplayDataLoader,
+    TaskBalancedDataLoader,
+)
+from avalanche.benchmarks.utils.utils import concat_datasets
+from avalanche.training.plugins import ReplayPlugin
+from avalanche.training.supervised import Naive
+from host_benchmarks import KINDS, PER_CLASS, Trace, host_benchmark, host_model, quiet, sgd
+from host_strategies import COMMON, OURS, our_strategy
+from torch.utils.data import DataLoader
+
+from crumb_avalanche import CodeBuffer, ImageBuffer, MapBuffer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module", params=[CodeBuffer, ImageBuffer, MapBuffer])
+def buffer(request):
+    """Twelve memories of six classes."""
+    buffer = request.param(12)
+    strategy = our_strategy("CRUMBStrategy", buffer=buffer, train_epochs=1)
+    strategy.train(host_benchmark("nc_tasks").train_stream)
+    return buffer
+
+
+LOADERS = {
+    "DataLoader": lambda buffer: DataLoader(buffer.buffer, batch_size=6),
+    "TaskBalanced": lambda buffer: TaskBalancedDataLoader(buffer.buffer, batch_size=6),
+    "GroupBalanced": lambda buffer: GroupBalancedDataLoader(buffer.buffer_datasets, batch_size=6),
+    "Replay": lambda buffer: ReplayDataLoader(buffer.buffer, buffer.buffer, batch_size=3, batch_size_mem=3),
+    "GroupBalancedInfinite": lambda buffer: GroupBalancedInfiniteDataLoader(buffer.buffer_datasets, batch_size=1),
+    "concatenated": lambda buffer: DataLoader(concat_datasets(buffer.buffer_datasets), batch_size=6),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_buffer_goes_through_every_loader(buffer, loader):
+    """test_basic: rows, labels and task labels come batch by batch."""
+    row_of = {row.numpy().tobytes(): int(label) for row, label, _ in buffer.buffer}
+    batches = [*islice(LOADERS[loader](buffer), 4)]
+    assert len(batches) == (2 if loader in ("DataLoader", "TaskBalanced", "GroupBalanced", "concatenated") else 4)
+    for rows, labels, tasks in batches:
+        assert len(rows) == len(labels) == len(tasks) == 6 and not tasks.any()
+        assert [row_of[row.numpy().tobytes()] for row in rows] == labels.tolist()
+        if loader.startswith("GroupBalanced"):
+            assert sorted(labels.tolist()) == list(range(6))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_training_with_worker_processes(name):
+    """test_dataloader_with_multiple_workers: the same as without."""
+    ends = []
+    for workers in (0, 2):
+        trace = Trace()
+        strategy = our_strategy(name, plugins=[trace], train_epochs=1)
+        torch.manual_seed(1)
+        strategy.train(host_benchmark("nc").train_stream[0], num_workers=workers)
+        ends.append((trace.labels, trace.losses))
+    assert ends[0] == ends[1]
+
+
+def test_the_loader_is_made_anew_for_every_experience():
+    """test_dataload_reinit."""
+    torch.manual_seed(0)
+    model, trace = host_model(), Trace()
+    plugins = [ReplayPlugin(mem_size=5), trace]
+    strategy = Naive(model=model, optimizer=sgd(model), plugins=plugins, evaluator=quiet(), **COMMON)
+    for experience in host_benchmark("nc_tasks").train_stream[:2]:
+        strategy.train(experience)
+    assert set(trace.labels[0]) == {0, 1} and set(trace.labels[1]) > {2, 3}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_new_images_and_memories_are_balanced(kind):
+    """test_dataload_batch_balancing: our step replays as many memories as there are new images, balanced."""
+    drawn, buffer, trace = [], ImageBuffer(12), Trace()
+    sample = buffer.sample
+
+    def watched(without, at_least):
+        slots = sample(without, at_least)
+        drawn.append((at_least, Counter(buffer.labels[slots].tolist())))
+        return slots
+
+    buffer.sample = watched
+    strategy = our_strategy("CRUMBStrategy", buffer=buffer, plugins=[trace], train_epochs=1, train_mb_size=6)
+    strategy.train(host_benchmark(kind).train_stream[:2])
+    assert sum(size for size, _ in drawn) == len(trace.labels[1]) >= 2 * PER_CLASS
+    for size, counts in drawn:
+        assert set(counts) >= {0, 1} and set(counts.values()) == {-(-size // len(counts))}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_order_asked_for_holds(name):
+    """``train(..., shuffle=...)`` of the host's loaders; ours keep the order of the stream unless told to shuffle."""
+    benchmark = host_benchmark("nc")
+    targets = [int(label) for label in benchmark.train_stream[0].dataset.targets]
+    for shuffle in (False, True):
+        trace = Trace()
+        our_strategy(name, plugins=[trace], train_epochs=1).train(benchmark.train_stream[0], shuffle=shuffle)
+        assert (trace.labels[0] == targets) != shuffle and sorted(trace.labels[0]) == sorted(targets)

@@ -1,0 +1,102 @@
+"""Facts of Avalanche's ``tests/models/test_dynamic_optimizers.py`` and of its optimiser updates for our models."""
+
+import pytest
+import torch
+from avalanche.core import Agent
+from avalanche.models.dynamic_optimizers import DynamicOptimizer, update_optimizer
+from avalanche.training import MaskedCrossEntropy
+from avalanche.training.supervised import Naive
+from host_benchmarks import N_CLASSES, host_benchmark, host_model, quiet, sgd
+from host_strategies import COMMON, OURS, our_strategy
+from torch.utils.data import DataLoader
+
+from crumb_avalanche import ImageBuffer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("kind", ["nc", "nc_tasks", "class_incremental"])
+def test_a_loop_of_ones_own_around_an_agent(kind):
+    """test_dynamic_optimizer: model, optimiser, loss and our buffer adapt by ``pre_adapt`` and ``post_adapt``."""
+    agent, model = Agent(), host_model()
+    frozen = [weight.clone() for weight in model.feature_extractor.parameters()]
+    head = model.plastic_layers.head.weight.detach().clone()
+    agent.loss, agent.model = MaskedCrossEntropy(), model
+    agent.optimizer = DynamicOptimizer(sgd(model), model)
+    agent.memory = ImageBuffer(12)
+    for experience in host_benchmark(kind).train_stream:
+        model.train()
+        agent.pre_adapt(experience)
+        for images, labels, *_ in DataLoader(experience.dataset.train(), batch_size=8, shuffle=True):
+            agent.optimizer.zero_grad()
+            agent.loss(model(images), labels).backward()
+            agent.optimizer.step()
+        agent.post_adapt(experience)
+    assert all(torch.equal(*pair) for pair in zip(frozen, model.feature_extractor.parameters()))
+    assert (model.plastic_layers.head.weight != head).all()
+    assert sorted(agent.memory.labels.tolist()) == sorted(2 * list(range(N_CLASSES)))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_optimiser_keeps_its_state_between_experiences(name):
+    """``update_optimizer``, which every strategy calls: momentum stays, weights are listed once."""
+    strategy = our_strategy(name)
+    stream = host_benchmark("nc").train_stream
+    strategy.train(stream[0])
+    weight = strategy.model.plastic_layers.conv.weight
+    momentum = strategy.optimizer.state[weight]["momentum_buffer"]
+    assert momentum.any()
+    strategy.train(stream[1])
+    assert strategy.optimizer.state[weight]["momentum_buffer"] is momentum
+    listed = [id(one) for group in strategy.optimizer.param_groups for one in group["params"]]
+    assert len(listed) == len(set(listed)) and id(weight) in listed
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+@pytest.mark.parametrize("name", OURS)
+def test_any_optimiser(name, optimizer):
+    """The host's tests use SGD and Adam; frozen weights stay although the host adds them to the optimiser."""
+    model = host_model()
+    before = [weight.clone() for weight in model.feature_extractor.parameters()]
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    strategy = our_strategy(name, model, optimizer=optimizer(trained, lr=1e-3, weight_decay=0.1), train_epochs=1)
+    strategy.train(host_benchmark("nc").train_stream[:2])
+    assert all(torch.equal(*pair) for pair in zip(before, model.feature_extractor.parameters()))
+    assert len(strategy.optimizer.state) >= len(trained)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_groups_with_rates_of_their_own(name):
+    """``update_optimizer``: a weight keeps the group it was given."""
+    model = host_model()
+    groups = [
+        {"params": [*model.feature_extractor.parameters(), *model.plastic_layers.parameters()], "lr": 0.02},
+        {"params": [*model.codebook.parameters()], "lr": 0.5},
+    ]
+    strategy = our_strategy(name, model, optimizer=torch.optim.SGD(groups, lr=0.1), train_epochs=1)
+    strategy.train(host_benchmark("nc").train_stream)
+    rates = {id(one): group["lr"] for group in strategy.optimizer.param_groups for one in group["params"]}
+    assert {rates[id(one)] for one in model.codebook.parameters()} == {0.5}
+    assert {rates[id(one)] for one in model.plastic_layers.parameters()} == {0.02}
+
+
+def test_a_new_head_is_added_to_the_optimiser():
+    """``update_optimizer`` with a changed weight: ours by ``reset_head``."""
+    torch.manual_seed(0)
+    model = host_model(n_classes=2)
+    strategy = Naive(model=model, optimizer=sgd(model), evaluator=quiet(), **COMMON)
+    stream = host_benchmark("nc").train_stream
+    strategy.train(stream[0])
+    model.reset_head(N_CLASSES)
+    fresh = model.plastic_layers.head.weight.detach().clone()
+    strategy.train(stream[1])
+    assert not torch.equal(model.plastic_layers.head.weight, fresh) and model.n_classes == N_CLASSES
+
+
+def test_the_optimiser_lists_the_weights_of_a_split_model():
+    """``update_optimizer`` on its own: the first call adds F's weights, which stay without gradient."""
+    model = host_model()
+    optimizer = sgd(model)
+    named = update_optimizer(optimizer, dict(model.named_parameters()), None, reset_state=True)
+    assert named.keys() == dict(model.named_parameters()).keys()
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(named)

@@ -1,0 +1,107 @@
+"""Facts of Avalanche's ``tests/training/test_online_strategies.py`` for our strategies and every selection rule."""
+
+from collections import Counter
+
+import pytest
+import torch
+from avalanche.benchmarks.scenarios.online import OnlineCLScenario, split_online_stream
+from avalanche.training.supervised import OnlineNaive
+from host_benchmarks import N_CLASSES, PER_CLASS, Trace, coloured_images, host_benchmark, host_model, quiet, sgd
+from host_strategies import OURS, STORING, buffer_of, our_strategy, registered
+
+from crumb_avalanche import CRUMBPlugin, ImageBuffer, SeenClassesPlugin
+from crumb_avalanche.memory.selection import RULES
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+IMAGES = N_CLASSES * PER_CLASS
+
+
+@pytest.mark.parametrize("boundaries", [True, False])
+@pytest.mark.parametrize("name", [*OURS, "er", "image_replay", "rda", "ewc"])
+def test_online_scenario(name, boundaries):
+    """test_naive: with boundaries one sub-experience a call, without them the whole stream in one."""
+    trace = Trace()
+    benchmark = host_benchmark("nc")
+    online = OnlineCLScenario(benchmark.streams.values(), experience_size=10, access_task_boundaries=boundaries)
+    strategy = (our_strategy if name in OURS else registered)(name, plugins=[trace], train_epochs=1)
+    for part in online.train_online_stream if boundaries else [online.train_online_stream]:
+        strategy.train(part, num_workers=0)
+        strategy.eval(online.original_test_stream[:])
+    assert strategy.clock.train_exp_counter == 6  # three experiences of 10 and 6 images
+    assert len(trace.labels) == 6 and sum(map(len, trace.labels)) >= IMAGES
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_hosts_online_strategy_with_our_plugin(rule):
+    """test_naive, on ``OnlineNaive`` itself."""
+    torch.manual_seed(0)
+    model, buffer, seen = host_model(), ImageBuffer(12, RULES[rule]()), SeenClassesPlugin()
+    plugins = [seen, CRUMBPlugin(buffer, seen=seen)]
+    strategy = OnlineNaive(model=model, optimizer=sgd(model), plugins=plugins, evaluator=quiet(), train_mb_size=8)
+    strategy.train(split_online_stream(host_benchmark("nc").train_stream, 4, seed=0))
+    assert strategy.clock.train_exp_counter == IMAGES // 4
+    assert sorted(buffer.classes) == list(range(N_CLASSES))
+
+
+def places_of(buffer, experiences, model):
+    """Of each class, when the images that are stored came: 0 for its first image, 1 for its last."""
+    came, number = {}, Counter()
+    for experience in experiences:
+        for image, label, *_ in experience.dataset:
+            came[model.pixels(image[None]).numpy().tobytes()] = number[label]
+            number[label] += 1
+    held = {}
+    for row, label in zip(buffer.rows, buffer.labels.tolist()):
+        if label >= 0:
+            held.setdefault(label, []).append(came[row[None].numpy().tobytes()] / (number[label] - 1))
+    return held
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("size", [3, 48])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_stream_cut_anyhow_is_stored_evenly(rule, size, shuffle):
+    """test_naive's stream: classes are balanced whatever the cut, and unless the rule says otherwise evenly spread."""
+    benchmark = host_benchmark("nc", per_class=24, n_classes=4)
+    stream = [*split_online_stream(benchmark.train_stream, size, shuffle=shuffle, seed=0)]
+    buffer = ImageBuffer(24, RULES[rule](), seed=0)
+    strategy = our_strategy("Naive+CRUMBPlugin" if shuffle else "CRUMBStrategy", host_model(n_classes=4), buffer)
+    strategy.train_epochs = 1
+    strategy.train(stream)
+    held = places_of(buffer, stream, strategy.model)
+    counts = [len(places) for places in held.values()]
+    assert set(held) == set(range(4)) and max(counts) - min(counts) <= 1 and sum(counts) == 24
+    if not buffer.rule.evenly_spread:
+        return
+    assert all(min(places) < 2 / 3 and max(places) > 1 / 3 for places in held.values())
+    assert 0.3 < sum(map(sum, held.values())) / sum(counts) < 0.7
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", STORING)
+def test_classes_that_come_again_are_replayed(name, rule, recwarn):
+    """test_naive's stream without boundaries: most sub-experiences bring no new class."""
+    drawn = []
+    buffer = ImageBuffer(12, RULES[rule]())
+    sample = buffer.sample
+    buffer.sample = lambda *arguments, **named: drawn.append(sample(*arguments, **named)) or drawn[-1]
+    strategy = our_strategy(name, buffer=buffer, train_epochs=1)
+    stream = split_online_stream(host_benchmark("nc").train_stream[:1], 4, seed=0)
+    strategy.train(stream)
+    assert sum(len(slots) for slots in drawn) > 0
+    assert any(issubclass(warning.category, UserWarning) and "class" in str(warning.message) for warning in recwarn)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_experience_trained_on_twice(name):
+    """The host's ``train`` takes any experience any number of times."""
+    trace = Trace()
+    strategy = our_strategy(name, plugins=[trace], train_epochs=1)
+    first = host_benchmark("nc").train_stream[0]
+    for _ in range(3):
+        strategy.train(first)
+    assert [len(labels) for labels in trace.labels] == 3 * [2 * PER_CLASS]
+    if (buffer := buffer_of(strategy)) is not None:
+        assert Counter(buffer.labels.tolist()) == {0: 6, 1: 6}
+        assert len({row.numpy().tobytes() for row in buffer.rows}) > 6
+    assert coloured_images().targets.count(0) == PER_CLASS

@@ -1,0 +1,264 @@
+"""Facts of Avalanche's ``tests/training/test_plugins.py`` for our strategies and plugins; ids name the host's test."""
+
+import re
+
+import pytest
+import torch
+from avalanche.evaluation import PluginMetric
+from avalanche.evaluation.metric_results import MetricValue
+from avalanche.training.plugins import (
+    EarlyStoppingPlugin,
+    EvaluationPlugin,
+    LRSchedulerPlugin,
+    SupervisedPlugin,
+)
+from avalanche.training.supervised import Naive
+from host_benchmarks import N_CLASSES, Trace, host_benchmark, host_model, quiet, sgd
+from host_strategies import COMMON, OURS, STORING, buffer_of, our_strategy, registered
+from torch import nn
+from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau
+
+from crumb_avalanche.baselines.registry import STRATEGIES
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+EVENTS = [name for name in dir(SupervisedPlugin) if re.match("before_|after_", name)]
+
+
+class Callbacks(SupervisedPlugin):
+    """Records every callback of the host's in the order of the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[str] = []
+
+
+for _event in EVENTS:
+    setattr(Callbacks, _event, lambda self, strategy, _name=_event, **kwargs: self.calls.append(_name))
+
+
+def train_and_evaluate(strategy):
+    benchmark = host_benchmark("nc")
+    strategy.train(benchmark.train_stream[0], num_workers=0)
+    strategy.eval([benchmark.test_stream[0]], num_workers=0)
+
+
+@pytest.mark.parametrize("name", [*OURS, *(name for name, entry in STRATEGIES.items() if not entry.joint)])
+def test_every_callback_is_called(name):
+    """test_callback_reachability: each strategy of ours calls all callbacks that the host's ``Naive`` calls."""
+    plugin, reference = Callbacks(), Callbacks()
+    train_and_evaluate((our_strategy if name in OURS else registered)(name, plugins=[plugin]))
+    model = host_model()
+    train_and_evaluate(Naive(model=model, optimizer=sgd(model), plugins=[reference], evaluator=quiet(), **COMMON))
+    assert len(set(reference.calls)) >= 22
+    assert set(plugin.calls) >= set(reference.calls)
+    if name in OURS:
+        assert plugin.calls == reference.calls
+
+
+class Rates(SupervisedPlugin):
+    """The learning rate at the end of each epoch, or iteration, of each experience."""
+
+    def __init__(self, every: str = "epoch"):
+        super().__init__()
+        self.every, self.rates = every, []
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.rates.append([])
+
+    def after_training_epoch(self, strategy, **kwargs):
+        if self.every == "epoch":
+            self.rates[-1].append(strategy.optimizer.param_groups[0]["lr"])
+
+    def after_training_iteration(self, strategy, **kwargs):
+        if self.every == "iteration":
+            self.rates[-1].append(strategy.optimizer.param_groups[0]["lr"])
+
+
+# test_scheduler_plugin: milestones; reset of rate and scheduler; first epoch, first experience only; the rates.
+SCHEDULES = [
+    ((2, 3), True, True, False, False, [[4, 2, 1], [4, 2, 1]]),
+    ((2, 3), False, True, False, False, [[4, 2, 1], [1, 0.5, 0.25]]),
+    ((2, 3), True, False, False, False, [[4, 2, 1], [4, 4, 4]]),
+    ((2, 3), False, False, False, False, [[4, 2, 1], [1, 1, 1]]),
+    ((2, 3), False, True, False, True, [[4, 2, 1], [1, 1, 1]]),
+    ((1, 3), False, True, True, False, [[2, 2, 2], [1, 1, 1]]),
+    ((1, 2), True, False, True, True, [[2, 2, 2], [4, 4, 4]]),
+    ((3, 4), True, True, False, False, [[4, 4, 2], [4, 4, 2]]),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", STORING)
+def test_the_rates_of_a_multi_step_schedule(name, schedule):
+    """test_scheduler_plugin."""
+    milestones, reset_lr, reset_scheduler, first_epoch, first_experience, expected = schedule
+    model = host_model()
+    optimizer = sgd(model, lr=4.0, momentum=0.0)
+    plugin = LRSchedulerPlugin(
+        MultiStepLR(optimizer, milestones=milestones, gamma=0.5),
+        reset_lr=reset_lr,
+        reset_scheduler=reset_scheduler,
+        first_epoch_only=first_epoch,
+        first_exp_only=first_experience,
+    )
+    rates = Rates()
+    strategy = our_strategy(name, model, plugins=[plugin, rates], optimizer=optimizer, train_epochs=3)
+    strategy._criterion = Calm()
+    for experience in host_benchmark("nc").train_stream[:2]:
+        strategy.train(experience)
+    assert rates.rates == expected
+
+
+class Calm(nn.Module):
+    """A loss so flat that a rate of 4 does no harm."""
+
+    def forward(self, logits, labels):
+        return 1e-4 * nn.functional.cross_entropy(logits, labels)
+
+
+def plateau_by_hand(reset_lr, reset_scheduler, granularity, metric, epochs):
+    """Rates of a plain PyTorch loop over a ``SplitModel`` with the classes seen as the loss's classes."""
+    model, seen, rates = host_model(), [], []
+    optimizer = sgd(model)
+    scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=0.02)
+    benchmark = host_benchmark("nc")
+
+    def loss_of(images, labels):
+        unseen = [label for label in range(N_CLASSES) if label not in seen]
+        return nn.functional.cross_entropy(model(images).index_fill(1, torch.tensor(unseen).long(), -1e4), labels)
+
+    for number, experience in enumerate(benchmark.train_stream[:2]):
+        seen += experience.classes_in_this_experience
+        if reset_lr:
+            optimizer.param_groups[0]["lr"] = 0.02
+        if reset_scheduler:
+            scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=0.02)
+        rates.append([])
+        images, labels = (torch.stack([torch.as_tensor(row[i]) for row in experience.dataset]) for i in (0, 1))
+        held_out = benchmark.test_stream[number].dataset
+        held_out = [torch.stack([torch.as_tensor(row[i]) for row in held_out]) for i in (0, 1)]
+        for _ in range(epochs):
+            losses = []
+            for part in torch.arange(len(images)).split(8):
+                model.train()
+                optimizer.zero_grad()
+                loss = loss_of(images[part], labels[part])
+                loss.backward()
+                optimizer.step()
+                losses.append(float(loss))
+                if granularity == "iteration":
+                    rates[-1].append(optimizer.param_groups[0]["lr"])
+                    scheduler.step(losses[-1])
+            if granularity == "epoch":
+                rates[-1] += len(losses) * [optimizer.param_groups[0]["lr"]]
+                if metric == "val_loss":
+                    model.eval()
+                    losses = [float(loss_of(*held_out).detach())]
+                scheduler.step(sum(losses) / len(losses))
+    return rates
+
+
+@pytest.mark.parametrize(
+    "granularity, metric", [("epoch", "train_loss"), ("iteration", "train_loss"), ("epoch", "val_loss")]
+)
+@pytest.mark.parametrize("reset_lr", [True, False])
+@pytest.mark.parametrize("reset_scheduler", [True, False])
+def test_the_rates_of_a_schedule_by_loss(reset_lr, reset_scheduler, granularity, metric):
+    """test_scheduler_reduce_on_plateau_plugin, with and without a validation stream: as a plain PyTorch loop."""
+    epochs, model = 5, host_model()
+    optimizer = sgd(model)
+    scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=0.02)
+    plugin = LRSchedulerPlugin(scheduler, reset_scheduler, reset_lr, metric, granularity)
+    rates = Rates("iteration")
+    evaluated = {"eval_every": 1} if metric == "val_loss" else {}
+    strategy = our_strategy(
+        "StreamStrategy", model, plugins=[rates, plugin], optimizer=optimizer, train_epochs=epochs, **evaluated
+    )
+    benchmark = host_benchmark("nc")
+    for experience, held_out in zip(benchmark.train_stream[:2], benchmark.test_stream):
+        strategy.train(experience, eval_streams=[held_out])
+    expected = plateau_by_hand(reset_lr, reset_scheduler, granularity, metric, epochs)
+    assert [[f"{rate:.6g}" for rate in part] for part in rates.rates] == [
+        [f"{rate:.6g}" for rate in part] for part in expected
+    ]
+    assert len({rate for part in expected for rate in part}) > 2
+
+
+class Scripted(PluginMetric):
+    """A validation accuracy that follows a script, one value an evaluation."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values = iter(values)
+
+    def reset(self):
+        pass
+
+    def result(self):
+        return None
+
+    def after_eval(self, strategy):
+        name = "Top1_Acc_Stream/eval_phase/test_stream/Task000"
+        return [MetricValue(self, name, next(self.values), strategy.clock.train_iterations)]
+
+
+# (script: first value is that before training; epochs trained with patience 2; the epoch whose weights are restored)
+SCRIPTS = {"constant": (lambda n: 0.5, 2), "rising": (lambda n: n / 99, 6), "peak": (lambda n: -abs(n - 2.0), 4)}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("name", OURS)
+def test_early_stopping_by_epoch(name, script):
+    """test_early_stop_epochs: patience, and the best epoch; memories of every class are stored all the same."""
+    value, epochs = SCRIPTS[script]
+    evaluator = EvaluationPlugin(Scripted(map(value, range(99))), loggers=[])
+    stopping, trace = EarlyStoppingPlugin(2, "test_stream"), Trace()
+    strategy = our_strategy(name, plugins=[stopping, trace], evaluator=evaluator, train_epochs=6, eval_every=1)
+    benchmark = host_benchmark("nc")
+    strategy.train(benchmark.train_stream[0], eval_streams=[benchmark.test_stream])
+    assert trace.epochs == [epochs]
+    assert stopping.best_step == (5 if script == "rising" else epochs - 2)
+    if name in STORING:
+        assert sorted(buffer_of(strategy).classes) == [0, 1]
+    strategy.train(benchmark.train_stream[1], eval_streams=[])  # trains on after it was stopped
+    assert trace.epochs[1] > 0
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_early_stopping_by_iteration(name):
+    """test_early_stop_epochs, ``peval_mode="iteration"``: stops within an epoch."""
+    evaluator = EvaluationPlugin(Scripted([0.5] * 99), loggers=[])
+    stopping, trace = EarlyStoppingPlugin(3, "test_stream", peval_mode="iteration"), Trace()
+    arguments = dict(train_epochs=3, train_mb_size=4, eval_every=1, peval_mode="iteration")
+    strategy = our_strategy(name, plugins=[stopping, trace], evaluator=evaluator, **arguments)
+    benchmark = host_benchmark("nc")
+    strategy.train(benchmark.train_stream[0], eval_streams=[benchmark.test_stream])
+    assert len(trace.losses) in (3, 4) and stopping.best_step == 0
+    if name in STORING:
+        assert set(buffer_of(strategy).classes) <= {0, 1} and len(buffer_of(strategy)) > 0
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_metrics_receive_the_events_of_replay(name):
+    """test_forward_callbacks: an evaluator hands on events that it does not know, and none that is not one."""
+
+    class Events:
+        def __init__(self):
+            self.calls = []
+
+        def before_replay_step(self, strategy):
+            self.calls.append("before")
+
+        def after_replay_step(self, strategy):
+            self.calls.append(float(strategy.replay_loss))
+
+    metric = Events()
+    evaluator = EvaluationPlugin(metric, loggers=[])
+    strategy = our_strategy(name, evaluator=evaluator)
+    for experience in host_benchmark("nc").train_stream:
+        strategy.train(experience)
+    # Two experiences of two epochs of two batches have memories to replay.
+    assert metric.calls[::2] == 8 * ["before"] and all(loss > 0 for loss in metric.calls[1::2])
+    with pytest.raises(AttributeError):
+        evaluator.on_replay_loss(strategy)

@@ -1,0 +1,115 @@
+"""Plugins of Avalanche's ``tests/training/test_strategies.py`` beside ``CRUMBPlugin``; ids name the host's test."""
+
+import pytest
+import torch
+from avalanche.training.plugins import (
+    AGEMPlugin,
+    EWCPlugin,
+    GSS_greedyPlugin,
+    LwFPlugin,
+    MASPlugin,
+    ReplayPlugin,
+    RWalkPlugin,
+)
+from avalanche.training.supervised import ER_ACE, Naive
+from host_benchmarks import N_CLASSES, coloured_images, host_benchmark, host_model, quiet, sgd
+from host_strategies import COMMON, STORING, our_strategy
+
+from crumb_avalanche import ClassBalancedReservoir, CodeBuffer, CRUMBPlugin, ImageBuffer, SeenClassesPlugin
+from crumb_avalanche.memory.packing import bits_per_code, pack
+from crumb_avalanche.training.avalanche_fixes import PatchedAGEM, PatchedMAS, PatchedSI
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def label_of_rows(buffer, model):
+    """The labels of the training images whose row each memory is."""
+    images = coloured_images()
+    rows = model.pixels(images.tensors[0])
+    if isinstance(buffer, CodeBuffer):
+        codes = model.encode(model.features(images.tensors[0])).permute(0, 2, 3, 1).flatten(1)
+        rows = pack(codes, bits_per_code(model.codebook.codebook_size))
+    known = {row.numpy().tobytes(): label for row, label in zip(rows, images.targets)}
+    return [known[row.numpy().tobytes()] for row, label in zip(buffer.rows, buffer.labels) if label >= 0]
+
+
+def assert_right_labels(buffer, model):
+    assert len(buffer) > 0
+    assert label_of_rows(buffer, model) == [label for label in buffer.labels.tolist() if label >= 0]
+
+
+BESIDE = {
+    "test_ewc": lambda: EWCPlugin(ewc_lambda=0.4),
+    "test_lwf": lambda: LwFPlugin(alpha=1.0, temperature=2),
+    "test_mas": lambda: MASPlugin(lambda_reg=1.0, alpha=0.5),
+    "patched mas": lambda: PatchedMAS(lambda_reg=1.0, alpha=0.5),
+    "test_rwalk": lambda: RWalkPlugin(ewc_lambda=0.1, ewc_alpha=0.9, delta_t=2),
+    "patched si": lambda: PatchedSI(weight=0.1, damping=0.1),
+    "patched agem": lambda: PatchedAGEM(8, 8),
+    "test_replay": lambda: ReplayPlugin(mem_size=12),
+}
+
+
+@pytest.mark.parametrize("plugin", BESIDE)
+@pytest.mark.parametrize("name, kind", [("CRUMBStrategy", CodeBuffer), ("Naive+CRUMBPlugin", ImageBuffer)])
+def test_the_hosts_plugins_beside_ours(name, plugin, kind):
+    """Ids are tests of ``test_strategies.py``: the plugin has an effect, and memories have the right labels."""
+    ends = []
+    for plugins in ([], [BESIDE[plugin]()]):
+        model = host_model()
+        model.codebook.requires_grad_(False)  # codes of an image stay the same
+        buffer = kind(12, ClassBalancedReservoir() if plugin == "test_replay" else None)
+        strategy = our_strategy(name, model, buffer, plugins=plugins)
+        for experience in host_benchmark("nc").train_stream:
+            strategy.train(experience)
+        assert_right_labels(buffer, model)
+        assert sorted(buffer.classes) == list(range(N_CLASSES))
+        ends.append(model.plastic_layers.head.weight.detach())
+    assert torch.isfinite(ends[1]).all() and not torch.equal(*ends)
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_plain_agem_is_refused_by_the_name_of_its_patch(name):
+    """test_agem: the host's plugin cannot flatten gradients of a ``SplitModel``."""
+    with pytest.raises((TypeError, ValueError), match="PatchedAGEM"):
+        our_strategy(name, plugins=[AGEMPlugin(8, 8)]).train(host_benchmark("nc").train_stream)
+
+
+@pytest.mark.parametrize("kind", [CodeBuffer, ImageBuffer])
+@pytest.mark.parametrize("rule", ["every_jth", "reservoir"])
+def test_er_ace_beside_crumb_stores_right_labels(kind, rule):
+    """test_erace: the host's strategy passes a second batch of memories through the model."""
+    torch.manual_seed(0)
+    model, seen = host_model(), SeenClassesPlugin()
+    model.codebook.requires_grad_(False)
+    buffer = kind(12, ClassBalancedReservoir() if rule == "reservoir" else None)
+    strategy = ER_ACE(
+        model=model,
+        optimizer=sgd(model),
+        plugins=[seen, CRUMBPlugin(buffer, seen=seen)],
+        mem_size=12,
+        batch_size_mem=4,
+        evaluator=quiet(),
+        **COMMON,
+    )
+    for experience in host_benchmark("nc").train_stream:
+        strategy.train(experience)
+        assert_right_labels(buffer, model)
+    assert sorted(buffer.classes) == list(range(N_CLASSES))
+
+
+def test_gss_beside_crumb_scores_a_contiguous_model():
+    """test_gss: its forward passes in both modes leave what is stored alone."""
+    torch.manual_seed(0)
+    model, seen = host_model().to(memory_format=torch.contiguous_format), SeenClassesPlugin()
+    buffer = ImageBuffer(12)
+    strategy = Naive(
+        model=model,
+        optimizer=sgd(model),
+        plugins=[seen, CRUMBPlugin(buffer, seen=seen), GSS_greedyPlugin(32, 2, [3, 16, 16])],
+        evaluator=quiet(),
+        **COMMON,
+    )
+    strategy.train(host_benchmark("nc").train_stream[0])
+    assert_right_labels(buffer, model)
+    assert sorted(buffer.classes) == [0, 1]

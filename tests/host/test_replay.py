@@ -1,0 +1,241 @@
+"""Facts of Avalanche's ``tests/training/test_replay.py`` for our buffers, and for its own over a ``SplitModel``.
+
+Ids name the host's test.
+"""
+
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from avalanche.benchmarks.utils import AvalancheDataset
+from avalanche.training.plugins import ReplayPlugin, SupervisedPlugin
+from avalanche.training.storage_policy import (
+    ClassBalancedBuffer,
+    ClosestToCenterSelectionStrategy,
+    ExemplarsBuffer,
+    ExperienceBalancedBuffer,
+    HerdingSelectionStrategy,
+    ParametricBuffer,
+    ReservoirSamplingBuffer,
+)
+from avalanche.training.supervised import Naive
+from host_benchmarks import (
+    KINDS,
+    N_CLASSES,
+    PER_CLASS,
+    coloured_images,
+    host_benchmark,
+    host_model,
+    of_classes,
+    quiet,
+    sgd,
+)
+from host_strategies import COMMON, STORING, our_strategy
+
+from crumb_avalanche import CodeBuffer, ImageBuffer, MapBuffer
+from crumb_avalanche.memory.selection import RULES
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BUFFERS = (CodeBuffer, ImageBuffer, MapBuffer)
+
+
+def lengths(buffer):
+    return [len(data) for data in buffer.buffer_datasets]
+
+
+def counts_of(buffer):
+    return Counter(label for label in buffer.labels.tolist() if label >= 0)
+
+
+@pytest.mark.parametrize("mem_size", [12, 20])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_memory_is_always_full_and_balanced(kind, rule, mem_size):
+    """test_replay_balanced_memory, test_balancing: after each experience."""
+    buffer = kind(mem_size, RULES[rule]())
+    strategy = our_strategy("CRUMBStrategy", buffer=buffer, train_epochs=1)
+    for number, experience in enumerate(host_benchmark("nc_tasks").train_stream, start=1):
+        strategy.train(experience)
+        available = min(mem_size, 2 * PER_CLASS * number)
+        if rule == "reference":  # it cuts every class to the same whole number
+            available = min(available, 2 * number * (mem_size // (2 * number)))
+        counts = counts_of(buffer)
+        assert sum(lengths(buffer)) == len(buffer) == len(buffer.buffer) == available
+        assert set(counts) == set(range(2 * number)) and max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.parametrize("name", STORING)
+def test_groups_are_the_classes(name, kind):
+    """test_groupings: a group of ours is a class; together the groups are the buffer."""
+    buffer = kind(12)
+    strategy = our_strategy(name, buffer=buffer, train_epochs=1)
+    for experience in host_benchmark("nc_tasks").train_stream:
+        strategy.train(experience)
+    groups = buffer.buffer_datasets
+    assert len(groups) == N_CLASSES and all(isinstance(group, AvalancheDataset) for group in groups)
+    assert [len(set(map(int, group.targets))) for group in groups] == N_CLASSES * [1]
+    assert sorted(int(label) for group in groups for label in group.targets) == sorted(map(int, buffer.buffer.targets))
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_an_empty_buffer_is_a_buffer(kind):
+    """A policy is tested for ``None`` by its truth in user code: the host's buffers have no length and are true."""
+    buffer = kind(12)
+    assert isinstance(buffer, ExemplarsBuffer) and buffer and buffer.max_size == 12
+    assert len(buffer.buffer) == 0 and buffer.buffer_datasets == []
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_buffer_that_is_made_smaller(kind):
+    """``ExemplarsBuffer.resize``, which the host's ``BalancedExemplarsBuffer`` calls for each experience."""
+    buffer = kind(12)
+    strategy = our_strategy("CRUMBStrategy", buffer=buffer, train_epochs=1)
+    stream = host_benchmark("nc").train_stream
+    strategy.train(stream[:2])
+    buffer.resize(strategy, 8)
+    assert counts_of(buffer) == dict.fromkeys(range(4), 2) and buffer.max_size == 8 and sum(lengths(buffer)) == 8
+    strategy.train(stream[2])
+    assert sum(lengths(buffer)) == 8 and set(counts_of(buffer)) == set(range(N_CLASSES))
+
+
+class Replayed(SupervisedPlugin):
+    """Checks that every image of a batch is one of its class, and collects labels of earlier experiences."""
+
+    def __init__(self, model):
+        super().__init__()
+        data = coloured_images()
+        self.pixels, self.labels, self.earlier = model.pixels(data.tensors[0]), data.tensors[1], []
+
+    def after_forward(self, strategy, **kwargs):
+        present = set(map(int, strategy.experience.dataset.targets))
+        for image, label in zip(strategy.model.pixels(strategy.mb_x), strategy.mb_y.tolist()):
+            distance = (self.pixels.int() - image.int()).abs().flatten(1).amax(1)
+            assert int(self.labels[distance.argmin()]) == label and int(distance.min()) <= 1
+            if label not in present:
+                self.earlier.append(label)
+
+
+def replay_in_naive(policy, mem_size, kind="nc_tasks", experiences=3):
+    """The host's ``Naive`` and ``ReplayPlugin`` with a policy; the labels it replayed."""
+    torch.manual_seed(0)
+    model = host_model()
+    watch, replay = Replayed(model), ReplayPlugin(mem_size=mem_size, storage_policy=policy)
+    strategy = Naive(model=model, optimizer=sgd(model), plugins=[replay, watch], evaluator=quiet(), **COMMON)
+    filled = []
+    for experience in host_benchmark(kind).train_stream[:experiences]:
+        strategy.train(experience)
+        filled.append(len(replay.storage_policy.buffer))
+    return filled, watch.earlier
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_images_of_ours_in_the_hosts_replay_plugin(rule, kind):
+    """test_replay_balanced_memory with ``storage_policy=ImageBuffer``: filled, balanced, replayed as the images."""
+    policy = ImageBuffer(12, RULES[rule]())
+    filled, replayed = replay_in_naive(policy, 12, kind)
+    assert filled == [12, 12, 12] and counts_of(policy) == dict.fromkeys(range(N_CLASSES), 2)
+    assert set(replayed) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("kind", [CodeBuffer, MapBuffer])
+def test_codes_and_maps_are_refused_by_the_hosts_replay_plugin(kind):
+    """They are no images: the host's loader cannot mix them with the batch."""
+    with pytest.raises(TypeError, match=rf"{kind.__name__}.*ImageBuffer|ImageBuffer.*{kind.__name__}"):
+        replay_in_naive(kind(12), 12)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda: None,
+        lambda: ReservoirSamplingBuffer(12),
+        lambda: ExperienceBalancedBuffer(12),
+        lambda: ClassBalancedBuffer(12),
+        *(lambda by=by: ParametricBuffer(12, groupby=by) for by in (None, "class", "task", "experience")),
+    ],
+    ids=["default", "reservoir", "experience", "class", "by none", "by class", "by task", "by experience"],
+)
+def test_the_hosts_policies_over_a_split_model(policy):
+    """test_replay_balanced_memory, test_groupings."""
+    filled, replayed = replay_in_naive(policy(), 12)
+    assert filled == [12, 12, 12] and set(replayed) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("kind", ["herding", "closest"])
+def test_exemplars_by_features_of_a_split_model(kind):
+    """SelectionStrategyTest: the layer is named in the model, and features are those of evaluation."""
+    model = host_model().eval()
+    data = of_classes(coloured_images(), 0, 1)
+    images = torch.stack([data[row][0] for row in range(len(data))])
+    layer = "plastic_layers.flatten"
+    with torch.no_grad():
+        features = model.plastic_layers[:-1](model.features(images))
+    strategy = SimpleNamespace(device="cpu", eval_mb_size=3)
+    if kind == "closest":
+        chosen = ClosestToCenterSelectionStrategy(model, layer).make_sorted_indices(strategy, data).tolist()
+        assert chosen == (features - features.mean(0)).pow(2).sum(1).argsort().tolist()
+        return
+    chosen = HerdingSelectionStrategy(model, layer).make_sorted_indices(strategy, data)
+    expected = []
+    for _ in range(len(data)):
+        left = [row for row in range(len(data)) if row not in expected]
+        means = torch.stack([features[[*expected, row]].mean(0) for row in left])
+        expected.append(left[int((means - features.mean(0)).norm(dim=1).argmin())])
+    assert chosen == expected
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_policy_filled_without_a_strategy_loop(rule):
+    """test_groupings: the host fills a policy experience by experience from outside of ``train``."""
+    policy, model = ImageBuffer(12, RULES[rule]()), host_model()
+    agent = SimpleNamespace(model=model, train_mb_size=8, device=torch.device("cpu"))
+    for number, experience in enumerate(host_benchmark("nc_tasks").train_stream, start=1):
+        policy.post_adapt(agent, experience)
+        assert len(policy) == 12 and set(policy.classes) == set(range(2 * number))
+
+
+def test_a_data_set_taken_over():
+    """``update_from_dataset`` of the host's ``ClassBalancedBuffer``."""
+    policy, data = ImageBuffer(12), coloured_images()
+    agent = SimpleNamespace(model=host_model(), train_mb_size=8, device=torch.device("cpu"))
+    for first in range(0, N_CLASSES, 2):
+        policy.update_from_dataset(of_classes(data, first), agent)
+    assert counts_of(policy) == dict.fromkeys(range(N_CLASSES), 2)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_replay_batches_leave_no_earlier_class_out(kind, fused):
+    """test_replay_balanced_memory, in our own step: replayed classes are balanced and those of the batch left out."""
+    drawn, buffer = [], kind(12)
+    sample = buffer.sample
+
+    def watched(without, at_least):
+        slots = sample(without, at_least)
+        drawn.append((without, Counter(buffer.labels[slots].tolist())))
+        return slots
+
+    buffer.sample = watched
+    strategy = our_strategy("CRUMBStrategy", buffer=buffer, fused=fused, train_epochs=1)
+    for experience in host_benchmark("nc").train_stream:
+        strategy.train(experience)
+    assert len(drawn) == 4  # two batches in each of two later experiences
+    for without, counts in drawn:
+        assert not without & set(counts) and len(set(counts.values())) == 1
+    assert set(itertools.chain(*(counts for _, counts in drawn))) >= {0, 1, 2, 3}
+
+
+def test_herding_needs_no_gradient():
+    """SelectionStrategyTest: choosing exemplars leaves the weights and the mode of the model alone."""
+    model = host_model().train()
+    before = [weight.clone() for weight in model.parameters()]
+    strategy = SimpleNamespace(device="cpu", eval_mb_size=3)
+    HerdingSelectionStrategy(model, "plastic_layers.flatten").make_sorted_indices(
+        strategy, of_classes(coloured_images(), 0)
+    )
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), before))
+    assert not model.feature_extractor.training

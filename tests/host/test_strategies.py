@@ -1,0 +1,317 @@
+"""Facts of Avalanche's ``tests/training/test_strategies.py`` for our strategies, and for its own over a ``SplitModel``.
+
+Ids name the host's test. ``docs/host_tests.md`` lists its tests that say nothing of our parts.
+"""
+
+import pytest
+import torch
+from avalanche.benchmarks import nc_benchmark
+from avalanche.evaluation.metrics import StreamAccuracy
+from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, LwFPlugin, ReplayPlugin, SupervisedPlugin
+from avalanche.training.supervised import Cumulative, StreamingLDA
+from avalanche.training.supervised.joint_training import AlreadyTrainedError
+from avalanche.training.templates.base import PositionalArgumentsDeprecatedWarning, _group_experiences_by_stream
+from host_benchmarks import KINDS, N_CLASSES, PER_CLASS, Trace, coloured_images, host_benchmark, host_model, quiet, sgd
+from host_strategies import (
+    COMMON,
+    HOST,
+    NEEDS_PLAIN,
+    OURS,
+    STORING,
+    buffer_of,
+    host_strategy,
+    our_strategy,
+    plain_model,
+    registered,
+)
+from torch import nn
+
+from crumb_avalanche import ClampGradients, CodeBuffer, CRUMBStrategy, ImageBuffer, StreamStrategy
+from crumb_avalanche.baselines.registry import STRATEGIES
+from crumb_avalanche.models.split_model import SplitModel
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PER_EXPERIENCE = 2 * PER_CLASS  # images
+
+
+class Outputs(SupervisedPlugin):
+    """Counts the images evaluated and whether their outputs are finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.images, self.finite = 0, True
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.images += len(strategy.mb_output)
+        self.finite &= bool(torch.isfinite(strategy.mb_output).all())
+
+
+def frozen_weights(model):
+    return [weight.clone() for weight in model.feature_extractor.parameters()]
+
+
+def run(strategy, benchmark, whole=False):
+    """Train on every experience and evaluate all test images after each, as the host's ``run_strategy`` does."""
+    outputs, before = Outputs(), frozen_weights(strategy.model) if isinstance(strategy.model, SplitModel) else []
+    strategy.plugins.append(outputs)
+    for stream in [benchmark.train_stream] if whole else benchmark.train_stream:
+        strategy.train(stream, num_workers=0)
+        strategy.eval(benchmark.test_stream)
+    rounds = 1 if whole else len(benchmark.train_stream)
+    assert outputs.images == rounds * sum(len(experience.dataset) for experience in benchmark.test_stream)
+    assert outputs.finite and strategy.clock.train_exp_counter == rounds
+    if before:
+        assert all(torch.equal(*pair) for pair in zip(before, strategy.model.feature_extractor.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", OURS)
+def test_ours_train_and_evaluate_every_kind_of_benchmark(name, kind):
+    """test_naive, test_replay: with and without task labels, three epochs as the argument says."""
+    trace = Trace()
+    strategy = our_strategy(name, plugins=[trace], train_epochs=3)
+    run(strategy, host_benchmark(kind))
+    assert trace.epochs == [3, 3, 3]
+    assert [len(labels) for labels in trace.labels] == 3 * [3 * PER_EXPERIENCE]
+    if (buffer := buffer_of(strategy)) is not None:
+        counts = [buffer.labels.tolist().count(label) for label in range(N_CLASSES)]
+        assert counts == N_CLASSES * [buffer.max_size // N_CLASSES]
+
+
+@pytest.mark.parametrize("kind", ["nc_tasks", "from_datasets"])
+@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if not entry.joint])
+def test_registry_trains_and_evaluates(name, kind):
+    """test_naive, test_replay, test_lwf, test_gem, test_ewc, test_mas, test_icarl, test_bic, test_cope and others.
+
+    Ours also where the host's strategy of that name needs task labels.
+    """
+    strategy = registered(name, train_epochs=1)
+    run(strategy, host_benchmark(kind))
+    assert sorted(strategy.seen_classes.seen) == list(range(N_CLASSES))
+
+
+@pytest.mark.parametrize("labels", ["nc", "nc_tasks"])
+@pytest.mark.parametrize("name", HOST)
+def test_the_hosts_own_strategies_train_a_split_model(name, labels):
+    """Ids are the host's tests; F stays as it was bit for bit, P is trained."""
+    model = host_model()
+    plastic = {key: value.clone() for key, value in model.plastic_layers.state_dict().items()}
+    strategy, frozen = host_strategy(name, model), frozen_weights(model)
+    run(strategy, host_benchmark(labels), whole=name == "test_joint")
+    assert all(torch.equal(*pair) for pair in zip(frozen, model.feature_extractor.parameters()))
+    moved = [key for key, value in model.plastic_layers.state_dict().items() if not torch.equal(value, plastic[key])]
+    assert bool(moved) == (name != "test_slda")  # it has statistics of its own
+
+
+@pytest.mark.parametrize("name", NEEDS_PLAIN)
+def test_strategies_that_read_gradients_train_a_plain_split_model(name):
+    """test_agem, test_mir, test_mer: F without weights and contiguous memory."""
+    run(host_strategy(name, plain_model()), host_benchmark("nc"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_joint_training_sees_every_image_once_an_epoch_and_trains_once(kind):
+    """test_joint."""
+    lengths = []
+
+    class Watch(SupervisedPlugin):
+        def after_train_dataset_adaptation(self, strategy, **kwargs):
+            lengths.append(len(strategy.adapted_dataset))
+
+    benchmark = host_benchmark(kind)
+    strategy = host_strategy("test_joint", plugins=[Watch()])
+    strategy.train(benchmark.train_stream)
+    assert lengths == [N_CLASSES * PER_CLASS]
+    with pytest.raises(AlreadyTrainedError):
+        strategy.train(benchmark.train_stream)
+
+
+def test_the_upper_bound_of_the_registry_trains_on_all_classes_at_once():
+    """test_joint: ours is a stream of one experience."""
+    trace = Trace()
+    strategy = registered("offline", plugins=[trace])
+    whole = nc_benchmark(coloured_images(), coloured_images(2, 1), n_experiences=1, task_labels=False)
+    strategy.train(whole.train_stream)
+    assert sorted(trace.labels[0]) == sorted(2 * coloured_images().targets)
+
+
+def test_cumulative_repeats_all_earlier_images():
+    """test_cumulative."""
+    trace = Trace()
+    run(host_strategy("test_cumulative", plugins=[trace]), host_benchmark("nc"))
+    assert [len(labels) for labels in trace.labels] == [2 * number * PER_EXPERIENCE for number in (1, 2, 3)]
+
+
+def test_cwrstar_counts_the_images_of_each_class():
+    """test_cwrstar."""
+    model = host_model()
+    run(host_strategy("test_cwrstar", model), host_benchmark("nc"))
+    assert {label: count for label, count in model.past_j.items() if count} == dict.fromkeys(
+        range(N_CLASSES), PER_CLASS
+    )
+
+
+def test_streaming_lda_warns_of_plugins_that_change_the_loss():
+    """test_warning_slda_lwf."""
+    with pytest.warns(UserWarning):
+        StreamingLDA(
+            slda_model=host_model(),
+            criterion=nn.CrossEntropyLoss(),
+            input_size=8,
+            num_classes=N_CLASSES,
+            output_layer_name="plastic_layers.flatten",
+            plugins=[LwFPlugin(), ReplayPlugin()],
+            evaluator=quiet(),
+        )
+
+
+# test_periodic_eval: (eval_every, peval_mode, evaluations in one experience of 2 epochs of 4 iterations).
+@pytest.mark.parametrize(
+    "every, mode, evaluations",
+    [(-1, "epoch", 0), (0, "epoch", 2), (1, "epoch", 3), (2, "epoch", 3), (3, "iteration", 5)],
+)
+@pytest.mark.parametrize("name", OURS)
+def test_periodic_evaluation(name, every, mode, evaluations):
+    """test_periodic_eval: before training, every so often, and at the end unless that was just evaluated."""
+    evaluator = EvaluationPlugin(StreamAccuracy(), loggers=[])
+    strategy = our_strategy(name, train_mb_size=4, evaluator=evaluator, eval_every=every, peval_mode=mode)
+    strategy.train(host_benchmark("nc").train_stream[0])
+    curves = evaluator.get_all_metrics()
+    assert len(curves) == (evaluations > 0)
+    for key, (_, values) in curves.items():
+        assert key == "Top1_Acc_Stream/eval_phase/train_stream/Task000" and len(values) == evaluations
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_plugins_of_ours_fit_the_template(name, recwarn):
+    """test_plugins_compatibility_checks: no callback that the host does not know."""
+    evaluator = EvaluationPlugin(StreamAccuracy(), loggers=[], strict_checks=None)
+    stopping = EarlyStoppingPlugin(patience=10, val_stream_name="train")
+    strategy = our_strategy(name, evaluator=evaluator, plugins=[stopping, ClampGradients(10.0)])
+    strategy.train(host_benchmark("nc").train_stream[0])
+    assert not [warning for warning in recwarn if "incompatible callbacks" in str(warning.message)]
+
+
+@pytest.mark.parametrize("name", [*OURS, "er", "icarl", "lwf"])
+def test_a_forward_hook_of_the_model_is_called(name):
+    """test_forward_hooks."""
+    strategy = our_strategy(name) if name in OURS else registered(name)
+    calls = []
+    strategy.model.register_forward_hook(lambda *_: calls.append(1))
+    strategy.train(host_benchmark("nc").train_stream[0])
+    trained = len(calls)
+    strategy.eval(host_benchmark("nc").test_stream[0])
+    assert trained >= 4 and len(calls) > trained
+
+
+class StopAt(SupervisedPlugin):
+    """Stop training in an iteration of an epoch."""
+
+    def __init__(self, iteration: int, epoch: int = 0):
+        super().__init__()
+        self.iteration, self.epoch = iteration, epoch
+
+    def after_training_iteration(self, strategy, **kwargs):
+        clock = strategy.clock
+        if (clock.train_exp_epochs, clock.train_epoch_iterations) == (self.epoch, self.iteration):
+            strategy.stop_training()
+
+
+@pytest.mark.parametrize("epochs, epoch", [(1, 0), (3, 0), (3, 1)])
+@pytest.mark.parametrize("name", [*OURS, "er", "icarl", "gem"])
+def test_stop_training_stops_at_once(name, epochs, epoch):
+    """test_early_stop: the iteration that stops is the last of every experience; memories are stored all the same."""
+    trace = Trace()
+    build = our_strategy if name in OURS else registered
+    strategy = build(name, plugins=[trace, StopAt(1, epoch)], train_epochs=epochs)
+    strategy.train_mb_size = 4
+    for number, experience in enumerate(host_benchmark("nc").train_stream):
+        strategy.train(experience)
+        new = [label for label in trace.labels[number] if label // 2 == number]
+        assert len(new) == 4 * (2 + 4 * epoch) and strategy.clock.total_iterations == len(trace.losses)
+        if epochs == 1:
+            assert strategy.clock.train_epoch_iterations == 2
+        if (buffer := buffer_of(strategy)) is not None:
+            assert set(buffer.labels.tolist()) >= {2 * number, 2 * number + 1}
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_a_stopped_experience_is_stored_like_any_other(name):
+    """test_early_stop, in the only epoch: as many images as there are of each class, in frame order each once."""
+    buffer = ImageBuffer(2 * PER_CLASS)
+    strategy = our_strategy(name, buffer=buffer, plugins=[StopAt(1)], train_epochs=1, train_mb_size=4)
+    strategy.train(host_benchmark("nc").train_stream[0])
+    assert sorted(buffer.labels.tolist()) == PER_CLASS * [0] + PER_CLASS * [1]
+    if not name.startswith("Naive"):  # which shuffles
+        assert len({row.numpy().tobytes() for row in buffer.rows}) == 2 * PER_CLASS
+
+
+def test_stop_training_of_cumulative_over_a_split_model():
+    """test_early_stop, on the host's strategy of that test."""
+    strategy = Cumulative(
+        model=(model := host_model()),
+        optimizer=sgd(model),
+        criterion=nn.CrossEntropyLoss(),
+        evaluator=None,
+        plugins=[StopAt(2)],
+        **COMMON | {"train_mb_size": 4, "train_epochs": 1},
+    )
+    for experience in host_benchmark("nc").train_stream:
+        strategy.train(experience)
+        assert strategy.clock.train_epoch_iterations == 3
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "ours"])
+def test_experiences_are_grouped_by_stream(kind, make_stream):
+    """test_eval_streams_normalization, with our benchmark too."""
+    benchmark = make_stream() if kind == "ours" else host_benchmark(kind)
+    train, test = benchmark.train_stream, benchmark.test_stream
+    for given, lengths in (
+        (test, [len(test)]),
+        ([test], [len(test)]),
+        ([*test, *train], [len(test), len(train)]),
+        ([test, train], [len(test), len(train)]),
+    ):
+        assert [len(group) for group in _group_experiences_by_stream(given)] == lengths
+
+
+@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
+def test_positional_arguments_come_in_the_hosts_order(kind):
+    """Every test of the host: ``Strategy(model, optimizer, criterion, ...)``, with its warning."""
+    model, criterion = host_model(), nn.CrossEntropyLoss(label_smoothing=0.1)
+    optimizer = sgd(model)
+    memory = {"storage_policy": CodeBuffer(12)} if kind is CRUMBStrategy else {}
+    with pytest.warns(PositionalArgumentsDeprecatedWarning):
+        strategy = kind(model, optimizer, criterion, evaluator=quiet(), train_mb_size=8, **memory)
+    assert (strategy.model, strategy.optimizer, strategy._criterion) == (model, optimizer, criterion)
+    run(strategy, host_benchmark("nc"))
+
+
+@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
+def test_a_misspelled_argument_is_refused(kind):
+    """The host's check of constructor arguments."""
+    model = host_model()
+    memory = {"storage_policy": CodeBuffer(12)} if kind is CRUMBStrategy else {}
+    with pytest.raises(TypeError, match="train_mb_sise"):
+        kind(model=model, optimizer=sgd(model), evaluator=quiet(), train_mb_sise=8, **memory)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_epochs_can_be_changed_between_experiences(name):
+    """``strategy.train_epochs``, which the host reads at every experience."""
+    trace = Trace()
+    strategy = our_strategy(name, plugins=[trace], train_epochs=1)
+    for epochs, experience in zip((1, 3, 2), host_benchmark("nc").train_stream):
+        strategy.train_epochs = epochs
+        strategy.train(experience)
+    assert trace.epochs == [1, 3, 2]
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_no_epoch_stores_all_the_same(name):
+    """test_balancing: ``train_epochs=0`` fills the host's memory."""
+    strategy = our_strategy(name, train_epochs=0)
+    for experience in host_benchmark("nc").train_stream:
+        strategy.train(experience)
+    buffer = buffer_of(strategy)
+    assert sorted(buffer.labels.tolist()) == sorted(2 * list(range(N_CLASSES)))
