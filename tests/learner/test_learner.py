@@ -299,6 +299,4 @@ def test_the_shares_of_a_linear_discriminant_add_up_to_the_margin(make):
         shares = evidence_by_location(*arguments, pixels, [0, 1, 2, 3])
         known = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels))[0]
         first, second = known.topk(2).values
-            learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels))[0].topk(2).values
-        )
         assert float(shares.sum()) == pytest.approx(float(first - second), rel=1e-4)
