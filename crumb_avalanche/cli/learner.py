@@ -50,7 +50,8 @@ def show(path: Path) -> None:
     header = read_header(path)
     learner_of = header["network"]
     print(f"method    {header['method']}")
-    print(f"network   {learner_of['backbone']} at {learner_of['image_size']} pixels, {learner_of['source']}")
+    arguments = learner_of["arguments"]
+    print(f"network   {arguments['name']} at {arguments['image_size']} pixels, {learner_of['source']}")
     included = "in the file" if learner_of["included"] else "not in the file"
     print(f"weights   {included}, SHA-256 {learner_of['weights_sha256']}")
     print(f"budget    {header['budget_bytes']:,} bytes")

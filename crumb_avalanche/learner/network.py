@@ -26,46 +26,57 @@ class FrozenNetwork:
 
     Attributes:
         model: in evaluation mode; its head is zero and never used.
-        backbone: a name in ``BACKBONES``.
-        image_size: side in pixels of the images.
+        arguments: of ``split_backbone``: ``name``, ``image_size`` and, where they are not the default, others.
         source: where its weights come from.
         sha256: hash of its weights.
     """
 
     model: SplitModel
-    backbone: str
-    image_size: int
+    arguments: dict[str, Any]
     source: str
     sha256: str
+
+    @property
+    def backbone(self) -> str:
+        """Its name in ``BACKBONES``."""
+        return self.arguments["name"]
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the images."""
+        return self.arguments["image_size"]
 
     @classmethod
     def build(cls, backbone: str, weights: str | os.PathLike | None, image_size: int) -> "FrozenNetwork":
         """Build a network with weights of torchvision or of a file; see ``split_backbone``."""
         name = str(weights) if weights is not None else None
         source = SOURCES.get(name or "", f"the file {os.path.basename(name)}" if name else "random weights")
-        return cls._of(_model(backbone, name, image_size), backbone, image_size, source)
+        arguments = {"name": backbone, "image_size": image_size}
+        return cls._of(_model(name, arguments), arguments, source)
 
     @classmethod
     def of_state(cls, header: dict[str, Any], state: dict[str, Tensor]) -> "FrozenNetwork":
-        """Rebuild a network from ``header()`` and ``state()``.
+        """Rebuild a network from ``header()``, maybe without a hash, and ``state()``.
 
         Raises:
             NetworkError: the weights are not those that the header names.
         """
-        model = _model(header["backbone"], None, header["image_size"])
+        arguments = header["arguments"]
+        model = _model(None, arguments)
         missing = sorted(_named(model).keys() ^ state.keys())
         if missing:
             raise NetworkError(
                 f"the weights of {header['backbone']} lack or add {missing[0]!r}; save the learner again"
             )
         model.load_state_dict(state, strict=False)
-        network = cls._of(model, header["backbone"], header["image_size"], header["source"])
-        network.check_hash(header["weights_sha256"])
+        network = cls._of(model, arguments, header["source"])
+        if header["weights_sha256"] is not None:
+            network.check_hash(header["weights_sha256"])
         return network
 
     @classmethod
-    def _of(cls, model: SplitModel, backbone: str, image_size: int, source: str) -> "FrozenNetwork":
-        return cls(model, backbone, image_size, source, weights_hash(_Weights(model)))
+    def _of(cls, model: SplitModel, arguments: dict[str, Any], source: str) -> "FrozenNetwork":
+        return cls(model, arguments, source, weights_hash(_Weights(model)))
 
     def check_hash(self, sha256: str) -> None:
         """Raise NetworkError if the weights have another hash."""
@@ -77,11 +88,11 @@ class FrozenNetwork:
 
     def check_same(self, other: "FrozenNetwork") -> None:
         """Raise NetworkError if another network is not the same to the bit."""
-        mine, theirs = ((one.backbone, one.image_size, one.sha256[:12]) for one in (self, other))
-        if mine != theirs:
+        if (self.arguments, self.sha256) != (other.arguments, other.sha256):
+            mine, theirs = (f"{one.arguments} with weights {one.sha256[:12]}..." for one in (self, other))
             raise NetworkError(
-                f"the learners have different networks (backbone, image size, weights): {mine} and {theirs}; only "
-                "learners with the same network can be merged"
+                f"the learners have different networks: {mine}, and {theirs}; only learners with the same network can "
+                "be merged"
             )
 
     @property
@@ -91,12 +102,7 @@ class FrozenNetwork:
 
     def header(self) -> dict[str, Any]:
         """Return plain values that describe it."""
-        return {
-            "backbone": self.backbone,
-            "image_size": self.image_size,
-            "source": self.source,
-            "weights_sha256": self.sha256,
-        }
+        return {"arguments": dict(self.arguments), "source": self.source, "weights_sha256": self.sha256}
 
     def state(self) -> dict[str, Tensor]:
         """Return its weights by name, without the head."""
@@ -119,9 +125,9 @@ def _named(model: SplitModel) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if not name.startswith((head, "calibrated"))}
 
 
-def _model(backbone: str, weights: str | None, image_size: int) -> SplitModel:
+def _model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:
     with preserve_rng_state():
-        model = split_backbone(backbone, weights, n_classes=1, codebook=None, image_size=image_size)
+        model = split_backbone(weights=weights, n_classes=1, codebook=None, **arguments)
     head = model.plastic_layers.get_submodule(model.head)
     with torch.no_grad():
         for weight in head.parameters():

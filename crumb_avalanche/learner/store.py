@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from crumb_avalanche._version import __version__
-from crumb_avalanche.learner.file import LearnerError
+from crumb_avalanche.learner.file import FORMAT as FORMAT_OF_RUNS
+from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
+from crumb_avalanche.learner.of_run import learner_of_run
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.tensor_file import (
     StateError,
@@ -79,13 +81,17 @@ def read_learner(path: str | os.PathLike, weights: str | os.PathLike | None) -> 
     """Read a learner: its network and its state.
 
     Args:
-        path: the file.
+        path: the file, or the folder of a finished run of a method in ``KINDS``.
         weights: the weight file, or ``torchvision``, for a file without weights.
 
     Raises:
         LearnerError: see ``read_header``; or a tensor is damaged, or the weights are absent or others.
     """
+    if os.path.isdir(path):
+        path = Path(path) / LEARNER
     try:
+        if read_metadata(path).get("format") == FORMAT_OF_RUNS:
+            return learner_of_run(path)
         state, metadata = read_state(path)
         header = _header(path, metadata)
         network = _network(path, header, state.pop("network"), weights)
@@ -126,7 +132,7 @@ def _network(
             f"{Path(path).name} holds no weights: give those of {described['source']}, SHA-256 "
             f"{described['weights_sha256'][:12]}..., with weights=FILE or weights='torchvision'"
         )
-    network = FrozenNetwork.build(described["backbone"], weights, described["image_size"])
+    network = FrozenNetwork.build(described["arguments"]["name"], weights, described["arguments"]["image_size"])
     network.check_hash(described["weights_sha256"])
     return network
 

@@ -300,3 +300,17 @@ def test_the_shares_of_a_linear_discriminant_add_up_to_the_margin(make):
         known = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels))[0]
         first, second = known.topk(2).values
         assert float(shares.sum()) == pytest.approx(float(first - second), rel=1e-4)
+
+
+def test_a_finished_run_can_be_asked_and_taught(crumb, tiny, tmp_path, clips):
+    code, _, err = crumb(*tiny, "--output", tmp_path / "run", "--strategy", "rda", "--budget-images", 8)
+    assert code == 0, err
+    learner = Learner.load(tmp_path / "run")
+    photos = sorted((clips / "cup").rglob("*.png"))
+    assert learner.predict(photos[0]).label in {info.name for info in learner.classes}
+    learner.teach(images(0), "new")
+    learner.save(tmp_path / "mine.safetensors")
+    assert {info.name for info in Learner.load(tmp_path / "mine.safetensors").classes} > {"new", "cup"}
+    code, _, err = crumb(*tiny, "--output", tmp_path / "other", "--strategy", "finetune")
+    with pytest.raises(LearnerError, match=r"learned by finetune; only rda, slda"):
+        Learner.load(tmp_path / "other")
