@@ -10,7 +10,7 @@ import torch
 
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.sources import BadImage
+from crumb_avalanche.learner.sources import BadImage, Clip
 from crumb_avalanche.runs.command_settings import PredictSettings
 
 WORST = 10  # mistakes that are listed
@@ -37,7 +37,7 @@ def main(settings: PredictSettings) -> None:
 
 def answers_of(learner: Learner, settings: PredictSettings, unread: list[BadImage]) -> Iterator[Answer]:
     """Yield the answers for all sources."""
-    sources = list(settings.sources)
+    sources: list[str | Clip] = list(settings.sources)
     if settings.camera is not None:
         from crumb_avalanche.learner.camera import camera_clip
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.sources import Clip
 from crumb_avalanche.runs.command_settings import TeachSettings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import progress_bar
@@ -45,7 +46,7 @@ def opened(settings: TeachSettings, path: Path) -> Learner:
     return Learner(settings.method, settings.backbone, weights, settings.image_size, settings.budget_bytes)
 
 
-def source_of(settings: TeachSettings):
+def source_of(settings: TeachSettings) -> str | Clip | None:
     """Return what to learn from."""
     if settings.camera is None:
         return settings.source

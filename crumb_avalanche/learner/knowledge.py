@@ -9,6 +9,7 @@ from torch import Tensor
 
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.kinds import KINDS
 
 RUNNERS_UP = 4
@@ -103,40 +104,44 @@ class Knowledge:
         self.statistics.update(features, torch.full((len(features),), number))
         self.images[number] += len(features)
 
-    def predict_before_learning(self, features: Tensor, number: int) -> Tensor | None:
-        """Score frames with what was learned before, and record how sure the answers are.
+    def predict_before_learning(self, features: Tensor, number: int) -> bool | None:
+        """Answer for a clip with what was learned before, and record how sure the answer is.
 
         A copy of the statistics is asked, which is made anew whenever the images have grown by half: every change of
         the statistics costs a new solution.
 
         Returns:
-            ``(n, classes)``; ``None`` if the class, or a second one, was not known to the copy.
+            Whether the answer is right; ``None`` if the class, or a second one, was not known to the copy.
         """
         learned = sum(self.images)
         if self._asked is None or learned >= GROWTH * self._asked_images:
             self._asked, self._asked_images = copy.deepcopy(self.statistics), max(1, learned)
-            self._asked_known = {label for label, count in enumerate(self.images) if count}
-        if len(self._asked_known) < 2:
+        known = self._asked.image_counts.nonzero().flatten().tolist()
+        if number not in known or len(known) < 2:
             return None
-        scores = self._asked.scores(features)
-        known = number in self._asked_known
-        self.confidence.observe(self._asked, features, scores, number if known else None)
-        return scores if known else None
+        found = evidence(self._asked, features)
+        self.confidence.observe(found, number)
+        return int(found.labels[found.scores.mean(0).argmax()]) == number
 
-    def ranked(self, features: Tensor, scores: Tensor) -> tuple[list[tuple[str, float]], bool]:
-        """Rank the classes for the frames of an image or clip.
+    def ranked(self, features: Tensor) -> list[tuple[list[tuple[str, float]], bool]]:
+        """Rank the classes for each frame, and for all frames together as a clip.
+
+        The scores of a clip are the means over its frames.
 
         Args:
-            features, scores: ``(n, D)`` and ``(n, classes)``.
+            features: ``(n, D)``.
 
         Returns:
-            Names with probabilities, most likely first, and whether a class explains the frames.
+            ``n + 1`` pairs, the last one for the clip: names with probabilities, most likely first, and whether a class
+            explains what is shown.
         """
-        taught = self.taught
-        shares = self.confidence.probabilities(scores[:, taught]).mean(0)
-        order = shares.argsort(descending=True).tolist()
-        ranked = [(str(self.names[taught[place]]), float(shares[place])) for place in order[: RUNNERS_UP + 1]]
-        return ranked, self.confidence.known(self.statistics, features, scores)
+        found = evidence(self.statistics, features)
+        familiarity = self.confidence.familiarity(found)
+        together = found._replace(scores=found.scores.mean(0, keepdim=True))
+        shares = torch.cat([self.confidence.probabilities(found), self.confidence.probabilities(together)])
+        known = [*(familiarity >= 0).tolist(), bool(familiarity.mean() >= 0)]
+        names = [str(self.names[label]) for label in found.labels.tolist()]
+        return [(_sorted(names, row), answer) for row, answer in zip(shares, known)]
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name.
@@ -187,3 +192,8 @@ class Knowledge:
         self.statistics = type(self.statistics).from_state(state["statistics"])
         self.confidence.load_state_dict(state["confidence"])
         self._asked = None
+
+
+def _sorted(names: list[str], shares: Tensor) -> list[tuple[str, float]]:
+    order = shares.argsort(descending=True)[: RUNNERS_UP + 1].tolist()
+    return [(names[place], float(shares[place])) for place in order]

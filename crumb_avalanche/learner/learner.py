@@ -132,18 +132,15 @@ class Learner:
         for clip in clips:
             if clip.label is None:
                 raise ValueError(f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class")
-            scores = []
-            for features in self._in_pieces(clip, progress):
+            for place, features in enumerate(self._in_pieces(clip, progress)):
                 number, note = self._knowledge.number_of(clip.label)
                 notes += [note] * bool(note)
-                scores.append(self._knowledge.predict_before_learning(features, number))
+                if place == 0:  # later frames are like those that were learned
+                    number_of_clips += 1
+                    answer = self._knowledge.predict_before_learning(features, number)
+                    answered, right = answered + (answer is not None), right + bool(answer)
                 self._knowledge.learn(features, number)
                 images[clip.label] = images.get(clip.label, 0) + len(features)
-            together = [one for one in scores if one is not None]
-            if together:
-                answered += 1
-                right += int(torch.cat(together).mean(0).argmax()) == number
-            number_of_clips += bool(scores)
         if not images:
             read = f" ({len(unread)} files could not be read)" if unread else ""
             raise ValueError(f"there was no image to learn{read}")
@@ -215,14 +212,9 @@ class Learner:
 
     def _answers(self, clip: Clip, paths: list[str], features: Tensor) -> tuple[tuple[Answer, ...], Answer]:
         """Answer for each frame and for the clip."""
-        scores = self._knowledge.statistics.scores(features)
-
-        def answer(part: slice, path: str, frames: tuple[Answer, ...] = ()) -> Answer:
-            ranked, known = self._knowledge.ranked(features[part], scores[part])
-            return Answer(*ranked[0], known, tuple(ranked[1:]), path, clip.label, frames)
-
-        frames = tuple(answer(slice(place, place + 1), path) for place, path in enumerate(paths))
-        return frames, frames[0] if len(frames) == 1 else answer(slice(None), clip.path, frames)
+        *each, together = ((*ranked[0], known, tuple(ranked[1:])) for ranked, known in self._knowledge.ranked(features))
+        frames = tuple(Answer(*one, path, clip.label) for one, path in zip(each, paths))
+        return frames, frames[0] if len(frames) == 1 else Answer(*together, clip.path, clip.label, frames)
 
     def explain(self, photo: Any) -> Tensor:
         """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.

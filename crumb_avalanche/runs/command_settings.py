@@ -1,6 +1,7 @@
 """Typed settings of all commands but ``crumb run``. Imports neither torch nor Avalanche."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass
@@ -165,7 +166,7 @@ class TeachSettings:
     image_size: int = 224
     budget_bytes: int | None = None
     without_weights: bool = False
-    on_bad_frame: str = "skip"
+    on_bad_frame: Literal["skip", "raise"] = "skip"
     threads: int = 0
     progress: bool = True
 
