@@ -50,7 +50,7 @@ def learner(kind: str = "CRUMBStrategy", metrics=(), loggers=(), plugins=(), **a
     model = flat_model() if kind == "Naive" else make_model()
     arguments = {
         "model": model,
-        "optimizer": sgd(model, 0.05),
+        "optimizer": sgd(model, 0.002 if kind == "Naive" else 0.05),
         "criterion": nn.CrossEntropyLoss(),
         "train_mb_size": 5,
         "eval_mb_size": 10,
