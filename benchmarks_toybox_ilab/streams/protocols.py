@@ -169,7 +169,7 @@ class FrameBenchmark(CLScenario):
         super().__init__(streams)
         for stream in streams:
             stream.benchmark = self
-            # Each experience then names the slice that it was taken from, which an evaluator with `strict_checks` reads.
+            # Experiences then name the slice that they were taken from, as `strict_checks` of an evaluator needs.
             stream.set_stream_info = True
         self.n_classes = info.n_classes
         self.n_classes_per_exp = info.n_classes_per_exp

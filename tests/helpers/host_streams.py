@@ -58,7 +58,7 @@ def learner(kind: str = "CRUMBStrategy", metrics=(), loggers=(), plugins=(), **a
         **arguments,
     }
     if kind == "CRUMBStrategy":
-        return CRUMBStrategy(storage_policy=CodeBuffer(8), first_epochs=1, plugins=list(plugins), **arguments)
+        return CRUMBStrategy(**{"storage_policy": CodeBuffer(8), **arguments}, first_epochs=1, plugins=list(plugins))
     if kind == "CRUMBPlugin":
         seen = SeenClassesPlugin()
         plugins = [seen, CRUMBPlugin(CodeBuffer(8), seen=seen), *plugins]
