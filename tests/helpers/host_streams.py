@@ -1,14 +1,18 @@
 """Our small stream and our learners, as Avalanche's own tests and examples use theirs."""
 
+import zlib
+
+import numpy as np
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset, concat_datasets
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
-from host_benchmarks import sgd
+from host_benchmarks import N_CLASSES, sgd
+from PIL import Image
 from small_models import CLASSES, SIZE, make_model
 from torch import nn
 
-from benchmarks_toybox_ilab import ToyShapes
+from benchmarks_toybox_ilab import Frame, FrameTable, ToyShapes, imagenet_transform, make_benchmark
 from crumb_avalanche import CodeBuffer, CRUMBPlugin, CRUMBStrategy, SeenClassesPlugin
 
 TRAINING, HELD_OUT = 20, 20  # frames in an experience of two classes
@@ -20,6 +24,32 @@ def our_stream(protocol: str = "class_instance", classes_per_experience: int = 2
     shapes = {"classes": CLASSES, "size": SIZE, "objects_per_class": 2, "sessions": 2, "frames_per_clip": 5}
     arguments = {**shapes, "held_out_sessions": 1, **arguments}
     return ToyShapes(None, protocol, run, classes_per_experience=classes_per_experience, **arguments)
+
+
+class ColourReader:
+    """Draws the frame of a path such as ``class2/object0/session1/frame3``: noise in the colour of its class."""
+
+    def __call__(self, path: str) -> Image.Image:
+        """Return the image."""
+        random = np.random.default_rng(zlib.crc32(path.encode()))
+        colour = 128 + 90 * np.cos(int(path[5]) * 2 * np.pi / N_CLASSES + np.array([0.0, 2.1, 4.2]))
+        return Image.fromarray((colour + random.uniform(-30, 30, (SIZE, SIZE, 3))).astype(np.uint8))
+
+
+def coloured_stream(protocol: str = "class_instance", run: int = 0):
+    """A benchmark from a table of one's own: as ``host_benchmark``, experiences of two classes that colour tells apart.
+
+    A class has two objects with one training clip of four frames each, and one test frame each.
+    """
+    frames = [
+        Frame(f"class{label}/object{item}/{clip}/frame{frame}", f"class{label}", f"object{item}", clip, frame, split)
+        for label in range(N_CLASSES)
+        for item in range(2)
+        for clip, split, count in (("session0", "train", 4), ("session1", "test", 1))
+        for frame in range(count)
+    ]
+    table, transform = FrameTable(frames, reader=ColourReader(), name="colours"), imagenet_transform(SIZE)
+    return make_benchmark(table, protocol, run, 2, transform, transform)
 
 
 def rows(part) -> list[int]:

@@ -160,14 +160,14 @@ def test_ledger(buffer, where, beside):
 
 
 class SlowEvaluation(SupervisedPlugin):
-    """Moves the clock by an hour at the start of each evaluation."""
+    """Moves the clock by an hour for each batch that is evaluated."""
 
     def __init__(self, monkeypatch):
         super().__init__()
         self.hours, clock = 0, time.perf_counter
         monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * self.hours)
 
-    def before_eval(self, strategy, **kwargs):
+    def before_eval_iteration(self, strategy, **kwargs):
         self.hours += 1
 
 
