@@ -1,6 +1,7 @@
 """Our small stream and our learners, as Avalanche's own tests and examples use theirs."""
 
 import zlib
+from functools import cache
 
 import numpy as np
 import torch
@@ -13,17 +14,31 @@ from small_models import CLASSES, SIZE, make_model
 from torch import nn
 
 from benchmarks_toybox_ilab import Frame, FrameTable, ToyShapes, imagenet_transform, make_benchmark
+from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesReader
 from crumb_avalanche import CodeBuffer, CRUMBPlugin, CRUMBStrategy, SeenClassesPlugin
 
 TRAINING, HELD_OUT = 20, 20  # frames in an experience of two classes
 LEARNERS = ("CRUMBStrategy", "CRUMBPlugin", "Naive")
 
 
+_drawn = cache(ToyShapesReader())
+
+
+class DrawnOnce:
+    """Draws each frame once for all tests; a checkpoint of Avalanche's pickles it."""
+
+    def __call__(self, path: str) -> Image.Image:
+        """Return the image."""
+        return _drawn(path)
+
+
 def our_stream(protocol: str = "class_instance", classes_per_experience: int = 2, run: int = 0, **arguments):
     """Two experiences of two classes: per class two objects, each in one training clip of five frames."""
     shapes = {"classes": CLASSES, "size": SIZE, "objects_per_class": 2, "sessions": 2, "frames_per_clip": 5}
     arguments = {**shapes, "held_out_sessions": 1, **arguments}
-    return ToyShapes(None, protocol, run, classes_per_experience=classes_per_experience, **arguments)
+    benchmark = ToyShapes(None, protocol, run, classes_per_experience=classes_per_experience, **arguments)
+    benchmark.frame_table.reader = DrawnOnce()
+    return benchmark
 
 
 class ColourReader:

@@ -147,7 +147,7 @@ def test_hosts_plugins_on_our_stream(tmp_path, plugins):
     check_resumed(tmp_path, avalanche_way, "Naive", plugins=plugins)
 
 
-@pytest.mark.parametrize("plugins", [(), ("replay",), ("lwf",)], ids="+".join)
+@pytest.mark.parametrize("plugins", [(), ("replay",)], ids="+".join)
 def test_task_incremental(tmp_path, plugins):
     """task_incremental_with_checkpointing.py: with task labels and a head for each task."""
     check_resumed(tmp_path, avalanche_way, "Naive", plugins=plugins, tasks=True)
@@ -173,7 +173,7 @@ def test_our_learners(tmp_path, way, kind, stop):
         assert torch.equal(one[0], other[0]) and int(one[1]) == int(other[1])
 
 
-@pytest.mark.parametrize("plugins", [("lwf",), ("ewc",), ("si",)], ids="+".join)
+@pytest.mark.parametrize("plugins", [("lwf",), ("ewc",)], ids="+".join)
 def test_our_learners_with_hosts_plugins(tmp_path, plugins):
     """run_checkpointing_with_plugins.sh: a plugin of Avalanche's beside our replay."""
     check_resumed(tmp_path, avalanche_way, "strategy codes", plugins=plugins)

@@ -34,7 +34,7 @@ from crumb_avalanche import (
 def strict(kind, checks: bool, **arguments):
     """A learner whose evaluator checks that a whole stream is evaluated, every time."""
     evaluator = EvaluationPlugin(metrics.accuracy_metrics(stream=True), loggers=None, strict_checks=checks)
-    return learner(kind, evaluator=evaluator, train_epochs=2, **arguments)
+    return learner(kind, evaluator=evaluator, **arguments)
 
 
 @pytest.mark.parametrize("checks", [True, False])

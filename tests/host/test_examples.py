@@ -81,7 +81,7 @@ def newest_accuracy(results: list[dict]) -> list[float]:
 def test_naive(benchmark, strategy):
     """examples/naive.py, getting_started.py: train on each experience, evaluate on the whole test stream."""
     benchmark = benchmark()
-    learner = build(strategy, n_classes=benchmark.n_classes, train_epochs=4)
+    learner = build(strategy, n_classes=benchmark.n_classes, train_epochs=3)
     results = train_and_evaluate(learner, benchmark)
     assert len(results) == len(benchmark.train_stream)
     assert all(0 <= stream_accuracy(one) <= 1 for one in results)
@@ -168,10 +168,10 @@ def test_eval_plugin(strategy, tmp_path, capsys):
         loss_metrics(minibatch=True, epoch=True, epoch_running=True, experience=True, stream=True),
         forgetting_metrics(experience=True, stream=True),
         bwt_metrics(experience=True, stream=True),
-        cpu_usage_metrics(minibatch=True, epoch=True, epoch_running=True, experience=True, stream=True),
+        cpu_usage_metrics(epoch=True, experience=True, stream=True),
         timing_metrics(minibatch=True, epoch=True, epoch_running=True, experience=True, stream=True),
-        ram_usage_metrics(every=0.5, epoch=True, experience=True, stream=True),
-        disk_usage_metrics(paths_to_monitor=str(tmp_path), epoch=True),
+        ram_usage_metrics(every=0.01, epoch=True, experience=True, stream=True),
+        disk_usage_metrics(paths_to_monitor=str(tmp_path), stream=True),
         class_accuracy_metrics(epoch=True, stream=True),
         loggers=[InteractiveLogger(), TextLogger(text), TensorboardLogger(tmp_path / "tb")],
         collect_all=True,
@@ -234,13 +234,12 @@ def test_confusion_matrix(replay, normalize):
 
 
 @pytest.mark.parametrize("strategy", [Naive, CRUMBStrategy])
-@pytest.mark.parametrize("stop", [0, 1])
-def test_checkpointing(strategy, stop, tmp_path):
+def test_checkpointing(strategy, tmp_path):
     """examples/checkpointing.py: started again, it goes on where it was left, with the same numbers."""
 
     def main(checkpoint, checkpoint_at=None):
         RNGManager.set_random_seeds(1234)
-        benchmark, results = our_stream(classes_per_experience=1), []
+        benchmark, results = our_stream(classes_per_experience=1, frames_per_clip=3), []
         evaluator = EvaluationPlugin(
             accuracy_metrics(epoch=True, experience=True, stream=True),
             loss_metrics(epoch=True, experience=True, stream=True),
@@ -248,7 +247,7 @@ def test_checkpointing(strategy, stop, tmp_path):
             loggers=[InteractiveLogger()],
         )
         plugins = [] if strategy is CRUMBStrategy else [ReplayPlugin(mem_size=8)]
-        learner = build(strategy, n_classes=4, train_epochs=2, evaluator=evaluator, plugins=plugins)
+        learner = build(strategy, n_classes=4, train_epochs=1, evaluator=evaluator, plugins=plugins)
         learner, first = maybe_load_checkpoint(learner, checkpoint)
         for experience in benchmark.train_stream[first:]:
             learner.train(experience)
@@ -260,8 +259,8 @@ def test_checkpointing(strategy, stop, tmp_path):
         return results
 
     whole = main(tmp_path / "whole.pkl")
-    parts = main(tmp_path / "parts.pkl", stop), main(tmp_path / "parts.pkl")
-    assert [len(part) for part in parts] == [stop + 1, 3 - stop]
+    parts = main(tmp_path / "parts.pkl", 1), main(tmp_path / "parts.pkl")
+    assert [len(part) for part in parts] == [2, 2]
     assert parts[0] + parts[1] == whole
 
 

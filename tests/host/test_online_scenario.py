@@ -40,7 +40,7 @@ def benchmark(request):
         (7, True),
         (7, False),
         (10, True),
-        pytest.param(10, False, marks=pytest.mark.xfail(reason=MISSING_LAST, strict=True)),
+        pytest.param(10, False, marks=MISSING_LAST),
     ],
 )
 def test_split_online_stream(benchmark, size, drop_last):
