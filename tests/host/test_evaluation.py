@@ -81,12 +81,12 @@ def test_non_diag_forgetting():
     assert lost[3:, 0] == pytest.approx(matrix[2][0] - np.array(matrix)[3:, 0]) and np.abs(lost[:, 1]).max() == 0
 
 
-@pytest.mark.parametrize(("disabled", "side"), [(True, SIZE), (False, 8)])
+@pytest.mark.parametrize(("disabled", "side"), [(True, 24), (False, SIZE)])
 @pytest.mark.parametrize("group", [True, False])
 def test_samples_augmentations(disabled, side, group):
     """ImageSamplesTests.test_samples_augmentations: the grid shows frames as they are, or as they are trained on."""
     grid = ImagesSamplePlugin(n_cols=5, n_rows=2, group=group, mode="train", disable_augmentations=disabled)
-    benchmark = our_stream(train_transform=pixel_transform(8))
+    benchmark = our_stream(size=24, train_transform=pixel_transform(SIZE))
     strategy = learner("CRUMBStrategy", [grid])
     strategy.train(benchmark.train_stream[0])
     ((name, value),) = named(strategy.evaluator.get_last_metrics(), "images").items()
