@@ -169,6 +169,8 @@ class FrameBenchmark(CLScenario):
         super().__init__(streams)
         for stream in streams:
             stream.benchmark = self
+            # Experiences then name the slice that they were taken from, as `strict_checks` of an evaluator needs.
+            stream.set_stream_info = True
         self.n_classes = info.n_classes
         self.n_classes_per_exp = info.n_classes_per_exp
         self.classes_order = info.classes_order
@@ -223,7 +225,7 @@ def make_benchmark(
     for name, all_rows in (("train", plan.train), ("test", plan.test)):
         counts = [len(np.unique(table.labels[rows])) for rows in all_rows]
         infos.append(StreamInfo(len(order), counts, order))
-        datasets = [_dataset(table, rows, transforms) for rows in all_rows]
+        datasets = _datasets(table, all_rows, transforms)
         experiences = [
             FrameExperience(dataset if name == "train" else dataset.eval(), number, infos[-1])
             for number, dataset in enumerate(datasets)
@@ -236,10 +238,11 @@ def make_benchmark(
     return FrameBenchmark(list(decorated.streams.values()), table, protocol, int(run), infos[0])
 
 
-def _dataset(table: FrameTable, rows: np.ndarray, transforms: dict) -> AvalancheDataset:
+def _datasets(table: FrameTable, all_rows: Sequence[np.ndarray], transforms: dict) -> list[AvalancheDataset]:
+    rows = np.concatenate(all_rows)
     frames = FrameDataset(table, rows)
     # This class has the `task_set` that LwF and task-balanced buffers read.
-    return TaskAwareSupervisedClassificationDataset(
+    stream = TaskAwareSupervisedClassificationDataset(
         [frames],
         transform_groups=TransformGroups(transforms),
         # Avalanche expects the task label last. It is not a list, because a list cannot be concatenated with the
@@ -250,3 +253,7 @@ def _dataset(table: FrameTable, rows: np.ndarray, transforms: dict) -> Avalanche
             DataAttribute(ConstantSequence(0, len(rows)), "targets_task_labels", use_in_getitem=True),
         ],
     )
+    # Subsets of one dataset: Avalanche joins these into one, but keeps datasets that have transforms apart, so its
+    # replay buffers would grow with every update.
+    ends = np.cumsum([len(one) for one in all_rows]).tolist()
+    return [stream.subset(range(end - len(one), end)) for one, end in zip(all_rows, ends)]

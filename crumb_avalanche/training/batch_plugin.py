@@ -137,6 +137,8 @@ class StoringPlugin(BatchPlugin):
     def after_training_exp(self, strategy, **kwargs):
         model, size = strategy.model, strategy.train_mb_size
         rest = self._left_out(labels_of(strategy.adapted_dataset))
+        if not rest:
+            return  # a loader would draw a seed from the global RNG
         for places, (images, labels, *_) in zip(
             (rest[start : start + size] for start in range(0, len(rest), size)),
             DataLoader(Subset(strategy.adapted_dataset, rest), batch_size=size),

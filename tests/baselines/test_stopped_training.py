@@ -1,6 +1,7 @@
 """After a stop, every strategy stores what it promises to store."""
 
 import copy
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -92,6 +93,19 @@ def test_each_image_is_offered_once(name, place, make_model, make_stream):
     strategy.eval(stream.test_stream)
 
 
+@pytest.mark.parametrize("name", OFFERING)
+def test_without_a_stop_nothing_is_drawn_after_an_experience(name, make_model, make_stream):
+    """What is drawn from the global RNG decides the dropout of all later experiences."""
+
+    class Watch(SupervisedPlugin):
+        def after_training_exp(self, strategy, **kwargs):
+            self.state = torch.get_rng_state()
+
+    watch = Watch()
+    build(name, make_model, watch).train(make_stream().train_stream[0])
+    assert torch.equal(watch.state, torch.get_rng_state())
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["icarl", "aanets", "rainbow_memory"])
 def test_methods_that_choose_from_all_images_do_so(name, place, make_model, make_stream):
@@ -118,13 +132,21 @@ def test_remind_fits_and_stores_all_images(place, make_model, make_stream):
     assert len(buffer) == 40
 
 
-def test_a_shuffled_epoch_goes_on_in_the_order_of_the_data_set(make_model, make_stream):
+def test_after_a_shuffled_epoch_as_many_of_each_class_are_offered(make_model, make_stream):
     experience, strategy = make_stream().train_stream[0], build("er", make_model, Stop("within the last"))
-    offers = Offers(strategy)
+    offers, targets = Offers(strategy), list(experience.dataset.targets)
     strategy.train(experience, shuffle=True)
     labels = [label for _, label in offers.experiences[0]]
-    assert len(labels) == 20 and labels[12:] == list(experience.dataset.targets)[12:]
-    assert labels[:12] != list(experience.dataset.targets)[:12]
+    assert Counter(labels) == Counter(targets) and labels[:12] != targets[:12]
+    # The rest are the last ones of each class, in the order of the data set.
+    left = Counter(targets) - Counter(labels[:12])
+    last = sorted(
+        place
+        for label, count in left.items()
+        for place in [n for n, other in enumerate(targets) if other == label][-count:]
+    )
+    maps = strategy.model.features(torch.stack([experience.dataset[place][0] for place in last]))
+    torch.testing.assert_close(torch.stack([one for one, _ in offers.experiences[0][12:]]), maps)
 
 
 def test_exemplars_of_bic_for_validation_are_evenly_spread_after_a_stop(make_model, make_stream):
