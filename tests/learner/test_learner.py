@@ -2,11 +2,14 @@
 
 import copy
 import json
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.file import LearnerError
@@ -314,3 +317,21 @@ def test_a_finished_run_can_be_asked_and_taught(crumb, tiny, tmp_path, clips):
     code, _, err = crumb(*tiny, "--output", tmp_path / "other", "--strategy", "finetune")
     with pytest.raises(LearnerError, match=r"learned by finetune; only rda, slda"):
         Learner.load(tmp_path / "other")
+
+
+def test_the_readme_s_lines(weights_file, tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    snippet = re.search(r"```python\n(from crumb_avalanche import Learner.*?)```", text, re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("mug", "shoe")):
+        (tmp_path / "clips" / name).mkdir(parents=True)
+        for place, pixels in enumerate(images(number)):
+            Image.fromarray(pixels).save(tmp_path / "clips" / name / f"{place}.png")
+    Image.fromarray(images(0, 1, seed=1)[0]).save(tmp_path / "photo.jpg")
+    # The small network in the place of a download.
+    small = 'backbone="small_cnn", weights="weights.safetensors", image_size=32)'
+    (tmp_path / "weights.safetensors").write_bytes(weights_file.read_bytes())
+    names: dict = {}
+    exec(compile(snippet.replace('backbone="squeezenet1_0")', small), "README.md", "exec"), names)
+    assert names["answer"].label == "mug"
+    assert Learner.load("mine.safetensors").predict("photo.jpg") == names["answer"]
