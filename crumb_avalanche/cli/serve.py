@@ -1,6 +1,7 @@
 """``crumb serve``: teach and ask a learner in a browser, or from other programs."""
 
 import secrets
+import ssl
 from pathlib import Path
 
 import torch
@@ -19,9 +20,8 @@ def main(settings: ServeSettings) -> None:
     certificate, key = settings.certificate, settings.key
     if (certificate is None) != (key is None):
         raise ValueError("--certificate and --key go together: both are files of the PEM format")
-    for file in (certificate, key):
-        if file is not None and not Path(file).is_file():
-            raise ValueError(f"there is no file {file}; --certificate and --key are files of the PEM format")
+    if certificate is not None:
+        check_certificate(certificate, key)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     path = Path(settings.model)
@@ -40,3 +40,17 @@ def main(settings: ServeSettings) -> None:
             run(application(shared, token, origins), port, certificate, key)
         finally:
             shared.close()  # before the file's lock is released
+
+
+def check_certificate(certificate: str, key: str | None) -> None:
+    """Raise ValueError if a certificate and its key cannot be used."""
+    for file in (certificate, key):
+        if file is not None and not Path(file).is_file():
+            raise ValueError(f"there is no file {file}; --certificate and --key are files of the PEM format")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ValueError(
+            f"certificate {certificate} and key {key} cannot be used ({error}); give files of the PEM format that "
+            "belong together, the key without a password"
+        ) from error

@@ -8,8 +8,10 @@ const MOST_FRAMES = 150; // of a lesson
 const MOST_BYTES = 15e6; // of a lesson; the server takes 20 MB
 const SHORT_SIDE = 512; // pixels of a picture that is sent
 
+const on = (kind, element, action) => element.addEventListener(kind, action);
 const at = (id) => document.getElementById(id);
 const pause = (time) => new Promise((done) => setTimeout(done, time));
+const release = () => lesson && (lesson.holding = false);
 const percent = (share) => `${Math.round(100 * share)} %`;
 const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -26,15 +28,12 @@ function made(kind, text, attributes = {}) {
   return element;
 }
 
-function say(text) {
+function say(text, wrong = "") {
   at("note").textContent = text;
-  at("error").textContent = "";
+  at("error").textContent = wrong;
 }
 
-function fail(error) {
-  at("note").textContent = "";
-  at("error").textContent = error.message || String(error);
-}
+const fail = (error) => say("", error.message || String(error));
 
 async function call(method, path, parameters = {}, body = undefined) {
   const query = new URLSearchParams(parameters).toString();
@@ -52,21 +51,17 @@ async function call(method, path, parameters = {}, body = undefined) {
 // Pictures
 
 async function picture(source, width, height) {
+  if (!width) throw new Error("There is no picture yet.");
   const scale = Math.min(1, SHORT_SIDE / Math.min(width, height));
-  const canvas = made("canvas", "");
-  canvas.width = Math.max(1, Math.round(width * scale));
-  canvas.height = Math.max(1, Math.round(height * scale));
+  const sides = [width, height].map((side) => Math.max(1, Math.round(side * scale)));
+  const canvas = made("canvas", "", { width: sides[0], height: sides[1] });
   canvas.getContext("2d").drawImage(source, 0, 0, canvas.width, canvas.height);
   const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.9));
   if (!blob) throw new Error("The browser cannot encode this picture.");
   return { canvas, blob };
 }
 
-async function frame() {
-  const { videoWidth, videoHeight } = at("video");
-  if (!videoWidth) throw new Error("The camera gives no picture yet.");
-  return picture(at("video"), videoWidth, videoHeight);
-}
+const frame = () => picture(at("video"), at("video").videoWidth, at("video").videoHeight);
 
 async function startCamera() {
   if (!navigator.mediaDevices) throw new Error("Browsers give the camera to https pages and to this computer only.");
@@ -76,7 +71,7 @@ async function startCamera() {
     const reasons = {
       NotAllowedError: "The camera is not allowed. Allow it beside the page's address, or choose photos.",
       NotFoundError: "No camera was found. Connect one, or choose photos.",
-      NotReadableError: "The camera is used by another program. Close that program, or choose photos.",
+      NotReadableError: "Another program uses the camera. Close it, or choose photos.",
     };
     throw new Error(reasons[error.name] || `The camera cannot be used: ${error.message}`);
   }
@@ -88,7 +83,7 @@ async function startCamera() {
 
 function stopCamera() {
   if (stream) stream.getTracks().forEach((track) => track.stop());
-  if (lesson) lesson.holding = false;
+  release();
   stream = null;
   at("video").srcObject = null;
   refresh();
@@ -108,11 +103,9 @@ async function takePhotos(files) {
     const { canvas, blob } = await picture(bitmap, bitmap.width, bitmap.height);
     bitmap.close();
     const caption = made("figcaption", "");
-    const figure = made("figure", "");
     canvas.role = "img";
     canvas.ariaLabel = file.name;
-    figure.append(canvas, caption);
-    at("photos").append(figure);
+    at("photos").appendChild(made("figure", "")).append(canvas, caption);
     photos.push({ blob, caption });
   }
   refresh();
@@ -125,12 +118,13 @@ const ask = async (blob) => (await call("POST", "predict", {}, blob)).json();
 
 function show(answer) {
   const label = answer.known ? answer.label : "I don’t know this";
-  const next = answer.runners_up.slice(0, 2).map((one) => `${one.label} ${percent(one.confidence)}`);
-  const others = next.length ? `, then ${next.join(", ")}` : "";
+  const likely = answer.runners_up.filter((one) => one.confidence >= 0.005).slice(0, 2);
+  const next = likely.map((one) => `${one.label} ${percent(one.confidence)}`);
   if (at("label").textContent !== label) at("label").textContent = label; // announced when it changes
   at("label").classList.toggle("unknown", !answer.known);
   at("sure").value = answer.confidence;
-  at("details").textContent = (answer.known ? "" : `nearest: ${answer.label}, `) + percent(answer.confidence) + others;
+  const sure = (answer.known ? "" : `nearest: ${answer.label} `) + percent(answer.confidence);
+  at("details").textContent = [sure, ...next].join(" · ");
   at("answer").hidden = false;
 }
 
@@ -148,8 +142,8 @@ async function watch() {
   for (let failed = false; ; await pause(failed ? 2000 : ASK_PAUSE)) {
     if (!stream || !classes.length || document.hidden || !at("video").videoWidth) continue;
     try {
-      const mine = questions;
-      const answer = await ask((await frame()).blob);
+      const [mine, { blob }] = [questions, await frame()];
+      const answer = await ask(blob);
       if (stream && classes.length && mine === questions) show(answer);
       if (failed) say("");
       failed = false;
@@ -166,23 +160,20 @@ async function teach() {
   const name = at("name").value.trim();
   if (lesson) return;
   if (!stream && !photos.length) throw new Error("Use the camera or choose photos first.");
-  if (!name) {
-    at("name").focus();
-    throw new Error("Write what you show first.");
-  }
+  if (!name) at("name").focus();
+  if (!name) throw new Error("Write what you show first.");
   const blobs = stream ? await hold() : photos.map((photo) => photo.blob);
   const form = new FormData();
   blobs.forEach((blob, number) => form.append("image", blob, `${number}.jpg`));
   say(`Learning ${counted(blobs.length, "image")} of ${name} …`);
   const done = await (await call("POST", "teach", { label: name }, form)).json();
-  say([`Learned ${counted(blobs.length, "image")} of ${name}.`, ...done.notes].join(" "));
-  await load();
+  await load([`Learned ${counted(blobs.length, "image")} of ${name}.`, ...done.notes].join(" "));
 }
 
 async function hold() {
   const mine = (lesson = { holding: true });
   const blobs = [];
-  at("teach").setAttribute("aria-pressed", "true");
+  refresh();
   try {
     for (let bytes = 0; blobs.length < MOST_FRAMES && bytes < MOST_BYTES; await pause(FRAME_PAUSE)) {
       if (blobs.length && !mine.holding) break;
@@ -193,28 +184,25 @@ async function hold() {
     }
   } finally {
     lesson = null;
-    at("teach").setAttribute("aria-pressed", "false");
     refresh();
   }
   return blobs;
 }
 
-function release() {
-  if (lesson) lesson.holding = false;
-}
-
 // What it knows
 
-async function load() {
+async function load(news = "") {
   const known = await (await call("GET", "classes")).json();
   classes = known.classes;
   const rows = classes.map((one) => {
     const row = made("li", "");
-    row.append(made("span", one.name, { class: "class" }), made("span", counted(one.images, "image"), { class: "faint" }));
+    const buttons = made("span", "");
+    const count = made("span", counted(one.images, "image"), { class: "faint" });
+    row.append(made("span", one.name, { class: "class" }), count, buttons);
     for (const [text, action] of [["Rename", renameClass], ["Forget", forgetClass]]) {
       const press = made("button", text, { type: "button", "aria-label": `${text} ${one.name}` });
-      press.addEventListener("click", () => act(() => action(one.name)));
-      row.append(press);
+      on("click", press, () => act(() => action(one.name)));
+      buttons.append(press);
     }
     return row;
   });
@@ -222,6 +210,7 @@ async function load() {
   at("names").replaceChildren(...classes.map((one) => made("option", "", { value: one.name })));
   at("size").textContent = classes.length ? `${percent(known.bytes / known.budget_bytes)} of its memory is used.` : "";
   at("undo").disabled = !known.lessons;
+  if (news) say(news);
   refresh();
   await askPhotos();
 }
@@ -230,22 +219,19 @@ async function renameClass(old) {
   const name = (prompt(`New name of ${old}:`, old) || "").trim();
   if (!name || name === old) return;
   await call("POST", "rename", { old, new: name });
-  say(`Renamed ${old} to ${name}.`);
-  await load();
+  await load(`Renamed ${old} to ${name}.`);
 }
 
 async function forgetClass(name) {
   if (!confirm(`Forget ${name}? This cannot be undone.`)) return;
   const { remains } = await (await call("POST", "forget", { name })).json();
-  say(`Forgot ${name}.${remains ? ` What remains: ${remains}.` : ""}`);
-  await load();
+  await load(`Forgot ${name}.${remains ? ` What remains: ${remains}.` : ""}`);
 }
 
 async function undo() {
   const { images } = await (await call("POST", "undo")).json();
   const what = Object.entries(images).map(([name, count]) => `${name}, ${counted(count, "image")}`);
-  say(`Took back the last lesson: ${what.join("; ")}.`);
-  await load();
+  await load(`Took back the last lesson: ${what.join("; ")}.`);
 }
 
 async function download() {
@@ -257,59 +243,57 @@ async function download() {
 }
 
 function refresh() {
+  const chosen = !stream && photos.length > 0;
   at("video").hidden = !stream;
-  at("photos").hidden = Boolean(stream) || !photos.length;
+  at("photos").hidden = !chosen;
   at("photos").classList.toggle("one", photos.length === 1);
-  at("empty").hidden = Boolean(stream) || photos.length > 0;
+  at("empty").hidden = Boolean(stream) || chosen;
   at("answer").hidden ||= !classes.length || (!stream && photos.length !== 1);
   at("nothing").hidden = classes.length > 0;
-  at("camera").textContent = stream ? "Stop the camera" : "Use the camera";
-  at("teach").textContent = !stream && photos.length ? `Teach ${counted(photos.length, "photo")}` : "Hold to teach";
-  if (lesson) return;
-  const how = ["Move the object while you hold, so that it is seen from all sides.", "All photos are learned."];
-  at("how").textContent = how[Number(!stream && photos.length > 0)];
+  at("camera").textContent = stream ? "Stop camera" : "Use camera";
+  at("camera").classList.toggle("first", !stream && !chosen);
+  at("teach").setAttribute("aria-pressed", String(Boolean(lesson)));
+  at("teach").textContent = lesson ? "Release to learn" : chosen ? `Teach ${counted(photos.length, "photo")}` : "Hold to teach";
+  at("how").textContent = chosen ? "" : "Move the object while you hold, so that it is seen from all sides.";
 }
 
 // What people do
 
-const act = (action) => Promise.resolve().then(action).catch(fail);
+const act = (action) => Promise.resolve(say("")).then(() => action()).catch(fail);
 
-at("camera").addEventListener("click", () => act(stream ? stopCamera : startCamera));
-at("choose").addEventListener("click", () => at("files").click());
-at("files").addEventListener("change", () => act(() => takePhotos(at("files").files)).then(() => (at("files").value = "")));
-at("undo").addEventListener("click", () => act(undo));
-at("download").addEventListener("click", () => act(download));
-at("name").addEventListener("keydown", (event) => event.key === "Enter" && at("teach").focus());
+on("click", at("camera"), () => act(stream ? stopCamera : startCamera));
+on("click", at("choose"), () => at("files").click());
+on("change", at("files"), () => act(() => takePhotos(at("files").files)).then(() => (at("files").value = "")));
+on("click", at("undo"), () => act(undo));
+on("click", at("download"), () => act(download));
+on("keydown", at("name"), (event) => event.key === "Enter" && at("teach").focus());
 
 const button = at("teach");
-button.addEventListener("pointerdown", (event) => {
+on("pointerdown", button, (event) => {
   if (event.button !== 0) return;
   button.setPointerCapture(event.pointerId);
   act(teach);
 });
-["pointerup", "pointercancel", "lostpointercapture", "blur"].forEach((kind) => button.addEventListener(kind, release));
-button.addEventListener("contextmenu", (event) => event.preventDefault()); // a long press on a phone
+["pointerup", "pointercancel", "lostpointercapture", "blur"].forEach((kind) => on(kind, button, release));
+on("contextmenu", button, (event) => event.preventDefault()); // a long press on a phone
 for (const [kind, action] of [["keydown", () => act(teach)], ["keyup", release]]) {
-  button.addEventListener(kind, (event) => {
+  on(kind, button, (event) => {
     if (event.key !== " " && event.key !== "Enter") return;
     event.preventDefault(); // no click besides
     if (!event.repeat) action();
   });
 }
 // Screen readers and switches click without a pointer: the first click starts, the second ends.
-button.addEventListener("click", (event) => event.detail === 0 && (lesson ? release() : act(teach)));
-document.addEventListener("visibilitychange", () => document.hidden && release());
+on("click", button, (event) => event.detail === 0 && (lesson ? release() : act(teach)));
+on("visibilitychange", document, () => document.hidden && release());
 
-document.addEventListener("dragover", (event) => {
-  event.preventDefault();
-  at("stage").classList.add("over");
-});
-document.addEventListener("dragleave", (event) => event.relatedTarget || at("stage").classList.remove("over"));
-document.addEventListener("drop", (event) => {
-  event.preventDefault();
-  at("stage").classList.remove("over");
-  act(() => takePhotos(event.dataTransfer.files));
-});
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  on(kind, document, (event) => {
+    event.preventDefault();
+    at("stage").classList.toggle("over", kind === "dragover");
+    if (kind === "drop") act(() => takePhotos(event.dataTransfer.files));
+  });
+}
 
 act(load);
 watch();
