@@ -1,7 +1,9 @@
 """``crumb serve``: teach and ask a learner in a browser, or from other programs."""
 
 import secrets
+import signal
 import ssl
+import sys
 from pathlib import Path
 
 import torch
@@ -36,6 +38,7 @@ def main(settings: ServeSettings) -> None:
         print(f"Open {origins[0]}/?token={token}")
         print(f"Programs: {origins[0]}/openapi.json, header X-Crumb-Token: {token}")
         print("Press Ctrl+C to stop.", flush=True)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by default it would skip the rest
         try:
             run(application(shared, token, origins), port, certificate, key)
         finally:

@@ -74,7 +74,7 @@ def test_it_serves_holds_the_lock_and_stops(serve, tmp_path, capsys):
     assert not list(tmp_path.glob("*.lock")) and not list(tmp_path.glob(".*.lock"))
 
 
-def test_https_with_a_certificate(serve, tmp_path):
+def test_https_with_a_certificate_until_terminated(serve, tmp_path):
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
@@ -82,10 +82,12 @@ def test_https_with_a_certificate(serve, tmp_path):
         subprocess.run([*command, "-out", certificate, "-keyout", key], check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("there is no openssl to make a certificate")
-    _, address, token = serve("--certificate", str(certificate), "--key", str(key))
+    process, address, token = serve("--certificate", str(certificate), "--key", str(key))
     assert address.startswith("https://127.0.0.1:")
     context = ssl.create_default_context(cafile=str(certificate))
     assert get(f"{address}/classes", token, context)["classes"] == []
+    process.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM and not list(tmp_path.glob(".*.lock"))
 
 
 @pytest.mark.parametrize(
