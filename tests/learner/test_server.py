@@ -281,6 +281,13 @@ def test_a_change_that_cannot_be_saved_is_taken_back(taught, shared, monkeypatch
     assert names(taught) == {info.name: info.images for info in Learner.load(shared.path).classes}
 
 
+def test_teaching_and_answering_never_share_a_network(taught, shared):
+    assert taught.post("/forget", params={"name": "nobody"}).status_code == 400
+    taught.post("/teach", params={"label": "blue"}, files=form("blue", 1))
+    networks = shared._taught.network, shared._asked.network
+    assert networks[0] is not networks[1] and networks == shared._networks, "a change copies a network"
+
+
 def test_the_description_matches_the_routes(client):
     described = client.get("/openapi.json").json()
     expected = {(path, method.upper()) for path, methods in described["paths"].items() for method in methods}
