@@ -10,6 +10,7 @@ from crumb_avalanche.runs.command_settings import (
     PrepareSettings,
     PretrainSettings,
     ReportSettings,
+    ServeSettings,
     StrategiesSettings,
     TeachSettings,
 )
@@ -24,6 +25,7 @@ COMMANDS = {
     "report": (ReportSettings, "show finished runs as tables and pictures"),
     "teach": (TeachSettings, "teach a learner what images show"),
     "predict": (PredictSettings, "ask a learner what images show"),
+    "serve": (ServeSettings, "teach and ask a learner in a browser, or from other programs"),
     "learner": (LearnerSettings, "show a learner; forget or rename a class, take a lesson back, merge two"),
 }
 POSITIONAL = {
@@ -32,6 +34,7 @@ POSITIONAL = {
     "strategies": "[NAME] ",
     "teach": "MODEL [SOURCE] ",
     "predict": "MODEL [SOURCE ...] ",
+    "serve": "MODEL ",
     "learner": "{show,forget,rename,undo,merge} MODEL [NAME ...] ",
 }
 BARE = ("--check", "--json", "--csv", "--without-weights")  # flags that may stand alone
@@ -82,6 +85,8 @@ def _add_positional(command: Any, settings: type) -> None:
     if settings is PredictSettings:  # crumb predict mine.safetensors photo.jpg
         command.add_argument("model", metavar="MODEL", help="a learner's file")
         command.add_argument("sources", nargs="*", metavar="SOURCE", help="images, videos, folders, glob patterns")
+    if settings is ServeSettings:  # crumb serve mine.safetensors
+        command.add_argument("model", metavar="MODEL", help="the learner's file; made if absent")
     if settings is LearnerSettings:  # crumb learner forget mine.safetensors mug
         command.add_argument("action", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
         command.add_argument("model", metavar="MODEL", help="a learner's file")

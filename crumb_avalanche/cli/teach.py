@@ -6,7 +6,7 @@ import torch
 
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import Clip
-from crumb_avalanche.runs.command_settings import TeachSettings
+from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import progress_bar
 
@@ -38,7 +38,7 @@ def main(settings: TeachSettings) -> None:
     print(f"{path}: {len(learner.classes)} classes, {learner.bytes:,} bytes learned, file of {size:,} bytes")
 
 
-def opened(settings: TeachSettings, path: Path) -> Learner:
+def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
     """Load the learner, or make one if there is no file."""
     if path.exists():
         return Learner.load(path, settings.weights if settings.weights != "torchvision" else None)

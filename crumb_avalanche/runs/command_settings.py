@@ -197,6 +197,37 @@ class PredictSettings:
 
 
 @dataclass
+class ServeSettings:
+    """Teach and ask a learner in a browser, or from other programs over HTTP.
+
+    Attributes:
+        model: the learner's file, such as mine.safetensors; made if absent, saved after every change.
+        host: name or address of this computer to listen at; another than 127.0.0.1 needs --certificate and --key.
+        port: port to listen at; 0 takes a free one.
+        certificate: PEM file with the certificate for https.
+        key: PEM file with its private key.
+        method: for a new MODEL: recommended, rda, slda, ncm or ranpac.
+        weights: for a new MODEL, or one without weights: 'torchvision' (downloads) or a weight file.
+        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
+        image_size: for a new MODEL: resize images to this many pixels square.
+        budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
+        threads: CPU threads; 0 takes one per core.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    certificate: str | None = None
+    key: str | None = None
+    method: str = "recommended"
+    weights: str = "torchvision"
+    backbone: str = "squeezenet1_0"
+    image_size: int = 224
+    budget_bytes: int | None = None
+    threads: int = 0
+
+
+@dataclass
 class LearnerSettings:
     """Show a learner, or change what it knows: show, forget, rename, undo, merge.
 
