@@ -254,7 +254,7 @@ def _fit(records: _Records, fresh: Tensor, temperature: float) -> _Fit:
     """Fit the standardisation, the shifts of classes and the threshold."""
     gaps = torch.nn.functional.pad(records.gaps.double(), (1, 0)) / temperature
     columns = torch.cat([records.typicality.double(), gaps.log_softmax(1).amax(1, keepdim=True)], 1)
-    mean, deviation = columns[fresh].mean(0), columns[fresh].std(0, correction=0).clamp_min(1e-6)
+    mean, deviation = columns[fresh].mean(0), columns[fresh].std(0, correction=0).clamp_min(1e-3)
     standard = (columns - mean) / deviation
     predicted, classes = records.predicted().unique(return_inverse=True)
     sums = standard.new_zeros(len(predicted), 3).index_add_(0, classes, standard)

@@ -1,5 +1,6 @@
-"""What a closed form tells about images besides its scores: how far they lie from all classes."""
+"""Distances of images from all classes of a closed form, besides its scores."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -89,34 +90,34 @@ def distances(statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Te
     return _solved(statistics).distances(functional.normalize(values) if type(statistics) is ClassMeans else values)
 
 
+Solve = Callable[[Tensor], Tensor]
+
+
 class _Space:
-    """Space in which the common covariance is the unit matrix, with the span of the class means.
+    """Space in which the common covariance ``S`` is the unit matrix, with the span of the class means.
 
     Args:
         means: ``(C, D)`` float64.
-        covariance: ``(D, D)`` float64, positive definite; ``None`` is the unit matrix, of unknown scale.
+        solve: function from ``(n, D)`` rows ``X`` to ``X S^-1``.
+        background: whether to compute distances to the centre in units of the total covariance.
     """
 
-    def __init__(self, means: Tensor, covariance: Tensor | None):
-        self.root = None if covariance is None else torch.linalg.cholesky(covariance)
-        self.centre = means.mean(0)
-        white = self._whiten(means)
-        vectors, lengths, _ = torch.linalg.svd(white.mT, full_matrices=False)
-        rank = int((lengths > 1e-9 * lengths[:1].clamp_min(_TINY)).sum())
-        self.basis = vectors[:, :rank]
-        self.means = white @ self.basis
-        between = lengths[:rank].square() / len(means)
-        self.background = torch.zeros_like(between) if covariance is None else 1 / (1 + between)
-
-    def _whiten(self, features: Tensor) -> Tensor:
-        rows = (features - self.centre).mT
-        return rows.mT if self.root is None else torch.linalg.solve_triangular(self.root, rows, upper=False).mT
+    def __init__(self, means: Tensor, solve: Solve, background: bool = True):
+        self.solve, self.centre = solve, means.mean(0)
+        rows = means - self.centre
+        white = solve(rows)
+        lengths, vectors = torch.linalg.eigh(rows @ white.mT)
+        kept = lengths > _TINY + 1e-9 * lengths[-1]
+        lengths, vectors = lengths[kept], vectors[:, kept]
+        self.projection = white.mT @ (vectors / lengths.sqrt())
+        self.means = rows @ self.projection
+        self.background = background / (1 + lengths / len(means))
 
     def distances(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute what the function ``distances`` returns."""
-        white = self._whiten(features)
-        places = white @ self.basis
-        unexplained = (white - places @ self.basis.mT).square().sum(1)
+        rows = features - self.centre
+        places = rows @ self.projection
+        unexplained = (rows * self.solve(rows)).sum(1) - places.square().sum(1)
         return unexplained, torch.cdist(places, self.means).square().amin(1), places.square() @ self.background
 
 
@@ -136,32 +137,34 @@ def _solved(statistics: ClassStatistics) -> Any:
 
 def _solve(statistics: ClassStatistics, labels: Tensor) -> Any:
     if isinstance(statistics, RandomProjection):
-        return torch.linalg.cholesky(_raised(statistics.gram.double(), statistics.ridge))
+        gram = statistics.gram.double()
+        gram.diagonal().add_(statistics.ridge * (float(gram.diagonal().mean()) or 1.0))
+        return torch.linalg.cholesky(gram)
     if isinstance(statistics, ClassMeans):
-        return _Space(functional.normalize(statistics.means[labels].double(), dim=1), None)
+        return _Space(functional.normalize(statistics.means[labels].double(), dim=1), lambda rows: rows, False)
     if isinstance(statistics, StreamingLDA):
         values, vectors = torch.linalg.eigh(statistics.covariance.double())
         values = (1 - statistics.shrinkage) * values.clamp_min(0) + statistics.shrinkage
-        common = (vectors * values) @ vectors.mT
-    else:
-        assert isinstance(statistics, RegularizedDiscriminant)
-        common = _common_covariance(statistics, labels)
-    return _Space(statistics.classes.means[labels].double(), common)
+        return _Space(statistics.classes.means[labels].double(), lambda rows: (rows @ vectors / values) @ vectors.mT)
+    assert isinstance(statistics, RegularizedDiscriminant)
+    return _Space(statistics.classes.means[labels].double(), _common_covariance(statistics, labels))
 
 
-def _common_covariance(statistics: RegularizedDiscriminant, labels: Tensor) -> Tensor:
-    """Return the shrunk common covariance, ``(D, D)`` float64."""
+def _common_covariance(statistics: RegularizedDiscriminant, labels: Tensor) -> Solve:
+    """Return the product with the inverse of the shrunk common covariance."""
     total, length = float(statistics.classes.counts.sum()), statistics.classes.means.shape[1]
-    if statistics.scatter is None:
-        directions = statistics.directions.of_classes(labels.tolist())
-        common = directions.mT @ directions
-        common.diagonal().add_(statistics.directions.outside[labels].double().sum() / length)
-    else:
-        common = statistics.scatter.whole()
-    return _raised(common / total, min(1.0, statistics.shrinkage * length / total))
-
-
-def _raised(matrix: Tensor, share: float) -> Tensor:
-    """Add a share of its mean to the diagonal of a matrix, in place."""
-    matrix.diagonal().add_(share * (float(matrix.diagonal().mean()) or 1.0))  # 0 for equal images
-    return matrix
+    shrinkage = min(1.0, statistics.shrinkage * length / total)
+    if statistics.scatter is not None:
+        common = statistics.scatter.whole() / total
+        common.diagonal().add_(shrinkage * (float(common.diagonal().mean()) or 1.0))  # 0 for equal images
+        root = torch.linalg.cholesky(common)
+        return lambda rows: torch.cholesky_solve(rows.mT, root).mT
+    directions = statistics.directions.of_classes(labels.tolist()) / total**0.5
+    outside = float(statistics.directions.outside[labels].double().sum()) / total
+    variance = (float(directions.square().sum()) + outside) / length or 1.0
+    rest = outside / length + shrinkage * variance
+    # Woodbury: (r I + B^T B)^-1 = (I - B^T (r I + B B^T)^-1 B) / r, with as many rows as there are directions.
+    inner = directions @ directions.mT
+    inner.diagonal().add_(rest)
+    root = torch.linalg.cholesky(inner)
+    return lambda rows: (rows - torch.cholesky_solve(directions @ rows.mT, root).mT @ directions) / rest
