@@ -33,17 +33,21 @@ class Resize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         pixels = images.permute(0, 3, 1, 2).double()
-        pixels = _shifted(pixels @ self._weights(images.shape[2], images.device).t())
-        return _shifted(self._weights(images.shape[1], images.device) @ pixels)
+        pixels = _shifted(pixels @ self._weights(images.shape[2], images.device, 0))
+        return _shifted(self._weights(images.shape[1], images.device, 1) @ pixels)
 
-    def _weights(self, length: int, device: torch.device) -> Tensor:
-        """Compute ``2**22`` times the ``(size, length)`` weights of the triangle filter along one axis."""
+    def _weights(self, length: int, device: torch.device, axis: int) -> Tensor:
+        """Compute ``2**22`` times the weights of the triangle filter, from ``length`` pixels on ``axis`` to ``size``.
+
+        Not transposed afterwards: ONNX Runtime before 1.20 has no product with a transposed matrix of doubles.
+        """
         places = torch.arange(length, device=device).double()
-        scale = (places[-1] + 1) / self.size  # from the tensor, because exporters trace it
+        # From the tensor, because exporters trace it; of one axis, because they take scalars to be float32.
+        scale = (places[-1:] + 1) / self.size
         centres = (torch.arange(self.size, device=device).double() + 0.5) * scale
-        distances = (places - centres.unsqueeze(1) + 0.5).abs() * (1 / scale.clamp_min(1))
-        weights = (1 - distances).clamp_min(0)
-        return (weights / weights.sum(1, keepdim=True) * 2**22 + 0.5).floor()
+        differences = places.unsqueeze(1 - axis) - centres.unsqueeze(axis)
+        weights = (1 - (differences + 0.5).abs() * (1 / scale.clamp_min(1))).clamp_min(0)
+        return (weights / weights.sum(axis, keepdim=True) * 2**22 + 0.5).floor()
 
 
 def _shifted(pixels: Tensor) -> Tensor:

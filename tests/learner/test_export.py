@@ -70,7 +70,9 @@ def test_the_file_answers_as_the_learner_for_any_size_and_batch(method, tmp_path
         assert [f"c{label}" for label in scores.argmax(1)] == [frame.label for frame in frames]
         pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in images])
         expected = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels)).numpy()
-        np.testing.assert_allclose(scores, expected, rtol=0, atol=5e-3 * np.abs(expected).max())  # of pixels one off
+        # Pillow may resize a tall image along its height first: some pixels differ by one level.
+        tolerance = 5e-3 if rows > columns else 1e-4
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("backbone", ["squeezenet1_0", "mobilenet_v2", "resnet18"])
