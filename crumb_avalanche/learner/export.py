@@ -16,7 +16,8 @@ from PIL import Image
 from torch import nn
 
 from crumb_avalanche._version import __version__
-from crumb_avalanche.learner.graph import Graph
+from crumb_avalanche.learner.evidence import TEMPERATURES, evidence
+from crumb_avalanche.learner.graph import Graph, Probabilities
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import AT_A_TIME, Learner, NothingTaughtError
 from crumb_avalanche.learner.pixels import batches
@@ -64,9 +65,10 @@ class Parity:
 def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -> Parity:
     """Write a learner as an ONNX file, after a check in ONNX Runtime.
 
-    Input ``images`` is ``(batch, height, width, 3)`` uint8, RGB, of any size; output ``scores`` is ``(batch, classes)``
-    float32, of which the largest is the answer. The metadata hold ``classes`` (a JSON list of names, in the order of
-    the scores), ``method``, ``backbone``, ``image_size`` and ``weights_sha256``, the hash of the network's weights.
+    Input ``images`` is ``(batch, height, width, 3)`` uint8, RGB, of any size. Outputs ``scores``, of which the largest
+    is the answer, and ``probabilities`` are ``(batch, classes)`` float32. Whether an image is unknown is no output. The
+    metadata hold ``classes`` (a JSON list of names, in the order of the scores), ``method``, ``backbone``,
+    ``image_size`` and ``weights_sha256``, the hash of the network's weights.
 
     Args:
         learner: a learner with at least one class.
@@ -140,8 +142,9 @@ def onnx_graph(learner: Learner) -> bytes:
 
 
 def further_outputs(known: Knowledge) -> dict[str, nn.Module]:
-    """Return modules from ``(B, D)`` features and ``(B, classes)`` scores to further outputs, by name; none so far."""
-    return {}
+    """Return modules from ``(B, D)`` features and ``(B, classes)`` scores to further outputs, by name."""
+    found = evidence(known.statistics, torch.zeros(1, known.length))  # the temperature depends on the classes alone
+    return {"probabilities": Probabilities(TEMPERATURES[type(known.statistics)] * known.confidence.temperature(found))}
 
 
 def compare(learner: Learner, session: Any, images: Any) -> Parity:

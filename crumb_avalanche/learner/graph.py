@@ -178,6 +178,17 @@ CLASSIFIERS = {
 }
 
 
+class Probabilities(nn.Module):
+    """Softmax of scores at a temperature."""
+
+    def __init__(self, temperature: float):
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, features: Tensor, scores: Tensor) -> Tensor:
+        return (scores / self.temperature).softmax(1)
+
+
 class Graph(nn.Module):
     """Scores ``(B, classes)`` float32 of ``(B, H, W, 3)`` uint8 images, and further answers from them.
 

@@ -64,7 +64,7 @@ def test_the_file_answers_as_the_learner_for_any_size_and_batch(method, tmp_path
     session = session_of(tmp_path / "a.onnx")
     for (rows, columns), batch in itertools.product([(32, 32), (90, 44), (20, 20), (32, 120)], (1, 5)):
         images = photos(3, batch, 2, (rows, columns))
-        (scores,) = session.run(None, {"images": images})
+        (scores,) = session.run(["scores"], {"images": images})
         assert scores.shape == (batch, 5) and scores.dtype == np.float32
         frames = learner.predict(images).frames if batch > 1 else [learner.predict(images)]
         assert [f"c{label}" for label in scores.argmax(1)] == [frame.label for frame in frames]
@@ -91,7 +91,7 @@ def test_the_metadata_name_classes_and_weights(tmp_path):
     assert metadata["weights_sha256"] == learner.network.sha256 and re.fullmatch("[0-9a-f]{64}", learner.network.sha256)
     assert (metadata["method"], metadata["backbone"], metadata["image_size"]) == ("ncm", "small_cnn", "32")
     assert session.get_inputs()[0].shape == ["batch", "height", "width", 3]
-    (scores,) = session.run(None, {"images": photos(2, 1)})
+    (scores,) = session.run(["scores"], {"images": photos(2, 1)})
     assert scores.shape == (1, 2) and scores.argmax() == 1
 
 
@@ -152,17 +152,17 @@ def test_a_graph_that_resizes_otherwise_is_noticed():
     assert not parity.holds
 
 
-def test_a_further_output_is_part_of_the_file(tmp_path, monkeypatch):
-    class Margin(torch.nn.Module):
-        def forward(self, features, scores):
-            first, second = scores.topk(2, dim=1).values.split(1, dim=1)
-            return (second - first).squeeze(1) + 0 * features.sum(1)
-
-    monkeypatch.setattr(export, "further_outputs", lambda known: {"margin": Margin()})
-    export_onnx(taught("slda"), tmp_path / "a.onnx")
-    scores, margin = session_of(tmp_path / "a.onnx").run(["scores", "margin"], {"images": photos(1, 3)})
-    ordered = np.sort(scores, 1)
-    np.testing.assert_allclose(margin, ordered[:, -2] - ordered[:, -1], rtol=1e-3)
+@pytest.mark.parametrize("method", KINDS)
+def test_probabilities_are_those_of_the_learner(method, tmp_path):
+    learner = taught(method)
+    for number in range(5):  # lessons of known classes fit the temperature
+        learner.teach(photos(number, 3, 3), f"c{number}")
+    export_onnx(learner, tmp_path / "a.onnx")
+    images = photos(1, 4, 5)
+    (shares,) = session_of(tmp_path / "a.onnx").run(["probabilities"], {"images": images})
+    for row, frame in zip(shares, learner.predict(images).frames, strict=True):
+        expected = dict([(frame.label, frame.confidence), *frame.runners_up])
+        np.testing.assert_allclose(row, [expected[f"c{number}"] for number in range(5)], atol=1e-3)
 
 
 def test_a_learner_without_classes_is_refused(tmp_path):
