@@ -4,7 +4,7 @@
 
 Ratios are printed last, because times depend on the machine; with --json, they alone:
   predict_over_bare       time of Learner.predict on a batch, with 20 classes taught / time of the eager float32 network
-                          (F, and P below the head) on the same pixels; not the first answer after a lesson, which solves anew
+                          (F, and P below the head) on the same pixels; the solution after a lesson is not part of it
   teach_over_bare         time of Learner.teach of a batch of one of the 20 classes / the same
   cold_start_over_torch   time of the process "crumb predict MODEL photo.jpg" / time of a process that imports torch and
                           torchvision and runs the network once
