@@ -5,6 +5,7 @@ from typing import Any
 from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments, underscored
 from crumb_avalanche.runs.command_settings import (
     DemoSettings,
+    ExportSettings,
     LearnerSettings,
     PredictSettings,
     PrepareSettings,
@@ -27,6 +28,7 @@ COMMANDS = {
     "predict": (PredictSettings, "ask a learner what images show"),
     "serve": (ServeSettings, "teach and ask a learner in a browser, or from other programs"),
     "learner": (LearnerSettings, "show a learner; forget or rename a class, take a lesson back, merge two"),
+    "export": (ExportSettings, "convert a learner for other programs"),
 }
 POSITIONAL = {
     "prepare": "NAME ",
@@ -36,6 +38,7 @@ POSITIONAL = {
     "predict": "MODEL [SOURCE ...] ",
     "serve": "MODEL ",
     "learner": "{show,forget,rename,undo,merge} MODEL [NAME ...] ",
+    "export": "MODEL ",
 }
 BARE = ("--check", "--json", "--csv", "--without-weights")  # flags that may stand alone
 ACTIONS = ("show", "forget", "rename", "undo", "merge")
@@ -91,6 +94,8 @@ def _add_positional(command: Any, settings: type) -> None:
         command.add_argument("action", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
         command.add_argument("model", metavar="MODEL", help="a learner's file")
         command.add_argument("names", nargs="*", metavar="NAME", help="class names; for merge the other learner's file")
+    if settings is ExportSettings:  # crumb export mine.safetensors
+        command.add_argument("model", metavar="MODEL", help="a learner's file")
     if settings is PrepareSettings:  # crumb prepare toybox --check
         command.add_argument("name", metavar="NAME", help="core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet")
         command.add_argument(

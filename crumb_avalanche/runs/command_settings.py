@@ -244,3 +244,24 @@ class LearnerSettings:
     names: list[str]
     output: str | None = None
     weights: str | None = None
+
+
+@dataclass
+class ExportSettings:
+    """Convert a learner for other programs: one file from pixels to scores, compared with the learner.
+
+    Attributes:
+        model: a learner's file.
+        to: format; onnx runs in ONNX Runtime and many others, without torch and this package.
+        output: the file to write; default MODEL with the format's extension.
+        images: photos on which the result is compared with the learner; default noise.
+        weights: for a MODEL without weights: 'torchvision' (downloads) or a weight file.
+        threads: CPU threads; 0 takes one per core.
+    """
+
+    model: str
+    to: Literal["onnx"] = "onnx"
+    output: str | None = None
+    images: str | None = None
+    weights: str | None = None
+    threads: int = 0
