@@ -29,6 +29,7 @@ _HOMES = {
     "PatchedAGEM": "training.avalanche_fixes",
     "FeatureCache": "training.feature_cache",
     "SmallCNN": "models.backbones",
+    "Learner": "learner.learner",
     "LedgerMetric": "training.ledger",
     "patched_dill": "training.avalanche_checkpoint",
     "build_strategy": "baselines.registry",

@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, TypeError, RuntimeError) as error:
         full = getattr(error, "errno", None) in DISK_FULL
         curable = isinstance(error, ValueError | ImportError | FileExistsError | PermissionError) or full
+        curable |= isinstance(error, FileNotFoundError) and error.errno is None  # with a message of ours
         if type(error).__module__ == "builtins" and not curable:
             raise  # a bug, not bad input: show the traceback
         cure = "; make room on that disk and give the same command again" * full

@@ -5,10 +5,15 @@ from typing import Any
 from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments, underscored
 from crumb_avalanche.runs.command_settings import (
     DemoSettings,
+    ExportSettings,
+    LearnerSettings,
+    PredictSettings,
     PrepareSettings,
     PretrainSettings,
     ReportSettings,
+    ServeSettings,
     StrategiesSettings,
+    TeachSettings,
 )
 from crumb_avalanche.runs.settings import RunSettings
 
@@ -19,8 +24,24 @@ COMMANDS = {
     "strategies": (StrategiesSettings, "list the methods: source, what each stores, what a budget buys"),
     "pretrain": (PretrainSettings, "pretrain plastic layers and codebook"),
     "report": (ReportSettings, "show finished runs as tables and pictures"),
+    "teach": (TeachSettings, "teach a learner what images show"),
+    "predict": (PredictSettings, "ask a learner what images show"),
+    "serve": (ServeSettings, "teach and ask a learner in a browser, or from other programs"),
+    "learner": (LearnerSettings, "show a learner; forget or rename a class, take a lesson back, merge two"),
+    "export": (ExportSettings, "convert a learner for other programs"),
 }
-POSITIONAL = {"prepare": "NAME ", "report": "FOLDER [FOLDER ...] ", "strategies": "[NAME] "}
+POSITIONAL = {
+    "prepare": "NAME ",
+    "report": "FOLDER [FOLDER ...] ",
+    "strategies": "[NAME] ",
+    "teach": "MODEL [SOURCE] ",
+    "predict": "MODEL [SOURCE ...] ",
+    "serve": "MODEL ",
+    "learner": "{show,forget,rename,undo,merge} MODEL [NAME ...] ",
+    "export": "MODEL ",
+}
+BARE = ("--check", "--json", "--csv", "--without-weights")  # flags that may stand alone
+ACTIONS = ("show", "forget", "rename", "undo", "merge")
 
 
 def parser() -> Any:
@@ -49,7 +70,8 @@ def parser() -> Any:
             add_run_arguments(command)
         else:
             _add_positional(command, settings)
-            command.add_class_arguments(settings, skip={"folders", "name", "check"})
+            positional = {"folders", "name", "check", "model", "source", "sources", "action", "names"}
+            command.add_class_arguments(settings, skip=positional)
         commands.add_subcommand(name, command, help=summary)
     return main_parser
 
@@ -60,6 +82,20 @@ def _add_positional(command: Any, settings: type) -> None:
         command.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of runs")
     if settings is StrategiesSettings:  # crumb strategies remind
         command.add_argument("name", nargs="?", metavar="NAME", help="show this method only")
+    if settings is TeachSettings:  # crumb teach mine.safetensors clips/mug --label mug
+        command.add_argument("model", metavar="MODEL", help="the learner's file; made if absent")
+        command.add_argument("source", nargs="?", metavar="SOURCE", help="an image, video, folder or glob pattern")
+    if settings is PredictSettings:  # crumb predict mine.safetensors photo.jpg
+        command.add_argument("model", metavar="MODEL", help="a learner's file")
+        command.add_argument("sources", nargs="*", metavar="SOURCE", help="images, videos, folders, glob patterns")
+    if settings is ServeSettings:  # crumb serve mine.safetensors
+        command.add_argument("model", metavar="MODEL", help="the learner's file; made if absent")
+    if settings is LearnerSettings:  # crumb learner forget mine.safetensors mug
+        command.add_argument("action", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
+        command.add_argument("model", metavar="MODEL", help="a learner's file")
+        command.add_argument("names", nargs="*", metavar="NAME", help="class names; for merge the other learner's file")
+    if settings is ExportSettings:  # crumb export mine.safetensors
+        command.add_argument("model", metavar="MODEL", help="a learner's file")
     if settings is PrepareSettings:  # crumb prepare toybox --check
         command.add_argument("name", metavar="NAME", help="core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet")
         command.add_argument(
@@ -77,7 +113,7 @@ def present(arguments: list[str]) -> list[str]:
     """Translate arguments to flags that the parser accepts.
 
     Replaces dashes in flags by underscores, and flags of earlier versions of ``crumb run`` by the present ones. Turns
-    ``--check X`` into ``--check=true X`` unless X is true or false: X may be the data set's name.
+    ``--check X`` into ``--check=true X`` unless X is true or false: X may be a name without a flag.
 
     Raises:
         ValueError: a settings file cannot be read.
@@ -87,7 +123,7 @@ def present(arguments: list[str]) -> list[str]:
     following = [*arguments[1:], ""]
     return underscored(
         [
-            "--check=true" if argument == "--check" and after.lower() not in ("true", "false") else argument
+            f"{argument}=true" if argument in BARE and after.lower() not in ("true", "false") else argument
             for argument, after in zip(arguments, following)
         ]
     )

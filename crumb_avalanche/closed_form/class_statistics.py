@@ -105,10 +105,14 @@ class ClassStatistics(ABC):
         seen = self.image_counts > 0
         scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
         if seen.any():
-            if self._solution is None:  # only after a change
-                self._solution = self._solve(seen)
-            scores[:, seen] = self._answers(features.double(), self._solution).clamp_min(LOWEST_SCORE)
+            scores[:, seen] = self._answers(features.double(), self.solution()).clamp_min(LOWEST_SCORE)
         return scores
+
+    def solution(self) -> Any:
+        """Return what ``scores`` computes from, for the classes with images, of which there must be one."""
+        if self._solution is None:  # only after a change
+            self._solution = self._solve(self.image_counts > 0)
+        return self._solution
 
     def grow(self, n_classes: int) -> None:
         """Add classes without images, up to ``n_classes``; scores of the other classes stay as they are.

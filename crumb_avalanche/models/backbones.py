@@ -144,17 +144,23 @@ def _mlp(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int
 
 def _network(name: str, image_size: int) -> nn.Module:
     """Build the uncut network with random weights."""
-    from avalanche.models import SimpleMLP, SlimResNet18, make_icarl_net
+    if name == "small_cnn":
+        return SmallCNN()
+    if name in _OF_AVALANCHE:
+        from avalanche import models as of_avalanche  # takes seconds to import
+
+        return _OF_AVALANCHE[name](of_avalanche, image_size)
     from torchvision import models
 
-    own = {
-        "small_cnn": SmallCNN,
-        "slim_resnet18": lambda: SlimResNet18(10, nf=20),
-        "resnet32": lambda: make_icarl_net(10),
-        # Two hidden layers of 100.
-        "mlp": lambda: SimpleMLP(10, 3 * image_size**2, hidden_size=100, hidden_layers=2),
-    }
-    return own[name]() if name in own else models.get_model(name, weights=None)
+    return models.get_model(name, weights=None)
+
+
+_OF_AVALANCHE: dict[str, Callable] = {
+    "slim_resnet18": lambda models, image_size: models.SlimResNet18(10, nf=20),
+    "resnet32": lambda models, image_size: models.make_icarl_net(10),
+    # Two hidden layers of 100.
+    "mlp": lambda models, image_size: models.SimpleMLP(10, 3 * image_size**2, hidden_size=100, hidden_layers=2),
+}
 
 
 def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:

@@ -1,6 +1,7 @@
 """Typed settings of all commands but ``crumb run``. Imports neither torch nor Avalanche."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass
@@ -131,3 +132,136 @@ class StrategiesSettings:
     """
 
     name: str | None = None
+
+
+@dataclass
+class TeachSettings:
+    """Teach a learner what images show: makes the file MODEL or goes on with it.
+
+    Attributes:
+        model: the learner's file, such as mine.safetensors.
+        source: an image, video, folder or glob pattern; without --label a folder with a folder for each class.
+        label: name of the class that the source shows.
+        camera: learn from this camera instead of a source, such as 0.
+        seconds: how long to watch the camera.
+        method: for a new MODEL: recommended, rda, slda, ncm or ranpac.
+        weights: for a new MODEL, or one without weights: 'torchvision' (downloads) or a weight file.
+        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
+        image_size: for a new MODEL: resize images to this many pixels square.
+        budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
+        without_weights: leave the network's weights out of the file, which is then smaller but needs --weights.
+        on_bad_frame: skip or raise: leave out files that cannot be read, or stop.
+        threads: CPU threads; 0 takes one per core.
+        progress: show a progress bar.
+    """
+
+    model: str
+    source: str | None = None
+    label: str | None = None
+    camera: str | None = None
+    seconds: float = 10.0
+    method: str = "recommended"
+    weights: str = "torchvision"
+    backbone: str = "squeezenet1_0"
+    image_size: int = 224
+    budget_bytes: int | None = None
+    without_weights: bool = False
+    on_bad_frame: Literal["skip", "raise"] = "skip"
+    threads: int = 0
+    progress: bool = True
+
+
+@dataclass
+class PredictSettings:
+    """Answer what images show, as a table or as a list for programs. Writes nothing beside its sources.
+
+    Attributes:
+        model: a learner's file.
+        sources: images, videos, folders or glob patterns.
+        camera: ask about this camera instead of sources, such as 0.
+        seconds: how long to watch the camera.
+        json: print one JSON object a line.
+        csv: print comma-separated values.
+        weights: for a MODEL without weights: 'torchvision' (downloads) or a weight file.
+        threads: CPU threads; 0 takes one per core.
+    """
+
+    model: str
+    sources: list[str]
+    camera: str | None = None
+    seconds: float = 10.0
+    json: bool = False
+    csv: bool = False
+    weights: str | None = None
+    threads: int = 0
+
+
+@dataclass
+class ServeSettings:
+    """Teach and ask a learner in a browser, or from other programs over HTTP.
+
+    Attributes:
+        model: the learner's file, such as mine.safetensors; made if absent, saved after every change.
+        host: name or address of this computer to listen at; another than 127.0.0.1 needs --certificate and --key.
+        port: port to listen at; 0 takes a free one.
+        certificate: PEM file with the certificate for https.
+        key: PEM file with its private key.
+        method: for a new MODEL: recommended, rda, slda, ncm or ranpac.
+        weights: for a new MODEL, or one without weights: 'torchvision' (downloads) or a weight file.
+        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
+        image_size: for a new MODEL: resize images to this many pixels square.
+        budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
+        threads: CPU threads; 0 takes one per core.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    certificate: str | None = None
+    key: str | None = None
+    method: str = "recommended"
+    weights: str = "torchvision"
+    backbone: str = "squeezenet1_0"
+    image_size: int = 224
+    budget_bytes: int | None = None
+    threads: int = 0
+
+
+@dataclass
+class LearnerSettings:
+    """Show a learner, or change what it knows: show, forget, rename, undo, merge.
+
+    Attributes:
+        action: show MODEL; forget MODEL NAME; rename MODEL OLD NEW; undo MODEL; merge A B --output C.
+        model: a learner's file.
+        names: what the action needs besides.
+        output: the file that merge writes.
+        weights: for a MODEL without weights: 'torchvision' (downloads) or a weight file.
+    """
+
+    action: str
+    model: str
+    names: list[str]
+    output: str | None = None
+    weights: str | None = None
+
+
+@dataclass
+class ExportSettings:
+    """Convert a learner for other programs: one file from pixels to scores, compared with the learner.
+
+    Attributes:
+        model: a learner's file.
+        to: format; onnx runs in ONNX Runtime and many others, without torch and this package.
+        output: the file to write; default MODEL with the format's extension.
+        images: photos on which the result is compared with the learner; default noise.
+        weights: for a MODEL without weights: 'torchvision' (downloads) or a weight file.
+        threads: CPU threads; 0 takes one per core.
+    """
+
+    model: str
+    to: Literal["onnx"] = "onnx"
+    output: str | None = None
+    images: str | None = None
+    weights: str | None = None
+    threads: int = 0

@@ -1,4 +1,4 @@
-"""Exclusive folder lock."""
+"""Exclusive lock of a folder, or of a file that is about to be replaced."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ PATIENCE = 0.3  # seconds; in_use holds the lock for a moment
 
 
 class FolderInUseError(RuntimeError):
-    """Another process holds the folder."""
+    """Another process holds the folder or file."""
 
 
 @contextlib.contextmanager
@@ -30,7 +30,30 @@ def locked(folder: Path, flag: str = "--output") -> Iterator[None]:
     Raises:
         FolderInUseError: another process holds it; says which.
     """
-    path = folder / LOCK
+    with _held(folder / LOCK, str(folder), f"in use by process %s; wait for its end, or choose another {flag}"):
+        yield
+
+
+@contextlib.contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, ``.NAME.lock`` beside it. Readers need none if the file is replaced atomically.
+
+    Raises:
+        FolderInUseError: another process holds it; says which.
+    """
+    with _held(path.parent / f".{path.name}.{LOCK}", str(path), "being changed by process %s; wait for its end"):
+        yield
+
+
+@contextlib.contextmanager
+def _held(path: Path, what: str, state: str) -> Iterator[None]:
+    """Hold a lock file, whose folder is created if absent.
+
+    Args:
+        path: the file; it says ``pid host`` meanwhile.
+        what: what it locks, for the error.
+        state: the rest of the error, with a place for the holder.
+    """
     lock, deadline = FileLock(path), time.monotonic() + PATIENCE
     while True:
         try:
@@ -43,9 +66,7 @@ def locked(folder: Path, flag: str = "--output") -> Iterator[None]:
             holder = "unknown"
             with contextlib.suppress(OSError):
                 holder = path.read_text().strip() or holder
-            raise FolderInUseError(
-                f"{folder} is in use by process {holder}; wait for its end, or choose another {flag}"
-            ) from None
+            raise FolderInUseError(f"{what} is {state % holder}") from None
     try:
         with contextlib.suppress(OSError):  # a full disk; Windows, where a locked file cannot be written to
             path.write_text(f"{os.getpid()} {socket.gethostname()}\n")

@@ -1,0 +1,20 @@
+"""``crumb export``: convert a learner for other programs."""
+
+from pathlib import Path
+
+import torch
+
+from crumb_avalanche.learner.export import export_onnx
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.runs.command_settings import ExportSettings
+
+
+def main(settings: ExportSettings) -> None:
+    """Write the learner in another format and print how well the result agrees with it."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    learner = Learner.load(settings.model, settings.weights)
+    path = Path(settings.output or Path(settings.model).with_suffix(f".{settings.to}"))
+    parity = export_onnx(learner, path, settings.images)
+    print(f"compared with the learner on {parity}")
+    print(f"{path}: {len(learner.classes)} classes, file of {path.stat().st_size:,} bytes")

@@ -1,0 +1,66 @@
+"""``crumb learner``: show a learner, or change what it knows."""
+
+from pathlib import Path
+
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.store import read_header
+from crumb_avalanche.runs.command_settings import LearnerSettings
+from crumb_avalanche.system.folder_lock import locked_file
+
+NEEDED = {"show": 0, "forget": 1, "rename": 2, "undo": 0, "merge": 1}
+
+
+def main(settings: LearnerSettings) -> None:
+    """Do what is asked and print it."""
+    action, path, names = settings.action, Path(settings.model), settings.names
+    if len(names) != NEEDED[action]:
+        usage = {"forget": " NAME", "rename": " OLD NEW", "merge": " OTHER --output FILE"}.get(action, "")
+        raise ValueError(f"crumb learner {action} needs MODEL{usage}; got {1 + len(names)} names")
+    if (action == "merge") != (settings.output is not None):
+        raise ValueError("merge needs --output FILE, and only merge has one")
+    if action == "show":
+        show(path)
+    elif action == "merge":
+        learner = Learner.load(path, settings.weights)
+        learner.merge(Learner.load(names[0], settings.weights))
+        with locked_file(Path(str(settings.output))):
+            learner.save(str(settings.output))
+        print(f"{settings.output}: {len(learner.classes)} classes, {learner.bytes:,} bytes learned")
+    else:
+        with locked_file(path):
+            learner = Learner.load(path, settings.weights)
+            print(changed(learner, action, names))
+            learner.save(path, weights=read_header(path)["network"]["included"])
+
+
+def changed(learner: Learner, action: str, names: list[str]) -> str:
+    """Change a learner and return what was done."""
+    if action == "rename":
+        learner.rename(*names)
+        return f"renamed {names[0]} to {names[1]}"
+    if action == "undo":
+        lesson = learner.undo()
+        return "took back: " + ", ".join(f"{name} ({count} images)" for name, count in lesson.images.items())
+    remains = learner.forget(names[0])
+    return f"forgot {names[0]}" + (f"; what remains: {remains}" if remains else "; nothing of it remains")
+
+
+def show(path: Path) -> None:
+    """Print all that a file holds."""
+    header = read_header(path)
+    learner_of = header["network"]
+    print(f"method    {header['method']}")
+    arguments = learner_of["arguments"]
+    print(f"network   {arguments['name']} at {arguments['image_size']} pixels, {learner_of['source']}")
+    included = "in the file" if learner_of["included"] else "not in the file"
+    print(f"weights   {included}, SHA-256 {learner_of['weights_sha256']}")
+    print(f"budget    {header['budget_bytes']:,} bytes")
+    print(f"written   {header['written']} by " + ", ".join(f"{k} {v}" for k, v in header["versions"].items()))
+    print("classes")
+    for name, count in header["classes"].items():
+        print(f"  {name}: {count} images")
+    print("lessons")
+    for lesson in header["lessons"]:
+        what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
+        print(f"  {lesson['when']}  {what}")
+    print("It holds no images and no paths of images.")

@@ -1,0 +1,90 @@
+"""``crumb predict``: ask a learner what images show."""
+
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from crumb_avalanche.learner.answer import Answer
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.sources import BadImage, Clip
+from crumb_avalanche.runs.command_settings import PredictSettings
+
+WORST = 10  # mistakes that are listed
+
+
+def main(settings: PredictSettings) -> None:
+    """Print an answer for each image and clip.
+
+    Raises:
+        ValueError: some files could not be read; the answers for all others were printed.
+    """
+    if not settings.sources and settings.camera is None:
+        raise ValueError("give images, videos, folders or patterns to ask about, or --camera 0")
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    learner = Learner.load(settings.model, settings.weights)
+    unread: list[BadImage] = []
+    answers = Table(settings).print_all(answers_of(learner, settings, unread))
+    if not settings.json and not settings.csv:
+        summarize([answer for answer in answers if answer.truth is not None])
+    if unread:
+        raise ValueError("\n".join([f"{len(unread)} files could not be read:", *map(str, unread)]))
+
+
+def answers_of(learner: Learner, settings: PredictSettings, unread: list[BadImage]) -> Iterator[Answer]:
+    """Yield the answers for all sources."""
+    sources: list[str | Clip] = list(settings.sources)
+    if settings.camera is not None:
+        from crumb_avalanche.learner.camera import camera_clip
+
+        sources.append(camera_clip(settings.camera, settings.seconds))
+    for source in sources:
+        yield from learner.predict_all(source, on_bad="skip", report=unread.append)
+
+
+class Table:
+    """Prints answers as they come, in one of three formats."""
+
+    def __init__(self, settings: PredictSettings):
+        self.print_one = self._json if settings.json else self._csv if settings.csv else self._row
+        self._writer = csv.writer(sys.stdout)
+        if settings.csv:
+            self._writer.writerow(["path", "label", "confidence", "known", "runner_up", "runner_up_confidence"])
+
+    def print_all(self, answers: Iterator[Answer]) -> list[Answer]:
+        """Print answers and return them without their frames."""
+        kept = []
+        for answer in answers:
+            self.print_one(answer)
+            kept.append(answer)
+        return kept
+
+    def _json(self, answer: Answer) -> None:
+        print(json.dumps(answer.as_dict()), flush=True)
+
+    def _csv(self, answer: Answer) -> None:
+        name, share = answer.runners_up[0] if answer.runners_up else ("", 0.0)
+        row = [answer.path, answer.label, f"{answer.confidence:.6f}", answer.known, name, f"{share:.6f}"]
+        self._writer.writerow(row)
+
+    def _row(self, answer: Answer) -> None:
+        label = answer.label if answer.known else f"unknown (nearest: {answer.label})"
+        others = ", ".join(f"{name} {100 * share:.0f} %" for name, share in answer.runners_up[:2])
+        print(f"{answer.path}  {label}  {100 * answer.confidence:.0f} %" + (f"  ({others})" if others else ""))
+
+
+def summarize(answers: list[Answer]) -> None:
+    """Print accuracy, confusions and the worst mistakes of answers whose true class is known."""
+    if not answers:
+        return
+    wrong = [answer for answer in answers if answer.label != answer.truth]
+    right = len(answers) - len(wrong)
+    print(f"\n{right} of {len(answers)} right ({100 * right / len(answers):.1f} %)")
+    for (truth, label), count in Counter((answer.truth, answer.label) for answer in wrong).most_common(WORST):
+        print(f"  {truth} taken for {label}: {count}")
+    for answer in sorted(wrong, key=lambda answer: -answer.confidence)[:WORST]:
+        print(f"  {answer.path}: {answer.label} {100 * answer.confidence:.0f} %, is {answer.truth}")

@@ -1,0 +1,55 @@
+"""``crumb teach``: teach a learner what images show."""
+
+from pathlib import Path
+
+import torch
+
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.sources import Clip
+from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
+from crumb_avalanche.system.folder_lock import locked_file
+from crumb_avalanche.system.progress import progress_bar
+
+
+def main(settings: TeachSettings) -> None:
+    """Learn the source and write the learner's file; print what was learned."""
+    if (settings.source is None) == (settings.camera is None):
+        raise ValueError("give a source (crumb teach MODEL SOURCE) or a camera (--camera 0 --label NAME)")
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    path = Path(settings.model)
+    with locked_file(path):
+        learner = opened(settings, path)
+        with progress_bar(None, "learning", show=settings.progress) as bar:
+            lesson = learner.teach(
+                source_of(settings), settings.label, on_bad=settings.on_bad_frame, progress=bar.update
+            )
+        learner.save(path, weights=not settings.without_weights)
+    for name, count in lesson.images.items():
+        print(f"learned {name}: {count} images")
+    for bad in lesson.unread:
+        print(f"could not read {bad}")
+    for note in lesson.notes:
+        print(f"budget of {learner.budget_bytes:,} bytes is full: {note}")
+    if lesson.answered:
+        share = 100 * lesson.right / lesson.answered
+        print(f"of {lesson.answered} clips asked before they were learned, {lesson.right} were right ({share:.0f} %)")
+    size = path.stat().st_size
+    print(f"{path}: {len(learner.classes)} classes, {learner.bytes:,} bytes learned, file of {size:,} bytes")
+
+
+def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
+    """Load the learner, or make one if there is no file."""
+    if path.exists():
+        return Learner.load(path, settings.weights if settings.weights != "torchvision" else None)
+    weights = None if settings.weights == "none" else settings.weights
+    return Learner(settings.method, settings.backbone, weights, settings.image_size, settings.budget_bytes)
+
+
+def source_of(settings: TeachSettings) -> str | Clip | None:
+    """Return what to learn from."""
+    if settings.camera is None:
+        return settings.source
+    from crumb_avalanche.learner.camera import camera_clip
+
+    return camera_clip(settings.camera, settings.seconds)

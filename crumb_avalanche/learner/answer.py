@@ -1,0 +1,60 @@
+"""What a learner answers."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer for an image or a clip.
+
+    Attributes:
+        label: name of the most likely class.
+        confidence: its probability, 0 to 1, if the image shows one of the classes taught.
+        known: whether a class taught explains the image; if not, ``label`` is the nearest class.
+        runners_up: the next classes with their probabilities, most likely first.
+        path: source of the image or clip.
+        truth: name of the class folder that the source lies in, if there is one.
+        frames: answers for the frames of a clip of several.
+    """
+
+    label: str
+    confidence: float
+    known: bool
+    runners_up: tuple[tuple[str, float], ...] = ()
+    path: str = ""
+    truth: str | None = None
+    frames: tuple["Answer", ...] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict:
+        """Return plain values for JSON, without the frames."""
+        runners_up = [{"label": label, "confidence": round(share, 6)} for label, share in self.runners_up]
+        return {
+            "path": self.path,
+            "label": self.label,
+            "confidence": round(self.confidence, 6),
+            "known": self.known,
+            "runners_up": runners_up,
+        }
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one call of ``teach`` did.
+
+    Attributes:
+        images: number of images learned by class name.
+        clips: number of clips.
+        answered, right: clips that were predicted before they were learned, and the right ones among them.
+        when: date and time, ISO 8601 in UTC.
+        unread: files that could not be read (``BadImage``); a saved lesson has none.
+        notes: what the learner gave up to stay within its budget.
+    """
+
+    images: dict[str, int]
+    clips: int
+    answered: int
+    right: int
+    when: str
+    unread: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,284 @@
+"""Probabilities and unknown images, calibrated on clips that were predicted before they were learned."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.learner.evidence import Evidence
+from crumb_avalanche.system.tensor_file import StateError
+
+RIVALS = 16  # classes of a record besides the true one; the others add little to a softmax
+PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
+LEAST_LESSONS = 5  # observed before the threshold is fitted
+REJECTED = 0.05  # share of images of known classes below the threshold
+# Weights of the standardised logarithm of the residual, relative distance and logarithm of the probability.
+WEIGHTS = (1.0, 2.0, 1.0)
+CLASS_PRIOR = 40.0  # records that the mean of all classes counts as in the mean of one
+DOUBTFUL = 0.1  # probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay below
+
+
+class _Records(NamedTuple):
+    """Images of learned classes, each predicted before it was learned.
+
+    Attributes:
+        labels: ``(n,)`` int64, the true class.
+        lessons: ``(n,)`` int64, number of the lesson.
+        images: ``(n,)`` int64, images of the true class that were learned at that time.
+        typicality: ``(n, 2)`` float32, see ``Evidence``.
+        rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for none.
+        gaps: ``(n, 16)`` float32, their scores minus that of the true class; -inf for none.
+    """
+
+    labels: Tensor
+    lessons: Tensor
+    images: Tensor
+    typicality: Tensor
+    rivals: Tensor
+    gaps: Tensor
+
+    def where(self, keep: Tensor) -> "_Records":
+        return _Records(*(values[keep] for values in self))
+
+    def predicted(self) -> Tensor:
+        gap, place = self.gaps.max(1)
+        return torch.where(gap > 0, self.rivals.gather(1, place[:, None])[:, 0], self.labels)
+
+
+class _Fit(NamedTuple):
+    """What records say about new images: standardisation of the three columns, shifts of classes, and threshold."""
+
+    mean: Tensor
+    deviation: Tensor
+    shifts: dict[int, Tensor]
+    threshold: float
+
+
+def _empty() -> _Records:
+    none = torch.zeros(0, dtype=torch.int64)
+    return _Records(none, none, none, torch.zeros(0, 2), none.view(0, 1).expand(0, RIVALS), torch.zeros(0, RIVALS))
+
+
+class Confidence:
+    """Temperature and threshold from records of images that were predicted before they were learned.
+
+    No image is held out. ``observe`` takes the evidence of each clip before the clip is learned. If the class was known
+    by then, the images become records; how the classes scored images that they had not seen yet is what calibrates
+    them. Records from a time when a class had less than half of the images that it has now count as too pessimistic
+    for temperature and threshold.
+
+    *Temperature*: maximum of the likelihood of the true classes, each lesson counting once, with a normal prior of
+    deviation 1 for its logarithm, so that it starts from the usual one of the closed form.
+
+    *Unknown*: the familiarity of an image is a weighted sum of three standardised values: minus the logarithm of the
+    part of its features that no class explains, the relative distance to the nearest class, and the logarithm of the
+    largest probability. From each the mean of records predicted as the same class is subtracted, because classes
+    differ in how much their objects differ. The threshold is the 5 % quantile over records; classes' means leave the
+    record's own lesson out there. Before five lessons are observed, only images whose largest probability is below
+    0.1 are unknown.
+
+    Args:
+        capacity: largest number of records, 284 bytes each; beyond it, the class with most loses every second one.
+    """
+
+    def __init__(self, capacity: int = 2000):
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}; give at least 1 record")
+        self.capacity = capacity
+        self._records = _empty()
+        self._next = 0
+        self._cache: tuple[tuple[int, ...], float, _Fit | None] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self._records.labels)
+
+    def observe(self, evidence: Evidence, label: int) -> None:
+        """Record a clip of a class before it is learned; one call is one lesson.
+
+        Leave out clips of an object that was learned before: they are easier than new objects. A clip of a new class is
+        no record, because no score is right for it.
+
+        Args:
+            evidence: evidence of the clip's images from statistics without them.
+            label: the true class.
+        """
+        column = (evidence.labels == label).nonzero().flatten()
+        if not len(column) or len(evidence.labels) < 2:
+            return
+        count = len(evidence.scores)
+        rows = torch.linspace(0, count - 1, min(count, PER_LESSON)).round().long()
+        scores = evidence.scores[rows]
+        gaps = (scores - scores[:, column]).float()
+        gaps[:, column] = -torch.inf
+        gaps, places = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
+        rivals = torch.where(gaps > -torch.inf, evidence.labels[places], -1)
+        empty = RIVALS - gaps.shape[1]
+        new = _Records(
+            torch.full((len(rows),), label),
+            torch.full((len(rows),), self._next),
+            evidence.counts[column].expand(len(rows)),
+            evidence.typicality[rows].float(),
+            torch.nn.functional.pad(rivals, (0, empty), value=-1),
+            torch.nn.functional.pad(gaps, (0, empty), value=-torch.inf),
+        )
+        self._next += 1
+        self._add(new)
+
+    def _add(self, new: _Records) -> None:
+        self._records = _Records(*(torch.cat(pair) for pair in zip(self._records, new, strict=True)))
+        while len(self) > self.capacity:
+            labels, numbers = self._records.labels.unique(return_counts=True)
+            fullest = (self._records.labels == labels[numbers.argmax()]).nonzero().flatten()
+            keep = torch.ones(len(self), dtype=torch.bool)
+            keep[fullest[1::2] if len(fullest) > 1 else fullest] = False
+            self._records = self._records.where(keep)
+        self._cache = None
+
+    def probabilities(self, evidence: Evidence) -> Tensor:
+        """Return ``(B, C)`` float64 probabilities of the columns' classes, if the image shows one of them."""
+        return (evidence.scores / self.temperature(evidence)).softmax(1)
+
+    def temperature(self, evidence: Evidence) -> float:
+        """Return the factor on the usual temperature of the closed form."""
+        return self._fitted(evidence)[0]
+
+    def familiarity(self, evidence: Evidence) -> Tensor:
+        """Return ``(B,)`` float64, how well the classes explain each image: below 0 for unknown ones.
+
+        The mean over the frames of a clip says the same of the clip.
+        """
+        temperature, fit = self._fitted(evidence)
+        confident = (evidence.scores / temperature).log_softmax(1).amax(1)
+        if fit is None:
+            return confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
+        columns = torch.cat([evidence.typicality, confident[:, None]], 1)
+        none = columns.new_zeros(3)
+        shifts = torch.stack([fit.shifts.get(label, none) for label in evidence.labels.tolist()])
+        standard = (columns - fit.mean) / fit.deviation - shifts[evidence.scores.argmax(1)]
+        return standard @ columns.new_tensor(WEIGHTS) - fit.threshold
+
+    def known(self, evidence: Evidence) -> Tensor:
+        """Return ``(B,)`` bool, whether a class explains each image."""
+        return self.familiarity(evidence) >= 0
+
+    def forget(self, label: int) -> None:
+        """Remove the records of a class, and the class from those of others."""
+        kept = self._records.where(self._records.labels != label)
+        gone = kept.rivals == label
+        rivals, gaps = kept.rivals.masked_fill(gone, -1), kept.gaps.masked_fill(gone, -torch.inf)
+        self._records = kept._replace(rivals=rivals, gaps=gaps)
+        self._cache = None
+
+    def merge(self, other: "Confidence", labels: Mapping[int, int]) -> None:
+        """Add the records of another instance.
+
+        Args:
+            other: the other instance; it is not changed.
+            labels: the number in this instance of each class of ``other``; records of classes left out are not added.
+        """
+        theirs = other._records
+        numbers = torch.full((2 + max(labels, default=0),), -1)  # the last one is for -1 and classes left out
+        for their_label, label in labels.items():
+            numbers[their_label] = label
+        last = len(numbers) - 1
+        new_labels = numbers[theirs.labels.clamp_max(last)]
+        rivals = numbers[theirs.rivals.masked_fill(theirs.rivals < 0, last).clamp_max(last)]
+        rivals = rivals.masked_fill(rivals == new_labels[:, None], -1)  # two classes became one
+        new = theirs._replace(
+            labels=new_labels,
+            lessons=theirs.lessons + self._next,
+            rivals=rivals,
+            gaps=theirs.gaps.masked_fill(rivals < 0, -torch.inf),
+        )
+        self._next += other._next
+        self._add(new.where(new_labels >= 0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the records."""
+        return {"next": self._next, **self._records._asdict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned.
+
+        Raises:
+            StateError: a tensor is missing or has another shape.
+        """
+        mine = self._records
+        try:
+            loaded = _Records(*(torch.as_tensor(state[name]).clone() for name in _Records._fields))
+            following = int(state["next"])
+        except KeyError as error:
+            raise StateError(f"the state of the confidence lacks {error}; give what state_dict returned") from error
+        for name, values, own in zip(_Records._fields, loaded, mine, strict=True):
+            if values.shape != (len(loaded.labels), *own.shape[1:]):
+                raise StateError(
+                    f"{name} of the confidence has the shape {tuple(values.shape)}, which does not fit "
+                    f"{len(loaded.labels)} records; give what state_dict returned"
+                )
+        self._records, self._next, self._cache = loaded, following, None
+
+    def _fitted(self, evidence: Evidence) -> tuple[float, _Fit | None]:
+        """Return temperature and fit for the present numbers of images; cached until either changes."""
+        key = (*evidence.labels.tolist(), *evidence.counts.tolist())
+        if self._cache is None or self._cache[0] != key:
+            fresh = self._fresh(evidence)
+            temperature = _temperature(self._records.where(fresh))
+            enough = len(self._records.lessons[fresh].unique()) >= LEAST_LESSONS
+            self._cache = key, temperature, _fit(self._records, fresh, temperature) if enough else None
+        return self._cache[1:]
+
+    def _fresh(self, evidence: Evidence) -> Tensor:
+        """Return a mask of the records that are not too pessimistic; all of them if these are too few."""
+        records = self._records
+        now = dict(zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True))
+        fresh = 2 * records.images >= torch.tensor([now.get(label, 0) for label in records.labels.tolist()])
+        return fresh if len(records.lessons[fresh].unique()) >= LEAST_LESSONS else torch.ones_like(fresh)
+
+
+def _temperature(records: _Records) -> float:
+    """Return the temperature with the largest posterior density, to 0.1 %."""
+    _, lessons, sizes = records.lessons.unique(return_inverse=True, return_counts=True)
+    weights = 1 / sizes.double()[lessons]
+    gaps = torch.nn.functional.pad(records.gaps.double(), (1, 0))  # 0 for the true class
+    centre, step = 0.0, 0.5
+    while step > 1e-4:
+        logs = centre + step * torch.linspace(-10, 10, 21, dtype=torch.float64)
+        losses = [weights @ (gaps / log.exp()).logsumexp(1) + log.square() / 2 for log in logs]
+        centre, step = float(logs[int(torch.stack(losses).argmin())]), step / 8
+    return float(torch.tensor(centre).exp())
+
+
+def _fit(records: _Records, fresh: Tensor, temperature: float) -> _Fit:
+    """Fit the standardisation, the shifts of classes and the threshold."""
+    gaps = torch.nn.functional.pad(records.gaps.double(), (1, 0)) / temperature
+    columns = torch.cat([records.typicality.double(), gaps.log_softmax(1).amax(1, keepdim=True)], 1)
+    mean, deviation = columns[fresh].mean(0), columns[fresh].std(0, correction=0).clamp_min(1e-3)
+    standard = (columns - mean) / deviation
+    predicted, classes = records.predicted().unique(return_inverse=True)
+    sums = standard.new_zeros(len(predicted), 3).index_add_(0, classes, standard)
+    numbers = standard.new_zeros(len(predicted)).index_add_(0, classes, torch.ones_like(standard[:, 0]))
+    # A record's own lesson is left out of the mean of its class.
+    pairs = records.lessons * len(predicted) + classes
+    _, pairs = pairs.unique(return_inverse=True)
+    own = standard.new_zeros(int(pairs.amax()) + 1, 3).index_add_(0, pairs, standard)[pairs]
+    own_number = pairs.bincount()[pairs]
+    others = (sums[classes] - own) / (numbers[classes] - own_number + CLASS_PRIOR)[:, None]
+    familiarity = (standard - others) @ standard.new_tensor(WEIGHTS)
+    threshold = float(familiarity[fresh].quantile(REJECTED))
+    shifts = sums / (numbers + CLASS_PRIOR)[:, None]
+    return _Fit(mean, deviation, dict(zip(predicted.tolist(), shifts, strict=True)), threshold)
+
+
+def expected_calibration_error(probabilities: Tensor, correct: Tensor, bins: int = 15) -> float:
+    """Return the mean difference between confidence and accuracy, over bins of equal width (Guo et al., ICML 2017).
+
+    Args:
+        probabilities: ``(n,)``, the largest probability of each image.
+        correct: ``(n,)`` bool, whether the answer is right.
+        bins: number of bins; a probability on the border of two counts in the lower one.
+    """
+    places = (probabilities.double() * bins).ceil().long().clamp(1, bins) - 1
+    surplus = probabilities.double() - correct.double()
+    return float(surplus.new_zeros(bins).index_add_(0, places, surplus).abs().sum() / len(surplus))

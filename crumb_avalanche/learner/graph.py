@@ -1,0 +1,218 @@
+"""A learner as one ``nn.Module`` from pixels to scores, whose weights are constants and which exporters can trace."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments
+from crumb_avalanche.closed_form.random_projection import RandomProjection
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.models.split_model import SplitModel
+
+
+class Resize(nn.Module):
+    """Resize ``(B, H, W, 3)`` uint8 images of any size; ``(B, 3, size, size)`` float64 pixels, whole numbers 0 to 255.
+
+    Two matrix products with the weights of Pillow's triangle filter, which are multiples of ``2**-22``, so that their
+    sums are exact in double precision. The result is that of ``PixelTransform``, or one level beside it: of pixels with
+    a tie, and of images that Pillow resizes along their height first. ONNX's own ``Resize`` with ``antialias=1`` is up
+    to 19 levels from Pillow in ONNX Runtime.
+
+    Args:
+        size: side in pixels of the results.
+    """
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size = size
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = images.permute(0, 3, 1, 2).double()
+        pixels = _shifted(pixels @ self._weights(images.shape[2], images.device, 0))
+        return _shifted(self._weights(images.shape[1], images.device, 1) @ pixels)
+
+    def _weights(self, length: int, device: torch.device, axis: int) -> Tensor:
+        """Compute ``2**22`` times the weights of the triangle filter, from ``length`` pixels on ``axis`` to ``size``.
+
+        Not transposed afterwards: ONNX Runtime before 1.20 has no product with a transposed matrix of doubles.
+        """
+        places = torch.arange(length, device=device).double()
+        # From the tensor, because exporters trace it; of one axis, because they take scalars to be float32.
+        scale = (places[-1:] + 1) / self.size
+        centres = (torch.arange(self.size, device=device).double() + 0.5) * scale
+        differences = places.unsqueeze(1 - axis) - centres.unsqueeze(axis)
+        weights = (1 - (differences + 0.5).abs() * (1 / scale.clamp_min(1))).clamp_min(0)
+        return (weights / weights.sum(axis, keepdim=True) * 2**22 + 0.5).floor()
+
+
+def _shifted(pixels: Tensor) -> Tensor:
+    return (pixels * 2**-22 + 0.5).floor().clamp(0, 255)
+
+
+class Features(nn.Module):
+    """Features ``(B, D)`` float32 of ``(B, 3, h, w)`` pixels from 0 to 255, as ``FeatureMoments`` computes them.
+
+    Args:
+        model: its plastic layers are an ``nn.Sequential`` with the head in it.
+        moments: says which features.
+    """
+
+    def __init__(self, model: SplitModel, moments: FeatureMoments):
+        super().__init__()
+        self.extract, self.moments = model.feature_extractor, moments
+        self.mean, self.std, self.scale = model.pixel_mean, model.pixel_std, model.feature_scale
+        names = [name for name, _ in model.plastic_layers.named_children()]
+        self.below_head = model.plastic_layers[: names.index(model.head)].eval()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        maps = self.extract((pixels.float() / 255 - self.mean) / self.std) * self.scale
+        used = [self.below_head(maps)]
+        parts: list[Tensor] = []
+        for values in [maps, *used] if self.moments.maps else used:
+            if values.dim() == 2:
+                parts.append(values)
+                continue
+            places = values.flatten(2)
+            parts.append(places.mean(2))
+            if self.moments.deviations:
+                parts.append((places - parts[-1].unsqueeze(2)).square().mean(2).sqrt())
+        joined = torch.cat(parts, 1)
+        return joined if self.moments.power == 1 else joined.sign() * joined.abs() ** self.moments.power
+
+
+class Linear(nn.Module):
+    """``statistics.scores`` of streaming LDA."""
+
+    def __init__(self, statistics: StreamingLDA):
+        super().__init__()
+        weights, offsets = statistics.solution()
+        # Centred in double precision: float32 products of large means would cancel.
+        centre = statistics.classes.means[statistics.image_counts > 0].double().mean(0)
+        self.register_buffer("centre", centre.float())
+        self.register_buffer("weights", weights.float())
+        self.register_buffer("offsets", (weights @ self.centre.double() - offsets).float())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return (features - self.centre) @ self.weights.t() + self.offsets
+
+
+class Cosines(nn.Module):
+    """``statistics.scores`` of the nearest class mean."""
+
+    def __init__(self, statistics: ClassMeans):
+        super().__init__()
+        self.register_buffer("means", statistics.solution().float())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return functional.normalize(features, dim=1) @ self.means.t()
+
+
+class Projected(nn.Module):
+    """``statistics.scores`` of ridge regression on a random projection."""
+
+    def __init__(self, statistics: RandomProjection):
+        super().__init__()
+        unit = torch.eye(statistics.length)
+        self.register_buffer("projection", (statistics.project(unit) - statistics.project(-unit)).float())
+        self.register_buffer("weights", statistics.solution().float())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return (features @ self.projection).relu() @ self.weights
+
+
+class Gaussians(nn.Module):
+    """``statistics.scores`` of the regularised discriminant.
+
+    The triangular solves of ``_Group`` are products with constant matrices here.
+    """
+
+    def __init__(self, statistics: RegularizedDiscriminant):
+        super().__init__()
+        solution = statistics.solution()
+        self.register_buffer("centre", solution.centre.float())
+        self.register_buffer("projection", solution.projection.float())
+        self.register_buffer("means", solution.means.float())
+        self.register_buffer("squares", solution.means.square().sum(1).float())
+        members = torch.cat([members for members, _ in solution.groups])
+        self.register_buffer("order", members.argsort())
+        self.groups = nn.ModuleList(_Gaussians(members, group) for members, group in solution.groups)
+
+    def forward(self, features: Tensor) -> Tensor:
+        places = (features - self.centre) @ self.projection
+        distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.t() + self.squares
+        return torch.cat([group(places, distances) for group in self.groups], 1).index_select(1, self.order)
+
+
+class _Gaussians(nn.Module):
+    """The Gaussians of a ``_Group``, the classes ``members``."""
+
+    def __init__(self, members: Tensor, group):
+        super().__init__()
+        white = torch.linalg.solve_triangular(group.inner_root, group.spread, upper=False)
+        offsets = torch.linalg.solve_triangular(group.inner_root, group.offsets.unsqueeze(2), upper=False)
+        self.shape = white.shape[:2]
+        self.register_buffer("members", members)
+        self.register_buffer("white", white.flatten(0, 1).mT.contiguous().float())
+        self.register_buffer("offsets", offsets.flatten().float())
+        self.register_buffer("round_part", group.round_part.float())
+        self.register_buffer("log_determinants", group.log_determinants.float())
+
+    def forward(self, places: Tensor, distances: Tensor) -> Tensor:
+        lengths = distances.index_select(1, self.members)
+        if self.shape[1]:
+            along = (places @ self.white - self.offsets).reshape(-1, *self.shape)
+            lengths = lengths - along.square().sum(2)
+        return -(lengths / self.round_part + self.log_determinants) / 2
+
+
+CLASSIFIERS = {
+    StreamingLDA: Linear,
+    ClassMeans: Cosines,
+    RandomProjection: Projected,
+    RegularizedDiscriminant: Gaussians,
+}
+
+
+class Probabilities(nn.Module):
+    """Softmax of scores at a temperature."""
+
+    def __init__(self, temperature: float):
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, features: Tensor, scores: Tensor) -> Tensor:
+        return (scores / self.temperature).softmax(1)
+
+
+class Graph(nn.Module):
+    """Scores ``(B, classes)`` float32 of ``(B, H, W, 3)`` uint8 images, and further answers from them.
+
+    Args:
+        model, moments: the network and its features.
+        statistics: what is learned; classes without images have no column.
+        size: side in pixels to which images are resized.
+        further: modules from features and scores to one tensor each.
+    """
+
+    def __init__(
+        self,
+        model: SplitModel,
+        moments: FeatureMoments,
+        statistics: ClassStatistics,
+        size: int,
+        further: Iterable[nn.Module] = (),
+    ):
+        super().__init__()
+        self.resize, self.features = Resize(size), Features(model, moments)
+        self.classifier = CLASSIFIERS[type(statistics)](statistics)
+        self.further = nn.ModuleList(further)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        features = self.features(self.resize(images))
+        scores = self.classifier(features)
+        return scores, *(module(features, scores) for module in self.further)

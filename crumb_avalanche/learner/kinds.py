@@ -1,0 +1,152 @@
+"""The learners in closed form: their features, their statistics, and how they share a budget among classes."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments
+from crumb_avalanche.closed_form.packed_scatter import PackedScatter
+from crumb_avalanche.closed_form.random_projection import RandomProjection
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+
+POOLED = dict(maps=False, deviations=False, power=1.0)  # means of the head's input over locations
+MOST_DIRECTIONS = 64  # of a class; more do not help
+LEAST_DIRECTIONS = 4  # of a class beside the full common covariance
+
+
+class BudgetError(ValueError):
+    """A class more does not fit into the learner's budget."""
+
+
+class Kind(ABC):
+    """A kind of learner in closed form.
+
+    Attributes:
+        moments: arguments of ``FeatureMoments``.
+    """
+
+    moments: ClassVar[dict[str, Any]] = POOLED
+
+    def features(self) -> FeatureMoments:
+        """Build the function from maps to features."""
+        return FeatureMoments(**self.moments)
+
+    @abstractmethod
+    def build(self, length: int, budget: int) -> ClassStatistics:
+        """Build statistics without a class.
+
+        Args:
+            length: number of features.
+            budget: bytes.
+        """
+
+    @abstractmethod
+    def bytes_for(self, statistics: ClassStatistics, length: int, classes: int) -> int:
+        """Return the fewest bytes that so many classes take."""
+
+    def class_bytes(self, statistics: ClassStatistics, label: int) -> int:
+        """Return the bytes that one class takes by itself."""
+        return self.bytes_for(statistics, statistics.settings["length"], 1) - self.bytes_for(
+            statistics, statistics.settings["length"], 0
+        )
+
+    def make_room(self, statistics: ClassStatistics, length: int, classes: int, budget: int) -> str:
+        """Fit the statistics of a number of classes into the budget, before any image of a new one is learned.
+
+        Returns:
+            What is given up for it, or an empty text.
+
+        Raises:
+            BudgetError: even the least does not fit.
+        """
+        needed = self.bytes_for(statistics, length, classes)
+        if needed > budget:
+            raise BudgetError(
+                f"{classes} classes need {needed:,} bytes, but the budget is {budget:,}: forget a class, or make a "
+                "learner with a larger budget_bytes and teach it again"
+            )
+        return ""
+
+
+class Means(Kind):
+    """Nearest class mean; see ``ClassMeans``."""
+
+    def build(self, length, budget):
+        return ClassMeans(0, length)
+
+    def bytes_for(self, statistics, length, classes):
+        return 4 * classes * (length + 1)
+
+
+class Lda(Kind):
+    """Streaming linear discriminant analysis; see ``StreamingLDA``."""
+
+    def build(self, length, budget):
+        return StreamingLDA(0, length)
+
+    def bytes_for(self, statistics, length, classes):
+        return 4 * length**2 + 4 * classes * (length + 1)
+
+
+class Projection(Kind):
+    """Ridge regression on a random projection; see ``RandomProjection``. Half of the budget is the Gram matrix."""
+
+    def build(self, length, budget):
+        return RandomProjection(0, length, projection=min(2000, max(1, int((budget / 8) ** 0.5))))
+
+    def bytes_for(self, statistics, length, classes):
+        return 4 * len(statistics.gram) * (len(statistics.gram) + classes)
+
+
+class Discriminant(Kind):
+    """Regularised discriminant analysis; see ``RegularizedDiscriminant``.
+
+    A class takes its mean and at most 64 directions. If the budget is full, the classes with the most directions give
+    up their weakest ones. The full common covariance is stored if it takes at most half of the budget, and given up
+    when less than four directions a class would be left beside it.
+    """
+
+    moments: ClassVar = dict(maps=True, deviations=True, power=0.7)
+
+    def build(self, length, budget):
+        whole = 2 * PackedScatter.bytes_of(length) <= budget
+        return RegularizedDiscriminant(0, length, MOST_DIRECTIONS, whole)
+
+    def bytes_for(self, statistics, length, classes):
+        return classes * (_mean_bytes(length) + _direction_bytes(length))
+
+    def class_bytes(self, statistics, label):
+        length = statistics.settings["length"]
+        return _mean_bytes(length) + int(statistics.directions.counts[label]) * _direction_bytes(length)
+
+    def make_room(self, statistics, length, classes, budget):
+        super().make_room(statistics, length, classes, budget)
+        left = budget - classes * _mean_bytes(length)
+        notes = []
+        if statistics.scatter is not None:
+            beside = left - PackedScatter.bytes_of(length)
+            if beside < classes * LEAST_DIRECTIONS * _direction_bytes(length):
+                statistics.drop_scatter()
+                notes.append("the full common covariance is given up; it is put together from the classes' directions")
+            else:
+                left = beside
+        total = left // _direction_bytes(length)
+        held = int(statistics.directions.counts.sum())
+        if total < held:
+            notes.append(f"{held - total} of {held} directions of classes are given up, the weakest first")
+        statistics.limit(total)
+        return "; ".join(notes)
+
+
+def _mean_bytes(length: int) -> int:
+    return 4 * (length + 2)
+
+
+def _direction_bytes(length: int) -> int:
+    return 2 * length + 4
+
+
+KINDS: dict[str, Kind] = {"rda": Discriminant(), "slda": Lda(), "ncm": Means(), "ranpac": Projection()}
+RECOMMENDED = "rda"

@@ -1,0 +1,199 @@
+"""What a learner knows: names, statistics and confidence of the classes taught. It sees features, not images."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.evidence import evidence
+from crumb_avalanche.learner.kinds import KINDS
+
+RUNNERS_UP = 4
+# The copy that is asked before a clip is learned is brought up to date when so many times more images were learned.
+GROWTH = 1.5
+
+
+@dataclass(frozen=True)
+class ClassInfo:
+    """A class of a learner.
+
+    Attributes:
+        name: its name.
+        images: number of images learned.
+        bytes: what its own statistics take.
+    """
+
+    name: str
+    images: int
+    bytes: int
+
+
+class Knowledge:
+    """Names, statistics and confidence of the classes taught.
+
+    Args:
+        method: one of ``KINDS``.
+        length: number of features.
+        budget_bytes: most bytes of the statistics.
+
+    Attributes:
+        names: by number; ``None`` where a class was forgotten.
+        images: number of images learned, by number.
+        statistics: the closed form.
+        confidence: how sure its answers are.
+    """
+
+    def __init__(self, method: str, length: int, budget_bytes: int):
+        self.kind, self.length, self.budget_bytes = KINDS[method], length, budget_bytes
+        self.names: list[str | None] = []
+        self.images: list[int] = []
+        self.statistics: ClassStatistics = self.kind.build(length, budget_bytes)
+        self.confidence = Confidence()
+        self._asked: ClassStatistics | None = None
+        self._asked_images = 0
+
+    @property
+    def taught(self) -> list[int]:
+        """Numbers of the classes taught."""
+        return [number for number, name in enumerate(self.names) if name is not None]
+
+    @property
+    def classes(self) -> list[ClassInfo]:
+        """The classes taught."""
+        return [
+            ClassInfo(str(self.names[number]), self.images[number], self.kind.class_bytes(self.statistics, number))
+            for number in self.taught
+        ]
+
+    def find(self, name: str) -> int:
+        """Return a class's number.
+
+        Raises:
+            ValueError: there is no such class; lists those that there are.
+        """
+        if name not in self.names:
+            taught = ", ".join(info.name for info in self.classes) or "none"
+            raise ValueError(f"there is no class {name!r}; taught are: {taught}")
+        return self.names.index(name)
+
+    def number_of(self, name: str) -> tuple[int, str]:
+        """Return a class's number, a new one if need be, and what is given up for it.
+
+        Raises:
+            BudgetError: a class more does not fit into the budget.
+        """
+        if name in self.names:
+            return self.names.index(name), ""
+        note = self.kind.make_room(self.statistics, self.length, len(self.taught) + 1, self.budget_bytes)
+        if None in self.names:
+            number = self.names.index(None)
+        else:
+            number = len(self.names)
+            self.names.append(None)
+            self.images.append(0)
+            self.statistics.grow(number + 1)
+        self.names[number] = name
+        return number, note
+
+    def learn(self, features: Tensor, number: int) -> None:
+        """Add the ``(n, D)`` features of images of a class."""
+        self.statistics.update(features, torch.full((len(features),), number))
+        self.images[number] += len(features)
+
+    def predict_before_learning(self, features: Tensor, number: int) -> bool | None:
+        """Answer for a clip with what was learned before, and record how sure the answer is.
+
+        A copy of the statistics is asked, which is made anew whenever the images have grown by half: every change of
+        the statistics costs a new solution.
+
+        Returns:
+            Whether the answer is right; ``None`` if the class, or a second one, was not known to the copy.
+        """
+        learned = sum(self.images)
+        if self._asked is None or learned >= GROWTH * self._asked_images:
+            self._asked, self._asked_images = copy.deepcopy(self.statistics), max(1, learned)
+        known = self._asked.image_counts.nonzero().flatten().tolist()
+        if number not in known or len(known) < 2:
+            return None
+        found = evidence(self._asked, features)
+        self.confidence.observe(found, number)
+        return int(found.labels[found.scores.mean(0).argmax()]) == number
+
+    def ranked(self, features: Tensor) -> list[tuple[list[tuple[str, float]], bool]]:
+        """Rank the classes for each frame, and for all frames together as a clip.
+
+        The scores of a clip are the means over its frames.
+
+        Args:
+            features: ``(n, D)``.
+
+        Returns:
+            ``n + 1`` pairs, the last one for the clip: names with probabilities, most likely first, and whether a class
+            explains what is shown.
+        """
+        found = evidence(self.statistics, features)
+        familiarity = self.confidence.familiarity(found)
+        together = found._replace(scores=found.scores.mean(0, keepdim=True))
+        shares = torch.cat([self.confidence.probabilities(found), self.confidence.probabilities(together)])
+        known = [*(familiarity >= 0).tolist(), bool(familiarity.mean() >= 0)]
+        names = [str(self.names[label]) for label in found.labels.tolist()]
+        return [(_sorted(names, row), answer) for row, answer in zip(shares, known)]
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name.
+
+        Raises:
+            ValueError: there is no class ``old``, or ``new`` is taken.
+        """
+        number = self.find(old)
+        if new in self.names and new != old:
+            raise ValueError(f"there is a class {new!r} already: forget one of the two, or choose another name")
+        self.names[number] = new
+
+    def forget(self, name: str) -> None:
+        """Remove a class with all that is stored of it alone."""
+        number = self.find(name)
+        self.statistics.forget(number)
+        self.confidence.forget(number)
+        self.names[number], self.images[number] = None, 0
+        self._asked = None
+
+    def merge(self, other: "Knowledge") -> None:
+        """Add what another learned; classes of the same name are one.
+
+        Raises:
+            BudgetError: the classes of both do not fit into the budget.
+        """
+        labels = {}
+        for number in other.taught:
+            labels[number], _ = self.number_of(str(other.names[number]))
+            self.images[labels[number]] += other.images[number]
+        self.statistics.merge(other.statistics, labels)
+        self.kind.make_room(self.statistics, self.length, len(self.taught), self.budget_bytes)
+        self.confidence.merge(other.confidence, labels)
+        self._asked = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the state, as plain values and tensors."""
+        return {
+            "names": list(self.names),
+            "images": list(self.images),
+            "statistics": copy.deepcopy(self.statistics.state_dict()),
+            "confidence": copy.deepcopy(self.confidence.state_dict()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned."""
+        self.names, self.images = list(state["names"]), list(state["images"])
+        self.statistics = type(self.statistics).from_state(state["statistics"])
+        self.confidence.load_state_dict(state["confidence"])
+        self._asked = None
+
+
+def _sorted(names: list[str], shares: Tensor) -> list[tuple[str, float]]:
+    order = shares.argsort(descending=True)[: RUNNERS_UP + 1].tolist()
+    return [(names[place], float(shares[place])) for place in order]

@@ -1,0 +1,374 @@
+"""A learner that is taught by showing, asked about photos, and kept in one file."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.learner.answer import Answer, Lesson
+from crumb_avalanche.learner.explanation import evidence_by_location
+from crumb_avalanche.learner.folders import check_name
+from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED
+from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
+from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.pixels import batches
+from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
+from crumb_avalanche.learner.store import read_learner, write_learner
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+
+AT_A_TIME = 8  # images that are decoded and pass the network at once
+FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
+OnBad = Literal["raise", "skip"]
+
+
+class NothingTaughtError(ValueError):
+    """The learner was asked before it was taught."""
+
+
+class Learner:
+    """Learns to recognise what it is shown, class by class, and answers for new images.
+
+    Classes and images may come in any number of lessons and in any order. Images are not kept. Calls from several
+    threads are safe and run one after the other.
+
+    ::
+
+        learner = Learner("recommended", backbone="squeezenet1_0")
+        learner.teach("clips/mug", "mug")
+        learner.teach("clips/shoe", "shoe")
+        answer = learner.predict("photo.jpg")
+        learner.save("mine.safetensors")
+
+    Args:
+        method: ``recommended`` (``rda``), or another of ``KINDS``: ``slda``, ``ncm``, ``ranpac``.
+        backbone: a name in ``BACKBONES``.
+        weights: ``"torchvision"`` downloads its ImageNet weights; or a weight file.
+        image_size: side in pixels to which images are resized.
+        budget_bytes: most bytes of what is learned; default the size of the network. If it is full, ``teach`` says what
+            gives way.
+
+    Attributes:
+        lessons: what each call of ``teach`` did, in order.
+        budget_bytes: see above.
+    """
+
+    def __init__(
+        self,
+        method: str = "recommended",
+        backbone: str = "squeezenet1_0",
+        weights: str | os.PathLike | None = "torchvision",
+        image_size: int = 224,
+        budget_bytes: int | None = None,
+    ):
+        method = RECOMMENDED if method == "recommended" else method
+        if method not in KINDS:
+            raise ValueError(f"method is {method!r}; known are recommended, {', '.join(KINDS)}")
+        self._set_up(method, FrozenNetwork.build(backbone, weights, image_size), budget_bytes)
+
+    def _set_up(self, method: str, network: FrozenNetwork, budget_bytes: int | None) -> None:
+        """Initialise a learner without classes."""
+        self.method, self.network = method, network
+        self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
+        self.lessons: list[Lesson] = []
+        self._features = KINDS[method].features()
+        self._knowledge = Knowledge(method, self._features.length(network.model), self.budget_bytes)
+        self._before: dict[str, Any] | None = None  # state of the knowledge before the last lesson
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+
+    # Teaching
+
+    def teach(
+        self,
+        source: Any,
+        label: str | None = None,
+        *,
+        on_bad: OnBad = "raise",
+        progress: Callable[[int], None] | None = None,
+    ) -> Lesson:
+        """Learn the images of a source; one call is one lesson.
+
+        Args:
+            source: an image, folder, video, glob pattern, array, tensor, or a list of these; without ``label`` a folder
+                of class folders (``class/...``), of which everything is learned.
+            label: name of the class shown; a new one, or one that was taught before.
+            on_bad: ``raise`` for an error at a file that cannot be read, ``skip`` to leave it out and list it.
+            progress: called with the number of images after each batch.
+
+        Returns:
+            What was learned.
+
+        Raises:
+            ValueError: there is nothing to learn, a name is not allowed, or a class more does not fit into the budget;
+                the learner is as it was.
+        """
+        unread: list[BadImage] = []
+        with self._lock:
+            before = self._knowledge.state_dict()
+            try:
+                clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
+                lesson = self._learn(clips, unread, progress)
+            except BaseException:
+                self._knowledge.load_state_dict(before)
+                raise
+            self._before = before
+            self.lessons.append(lesson)
+        return lesson
+
+    def _learn(self, clips: Iterator[Clip], unread: list[BadImage], progress: Callable[[int], None] | None) -> Lesson:
+        images: dict[str, int] = {}
+        number_of_clips = answered = right = 0
+        notes: list[str] = []
+        for clip in clips:
+            if clip.label is None:
+                raise ValueError(f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class")
+            for place, features in enumerate(self._in_pieces(clip, progress)):
+                number, note = self._knowledge.number_of(clip.label)
+                notes += [note] * bool(note)
+                if place == 0:  # later frames are like those that were learned
+                    number_of_clips += 1
+                    answer = self._knowledge.predict_before_learning(features, number)
+                    answered, right = answered + (answer is not None), right + bool(answer)
+                self._knowledge.learn(features, number)
+                images[clip.label] = images.get(clip.label, 0) + len(features)
+        if not images:
+            read = f" ({len(unread)} files could not be read)" if unread else ""
+            raise ValueError(f"there was no image to learn{read}")
+        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return Lesson(images, number_of_clips, answered, right, when, tuple(unread), tuple(notes))
+
+    def _in_pieces(self, clip: Clip, progress: Callable[[int], None] | None) -> Iterator[Tensor]:
+        """Compute the features of a clip, ``(n, D)`` for at most 64 frames at a time."""
+        held: list[Tensor] = []
+        for paths, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
+            features = self._features(self.network.model, pixels)
+            bad = (~torch.isfinite(features)).any(1).nonzero().flatten().tolist()
+            if bad:
+                raise ValueError(f"the network's features of {paths[bad[0]]} are not finite; leave the image out")
+            held.append(features)
+            if progress is not None:
+                progress(len(paths))
+            if sum(map(len, held)) >= FRAMES_AT_A_TIME:
+                yield torch.cat(held)
+                held = []
+        if held:
+            yield torch.cat(held)
+
+    # Answers
+
+    def predict(self, source: Any, on_bad: OnBad = "raise") -> Answer:
+        """Answer for an image or a clip (a video, or a list of frames).
+
+        Scores of a clip are means over its frames.
+
+        Raises:
+            NothingTaughtError: nothing was taught.
+            ValueError: the source has several clips: use ``predict_all``.
+        """
+        answers = list(self.predict_all(source, on_bad=on_bad))
+        if len(answers) != 1:
+            raise ValueError(f"the source has {len(answers)} images or clips, not one: use predict_all")
+        return answers[0]
+
+    def predict_all(
+        self, source: Any, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn
+    ) -> Iterator[Answer]:
+        """Answer for each image and clip of a source, in order.
+
+        Photos of a folder are asked one by one; a video is a clip.
+
+        Args:
+            source: as for ``teach``.
+            on_bad: ``raise`` or ``skip``.
+            report: called with each file that is left out.
+        """
+        if not self.classes:
+            raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
+        for clip in clips_of(source, on_bad=on_bad, report=report):
+            paths: list[str] = []
+            features: list[Tensor] = []
+            for some, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
+                paths += some
+                with self._lock:  # the network's hooks serve one batch at a time
+                    features.append(self._features(self.network.model, pixels))
+            if not paths:
+                continue
+            with self._lock:
+                frames, together = self._answers(clip, paths, torch.cat(features))
+            if os.path.isdir(clip.path):
+                yield from frames
+            else:
+                yield together
+
+    def _answers(self, clip: Clip, paths: list[str], features: Tensor) -> tuple[tuple[Answer, ...], Answer]:
+        """Answer for each frame and for the clip."""
+        *each, together = ((*ranked[0], known, tuple(ranked[1:])) for ranked, known in self._knowledge.ranked(features))
+        frames = tuple(Answer(*one, path, clip.label) for one, path in zip(each, paths))
+        return frames, frames[0] if len(frames) == 1 else Answer(*together, clip.path, clip.label, frames)
+
+    def explain(self, photo: Any) -> Tensor:
+        """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.
+
+        Args:
+            photo: a single image, as for ``predict``.
+
+        Returns:
+            ``(image_size, image_size)`` float32; positive where the image speaks for the answer, negative where it
+            speaks for the runner-up.
+
+        Raises:
+            NothingTaughtError: nothing was taught.
+            ValueError: the source has several images.
+        """
+        if not self.classes:
+            raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
+        pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, self.network.image_size)]
+        if len(pixels) != 1 or len(pixels[0]) != 1:
+            raise ValueError("explain takes a single image")
+        known = self._knowledge
+        with self._lock:
+            shares = evidence_by_location(self.network.model, self._features, known.statistics, pixels[0], known.taught)
+        size = (self.network.image_size,) * 2
+        return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
+
+    # What is known
+
+    @property
+    def classes(self) -> list[ClassInfo]:
+        """The classes taught, in order of arrival."""
+        return self._knowledge.classes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what was learned, without the network."""
+        return tensor_bytes(self._knowledge.statistics.tensors())
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name.
+
+        Raises:
+            ValueError: there is no class ``old``, or ``new`` is taken or not allowed as a name.
+        """
+        new = check_name(new)
+        with self._lock:
+            self._knowledge.rename(old, new)
+            if self._before is not None:
+                self._before["names"] = [new if name == old else name for name in self._before["names"]]
+            self._change_lessons(lambda images: {new if name == old else name: n for name, n in images.items()})
+
+    def forget(self, name: str) -> str:
+        """Remove a class with all that is stored of it alone, also from what ``undo`` restores. It cannot be undone.
+
+        Returns:
+            What remains of its images in statistics that classes share; empty if nothing does.
+        """
+        with self._lock:
+            self._knowledge.find(name)
+            if self._before is not None and name in self._before["names"]:
+                now = self._knowledge.state_dict()
+                self._knowledge.load_state_dict(self._before)
+                self._knowledge.forget(name)
+                self._before = self._knowledge.state_dict()
+                self._knowledge.load_state_dict(now)
+            self._knowledge.forget(name)
+            self._change_lessons(lambda images: {other: n for other, n in images.items() if other != name})
+            return self._knowledge.statistics.remains_after_forget
+
+    def _change_lessons(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
+        self.lessons = [replace(lesson, images=change(lesson.images)) for lesson in self.lessons]
+
+    def undo(self) -> Lesson:
+        """Take the last lesson back.
+
+        Returns:
+            The lesson.
+
+        Raises:
+            ValueError: there is no lesson, or it was taken back already.
+        """
+        with self._lock:
+            if self._before is None:
+                raise ValueError("there is no lesson to take back: only the last one can be, and only once")
+            self._knowledge.load_state_dict(self._before)
+            self._before = None
+            return self.lessons.pop()
+
+    def merge(self, other: "Learner") -> None:
+        """Add what another learner learned, as if this one had been taught its lessons as well.
+
+        Raises:
+            ValueError: the other has another method, network or image size, or the classes of both do not fit into the
+                budget.
+        """
+        with self._lock:
+            if other.method != self.method:
+                raise ValueError(f"a learner of method {other.method} cannot be merged into one of {self.method}")
+            self.network.check_same(other.network)
+            before = self._knowledge.state_dict()
+            try:
+                self._knowledge.merge(other._knowledge)
+            except BaseException:
+                self._knowledge.load_state_dict(before)
+                raise
+            self._before = None
+            self.lessons += other.lessons
+
+    # Keeping
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was learned, as plain values and tensors, without the network."""
+        with self._lock:
+            return {
+                "method": self.method,
+                "budget_bytes": self.budget_bytes,
+                # A learner file holds no paths.
+                "lessons": [asdict(replace(lesson, unread=())) for lesson in self.lessons],
+                "before": self._before,
+                **self._knowledge.state_dict(),
+            }
+
+    def save(self, path: str | os.PathLike, weights: bool = True) -> None:
+        """Write the learner to a file, atomically; see ``learner.file``.
+
+        Args:
+            path: the file; an existing one is replaced.
+            weights: whether the file holds the network's weights, so that it answers where they cannot be had.
+
+        Raises:
+            OSError: the file cannot be written; an existing one is unchanged.
+        """
+        write_learner(path, self.network, self.state_dict(), weights)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":
+        """Load a learner from a file, or from the folder of a finished run of a method in ``KINDS``.
+
+        Args:
+            path: a file that ``save`` wrote.
+            weights: the weight file, or ``"torchvision"``, for a file without weights.
+
+        Raises:
+            LearnerError: the file is absent, damaged, of a newer version, or needs weights.
+        """
+        network, state = read_learner(path, weights)
+        learner = cls.__new__(cls)
+        learner._set_up(state["method"], network, state["budget_bytes"])
+        learner._knowledge.load_state_dict(state)
+        learner._before = state["before"]
+        learner.lessons = [Lesson(**_tuples(lesson)) for lesson in state["lessons"]]
+        return learner
+
+
+def _tuples(lesson: dict[str, Any]) -> dict[str, Any]:
+    """Turn the lists of a lesson that was read from a file into tuples."""
+    return lesson | {"unread": (), "notes": tuple(lesson["notes"])}

@@ -1,0 +1,135 @@
+"""The frozen network of a learner, with what is needed to rebuild and to check it."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+
+SOURCES = {"torchvision": "torchvision's ImageNet weights (BSD-3-Clause)"}
+
+
+class NetworkError(ValueError):
+    """Weights that are absent, or of another network."""
+
+
+@dataclass(frozen=True)
+class FrozenNetwork:
+    """A network that is never trained.
+
+    Attributes:
+        model: in evaluation mode; its head is zero and never used.
+        arguments: of ``split_backbone``: ``name``, ``image_size`` and, where they are not the default, others.
+        source: where its weights come from.
+        sha256: hash of its weights.
+    """
+
+    model: SplitModel
+    arguments: dict[str, Any]
+    source: str
+    sha256: str
+
+    @property
+    def backbone(self) -> str:
+        """Its name in ``BACKBONES``."""
+        return self.arguments["name"]
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the images."""
+        return self.arguments["image_size"]
+
+    @classmethod
+    def build(cls, backbone: str, weights: str | os.PathLike | None, image_size: int) -> "FrozenNetwork":
+        """Build a network with weights of torchvision or of a file; see ``split_backbone``."""
+        name = str(weights) if weights is not None else None
+        source = SOURCES.get(name or "", f"the file {os.path.basename(name)}" if name else "random weights")
+        arguments = {"name": backbone, "image_size": image_size}
+        return cls._of(_model(name, arguments), arguments, source)
+
+    @classmethod
+    def of_state(cls, header: dict[str, Any], state: dict[str, Tensor]) -> "FrozenNetwork":
+        """Rebuild a network from ``header()``, maybe without a hash, and ``state()``.
+
+        Raises:
+            NetworkError: the weights are not those that the header names.
+        """
+        arguments = header["arguments"]
+        model = _model(None, arguments)
+        missing = sorted(_named(model).keys() ^ state.keys())
+        if missing:
+            raise NetworkError(
+                f"the weights of {header['backbone']} lack or add {missing[0]!r}; save the learner again"
+            )
+        model.load_state_dict(state, strict=False)
+        network = cls._of(model, arguments, header["source"])
+        if header["weights_sha256"] is not None:
+            network.check_hash(header["weights_sha256"])
+        return network
+
+    @classmethod
+    def _of(cls, model: SplitModel, arguments: dict[str, Any], source: str) -> "FrozenNetwork":
+        return cls(model, arguments, source, weights_hash(_Weights(model)))
+
+    def check_hash(self, sha256: str) -> None:
+        """Raise NetworkError if the weights have another hash."""
+        if self.sha256 != sha256:
+            raise NetworkError(
+                f"the weights of {self.backbone} have the SHA-256 {self.sha256[:12]}..., but the learner was taught "
+                f"with {sha256[:12]}...: give the weight file that it was made with"
+            )
+
+    def check_same(self, other: "FrozenNetwork") -> None:
+        """Raise NetworkError if another network is not the same to the bit."""
+        if (self.arguments, self.sha256) != (other.arguments, other.sha256):
+            mine, theirs = (f"{one.arguments} with weights {one.sha256[:12]}..." for one in (self, other))
+            raise NetworkError(
+                f"the learners have different networks: {mine}, and {theirs}; only learners with the same network can "
+                "be merged"
+            )
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its weights."""
+        return tensor_bytes(_named(self.model).values())
+
+    def header(self) -> dict[str, Any]:
+        """Return plain values that describe it."""
+        return {"arguments": dict(self.arguments), "source": self.source, "weights_sha256": self.sha256}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return its weights by name, without the head."""
+        return _named(self.model)
+
+
+class _Weights(nn.Module):
+    """The part of a model that has an influence on features, for ``weights_hash``."""
+
+    def __init__(self, model: SplitModel):
+        super().__init__()
+        self.model = [model]
+
+    def state_dict(self, *arguments, **keywords):
+        return _named(self.model[0])
+
+
+def _named(model: SplitModel) -> dict[str, Tensor]:
+    head = f"plastic_layers.{model.head}."
+    return {name: value for name, value in model.state_dict().items() if not name.startswith((head, "calibrated"))}
+
+
+def _model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:
+    with preserve_rng_state():
+        model = split_backbone(weights=weights, n_classes=1, codebook=None, **arguments)
+    head = model.plastic_layers.get_submodule(model.head)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.zero_()
+    return model.eval()

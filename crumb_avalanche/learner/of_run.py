@@ -1,0 +1,50 @@
+"""The learner of a finished run as one that can be asked and taught."""
+
+import os
+from typing import Any
+
+from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.file import LearnerError, read_header
+from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.system.tensor_file import read_state
+
+
+def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, Any]]:
+    """Read the learner file of a run of a method in closed form: its network, and a state as ``Learner`` has.
+
+    Its confidence is that of a learner before the first lesson.
+
+    Raises:
+        LearnerError: the run had another method, or settings that a ``Learner`` does not have.
+    """
+    header = read_header(path)
+    if header.strategy not in KINDS:
+        raise LearnerError(
+            f"{path} was learned by {header.strategy}; only {', '.join(KINDS)} can be asked about images: run one of "
+            "these, or load the strategy with crumb_avalanche.learner.file.load_learner"
+        )
+    kind = KINDS[header.strategy]
+    other = {name: value for name, value in kind.moments.items() if header.method.get(name, value) != value}
+    if other:
+        raise LearnerError(f"{path} was learned with other features ({', '.join(other)}); run it with the default ones")
+    state, _ = read_state(path)
+    arguments = {name: value for name, value in header.network.items() if name != "n_classes"}
+    weights = {f"feature_extractor.{name}": value for name, value in state["feature_extractor"].items()}
+    model = state["strategy"]["model"]
+    weights |= {name: value for name, value in model.items() if not name.startswith(("plastic_layers.head.", "calib"))}
+    described = {"arguments": arguments, "source": "the run's weights", "weights_sha256": None}
+    counts = {one["label"]: one for one in header.classes}
+    labels = range(max(counts, default=-1) + 1)
+    names = [str(counts[label]["name"]) if label in counts else None for label in labels]
+    lesson = {"images": {one["name"]: one["images"] for one in header.classes}, "clips": 0, "answered": 0, "right": 0}
+    return FrozenNetwork.of_state(described, weights), {
+        "method": header.strategy,
+        "budget_bytes": header.budget.get("bytes"),
+        "lessons": [{**lesson, "when": header.written, "notes": ()}],
+        "before": None,
+        "names": names,
+        "images": [counts[label]["images"] if label in counts else 0 for label in labels],
+        "statistics": state["strategy"]["method"],
+        "confidence": Confidence().state_dict(),
+    }

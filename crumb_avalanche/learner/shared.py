@@ -1,0 +1,190 @@
+"""A learner that many may ask and teach at the same time, kept in a file."""
+
+import asyncio
+import copy
+import io
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+from PIL import Image
+
+from benchmarks_toybox_ilab.tables.image import to_rgb
+from crumb_avalanche.learner.answer import Answer, Lesson
+from crumb_avalanche.learner.folders import check_name
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.sources import Clip
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+MOST_PIXELS = 64_000_000  # of an image: more than phones take, 192 MB decoded
+MOST_WAITING = 16  # calls; each may hold an upload
+Result = TypeVar("Result")
+
+
+class ImageError(ValueError):
+    """Bytes that are not an image of a format that is read."""
+
+
+class TooLargeError(ValueError):
+    """An image or an upload is above the limit."""
+
+
+class BusyError(RuntimeError):
+    """Too many calls are waiting."""
+
+
+class SaveError(OSError):
+    """A change could not be saved and was taken back."""
+
+
+class SharedLearner:
+    """A learner that answers from its last saved state while it learns.
+
+    Changes run one after the other, in the order of the calls; so do answers, beside them. A change is saved before it
+    has an influence on answers. If it fails, or cannot be saved, the learner is as it was.
+
+    Args:
+        learner: not to be used elsewhere.
+        path: the learner's file, replaced after every change.
+        weights: whether the file holds the network's weights.
+    """
+
+    def __init__(self, learner: Learner, path: Path, weights: bool = True):
+        self.path = path
+        self._weights = weights
+        self._taught, self._asked = learner, copy.deepcopy(learner)
+        # A network serves one image at a time: each of the two learners has its own.
+        self._networks = learner.network, self._asked.network
+        self._asking = Lock()
+        self._changes, self._answers = _Queue(), _Queue()
+
+    @property
+    def learner(self) -> Learner:
+        """The learner that answers; for reading only."""
+        return self._asked
+
+    async def predict(self, data: bytes) -> Answer:
+        """Answer for the bytes of an image.
+
+        Raises:
+            NothingTaughtError: nothing was taught.
+            ImageError, TooLargeError: see ``decoded``.
+            BusyError: too many calls are waiting.
+        """
+        return await self._answers(self._predict, data)
+
+    def _predict(self, data: bytes) -> Answer:
+        image = decoded("the image", data)
+        with self._asking:
+            return self._asked.predict(image)
+
+    async def teach(self, label: str, images: Iterable[tuple[str, bytes]]) -> Lesson:
+        """Learn the images of a class, given as names and bytes; one call is one lesson.
+
+        Raises:
+            ValueError: see ``Learner.teach``.
+            ImageError, TooLargeError: an image cannot be read; nothing was learned.
+            SaveError, BusyError: see the classes.
+        """
+        label, images = check_name(label), list(images)
+
+        def teach(learner: Learner) -> Lesson:
+            for name, data in images:  # before the first is learned, since this is quick
+                opened(name, data)
+            frames = ((name, decoded(name, data)) for name, data in images)
+            return learner.teach(Clip("the lesson", label, frames))
+
+        return await self.change(teach)
+
+    async def change(self, action: Callable[[Learner], Result]) -> Result:
+        """Change the learner and save it; return what the action returns.
+
+        Raises:
+            SaveError: the file cannot be written; the learner is as it was.
+            BusyError: too many calls are waiting.
+        """
+        return await self._changes(self._change, action)
+
+    def _change(self, action: Callable[[Learner], Result]) -> Result:
+        try:
+            result = action(self._taught)
+            try:
+                self._taught.save(self.path, weights=self._weights)
+            except OSError as error:
+                raise SaveError(
+                    f"{self.path} cannot be written ({error.strerror or error}); nothing was changed"
+                ) from error
+            if self._taught.classes:
+                self._taught.predict(Image.new("RGB", (8, 8)))  # solves the statistics here, not in the next answer
+        except BaseException:
+            with self._asking:
+                self._taught = _copy(self._asked, self._networks[0])
+            raise
+        asked = _copy(self._taught, self._networks[1])
+        with self._asking:
+            self._asked = asked
+        return result
+
+    def close(self) -> None:
+        """Wait for the change that is under way, and drop those that wait."""
+        self._changes.close()
+        self._answers.close()
+
+
+class _Queue:
+    """A thread that calls functions one after the other."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._waiting = 0
+
+    async def __call__(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        if self._waiting >= MOST_WAITING:
+            raise BusyError(f"{self._waiting} requests are waiting; try again in some seconds")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+
+def _copy(learner: Learner, network: Any) -> Learner:
+    """Copy a learner with another copy of its network."""
+    return copy.deepcopy(learner, {id(learner.network): network})
+
+
+def opened(name: str, data: bytes) -> Image.Image:
+    """Open an image without decoding it.
+
+    Args:
+        name: for errors.
+        data: the bytes of its file.
+
+    Raises:
+        ImageError: it is not an image of ``FORMATS``.
+        TooLargeError: it has more than ``MOST_PIXELS`` pixels.
+    """
+    too_large = f"{name} has more than {MOST_PIXELS:,} pixels; send a smaller one"
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise TooLargeError(too_large) from error
+    except Exception as error:  # Pillow raises far more than OSError on damaged bytes
+        raise ImageError(f"{name} ({len(data):,} bytes) is not an image; read are {', '.join(FORMATS)}") from error
+    if image.width * image.height > MOST_PIXELS:
+        raise TooLargeError(too_large)
+    return image
+
+
+def decoded(name: str, data: bytes) -> Image.Image:
+    """Decode an image to RGB, rotated as its EXIF orientation says; see ``opened``."""
+    image = opened(name, data)
+    try:
+        return to_rgb(image, upright=True)
+    except Exception as error:
+        raise ImageError(f"{name} is damaged ({error}); send it again, or another one") from error

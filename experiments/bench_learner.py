@@ -1,0 +1,190 @@
+"""Measure a learner's speed and memory, each beside the bare network or beside torch alone.
+
+    python experiments/bench_learner.py
+
+Ratios are printed last, because times depend on the machine; with --json, they alone:
+  predict_over_bare       time of Learner.predict on a batch, with 20 classes taught / time of the eager float32 network
+                          (F, and P below the head) on the same pixels; the solution after a lesson is not part of it
+  teach_over_bare         time of Learner.teach of a batch of one of the 20 classes / the same
+  cold_start_over_torch   time of the process "crumb predict MODEL photo.jpg" / time of a process that imports torch and
+                          torchvision and runs the network once
+  predict_bytes           peak of resident memory of "crumb predict", minus that of a process that imports torch
+  teach_bytes             the same for "crumb teach" of a folder of photos
+  late_over_early_lessons time of the last 5 % of lessons of many classes of 3 images / time of the second 5 %
+"""
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.models.penultimate import penultimate
+from crumb_avalanche.models.split_model import IMAGES_AT_A_TIME
+
+CLASSES = 20
+# Not resource.getrusage, whose peak includes that of the process that starts this one.
+PEAK = "import sys; sys.path.insert(0, {!r}); from support.resident_memory import resident; print(resident('VmHWM'))"
+PEAK = PEAK.format(str(Path(__file__).parent))
+CLI = "import sys; from crumb_avalanche.cli import main; assert main(sys.argv[1:]) == 0; " + PEAK
+BARE = (
+    "import sys, torch, torchvision; torch.set_num_threads(int(sys.argv[1]))\n"
+    "network = getattr(torchvision.models, sys.argv[2])().eval()\n"
+    "with torch.no_grad(): network(torch.zeros(1, 3, 224, 224))\n" + PEAK
+)
+
+
+def photos(number: int, count: int, size: int) -> np.ndarray:
+    """Noisy images of four patches whose colours belong to a class, ``(count, size, size, 3)`` uint8."""
+    random = np.random.default_rng(number)
+    patches = random.integers(0, 256, (2, 2, 3)).repeat(size // 2, 0).repeat(size // 2, 1)
+    return np.clip(patches + random.normal(0, 25, (count, size, size, 3)), 0, 255).astype(np.uint8)
+
+
+@torch.no_grad()
+def bare(learner: Learner, pixels: torch.Tensor) -> None:
+    """Run F, and P below the head, in eager float32, in parts that fit the caches."""
+    model = learner.network.model
+    for some in pixels.split(IMAGES_AT_A_TIME):
+        images = (some.float() / 255 - model.pixel_mean) / model.pixel_std
+        maps = model.feature_extractor(images.contiguous(memory_format=torch.channels_last))
+        penultimate(model, maps * model.feature_scale)
+
+
+def cpu_seconds() -> float:
+    """CPU seconds so far of this process and of those that it started."""
+    return sum(os.times()[:4])
+
+
+def seconds(function: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Seconds of one call."""
+    start = clock()
+    function()
+    return clock() - start
+
+
+def best_of_rounds(options: argparse.Namespace, **functions: Callable[[], object]) -> dict[str, float]:
+    """Seconds of the fastest call of each function; they alternate, so that a busy moment hits all of them."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(1 + options.rounds):
+        for name, function in functions.items():
+            times[name].append(seconds(function, options.clock))
+    return {name: min(some[1:]) for name, some in times.items()}
+
+
+def python(code: str, *arguments: object) -> int:
+    """Run code in a new process; return the peak of its resident memory in bytes."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command} failed: {done.stderr}")
+    return int(done.stdout.split()[-1])
+
+
+def speed(options: argparse.Namespace) -> dict[str, float]:
+    """Time a batch in ``predict``, in ``teach`` and in the bare network."""
+    learner = Learner(options.method, options.backbone, None, 224)
+    for number in range(CLASSES):
+        learner.teach(photos(number, 2 if options.quick else 8, 224), f"class {number}")
+    other = copy.deepcopy(learner)  # the first answer after a lesson solves anew, which is timed apart
+    batch = photos(0, options.batch, 224)
+    pixels = torch.from_numpy(batch).permute(0, 3, 1, 2)
+    times = best_of_rounds(
+        options,
+        bare=lambda: bare(learner, pixels),
+        predict=lambda: learner.predict(batch),
+        teach=lambda: other.teach(batch, "class 0"),
+    )
+    return {**times, "first predict after teach": seconds(lambda: other.predict(batch), options.clock)}
+
+
+def processes(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Time a first answer in a new process, and measure memory of answers and of lessons."""
+    model, tree = folder / "mine.safetensors", folder / "photos"
+    learner = Learner(options.method, options.backbone, None, 224)
+    for number in range(CLASSES):
+        images = photos(number, 2 if options.quick else 8, 224)
+        learner.teach(images, f"class {number}")
+        (tree / f"class {number}").mkdir(parents=True)
+        for place, image in enumerate(images):
+            Image.fromarray(image).resize((640, 480)).save(tree / f"class {number}" / f"{place}.jpg")
+    learner.save(model)
+    threads = ("--threads", options.threads)
+    peaks = []
+
+    def torch_alone() -> None:
+        python(BARE, options.threads, options.backbone)
+
+    def predict() -> None:
+        peaks.append(python(CLI, "predict", model, tree / "class 0" / "0.jpg", *threads))
+
+    times = best_of_rounds(options, torch=torch_alone, predict=predict)
+    alone = python("import torch\n" + PEAK)
+    teach = python(CLI, "teach", model, tree, "--progress", "false", *threads)
+    return {**times, "predict_bytes": max(peaks) - alone, "teach_bytes": teach - alone}
+
+
+def many_classes(options: argparse.Namespace) -> dict[str, float]:
+    """Time early and late lessons of many classes of 3 small images."""
+    learner = Learner(options.method, "small_cnn", None, 32, budget_bytes=64_000_000)
+    fifth = options.many // 20
+    times = [
+        seconds(lambda n=n: learner.teach(photos(n, 3, 32), f"class {n}"), options.clock) for n in range(options.many)
+    ]
+    ask = seconds(lambda: learner.predict(photos(0, 1, 32)), options.clock)
+    return {"early": sum(times[fifth : 2 * fifth]), "late": sum(times[-fifth:]), "first_answer": ask}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    parser.add_argument("--method", default="recommended", help="method of the learner")
+    parser.add_argument("--backbone", default="squeezenet1_0", help="network, with random weights")
+    parser.add_argument("--batch", type=int, default=64, help="images of a batch")
+    parser.add_argument("--many", type=int, default=2000, help="number of classes of the last measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the fastest counts")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time rather than elapsed: for a busy machine")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
+    parser.add_argument("--quick", action="store_true", help="one round, small batches, 100 classes")
+    options = parser.parse_args()
+    if options.quick:
+        options.batch, options.many, options.rounds = 8, 100, 1
+    options.clock = cpu_seconds if options.cpu_time else time.perf_counter
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+
+    batch = speed(options)
+    with tempfile.TemporaryDirectory() as folder:
+        process = processes(options, Path(folder))
+    lessons = many_classes(options)
+    figures = {
+        "predict_over_bare": batch["predict"] / batch["bare"],
+        "teach_over_bare": batch["teach"] / batch["bare"],
+        "cold_start_over_torch": process["predict"] / process["torch"],
+        "predict_bytes": process["predict_bytes"],
+        "teach_bytes": process["teach_bytes"],
+        "late_over_early_lessons": lessons["late"] / lessons["early"],
+    }
+    if not options.json:
+        print(f"{options.threads} threads, {options.method}, {options.backbone}, {CLASSES} classes")
+        print(f"batch of {options.batch}  " + "  ".join(f"{1e3 * some:.0f} ms {name}" for name, some in batch.items()))
+        print(f"cold start   {process['torch']:.2f} s torch and network  {process['predict']:.2f} s crumb predict")
+        print(
+            f"memory       {figures['predict_bytes'] / 1e6:.0f} MB predict  {figures['teach_bytes'] / 1e6:.0f} MB teach"
+        )
+        print(f"{options.many} classes  " + "  ".join(f"{some:.2f} s {name}" for name, some in lessons.items()))
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

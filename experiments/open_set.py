@@ -1,0 +1,248 @@
+r"""Calibration of probabilities, and images of classes that were never taught.
+
+    python experiments/open_set.py --eth80 ETH80 --sign-digits DIGITS --cifar100 CIFAR100 --tiny-imagenet TINY \
+        --weights WEIGHTS --features FOLDER
+
+A learner in closed form is taught lesson by lesson; each lesson is predicted before it is learned, and nothing else
+calibrates it (`crumb_avalanche.learner.confidence`). CIFAR-100 and Tiny-ImageNet (50 classes each, 10 of them left out)
+are for development: the score for unknown images was chosen on them. ETH-80 (2 of 8 classes left out: all 28 pairs) and
+sign digits (3 of 10; held-out people) are reported. Shares are of images of held-out objects, people or photos.
+Writes `open_set.csv` (tables), `open_set_runs.csv` (each run) and `open_set.png` to --output. With --json it prints one
+object: `ece`, `auroc` and `known_rejected` of the first method by stream.
+"""
+
+import argparse
+import csv
+import io
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from support.common_options import QUICK, QUICK_BENCHMARK, run_script
+from support.open_set import METHODS, Measured, Stream, features_of, interval, run_stream
+from support.saved_picture import COLOURS, STYLE, save_picture
+
+from benchmarks_toybox_ilab.catalog import get_benchmark
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.tables import table
+
+DEVELOPMENT = ("cifar100", "tiny_imagenet")
+MEASURES = ("accuracy", "ece", "ece_usual", "known_rejected", "unknown_rejected", "auroc")
+PHOTOS = 50, 80, 20  # classes of the photo streams, and training and test images of each
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a stream.
+
+    Attributes:
+        stream, method: names.
+        run: number of the run, which chooses what is held out.
+        left_out: names of the classes that were not taught.
+        measured: the results.
+    """
+
+    stream: str
+    method: str
+    run: int
+    left_out: tuple[str, ...]
+    measured: Measured
+
+
+def photos(root: Path) -> FrameTable:
+    """Return the table of 50 classes of a folder of class folders, with 80 training and 20 test images each."""
+    from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
+
+    whole = ClipFolderFrames(root)
+    count, *images = PHOTOS
+    rows = []
+    for name in whole.classes[:: max(1, len(whole.classes) // count)][:count]:
+        for split, number in zip(("train", "test"), images):
+            rows += whole.rows(split, name)[:number].tolist()
+    return FrameTable([whole[row] for row in rows], whole.root, whole.reader, whole.name)
+
+
+def streams_of(chosen: argparse.Namespace) -> list[Stream]:
+    """Return the streams of the command line."""
+    if chosen.quick:
+        shapes = get_benchmark(QUICK_BENCHMARK).table(None, 0)
+        return [Stream("shapes", lambda run: shapes, 2)]
+    streams = []
+    for name, root in (("cifar100", chosen.cifar100), ("tiny_imagenet", chosen.tiny_imagenet)):
+        if root:
+            some = photos(Path(root) / "train")
+            streams.append(Stream(name, lambda run, some=some: some, 10))
+    for name, root, benchmark, left_out in (
+        ("eth80", chosen.eth80, "eth80", 2),
+        ("sign_digits", chosen.sign_digits, "clip_folder", 3),
+    ):
+        if root:
+            entry = get_benchmark(benchmark)
+            streams.append(Stream(name, lambda run, entry=entry, root=root: entry.table(root, run), left_out))
+    if not streams:
+        raise ValueError("there is no data: give --eth80, --sign-digits, --cifar100 or --tiny-imagenet, or --quick")
+    return streams
+
+
+def left_out_sets(stream: Stream, classes: int, runs: int) -> list[tuple[int, ...]]:
+    """Return the classes that the open runs leave out: all combinations if there are at most 28 and ten runs."""
+    every = list(itertools.islice(itertools.combinations(range(classes), stream.left_out), 29))
+    if len(every) <= 28 and runs >= 10:
+        return every
+    draws = [np.random.default_rng(run).permutation(classes)[: stream.left_out] for run in range(runs)]
+    return [tuple(sorted(draw.tolist())) for draw in draws]
+
+
+def runs_of(stream: Stream, methods: Sequence[str], model: SplitModel, key: str, chosen: argparse.Namespace):
+    """Yield the runs of a stream: with all classes taught, and with some left out."""
+    folder = Path(chosen.features) if chosen.features else None
+    count = chosen.development_runs if stream.name in DEVELOPMENT else chosen.runs
+    held: dict[str, np.ndarray] = {}
+    for method in methods:
+        moments = METHODS[method][0]
+        closed = [(run, ()) for run in range(count)]
+        sets = left_out_sets(stream, len(stream.tables(0).classes), count)
+        for run, unknown in closed + [(place % max(count, 1), labels) for place, labels in enumerate(sets)]:
+            frames = stream.tables(run)
+            kind = repr(vars(moments))
+            if kind not in held:  # every run of a stream has the same rows, split in another way
+                held[kind] = features_of(model, moments, frames, folder, key)
+            measured = run_stream(method, frames, held[kind], unknown, run, candidates=method == "rda")
+            names = tuple(frames.classes[label] for label in unknown)
+            print(f"{stream.name} {method} run {run} without {', '.join(names) or 'none'}: {measured}", file=sys.stderr)
+            yield Run(stream.name, method, run, names, measured)
+
+
+def values_of(runs: Sequence[Run], measure: str) -> list[float]:
+    """Return the values of a measure: of accuracy and calibration from runs with all classes, else from open runs."""
+    closed = measure in ("accuracy", "ece", "ece_usual")
+    chosen = [run.measured for run in runs if closed == (not run.left_out)]
+    return [one.auroc["chosen"] if measure == "auroc" else getattr(one, measure) for one in chosen]
+
+
+def text_of(values: Sequence[float]) -> str:
+    """Format mean and 95 % interval."""
+    mean, half = interval(values)
+    return f"{mean:.3f}" if np.isnan(half) else f"{mean:.3f} ± {half:.3f}"
+
+
+def summary(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Return header and lines of the table of streams and methods."""
+    lines = []
+    for stream, method in dict.fromkeys((run.stream, run.method) for run in runs):
+        some = [run for run in runs if (run.stream, run.method) == (stream, method)]
+        lines.append([f"{stream}, {method}", *(text_of(values_of(some, measure)) for measure in MEASURES)])
+    header = ["accuracy", "ECE", "ECE, usual temperature", "known rejected", "unknown rejected", "AUROC"]
+    return ["stream, method", *header], lines
+
+
+def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Return header and lines of the table of scores for unknown images, with the Gaussian learner `rda`."""
+    areas: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        if run.method == "rda" and run.left_out:
+            for name, area in run.measured.auroc.items():
+                areas.setdefault(name, {}).setdefault(run.stream, []).append(area)
+    streams = list(dict.fromkeys(run.stream for run in runs if run.method == "rda"))
+    lines = [[name, *(text_of(found[stream]) for stream in streams)] for name, found in areas.items()]
+    return ["score", *(f"{name} (development)" if name in DEVELOPMENT else name for name in streams)], lines
+
+
+def picture(runs: Sequence[Run]) -> Figure:
+    """Plot a panel for each measure with a bar for each stream and method."""
+    panels = {"ece": "expected calibration error", "known_rejected": "known images rejected", "auroc": "AUROC, unknown"}
+    targets = {"ece": [0.05], "known_rejected": [0.03, 0.08], "auroc": []}
+    streams, methods = (list(dict.fromkeys(getattr(run, name) for run in runs)) for name in ("stream", "method"))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        for axes, (measure, title) in zip(figure.subplots(1, 3), panels.items()):
+            for place, method in enumerate(methods):
+                found = [[run for run in runs if (run.stream, run.method) == (name, method)] for name in streams]
+                bars = [interval(values_of(some, measure)) if some else (np.nan, np.nan) for some in found]
+                places = np.arange(len(streams)) + (place - (len(methods) - 1) / 2) * 0.8 / len(methods)
+                means, halves = zip(*bars)
+                colour = COLOURS[place]
+                axes.bar(places, means, 0.8 / len(methods), yerr=halves, color=colour, ecolor="0.3", label=method)
+            for target in targets[measure]:
+                axes.axhline(target, color="0.4", lw=0.8, ls="--")
+            axes.set(title=title, xticks=range(len(streams)), xticklabels=streams)
+            axes.tick_params(axis="x", rotation=20)
+        axes.set_ylim(0.5, 1)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(methods))
+    return figure
+
+
+def csv_text(rows: Sequence[Sequence[object]]) -> str:
+    """Format rows as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def run_rows(runs: Sequence[Run]) -> list[list[object]]:
+    """Return header and a row for each run."""
+    rows: list[list[object]] = [["stream", "method", "run", "left_out", *MEASURES]]
+    for run in runs:
+        values = [getattr(run.measured, name) for name in MEASURES[:-1]] + [run.measured.auroc.get("chosen")]
+        shown = ["" if value is None else f"{value:.5f}" for value in values]
+        rows.append([run.stream, run.method, run.run, " ".join(run.left_out), *shown])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--eth80", metavar="DIR", help="folder of the images of ETH-80")
+    parser.add_argument("--sign-digits", metavar="DIR", help="folder of sign digits: digit/people/photos")
+    parser.add_argument("--cifar100", metavar="DIR", help="folder of CIFAR-100 as images, with train/class/")
+    parser.add_argument("--tiny-imagenet", metavar="DIR", help="folder of Tiny-ImageNet, with train/class/")
+    parser.add_argument("--weights", default="torchvision", help="weights of SqueezeNet, as for crumb run")
+    parser.add_argument("--features", metavar="DIR", help="folder that keeps features for later calls")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="closed forms")
+    parser.add_argument("--runs", type=int, default=10, help="runs of ETH-80 and sign digits")
+    parser.add_argument("--development-runs", type=int, default=3, help="runs of CIFAR-100 and Tiny-ImageNet")
+    parser.add_argument("--output", default="runs/open_set", help="folder of tables and picture")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
+    parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, one run")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    name, weights, size = "squeezenet1_0", chosen.weights, 224
+    if chosen.quick:
+        name, weights, size, chosen.runs = QUICK["backbone"], None, QUICK["image_size"], 1
+    streams = streams_of(chosen)
+    torch.manual_seed(0)
+    model = split_backbone(name, weights, n_classes=2, codebook=None, image_size=size)  # the head is not used
+    key = f"{name} {weights}"
+    runs = [run for stream in streams for run in runs_of(stream, chosen.methods, model, key, chosen)]
+    output = Path(chosen.output)
+    tables = [summary(runs), comparison(runs)]
+    write_text(output / "open_set.csv", csv_text([row for header, lines in tables for row in (header, *lines)]))
+    write_text(output / "open_set_runs.csv", csv_text(run_rows(runs)))
+    save_picture(picture(runs), output, "open_set")
+    if chosen.json:
+        first = [run for run in runs if run.method == chosen.methods[0]]
+        figures = {
+            measure: {
+                stream.name: float(np.mean(values_of([run for run in first if run.stream == stream.name], measure)))
+                for stream in streams
+            }
+            for measure in ("ece", "auroc", "known_rejected")
+        }
+        print(json.dumps(figures))
+        return
+    for title, (header, lines) in zip(("Mean and 95 % interval over runs", "AUROC of scores, rda"), tables):
+        print(f"\n{title}\n{table(header, lines)}")
+    print(f"\nwritten to {output}: open_set.csv, open_set_runs.csv, open_set.png, open_set.svg")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,226 @@
+"""Streams of lessons for calibration and unknown classes, and what one run of them measures."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments
+from crumb_avalanche.closed_form.random_projection import RandomProjection
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.learner.confidence import Confidence, expected_calibration_error
+from crumb_avalanche.learner.evidence import Evidence, distances, evidence
+from crumb_avalanche.models.split_model import SplitModel
+
+LESSON = 20  # photos of a lesson, for classes that are one clip
+POOLED = FeatureMoments(maps=False, deviations=False, power=1)
+METHODS: dict[str, tuple[FeatureMoments, Callable[[int], ClassStatistics]]] = {
+    "rda": (FeatureMoments(), lambda length: RegularizedDiscriminant(0, length, directions=64)),
+    "slda": (POOLED, lambda length: StreamingLDA(0, length)),
+    "ncm": (POOLED, lambda length: ClassMeans(0, length)),
+    "ranpac": (POOLED, lambda length: RandomProjection(0, length)),
+}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A data set as lessons.
+
+    Attributes:
+        name: its name.
+        tables: `tables(run)` returns the table of a run.
+        left_out: number of classes that are never taught where unknown classes are measured.
+    """
+
+    name: str
+    tables: Callable[[int], FrameTable]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run measures, all shares from 0 to 1.
+
+    Attributes:
+        accuracy: on held-out images of the classes taught.
+        ece: expected calibration error of their probabilities.
+        ece_usual: the same with the usual temperature of the closed form.
+        known_rejected: share of them that is called unknown.
+        unknown_rejected: share of the images of other classes that is called unknown; None without such classes.
+        auroc: area under the ROC curve for unknown classes, by candidate; empty without such classes.
+    """
+
+    accuracy: float
+    ece: float
+    ece_usual: float
+    known_rejected: float
+    unknown_rejected: float | None
+    auroc: dict[str, float]
+
+
+def features_of(
+    model: SplitModel, moments: FeatureMoments, table: FrameTable, folder: Path | None, key: str
+) -> np.ndarray:
+    """Compute the features of all rows of a table, or read those of an earlier call.
+
+    Args:
+        model: the network.
+        moments: the features.
+        table: the images.
+        folder: folder of kept features, or None.
+        key: text that stands for the network.
+
+    Returns:
+        `(N, D)` float32.
+    """
+    from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
+
+    settings = (key, moments.maps, moments.deviations, moments.power, model.image_size, str(table.root), *table.path)
+    file = None if folder is None else folder / f"{hashlib.sha256(repr(settings).encode()).hexdigest()[:16]}.npy"
+    if file is not None and file.exists():
+        return np.load(file)
+    transform, parts = PixelTransform(model.image_size), []
+    for start in range(0, len(table), 16):
+        images = [transform(table.read(row)) for row in range(start, min(start + 16, len(table)))]
+        parts.append(moments(model, torch.stack(images)).numpy())
+    features = np.concatenate(parts)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.save(file, features)
+    return features
+
+
+def lessons_of(table: FrameTable, taught: Sequence[int], seed: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield label and rows of each lesson: two classes at a time, their objects in random order.
+
+    A lesson is all clips of an object; of a class with one clip it is 20 photos, drawn at random.
+    """
+    draws = np.random.default_rng(seed)
+    order = draws.permutation(np.asarray(taught))
+    for start in range(0, len(order), 2):
+        lessons = []
+        for label in order[start : start + 2].tolist():
+            objects: dict[str, list[int]] = {}
+            clips = table.clips(table.rows("train", table.classes[label]))
+            for clip in clips:
+                objects.setdefault(table.object_name[clip[0]], []).extend(clip.tolist())
+            parts = [np.array(rows) for rows in objects.values()]
+            if len(clips) == 1:
+                parts = np.array_split(draws.permutation(parts[0]), max(1, len(parts[0]) // LESSON))
+            lessons += [(label, part) for part in parts]
+        yield from (lessons[place] for place in draws.permutation(len(lessons)))
+
+
+def run_stream(
+    method: str, table: FrameTable, features: np.ndarray, unknown: Sequence[int], seed: int, candidates: bool = False
+) -> Measured:
+    """Teach all classes but `unknown`, lesson by lesson, and measure on held-out images.
+
+    Args:
+        method: a key of `METHODS`.
+        table: table of the run.
+        features: `(N, D)` of its rows.
+        unknown: labels of the classes left out.
+        seed: order of the lessons.
+        candidates: whether to measure other scores for unknown classes, for Gaussian methods.
+    """
+    statistics, confidence = METHODS[method][1](features.shape[1]), Confidence()
+    statistics.grow(len(table.classes))
+    values = torch.from_numpy(features).float()
+    taught = [label for label in range(len(table.classes)) if label not in set(unknown)]
+    observed = []
+    for label, rows in lessons_of(table, taught, seed):
+        if statistics.image_counts[label]:
+            observed.append(evidence(statistics, values[rows]))
+            confidence.observe(observed[-1], label)
+        statistics.update(values[rows], torch.full((len(rows),), label))
+    test = table.rows("test")
+    held_out = test[np.isin(table.labels[test], taught)]
+    known = evidence(statistics, values[held_out])
+    right = known.labels[known.scores.argmax(1)].numpy() == table.labels[held_out]
+    probabilities = confidence.probabilities(known).amax(1)
+    usual = known.scores.softmax(1).amax(1)
+    correct = torch.from_numpy(right)
+    familiar = confidence.familiarity(known)
+    area: dict[str, float] = {}
+    rejected = None
+    others = np.setdiff1d(test, held_out)
+    if len(others):
+        strange = evidence(statistics, values[others])
+        rejected = float((~confidence.known(strange)).double().mean())
+        area["chosen"] = auroc(familiar, confidence.familiarity(strange))
+        if candidates:
+            both = [(known, values[held_out]), (strange, values[others])]
+            scores = [candidate_scores(statistics, confidence, observed, *one) for one in both]
+            area |= {name: auroc(scores[0][name], scores[1][name]) for name in scores[0]}
+    return Measured(
+        float(right.mean()),
+        expected_calibration_error(probabilities, correct),
+        expected_calibration_error(usual, correct),
+        float((familiar < 0).double().mean()),
+        rejected,
+        area,
+    )
+
+
+def candidate_scores(
+    statistics: ClassStatistics,
+    confidence: Confidence,
+    observed: Sequence[Evidence],
+    found: Evidence,
+    features: Tensor,
+) -> dict[str, Tensor]:
+    """Return the scores that the chosen one is compared with, `(B,)` each, larger for known images.
+
+    Args:
+        statistics: Gaussians.
+        confidence: fitted to `observed`.
+        observed: evidence of the lessons, by which sums are standardised.
+        found: evidence of `features`.
+        features: `(B, D)`.
+    """
+    residual, nearest, background = distances(statistics, features)
+    temperature = confidence.temperature(found)
+
+    def columns(some: Evidence) -> Tensor:
+        softmax = (some.scores / temperature).log_softmax(1).amax(1, keepdim=True)
+        return torch.cat([some.typicality, softmax], 1)
+
+    before = torch.cat([columns(lesson) for lesson in observed])
+    standard = (columns(found) - before.mean(0)) / before.std(0)
+    return {
+        "distance in the discriminant space": -nearest,
+        "Mahalanobis distance": -(nearest + residual),
+        "residual": -residual,
+        "relative Mahalanobis distance": background - nearest,
+        "maximum softmax": standard[:, 2],
+        "energy": (found.scores / temperature).logsumexp(1),
+        "sum of residual and relative distance": standard[:, :2].sum(1),
+        "sum of relative distance and softmax": standard[:, 1:].sum(1),
+        "sum of all three": standard.sum(1),
+        "sum of all three, relative distance twice": standard.sum(1) + standard[:, 1],
+    }
+
+
+def auroc(known: Tensor, unknown: Tensor) -> float:
+    """Return the probability that a known image has a larger score than an unknown one; ties count half."""
+    ranks = stats.rankdata(torch.cat([known, unknown]).numpy())
+    count = len(known)
+    return float((ranks[:count].sum() - count * (count + 1) / 2) / (count * len(unknown)))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and half of its 95 % interval (Student's t over runs; nan for one run)."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, float("nan")
+    return mean, float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)

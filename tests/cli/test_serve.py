@@ -1,0 +1,196 @@
+"""``crumb serve`` as a process: its address, its lock, its end; and its page in a real browser."""
+
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+import torch
+from chromium import PROGRAM, Chromium, write_y4m
+
+from crumb_avalanche.cli import main
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.system.tensor_file import write_tensors
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Random weights, always the same."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        state = SmallCNN().state_dict()
+    file = tmp_path_factory.mktemp("weights") / "weights.safetensors"
+    write_tensors(file, state, {})
+    return file
+
+
+@pytest.fixture
+def serve(weights, tmp_path):
+    """A function that starts the server of ``mine.safetensors``; returns its process, address and token."""
+    processes = []
+
+    def started(*options):
+        new = ["--weights", str(weights), "--backbone", "small_cnn", "--image-size", "32", "--threads", "1"]
+        command = [sys.executable, "-m", "crumb_avalanche.cli", "serve", str(tmp_path / "mine.safetensors"), *new]
+        process = subprocess.Popen([*command, "--port", "0", *options], stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        for line in process.stdout:
+            if found := re.fullmatch(r"Open (http.*)/\?token=(\S+)\n", line):
+                return process, *found.groups()
+        raise AssertionError("it ended without an address")
+
+    yield started
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def get(address, token, context=None):
+    request = urllib.request.Request(address, headers={"X-Crumb-Token": token})
+    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        return json.load(answer)
+
+
+def test_it_serves_holds_the_lock_and_stops(serve, tmp_path, capsys):
+    process, address, token = serve()
+    assert get(f"{address}/classes", token)["classes"] == []
+    assert main(["serve", str(tmp_path / "mine.safetensors"), "--port", "0"]) == 1
+    assert f"is being changed by process {process.pid}" in capsys.readouterr().err
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert Learner.load(tmp_path / "mine.safetensors").classes == []
+    assert not list(tmp_path.glob("*.lock")) and not list(tmp_path.glob(".*.lock"))
+
+
+def test_https_with_a_certificate_until_terminated(serve, tmp_path):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    try:
+        subprocess.run([*command, "-out", certificate, "-keyout", key], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl to make a certificate")
+    process, address, token = serve("--certificate", str(certificate), "--key", str(key))
+    assert address.startswith("https://127.0.0.1:")
+    context = ssl.create_default_context(cafile=str(certificate))
+    assert get(f"{address}/classes", token, context)["classes"] == []
+    process.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM and not list(tmp_path.glob(".*.lock"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--host", "192.0.2.1"], "--certificate and --key"),
+        (["--host", "0.0.0.0"], "name or address"),
+        (["--key", __file__], "go together"),
+        (["--certificate", "absent.pem", "--key", "absent.pem"], "no file absent.pem"),
+        (["--certificate", __file__, "--key", __file__], "certificate.*cannot be used"),
+        (["--backbone", "nonsense"], "nonsense"),
+    ],
+)
+def test_bad_options_are_a_line(options, words, tmp_path, capsys):
+    assert main(["serve", str(tmp_path / "mine.safetensors"), "--port", "0", "--weights", "none", *options]) == 1
+    error = capsys.readouterr().err
+    assert re.search(words, error) and "Traceback" not in error
+
+
+def test_what_is_absent_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", str(tmp_path / "mine.safetensors"), "--port", "0"]) == 1
+    assert "crumb-avalanche[serve]" in capsys.readouterr().err and not os.listdir(tmp_path)
+
+
+COLOURS = {"red": (210, 40, 40), "blue": (40, 40, 210)}
+# The colour in the middle of the camera picture.
+SEEN = """(() => {
+  const canvas = document.createElement("canvas"), video = document.getElementById("video");
+  canvas.width = canvas.height = 1;
+  canvas.getContext("2d").drawImage(video, 0, 0, 1, 1);
+  const [red, , blue] = canvas.getContext("2d").getImageData(0, 0, 1, 1).data;
+  return video.videoWidth ? (red > blue ? "red" : "blue") : "";
+})()"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium")
+def test_the_page_in_a_browser(serve, tmp_path):
+    random = np.random.default_rng(0)
+    colours = [COLOURS[name] for name in ("red", "blue") for _ in range(20)]  # four seconds each
+    frames = np.array(colours)[:, None, None] + random.normal(0, 10, (40, 120, 160, 3))
+    write_y4m(tmp_path / "camera.y4m", np.clip(frames, 0, 255))
+    _, address, token = serve()
+    with Chromium(tmp_path / "profile", tmp_path / "camera.y4m") as browser:
+
+        def until(colour):
+            """Wait until the camera begins to show a colour."""
+            browser.wait_for(f"({SEEN}) && ({SEEN}) !== '{colour}'")
+            browser.wait_for(f"({SEEN}) === '{colour}'")
+
+        def listed():
+            return browser.evaluate("[...document.querySelectorAll('li .class')].map((one) => one.textContent)")
+
+        browser.send("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+        browser.send("Page.navigate", url=f"{address}/?token={token}")
+        browser.wait_for("document.readyState === 'complete' && !document.getElementById('nothing').hidden")
+        browser.click("#teach")
+        browser.wait_for("document.getElementById('error').textContent.includes('Use the camera')")
+        browser.click("#camera")
+        browser.wait_for("document.getElementById('video').videoWidth")
+
+        def seen(label):
+            """Wait for an answer."""
+            browser.wait_for(f"document.getElementById('label').textContent === '{label}'")
+
+        browser.evaluate("document.getElementById('name').value = 'a/b'")
+        browser.click("#teach")
+        browser.wait_for("document.getElementById('error').textContent.includes('class name')")
+        until("red")  # held with the mouse
+        browser.evaluate("document.getElementById('name').value = '<b>red'")
+        browser.mouse("mousePressed", "#teach")
+        time.sleep(1.2)
+        browser.mouse("mouseReleased", "#teach")
+        browser.wait_for("document.getElementById('note').textContent.startsWith('Learned')")
+        assert listed() == ["<b>red"] and browser.evaluate("document.querySelectorAll('li b').length") == 0
+        assert 3 <= get(f"{address}/classes", token)["classes"][0]["images"] <= 10
+        until("blue")  # held with the keyboard
+        browser.evaluate("document.getElementById('name').value = 'blue'; document.getElementById('teach').focus()")
+        browser.key("keyDown", " ")
+        time.sleep(1.2)
+        assert browser.evaluate("document.getElementById('teach').getAttribute('aria-pressed')") == "true"
+        browser.key("keyUp", " ")
+        browser.wait_for("document.querySelectorAll('li').length === 2")
+        seen("<b>red")
+        seen("blue")
+        browser.evaluate("window.prompt = () => 'sky'")
+        browser.click("li:nth-child(2) button")
+        seen("sky")
+        browser.click("#undo")
+        browser.wait_for("document.querySelectorAll('li').length === 1")
+        browser.evaluate("window.confirm = () => true")
+        browser.click("li button:last-child")
+        browser.wait_for("!document.getElementById('nothing').hidden && document.getElementById('answer').hidden")
+        assert get(f"{address}/classes", token)["classes"] == []
+        browser.evaluate("show({label: 'sky', known: false, confidence: 0.4, runners_up: []})")
+        seen("I don’t know this")
+        assert browser.evaluate("document.getElementById('details').textContent") == "nearest: sky 40 %"
+        wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        browser.send("Emulation.setDeviceMetricsOverride", width=320, height=640, deviceScaleFactor=1, mobile=True)
+        assert not browser.evaluate(wide), "it scrolls sideways at 320 pixels"
+        asked = [one["params"]["request"]["url"] for one in browser.events if one["method"].endswith("WillBeSent")]
+        assert len(asked) > 8 and all(url.startswith((f"{address}/", "data:", "blob:")) for url in asked), asked
+        wrong = [one for one in browser.events if one["method"] == "Runtime.exceptionThrown"]
+        wrong += [one for one in browser.events if "Content Security" in str(one.get("params", {}).get("entry"))]
+        assert not wrong

@@ -1,0 +1,139 @@
+"""Streams of lessons, measures and tables of the script for calibration and unknown classes."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from called_script import called
+from open_set import left_out_sets, photos, run_rows, summary
+from PIL import Image
+from support.open_set import METHODS, Measured, Stream, auroc, features_of, interval, lessons_of, run_stream
+
+from benchmarks_toybox_ilab.tables.frame import Frame
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+
+def made_table(objects=4, clips=2, frames=6, classes=5):
+    """Classes of four objects, of which the last is held out."""
+    return FrameTable(
+        [
+            Frame(f"{c}/{o}/{s}/{f}", f"class{c}", f"object{o}", str(s), f, "test" if o == objects - 1 else "train")
+            for c in range(classes)
+            for o in range(objects)
+            for s in range(clips)
+            for f in range(frames)
+        ]
+    )
+
+
+def test_auroc_by_hand():
+    assert auroc(torch.tensor([3.0, 4]), torch.tensor([1.0, 2])) == 1
+    assert auroc(torch.tensor([1.0, 3]), torch.tensor([2.0])) == 0.5
+    assert auroc(torch.tensor([1.0]), torch.tensor([1.0])) == 0.5, "ties count half"
+
+
+def test_interval_by_hand():
+    mean, half = interval([1.0, 3.0])  # deviation sqrt 2, t = 12.706 with one degree of freedom
+    assert mean == 2 and half == pytest.approx(12.706, abs=1e-3)
+    assert interval([5.0])[0] == 5 and math.isnan(interval([5.0])[1])
+
+
+def test_a_lesson_is_an_object_with_all_its_clips():
+    table = made_table()
+    lessons = list(lessons_of(table, [0, 2, 3], seed=1))
+    assert len(lessons) == 3 * 3 and all(len(rows) == 12 for _, rows in lessons)
+    for label, rows in lessons:
+        assert len({table.object_name[row] for row in rows}) == 1 and set(table.labels[rows]) == {label}
+    assert len({label for label, _ in lessons[:6]}) == 2, "two classes at a time"
+    taught = np.concatenate([rows for _, rows in lessons])
+    assert sorted(taught) == [row for row in table.rows("train") if table.labels[row] in (0, 2, 3)]
+    again = list(lessons_of(table, [0, 2, 3], seed=1))
+    assert all(np.array_equal(one[1], other[1]) for one, other in zip(lessons, again))
+
+
+def test_a_class_with_one_clip_has_lessons_of_twenty_photos():
+    frames = [
+        Frame(f"{c}/{f}", f"class{c}", "only", "0", f, "test" if f >= 50 else "train") for c in "ab" for f in range(60)
+    ]
+    lessons = list(lessons_of(FrameTable(frames), [0, 1], seed=0))
+    assert sorted(len(rows) for _, rows in lessons) == [25] * 4
+    assert len(set(np.concatenate([rows for _, rows in lessons]))) == 100
+
+
+def test_combinations_left_out():
+    table = Stream("eth80", lambda run: None, 2)
+    assert len(left_out_sets(table, 8, 10)) == 28 == len(set(left_out_sets(table, 8, 10)))
+    assert len(left_out_sets(table, 8, 3)) == 3 and len(left_out_sets(table, 50, 10)) == 10
+    assert all(len(set(labels)) == 2 for labels in left_out_sets(table, 50, 10))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_tells_separate_classes_and_unknown_ones(method):
+    """Classes far apart, objects near each other: all answers right, unknown classes below known ones."""
+    table = made_table(objects=7)
+    generator = np.random.default_rng(0)
+    centres, shifts = 10 * generator.normal(size=(5, 30)), generator.normal(size=(5, 7, 30))
+    objects = np.array([int(name[6:]) for name in table.object_name])
+    features = centres[table.labels] + shifts[table.labels, objects] + 0.3 * generator.normal(size=(len(table), 30))
+    closed = run_stream(method, table, features, (), 0)
+    assert closed.accuracy == 1 and closed.ece < 0.1 and closed.unknown_rejected is None and not closed.auroc
+    opened = run_stream(method, table, features, (1, 4), 0, candidates=method == "rda")
+    assert opened.auroc["chosen"] > 0.9 and opened.unknown_rejected > opened.known_rejected
+    assert len(opened.auroc) == (11 if method == "rda" else 1)
+
+
+def test_photos_takes_fifty_classes_at_most(tmp_path):
+    for number in range(60):
+        folder = tmp_path / f"class{number:02}"
+        folder.mkdir()
+        for photo in range(6):
+            Image.new("RGB", (2, 2)).save(folder / f"{photo}.png")
+    table = photos(tmp_path)
+    assert len(table.classes) == 50 and table.counts()["class00"] == {"train": 5, "test": 1}
+
+
+def test_rows_of_runs_and_their_table():
+    from open_set import Run
+
+    measured = [Measured(0.9, 0.02, 0.1, 0.05, None, {}), Measured(0.8, 0.5, 0.5, 0.04, 0.7, {"chosen": 0.95})]
+    runs = [Run("s", "rda", 0, (), measured[0]), Run("s", "rda", 0, ("a", "b"), measured[1])]
+    header, first, second = run_rows(runs)
+    assert dict(zip(header, first))["auroc"] == "" and dict(zip(header, second))["left_out"] == "a b"
+    assert summary(runs)[1] == [["s, rda", "0.900", "0.020", "0.100", "0.040", "0.700", "0.950"]]
+
+
+def test_quick(tmp_path):
+    done = called(
+        "open_set", "--quick", "--json", "--methods", "rda", "ncm", "--output", tmp_path, "--features", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert set(figures) == {"ece", "auroc", "known_rejected"}
+    assert all(set(found) == {"shapes"} and 0 <= found["shapes"] <= 1 for found in figures.values())
+    with open(tmp_path / "open_set_runs.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], bool(row["left_out"])) for row in rows] == [
+        *(("rda", False), ("rda", True), ("ncm", False), ("ncm", True)),
+    ]
+    assert (tmp_path / "open_set.png").stat().st_size > 5000
+
+
+def test_features_are_kept(tmp_path, make_model, monkeypatch):
+    table = FrameTable(
+        [Frame(f"{number}", "ab"[number % 2], "object", "0", number, "train") for number in range(4)],
+        reader=lambda path: Image.new("RGB", (16, 16), (50 * int(path), 0, 90)),
+    )
+    moments = METHODS["rda"][0]
+    first = features_of(make_model(), moments, table, tmp_path, "small")
+    monkeypatch.setattr(FrameTable, "read", None)
+    assert np.array_equal(features_of(make_model(), moments, table, tmp_path, "small"), first)
+    with pytest.raises(TypeError):  # images are read for another network
+        features_of(make_model(), moments, table, tmp_path, "other")
+
+
+def test_without_data():
+    done = called("open_set")
+    assert done.returncode == 1 and "--eth80" in done.stderr and "--quick" in done.stderr

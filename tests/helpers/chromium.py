@@ -1,0 +1,128 @@
+"""A headless Chromium with a camera that plays a file, driven through the pipe of its DevTools protocol."""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# The browser reads commands from descriptor 3 and writes to descriptor 4; both pipes may have these numbers already.
+START = """
+import fcntl, os, sys
+to_read, to_write = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(to_read, 3)
+os.dup2(to_write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+def write_y4m(path, frames, rate=5):
+    """Write ``(N, H, W, 3)`` uint8 RGB frames of even sides as uncompressed video."""
+    height, width = frames.shape[1:3]
+    with open(path, "wb") as file:
+        file.write(f"YUV4MPEG2 W{width} H{height} F{rate}:1 Ip A1:1 C420jpeg\n".encode())
+        for frame in frames.astype(np.float64):
+            red, green, blue = np.moveaxis(frame, 2, 0)
+            light = 0.299 * red + 0.587 * green + 0.114 * blue
+            halves = [128 + 0.564 * (blue - light)[::2, ::2], 128 + 0.713 * (red - light)[::2, ::2]]
+            file.write(b"FRAME\n" + b"".join(np.clip(p, 0, 255).astype(np.uint8).tobytes() for p in (light, *halves)))
+
+
+class Chromium:
+    """A browser with one tab. Use as a context manager.
+
+    Args:
+        profile: folder for its profile.
+        camera: a ``.y4m`` file that the camera plays again and again.
+
+    Attributes:
+        events: messages of the browser so far, in order.
+    """
+
+    def __init__(self, profile, camera):
+        to_read, self._out = os.pipe()
+        self._in, to_write = os.pipe()
+        options = [f"--user-data-dir={profile}", f"--use-file-for-fake-video-capture={camera}"]
+        options += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", "--remote-debugging-pipe"]
+        options += ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+
+        command = [sys.executable, "-c", START, str(to_read), str(to_write), PROGRAM, *options, "about:blank"]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": (to_read, to_write)}
+        self._process = subprocess.Popen(command, **pipes)
+        os.close(to_read)
+        os.close(to_write)
+        self._numbers, self._rest, self._session, self.events = itertools.count(1), b"", None, []
+
+    def __enter__(self):
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.send(f"{domain}.enable")
+        return self
+
+    def __exit__(self, *error):
+        self._process.kill()
+        self._process.wait()
+        os.close(self._out)
+        os.close(self._in)
+
+    def send(self, method, **parameters):
+        """Send a command and return its result."""
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == number:
+                assert "error" not in answer, (method, answer["error"])
+                return answer["result"]
+            self.events.append(answer)
+
+    def _receive(self):
+        while b"\0" not in self._rest:
+            part = os.read(self._in, 1 << 20)
+            assert part, "the browser ended"
+            self._rest += part
+        one, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(one)
+
+    def evaluate(self, script):
+        """Run JavaScript in the page and return its value."""
+        done = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in done, done["exceptionDetails"]
+        return done["result"].get("value")
+
+    def wait_for(self, script, seconds=20):
+        """Wait until JavaScript gives a true value, and return it."""
+        end = time.monotonic() + seconds
+        while not (value := self.evaluate(script)):
+            assert time.monotonic() < end, f"not in {seconds} seconds: {script}"
+            time.sleep(0.05)
+        return value
+
+    def mouse(self, kind, selector):
+        """Move to an element, or press (``mousePressed``) or release the button there."""
+        place = (
+            "{const r = document.querySelector('%s').getBoundingClientRect(); [r.x + r.width / 2, r.y + r.height / 2]}"
+        )
+        x, y = self.evaluate(place % selector)
+        self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def click(self, selector):
+        """Click an element."""
+        self.mouse("mousePressed", selector)
+        self.mouse("mouseReleased", selector)
+
+    def key(self, kind, key):
+        """Press (``keyDown``) or release (``keyUp``) a key."""
+        codes = {" ": ("Space", 32), "Enter": ("Enter", 13), "Tab": ("Tab", 9)}
+        code, number = codes[key]
+        text = {"text": " " if key == " " else "\r"} if kind == "keyDown" and key != "Tab" else {}
+        self.send("Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=number, **text)

@@ -1,0 +1,276 @@
+"""Temperature, threshold and records by hand, and their properties over any records."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crumb_avalanche.learner.confidence import (
+    DOUBTFUL,
+    LEAST_LESSONS,
+    PER_LESSON,
+    REJECTED,
+    RIVALS,
+    Confidence,
+    expected_calibration_error,
+)
+from crumb_avalanche.learner.evidence import Evidence
+from crumb_avalanche.system.tensor_file import StateError
+
+
+def made(scores, typicality=None, labels=None, counts=None):
+    """Evidence of images from their scores; the rest is the same for all."""
+    scores = torch.as_tensor(scores, dtype=torch.float64)
+    columns = scores.shape[1]
+    return Evidence(
+        scores,
+        torch.arange(columns) if labels is None else torch.tensor(labels),
+        torch.full((columns,), 10) if counts is None else torch.tensor(counts),
+        torch.zeros(len(scores), 2, dtype=torch.float64) if typicality is None else torch.as_tensor(typicality),
+    )
+
+
+def random_lesson(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    scores = spread * torch.randn(images, classes, generator=generator, dtype=torch.float64)
+    scores[:, label] += 2
+    return made(scores, torch.randn(images, 2, generator=generator, dtype=torch.float64), counts=counts)
+
+
+def taught(lessons=8, **arguments):
+    confidence = Confidence()
+    for seed in range(lessons):
+        confidence.observe(random_lesson(seed, label=seed % 4, **arguments), seed % 4)
+    return confidence
+
+
+def same(one, other):
+    first, second = one.state_dict(), other.state_dict()
+    assert first.keys() == second.keys() and first.pop("next") == second.pop("next")
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+# Calibration error
+
+
+def test_calibration_error_by_hand():
+    # Bins of a fifth: (0.4, 0.6] holds 0.5 and 0.55, of which one is right; (0.8, 1] holds 0.9, which is wrong.
+    error = expected_calibration_error(torch.tensor([0.5, 0.55, 0.9]), torch.tensor([True, False, False]), bins=5)
+    assert error == pytest.approx((abs(1.05 - 1) + 0.9) / 3)
+    assert expected_calibration_error(torch.ones(4), torch.ones(4, dtype=torch.bool)) == 0
+    assert expected_calibration_error(torch.zeros(4), torch.ones(4, dtype=torch.bool)) == 1
+
+
+def test_a_probability_on_a_border_is_in_the_lower_bin():
+    # 0.5 and 0.25 share the lower of two bins, where their surplus cancels: 0.75 expected, 1 right of 2.
+    error = expected_calibration_error(torch.tensor([0.5, 0.25]), torch.tensor([True, False]), bins=2)
+    assert error == pytest.approx(0.25 / 2)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40), st.integers(1, 20))
+def test_calibration_error_is_a_share_and_at_least_the_overall_one(pairs, bins):
+    probabilities, correct = torch.tensor([one for one, _ in pairs]), torch.tensor([two for _, two in pairs])
+    error = expected_calibration_error(probabilities, correct, bins)
+    overall = abs(float(probabilities.double().mean() - correct.double().mean()))
+    assert overall - 1e-9 <= error <= 1 + 1e-9
+
+
+# Temperature
+
+
+def test_temperature_of_a_made_example():
+    """Two classes, a gap of 4, three of four right: the likelihood is largest where the sigmoid of 4 / T is 3/4.
+
+    Many lessons outweigh the prior.
+    """
+    confidence = Confidence(capacity=8000)
+    for _ in range(400):
+        confidence.observe(made([[4.0, 0], [4.0, 0], [4.0, 0], [0, 4.0]]), 0)
+    evidence = made([[4.0, 0]])
+    assert confidence.temperature(evidence) == pytest.approx(4 / math.log(3), rel=0.02)
+    assert confidence.probabilities(evidence)[0].tolist() == pytest.approx([0.75, 0.25], abs=0.01)
+
+
+def test_temperature_balances_likelihood_and_prior():
+    """One lesson whose likelihood falls with T, and the prior: at the maximum both slopes are equal."""
+    confidence = Confidence()
+    confidence.observe(made([[1.0, 0]]), 0)
+    temperature = confidence.temperature(made([[1.0, 0]]))
+    assert temperature < 1
+    wrong = 1 / (1 + math.exp(1 / temperature))
+    assert math.log(temperature) == pytest.approx(-wrong / temperature, abs=2e-3)
+
+
+def test_temperature_without_records_is_the_usual_one():
+    assert Confidence().temperature(made([[1.0, 0]])) == 1
+
+
+def test_a_long_lesson_counts_as_much_as_a_short_one():
+    def of(images):
+        confidence = Confidence()
+        confidence.observe(made([[3.0, 0]] * images), 0)
+        confidence.observe(made([[0.0, 3]]), 0)
+        return confidence.temperature(made([[3.0, 0]]))
+
+    assert of(1) == of(15)
+
+
+# Threshold
+
+
+def test_threshold_is_the_quantile_of_the_records():
+    """A single predicted class and equal scores: familiarity depends on the residual alone, up to the class's shift."""
+    confidence = Confidence()
+    values = torch.randperm(200, generator=torch.Generator().manual_seed(0)).double()
+    for part in values.split(20):
+        typicality = torch.stack([part, torch.zeros(20, dtype=torch.float64)], 1)
+        confidence.observe(made([[1.0, 0]] * 20, typicality), 0)
+    everything = made([[1.0, 0]] * 200, torch.stack([values, torch.zeros_like(values)], 1))
+    known = confidence.known(everything)
+    assert (~known).double().mean() == pytest.approx(REJECTED, abs=0.011)
+    assert values[~known].max() < values[known].min(), "the least typical ones are rejected"
+
+
+def test_a_class_whose_objects_differ_more_is_not_rejected_more():
+    """Without the shift of each class, images of class 1 would all lie below those of class 0."""
+    confidence = Confidence()
+    generator = torch.Generator().manual_seed(0)
+
+    def lesson(label, images=20):
+        noise = torch.randn(images, 2, generator=generator, dtype=torch.float64)
+        return made([[5.0 * (label == 0), 5.0 * (label == 1)]] * images, noise - 3 * label)
+
+    for number in range(60):
+        confidence.observe(lesson(number % 2), number % 2)
+    rejected = [float((~confidence.known(lesson(label, 20_000))).double().mean()) for label in (0, 1)]
+    assert rejected == pytest.approx([REJECTED] * 2, abs=0.03)
+    strange = lesson(0)._replace(typicality=torch.full((20, 2), -3.0, dtype=torch.float64))
+    assert not confidence.known(strange).any(), "unlike class 0, though like class 1"
+
+
+def test_before_enough_lessons_only_doubtful_images_are_unknown():
+    confidence = taught(LEAST_LESSONS - 1)
+    assert confidence.known(random_lesson(99)).all()
+    many = math.ceil(1 / DOUBTFUL) + 5
+    equal = made(torch.zeros(1, many))
+    assert not Confidence().known(equal).any() and Confidence().known(equal._replace(scores=equal.scores[:, :2])).all()
+    assert confidence.familiarity(random_lesson(99)).dtype == torch.float64
+
+
+def test_early_records_of_a_class_do_not_set_temperature_and_threshold():
+    early = taught(6, counts=[4] * 4)
+    now = random_lesson(50, counts=[10] * 4)
+    stale = early.temperature(now)
+    for seed in range(100, 120):
+        early.observe(random_lesson(seed, label=seed % 4, counts=[9] * 4, spread=0.1), seed % 4)
+    late = Confidence()
+    for seed in range(100, 120):
+        late.observe(random_lesson(seed, label=seed % 4, counts=[9] * 4, spread=0.1), seed % 4)
+    assert early.temperature(now) == late.temperature(now) != stale
+    assert early.temperature(now._replace(counts=torch.tensor([8] * 4))) != late.temperature(now)
+
+
+# Records
+
+
+def test_what_is_no_record():
+    confidence = Confidence()
+    confidence.observe(made([[1.0, 2.0]], labels=[3, 5]), 4)
+    assert len(confidence) == 0, "a new class has no score"
+    confidence.observe(made([[1.0]]), 0)
+    assert len(confidence) == 0, "a single class is always right"
+    confidence.observe(made([[1.0, 2.0]] * 100, labels=[3, 5]), 5)
+    assert len(confidence) == PER_LESSON
+
+
+@given(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 25)), max_size=12))
+def test_the_records_stay_within_the_capacity_and_every_class_keeps_some(capacity, lessons):
+    confidence = Confidence(capacity)
+    for number, (label, images) in enumerate(lessons):
+        confidence.observe(random_lesson(number, label, images), label)
+        assert len(confidence) <= capacity
+    state = confidence.state_dict()
+    if capacity >= 8:
+        assert set(state["labels"].tolist()) == {label for label, _ in lessons}
+    assert sum(state[name].element_size() * state[name].shape[1:].numel() for name in state if name != "next") == 224
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10))
+def test_probabilities_are_a_softmax_that_keeps_the_order(seed, lessons):
+    confidence, evidence = taught(lessons), random_lesson(seed)
+    probabilities = confidence.probabilities(evidence)
+    assert torch.allclose(probabilities.sum(1), torch.ones(12, dtype=torch.float64))
+    assert torch.equal(probabilities.argmax(1), evidence.scores.argmax(1))
+    assert confidence.familiarity(evidence).isfinite().all()
+    assert torch.equal(confidence.known(evidence), confidence.familiarity(evidence) >= 0)
+
+
+def test_more_than_sixteen_rivals():
+    confidence = Confidence()
+    scores = torch.arange(40.0).repeat(3, 1)
+    confidence.observe(made(scores), 20)
+    state = confidence.state_dict()
+    assert state["rivals"][0].tolist() == list(range(39, 39 - RIVALS, -1))
+    assert state["gaps"][0].tolist() == list(range(19, 19 - RIVALS, -1))
+
+
+def test_forget_leaves_nothing_of_a_class():
+    confidence = taught(12)
+    others = Confidence()
+    for seed in range(12):
+        if seed % 4 != 2:
+            evidence = random_lesson(seed, label=seed % 4)
+            kept = [0, 1, 3]
+            evidence = Evidence(evidence.scores[:, kept], torch.tensor(kept), evidence.counts[:3], evidence.typicality)
+            others.observe(evidence, seed % 4)
+    confidence.forget(2)
+    assert len(confidence) == len(others) == 9 * 12
+    assert 2 not in confidence.state_dict()["labels"] and 2 not in confidence.state_dict()["rivals"]
+    fresh = made(random_lesson(77).scores[:, :3], random_lesson(77).typicality, labels=[0, 1, 3])
+    assert confidence.temperature(fresh) == pytest.approx(others.temperature(fresh))
+    assert torch.allclose(confidence.familiarity(fresh), others.familiarity(fresh))
+
+
+def test_state_round_trip():
+    confidence, loaded = taught(9), Confidence()
+    loaded.load_state_dict(confidence.state_dict())
+    assert same(confidence, loaded)
+    evidence = random_lesson(123)
+    assert torch.equal(confidence.familiarity(evidence), loaded.familiarity(evidence))
+    loaded.observe(evidence, 1)
+    assert len(loaded) == len(confidence) + 12, "the tensors are copies"
+    for name in confidence.state_dict():
+        with pytest.raises(StateError, match=name):
+            Confidence().load_state_dict({key: value for key, value in confidence.state_dict().items() if key != name})
+    bad = confidence.state_dict() | {"gaps": torch.zeros(3, RIVALS)}
+    with pytest.raises(StateError, match=r"gaps.*\(3, 16\).*108 records"):
+        loaded.load_state_dict(bad)
+    assert len(loaded) == len(confidence) + 12, "unchanged after an error"
+
+
+def test_merge_renumbers_and_leaves_out():
+    one, other = taught(4), taught(8)
+    before = other.state_dict()
+    one.merge(other, {0: 0, 1: 7, 2: 2})
+    state = one.state_dict()
+    assert set(state["labels"].tolist()) == {0, 1, 2, 3, 7} and len(one) == 4 * 12 + 6 * 12
+    assert len(state["lessons"].unique()) == 4 + 6, "lessons stay apart"
+    added = state["labels"][4 * 12 :]
+    assert set(added.tolist()) == {0, 2, 7} and 3 not in state["rivals"][4 * 12 :]
+    assert torch.equal(state["gaps"][4 * 12 :] == -torch.inf, state["rivals"][4 * 12 :] == -1)
+    assert all(torch.equal(before[name], other.state_dict()[name]) for name in before if name != "next")
+
+
+def test_merge_of_two_classes_into_one_makes_no_class_its_own_rival():
+    one, other = Confidence(), taught(8)
+    one.merge(other, {0: 5, 1: 5, 2: 2, 3: 3})
+    state = one.state_dict()
+    assert not (state["rivals"] == state["labels"][:, None]).any()
+    Confidence().merge(Confidence(), {})
+
+
+def test_a_capacity_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match=r"capacity is 0; give at least 1"):
+        Confidence(0)

@@ -1,0 +1,140 @@
+"""Distances of images against the formulas over whole matrices, for each closed form."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.closed_form.random_projection import RandomProjection
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.learner.evidence import TEMPERATURES, distances, evidence
+
+D, CLASSES = 12, 5
+BUILD = {
+    "rda": lambda: RegularizedDiscriminant(CLASSES, D, directions=4),
+    "rda, whole": lambda: RegularizedDiscriminant(CLASSES, D, directions=4, whole=True),
+    "slda": lambda: StreamingLDA(CLASSES, D, shrinkage=0.05),
+    "ncm": lambda: ClassMeans(CLASSES, D),
+    "ranpac": lambda: RandomProjection(CLASSES, D, projection=30, ridge=0.1),
+}
+
+
+def data(count=200, seed=0, classes=(0, 1, 3)):
+    """Features of three of five classes, and images far from all of them."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 4 * torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(9))
+    labels = torch.tensor(classes)[torch.randint(len(classes), (count,), generator=generator)]
+    mixing = torch.randn(D, D, generator=torch.Generator().manual_seed(8))
+    return centres[labels] + torch.randn(count, D, generator=generator) @ mixing / 3 + 2, labels
+
+
+def trained(name):
+    statistics = BUILD[name]()
+    features, labels = data()
+    for part in torch.arange(len(labels)).split(13):
+        statistics.update(features[part], labels[part])
+    return statistics
+
+
+def covariance(statistics):
+    """The common covariance that a closed form of Gaussians uses, from its statistics."""
+    if isinstance(statistics, StreamingLDA):
+        return 0.95 * statistics.covariance.double() + 0.05 * torch.eye(D, dtype=torch.float64)
+    if statistics.scatter is not None:
+        common = statistics.scatter.whole()
+    else:
+        rows = torch.cat([statistics.directions.of_class(label) for label in range(CLASSES)])
+        outside = statistics.directions.outside.double().sum() / D
+        common = rows.mT @ rows + outside * torch.eye(D, dtype=torch.float64)
+    common = common / 200
+    return common + min(1.0, D / 200) * common.diagonal().mean() * torch.eye(D, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["rda", "rda, whole", "slda"])
+def test_distances_of_gaussians(name):
+    """Squared Mahalanobis distance = the part outside the span + that within it, for each class."""
+    statistics, (fresh, _) = trained(name), data(seed=1)
+    inverse = torch.linalg.inv(covariance(statistics))
+    means, values = statistics.classes.means[[0, 1, 3]].double(), fresh.double()
+    centre = means.mean(0)
+
+    def squared(rows):
+        return ((rows @ inverse) * rows).sum(-1)
+
+    residual, nearest, background = distances(statistics, fresh)
+    whole = squared(values[:, None] - means).amin(1)
+    assert torch.allclose(residual + nearest, whole, rtol=1e-4)
+    # In units of the total covariance: S plus the covariance of the means, by the part within the span alone.
+    total = torch.linalg.inv(torch.linalg.inv(inverse) + (means - centre).mT @ (means - centre) / 3)
+    rows = values - centre
+    assert torch.allclose(residual + background, ((rows @ total) * rows).sum(1), rtol=1e-4)
+    on_plane = means[:1] + 0.3 * (means[1:2] - means[:1])
+    assert distances(statistics, on_plane)[0].abs() < 1e-6 < residual.min()
+
+
+def test_distances_of_class_means_are_of_unit_vectors():
+    statistics, (fresh, _) = trained("ncm"), data(seed=1)
+    means = functional.normalize(statistics.means[[0, 1, 3]].double(), dim=1)
+    values = functional.normalize(fresh.double(), dim=1)
+    residual, nearest, background = distances(statistics, 7 * fresh)
+    assert torch.allclose(residual + nearest, torch.cdist(values, means).square().amin(1))
+    assert not background.any()
+
+
+def test_leverage_of_random_projection():
+    statistics, (fresh, _) = trained("ranpac"), data(seed=1)
+    gram = statistics.gram.double() + 0.1 * statistics.gram.double().diagonal().mean() * torch.eye(30)
+    hidden = statistics.project(fresh)
+    found = evidence(statistics, fresh)
+    leverage = ((hidden @ torch.linalg.inv(gram)) * hidden).sum(1)
+    assert torch.allclose(found.typicality[:, 0], -leverage.log(), rtol=1e-4)
+    assert torch.allclose(found.typicality[:, 1], statistics.scores(fresh)[:, [0, 1, 3]].amax(1))
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_evidence_covers_the_classes_with_images(name):
+    statistics, (fresh, _) = trained(name), data(seed=1)
+    found = evidence(statistics, fresh)
+    assert found.labels.tolist() == [0, 1, 3] and found.counts.sum() == 200
+    assert torch.allclose(found.scores * TEMPERATURES[type(statistics)], statistics.scores(fresh)[:, [0, 1, 3]])
+    assert found.typicality.shape == (200, 2) and found.typicality.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["rda", "rda, whole", "slda"])
+def test_images_far_from_all_classes_are_less_typical(name):
+    statistics, (fresh, _) = trained(name), data(seed=1)
+    strange = evidence(statistics, data(seed=2, classes=(2, 4))[0]).typicality
+    known = evidence(statistics, fresh).typicality
+    assert (strange.amax(0) < known.amax(0)).all() and (strange.mean(0) < known.mean(0)).all()
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_evidence_follows_updates(name):
+    statistics, (fresh, labels) = trained(name), data(seed=1)
+    before = evidence(statistics, fresh).typicality
+    statistics.update(fresh[:50] + 9, labels[:50])
+    after, anew = evidence(statistics, fresh).typicality, type(statistics).from_state(statistics.state_dict())
+    assert not torch.allclose(before, after)
+    assert torch.allclose(after, evidence(anew, fresh).typicality)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_one_image_and_equal_images_give_finite_evidence(name):
+    statistics = BUILD[name]()
+    features, _ = data()
+    with pytest.raises(ValueError, match="no class yet"):
+        evidence(statistics, features)
+    statistics.update(features[:1], torch.tensor([3]))
+    found = evidence(statistics, features)
+    assert found.scores.shape == (200, 1) and found.typicality.isfinite().all()
+    statistics.update(features[:1].repeat(4, 1), torch.tensor([2, 2, 3, 3]))
+    assert all(values.isfinite().all() for values in evidence(statistics, features))
+
+
+def test_another_closed_form_is_an_error():
+    class Other(ClassMeans):
+        pass
+
+    with pytest.raises(TypeError, match=r"Other; give one of RegularizedDiscriminant, .*RandomProjection"):
+        evidence(Other(1, 2), torch.zeros(1, 2))

@@ -1,0 +1,214 @@
+"""An exported learner: a file that answers as the learner does, or no file."""
+
+import itertools
+import json
+import re
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from real_data import TEST_DATA
+
+from benchmarks_toybox_ilab import pixel_transform
+from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.learner import export, graph
+from crumb_avalanche.learner.export import ExportError, export_onnx
+from crumb_avalanche.learner.graph import Gaussians, Resize
+from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.learner.learner import Learner, NothingTaughtError
+from crumb_avalanche.learner.network import FrozenNetwork
+
+ETH80 = TEST_DATA / "eth80" / "eth80_128.zip"
+WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
+COLOURS = np.random.default_rng(7).integers(0, 256, (8, 2, 2, 3))
+
+
+def photos(number, count=6, seed=0, size=(32, 32)):
+    """Noisy images of four patches whose colours belong to the class; ``(count, *size, 3)`` uint8."""
+    random = np.random.default_rng(1000 * seed + number)
+    patches = COLOURS[number].repeat(size[0] // 2, 0).repeat(size[1] // 2, 1)
+    return np.clip(patches + random.normal(0, 25, (count, *size, 3)), 0, 255).astype(np.uint8)
+
+
+def taught(method, backbone="small_cnn", classes=5):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = FrozenNetwork.build(backbone, None, 32)
+    learner = Learner.__new__(Learner)
+    learner._set_up(method, network, 9_000_000)
+    for number in range(classes):
+        learner.teach(photos(number, 3 + number), f"c{number}")
+    return learner
+
+
+def session_of(path):
+    return pytest.importorskip("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture(autouse=True)
+def needs_onnx(request):
+    if "without_onnx" not in request.keywords:
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxruntime")
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_the_file_answers_as_the_learner_for_any_size_and_batch(method, tmp_path):
+    learner = taught(method)
+    parity = export_onnx(learner, tmp_path / "a.onnx", [one for n in range(5) for one in photos(n, 4, 1, (40, 50))])
+    assert parity.holds and parity.images == 20 and parity.score_error < 1e-4 and parity.other_labels == 0
+    session = session_of(tmp_path / "a.onnx")
+    for (rows, columns), batch in itertools.product([(32, 32), (90, 44), (20, 20), (32, 120)], (1, 5)):
+        images = photos(3, batch, 2, (rows, columns))
+        (scores,) = session.run(["scores"], {"images": images})
+        assert scores.shape == (batch, 5) and scores.dtype == np.float32
+        frames = learner.predict(images).frames if batch > 1 else [learner.predict(images)]
+        assert [f"c{label}" for label in scores.argmax(1)] == [frame.label for frame in frames]
+        pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in images])
+        expected = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels)).numpy()
+        # Pillow may resize a tall image along its height first: some pixels differ by one level.
+        tolerance = 5e-3 if rows > columns else 1e-4
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("backbone", ["squeezenet1_0", "mobilenet_v2", "resnet18"])
+def test_every_backbone_can_be_exported(backbone, tmp_path):
+    assert export_onnx(taught("slda", backbone, 2), tmp_path / "a.onnx").score_error < 1e-3
+
+
+def test_the_metadata_name_classes_and_weights(tmp_path):
+    learner = taught("ncm", classes=3)
+    learner.rename("c2", "Stra\u00dfe")
+    learner.forget("c1")
+    export_onnx(learner, tmp_path / "a.onnx")
+    session = session_of(tmp_path / "a.onnx")
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["classes"]) == ["c0", "Stra\u00dfe"]
+    assert metadata["weights_sha256"] == learner.network.sha256 and re.fullmatch("[0-9a-f]{64}", learner.network.sha256)
+    assert (metadata["method"], metadata["backbone"], metadata["image_size"]) == ("ncm", "small_cnn", "32")
+    assert session.get_inputs()[0].shape == ["batch", "height", "width", 3]
+    (scores,) = session.run(["scores"], {"images": photos(2, 1)})
+    assert scores.shape == (1, 2) and scores.argmax() == 1
+
+
+@pytest.mark.parametrize("size", [(32, 32), (64, 64), (20, 20), (100, 57), (57, 100), (300, 400), (1, 1), (5, 90)])
+def test_resizing_equals_pillow_within_a_level(size):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    resized = Resize(32)(torch.from_numpy(image)[None])[0]
+    difference = (resized - pixel_transform(32)(Image.fromarray(image))).abs()
+    assert difference.max() <= 1 and (size[0] > size[1] or not difference.any())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_gaussians_with_any_number_of_directions(whole):
+    generator = torch.Generator().manual_seed(0)
+    statistics = RegularizedDiscriminant(7, 12, 5, whole)
+    for label, count in enumerate([1, 9, 2, 0, 5, 9, 1]):  # class 3 stays without images
+        features = torch.randn(count, 12, generator=generator) + 3 * torch.randn(12, generator=generator)
+        statistics.update(features, torch.full((count,), label))
+    features = 3 * torch.randn(50, 12, generator=generator)
+    expected = statistics.scores(features)[:, [0, 1, 2, 4, 5, 6]]
+    found = Gaussians(statistics)(features).double()
+    assert ((found - expected).abs().amax(1) <= 1e-5 * expected.abs().amax(1)).all()
+
+
+def test_a_graph_that_answers_otherwise_leaves_no_file(tmp_path, monkeypatch):
+    class Wrong(graph.Cosines):
+        def forward(self, features):
+            return super().forward(features) * 1.01
+
+    monkeypatch.setitem(graph.CLASSIFIERS, ClassMeans, Wrong)
+    with pytest.raises(ExportError, match=r"no file is written.*scores differ by at most 1\.\de-02.*allowed 1e-03"):
+        export_onnx(taught("ncm"), tmp_path / "new" / "a.onnx")
+    (tmp_path / "b.onnx").write_bytes(b"before")
+    with pytest.raises(ExportError):
+        export_onnx(taught("ncm"), tmp_path / "b.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["b.onnx"] and (tmp_path / "b.onnx").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize(("error", "other", "holds"), [(9e-4, 1, True), (2e-3, 0, False), (0.0, 2, False)])
+def test_what_counts_as_parity(error, other, holds):
+    assert export.Parity(500, error, other).holds is holds
+    assert not export.Parity(20, 0.0, 1).holds and not export.Parity(20, float("inf"), 0).holds
+
+
+def test_a_graph_that_resizes_otherwise_is_noticed():
+    learner = taught("slda")
+
+    class Session:
+        """Answers as the learner does, for images of 32 pixels only."""
+
+        def run(self, names, given):
+            pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in given["images"]])
+            scores = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels)).numpy()
+            return [scores if given["images"].shape[1] == 32 else -scores]
+
+    parity = export.compare(learner, Session(), [photos(1, 3), photos(2, 7, size=(40, 40))])
+    assert parity.images == 10 and parity.score_error == pytest.approx(0, abs=1e-6) and parity.other_labels == 7
+    assert not parity.holds
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_probabilities_are_those_of_the_learner(method, tmp_path):
+    learner = taught(method)
+    for number in range(5):  # lessons of known classes fit the temperature
+        learner.teach(photos(number, 3, 3), f"c{number}")
+    export_onnx(learner, tmp_path / "a.onnx")
+    images = photos(1, 4, 5)
+    (shares,) = session_of(tmp_path / "a.onnx").run(["probabilities"], {"images": images})
+    for row, frame in zip(shares, learner.predict(images).frames, strict=True):
+        expected = dict([(frame.label, frame.confidence), *frame.runners_up])
+        np.testing.assert_allclose(row, [expected[f"c{number}"] for number in range(5)], atol=1e-3)
+
+
+def test_a_learner_without_classes_is_refused(tmp_path):
+    with pytest.raises(NothingTaughtError, match=r"nothing was taught.*teach"):
+        export_onnx(taught("rda", classes=0), tmp_path / "a.onnx")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.without_onnx
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+def test_a_missing_package_is_named_with_its_cure(package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r"needs onnx and onnxruntime: pip install 'crumb-avalanche\[onnx\]'"):
+        export_onnx(taught("ncm", classes=1), tmp_path / "a.onnx")
+
+
+def test_on_the_command_line(crumb, tmp_path):
+    taught("rda").save(tmp_path / "mine.safetensors")
+    for number, one in enumerate(photos(2, 3, 1, (40, 50))):
+        Image.fromarray(one).save(tmp_path / f"{number}.png")
+    code, out, err = crumb("export", tmp_path / "mine.safetensors", "--images", tmp_path, "--threads", 1)
+    assert code == 0 and "3 images: scores differ by at most" in out and "5 classes" in out, err
+    assert session_of(tmp_path / "mine.onnx").get_outputs()[0].name == "scores"
+    code, out, _ = crumb("export", tmp_path / "mine.safetensors", "--output", tmp_path / "other.onnx")
+    assert code == 0 and "32 images" in out and (tmp_path / "other.onnx").is_file()
+    code, _, err = crumb("export", tmp_path / "absent.safetensors")
+    assert code == 1 and "there is no file" in err
+    code, _, err = crumb("export", tmp_path / "mine.safetensors", "--images", tmp_path / "absent")
+    assert code == 1 and "no file or folder" in err
+    code, _, err = crumb("export", tmp_path / "mine.safetensors", "--to", "tflite")
+    assert code != 0 and "onnx" in err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ETH80.exists() and WEIGHTS.exists()), reason="needs ETH-80 and weights in CRUMB_TEST_DATA")
+@pytest.mark.parametrize("method", ["recommended", "slda"])
+def test_500_photos(method, tmp_path):
+    with zipfile.ZipFile(ETH80) as archive:
+        names = sorted(name for name in archive.namelist() if re.fullmatch(r"eth80/[a-z]+\d+/[^/]*\.jpg", name))
+        archive.extractall(tmp_path)
+    learner = Learner(method, "squeezenet1_0", WEIGHTS)
+    kinds = sorted({re.match(r"eth80/([a-z]+)", name)[1] for name in names})
+    for kind in kinds:
+        learner.teach([tmp_path / name for name in names if re.match(rf"eth80/{kind}[1-4]/", name)][::8], kind)
+    others = [tmp_path / name for name in names if not re.match(r"eth80/[a-z]+[1-4]/", name)]
+    some = others[:: len(others) // 500][:500]
+    parity = export_onnx(learner, tmp_path / "mine.onnx", some)
+    print(parity)
+    assert parity.images == 500 and parity.holds

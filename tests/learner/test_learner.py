@@ -1,0 +1,337 @@
+"""What a person may rely on: lessons in any order, undo, forget, merge, and a file that is whole or refused."""
+
+import copy
+import json
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from crumb_avalanche.learner.explanation import evidence_by_location
+from crumb_avalanche.learner.file import LearnerError
+from crumb_avalanche.learner.kinds import KINDS, BudgetError
+from crumb_avalanche.learner.learner import Learner, NothingTaughtError
+from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
+from crumb_avalanche.learner.store import read_header
+from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.system.tensor_file import flatten, write_tensors
+
+SIZE = 32
+COLOURS = np.random.default_rng(7).integers(0, 256, (60, 4, 3))
+
+
+def images(number, count=6, seed=0):
+    """Noisy images of four patches whose colours are a class's own; ``(count, 32, 32, 3)`` uint8."""
+    random = np.random.default_rng(1000 * seed + number)
+    patches = np.kron(COLOURS[number].reshape(2, 2, 3), np.ones((16, 16, 1)))
+    return np.clip(patches + random.normal(0, 25, (count, SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def weights_file(tmp_path_factory):
+    """Random weights, always the same."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        state = SmallCNN().state_dict()
+    file = tmp_path_factory.mktemp("weights") / "weights.safetensors"
+    write_tensors(file, state, {})
+    return file
+
+
+@pytest.fixture(scope="module")
+def network(weights_file):
+    return FrozenNetwork.build("small_cnn", weights_file, SIZE)
+
+
+@pytest.fixture
+def make(network):
+    """A function that makes a learner with random weights, always the same."""
+
+    def made(method="recommended", budget_bytes=4_000_000):
+        learner = Learner.__new__(Learner)
+        learner._set_up("rda" if method == "recommended" else method, network, budget_bytes)
+        return learner
+
+    return made
+
+
+def taught(learner, classes=4, count=6):
+    for number in range(classes):
+        learner.teach(images(number, count), f"c{number}")
+    return learner
+
+
+def tensors(learner):
+    """All tensors of a learner's state by name."""
+    return flatten({**learner.state_dict(), "before": None, "lessons": None})[1]
+
+
+def same(one, other):
+    one, other = tensors(one), tensors(other)
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_it_grows_from_one_class_to_fifty(make, method):
+    learner = make(method)
+    for number in range(50):
+        learner.teach(images(number, 4), f"c{number}")
+        if number in (0, 1, 9, 49):
+            answers = [learner.predict(images(n, 1, seed=1)).label for n in range(number + 1)]
+            right = np.mean([answer == f"c{n}" for n, answer in enumerate(answers)])
+            assert right >= (0.8 if method != "ranpac" else 0.6), (number, right)
+    assert [info.images for info in learner.classes] == [4] * 50
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_the_order_of_lessons_does_not_matter(make, method):
+    one, other = make(method), make(method)
+    for number in range(5):
+        one.teach(images(number), f"c{number}")
+        other.teach(images(4 - number), f"c{4 - number}")
+    for number in range(5):
+        a, b = (learner.predict(images(number, 1, seed=1)) for learner in (one, other))
+        assert a.label == b.label == f"c{number}"
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_a_class_may_come_back(make, method):
+    learner = taught(make(method), 3)
+    learner.teach(images(0, 5, seed=2), "c0")
+    assert [(info.name, info.images) for info in learner.classes] == [("c0", 11), ("c1", 6), ("c2", 6)]
+    assert learner.predict(images(0, 1, seed=3)).label == "c0"
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_nothing_one_class_and_one_image(make, method):
+    learner = make(method)
+    with pytest.raises(NothingTaughtError, match=r"nothing was taught.*teach"):
+        learner.predict(images(0, 1))
+    learner.teach(images(0, 1), "only")
+    answer = learner.predict(images(1, 1))
+    assert answer.label == "only" and answer.confidence == pytest.approx(1) and not answer.runners_up
+    learner.teach(images(1, 1), "other")
+    assert {learner.predict(images(n, 1)).label for n in (0, 1)} == {"only", "other"}
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_undo_restores_every_bit(make, method, tmp_path):
+    learner = taught(make(method), 3)
+    before = copy.deepcopy(learner)
+    learner.teach(images(7), "new")
+    learner.save(tmp_path / "a.safetensors")
+    learner = Learner.load(tmp_path / "a.safetensors")  # a file can be undone, too
+    assert learner.undo().images == {"new": 6}
+    assert same(learner, before) and learner.lessons == before.lessons
+    learner.teach(images(8), "c0")
+    learner.undo()
+    assert same(learner, before)
+    with pytest.raises(ValueError, match="no lesson to take back"):
+        learner.undo()
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_forget_leaves_nothing_of_the_class(make, method):
+    learner, without = taught(make(method), 3), make(method)
+    learner.teach(images(9), "last")
+    remains = learner.forget("c1")
+    assert [info.name for info in learner.classes] == ["c0", "c2", "last"]
+    assert "c1" not in json.dumps({**learner.state_dict(), "statistics": 0, "confidence": 0}, default=str)
+    for number in (0, 2):
+        without.teach(images(number), f"c{number}")
+    without.teach(images(9), "last")
+    if not remains:
+        for number in (0, 1, 2, 9):
+            a, b = (one.predict(images(number, 1, seed=1)) for one in (learner, without))
+            assert a.label == b.label != "c1"
+    learner.undo()  # the last lesson, without the class that was forgotten
+    assert [info.name for info in learner.classes] == ["c0", "c2"]
+    learner.teach(images(1), "c1")  # anew
+    assert learner.predict(images(1, 1, seed=1)).label == "c1"
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_merge_answers_as_one_taught_with_both(make, method):
+    one, two, both = make(method), make(method), make(method)
+    for number in range(6):
+        (one if number < 3 else two).teach(images(number), f"c{number}")
+        both.teach(images(number), f"c{number}")
+    two.teach(images(0, 6, seed=5), "c0")
+    both.teach(images(0, 6, seed=5), "c0")
+    one.merge(two)
+    assert {info.name: info.images for info in one.classes} == {info.name: info.images for info in both.classes}
+    for number in range(6):
+        assert one.predict(images(number, 1, seed=1)).label == both.predict(images(number, 1, seed=1)).label
+
+
+def test_merge_refuses_another_method_or_network(make):
+    with pytest.raises(ValueError, match="slda cannot be merged into one of rda"):
+        make("rda").merge(make("slda"))
+    torch.manual_seed(1)
+    other = Learner("rda", "small_cnn", None, SIZE)
+    with pytest.raises(NetworkError, match="different networks"):
+        make("rda").merge(other)
+
+
+def test_rename(make):
+    learner = taught(make(), 2)
+    learner.rename("c0", "cup")
+    assert learner.predict(images(0, 1)).label == "cup" and learner.lessons[0].images == {"cup": 6}
+    with pytest.raises(ValueError, match="a class 'c1' already"):
+        learner.rename("cup", "c1")
+    with pytest.raises(ValueError, match=r"no class 'x'.*cup, c1"):
+        learner.rename("x", "y")
+    learner.undo()
+    assert [info.name for info in learner.classes] == ["cup"]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "two\nlines", "x" * 300])
+def test_names_that_are_not_allowed(make, name):
+    learner = make()
+    with pytest.raises(ValueError, match="name"):
+        learner.teach(images(0), name)
+    assert not learner.classes and not learner.lessons
+
+
+def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
+    learner = taught(make(), 2)
+    before = copy.deepcopy(learner)
+    bad = images(3).astype(np.float32) / 255
+    bad[4, 0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match=r"NaN|finite|nan"):
+        learner.teach([*images(3), *bad], "bad")
+    with pytest.raises(ValueError):
+        learner.teach([], "nothing")
+    assert same(learner, before) and len(learner.lessons) == 2
+    learner.undo()
+
+
+def test_the_budget_is_kept_and_what_gives_way_is_told(make):
+    length = make()._knowledge.length
+    learner = make("rda", budget_bytes=30 * 2 * length)
+    notes = []
+    for number in range(8):
+        notes += learner.teach(images(number, 10), f"c{number}").notes
+        assert learner.bytes <= learner.budget_bytes
+    assert any("directions" in note for note in notes)
+    with pytest.raises(BudgetError, match=r"classes need .* budget .* forget"):
+        taught(learner, 40)
+    assert len(learner.classes) < 40 and learner.bytes <= learner.budget_bytes
+
+
+@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_file_answers_the_same(make, method, weights, weights_file, tmp_path):
+    learner = taught(make(method), 4)
+    learner.save(tmp_path / "mine.safetensors", weights=weights)
+    header = read_header(tmp_path / "mine.safetensors")
+    assert header["classes"] == dict.fromkeys(["c0", "c1", "c2", "c3"], 6) and header["network"]["included"] is weights
+    if not weights:
+        with pytest.raises(LearnerError, match=r"holds no weights.*SHA-256"):
+            Learner.load(tmp_path / "mine.safetensors")
+    again = Learner.load(tmp_path / "mine.safetensors", weights=None if weights else weights_file)
+    assert same(learner, again) and again.lessons == learner.lessons
+    for number in range(4):
+        assert learner.predict(images(number, 3, seed=1)) == again.predict(images(number, 3, seed=1))
+    again.teach(images(5), "more")
+    learner.teach(images(5), "more")
+    assert same(learner, again)
+
+
+def test_a_clip_has_an_answer_and_one_for_each_frame(make):
+    learner = taught(make(), 3)
+    answer = learner.predict(images(1, 5, seed=1))
+    assert answer.label == "c1" and len(answer.frames) == 5
+    assert {frame.label for frame in answer.frames} == {"c1"}
+    shares = [answer.confidence, *(share for _, share in answer.runners_up)]
+    assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
+
+
+def test_threads_may_ask_while_one_teaches(make):
+    learner, wrong = taught(make(), 2), []
+
+    def ask():
+        for _ in range(20):
+            wrong.extend(n for n in (0, 1) if learner.predict(images(n, 1, seed=1)).label != f"c{n}")
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(2, 8):
+        learner.teach(images(number), f"c{number}")
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(learner.classes) == 8
+
+
+@pytest.mark.filterwarnings("error")
+def test_threads_do_not_mix_their_images(make):
+    learner, found = taught(make(), 6), []
+    pictures = [images(number, 3 + number, seed=2) for number in range(6)]
+    expected = [learner.predict(some) for some in pictures]
+
+    def ask():
+        found.append([learner.predict(some) for some in pictures])
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 3
+
+
+def test_explain_takes_a_single_image(make):
+    learner = taught(make(), 2)
+    assert learner.explain(images(0, 1)).shape == (SIZE, SIZE)
+    with pytest.raises(ValueError, match="single image"):
+        learner.explain(images(0, 3))
+    with pytest.raises(NothingTaughtError):
+        make().explain(images(0, 1))
+
+
+def test_the_shares_of_a_linear_discriminant_add_up_to_the_margin(make):
+    learner = taught(make("slda"), 4)
+    for number in range(4):
+        pixels = torch.from_numpy(images(number, 1, seed=4)).permute(0, 3, 1, 2)
+        arguments = learner.network.model, learner._features, learner._knowledge.statistics
+        shares = evidence_by_location(*arguments, pixels, [0, 1, 2, 3])
+        known = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels))[0]
+        first, second = known.topk(2).values
+        assert float(shares.sum()) == pytest.approx(float(first - second), rel=1e-4)
+
+
+def test_a_finished_run_can_be_asked_and_taught(crumb, tiny, tmp_path, clips):
+    code, _, err = crumb(*tiny, "--output", tmp_path / "run", "--strategy", "rda", "--budget-images", 8)
+    assert code == 0, err
+    learner = Learner.load(tmp_path / "run")
+    photos = sorted((clips / "cup").rglob("*.png"))
+    assert learner.predict(photos[0]).label in {info.name for info in learner.classes}
+    learner.teach(images(0), "new")
+    learner.save(tmp_path / "mine.safetensors")
+    assert {info.name for info in Learner.load(tmp_path / "mine.safetensors").classes} > {"new", "cup"}
+    code, _, err = crumb(*tiny, "--output", tmp_path / "other", "--strategy", "finetune")
+    with pytest.raises(LearnerError, match=r"learned by finetune; only rda, slda"):
+        Learner.load(tmp_path / "other")
+
+
+def test_the_readme_s_lines(weights_file, tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    snippet = re.search(r"```python\n(from crumb_avalanche import Learner.*?)```", text, re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("mug", "shoe")):
+        (tmp_path / "clips" / name).mkdir(parents=True)
+        for place, pixels in enumerate(images(number)):
+            Image.fromarray(pixels).save(tmp_path / "clips" / name / f"{place}.png")
+    Image.fromarray(images(0, 1, seed=1)[0]).save(tmp_path / "photo.jpg")
+    # The small network in the place of a download.
+    small = 'backbone="small_cnn", weights="weights.safetensors", image_size=32)'
+    (tmp_path / "weights.safetensors").write_bytes(weights_file.read_bytes())
+    names: dict = {}
+    exec(compile(snippet.replace('backbone="squeezenet1_0")', small), "README.md", "exec"), names)
+    assert names["answer"].label == "mug"
+    assert Learner.load("mine.safetensors").predict("photo.jpg") == names["answer"]
