@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "experiments" / "bench_learner.py"
 
 
+@pytest.mark.slow
 def test_json_is_one_object_with_the_figures():
     done = subprocess.run([sys.executable, str(SCRIPT), "--json", "--quick"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -69,9 +69,9 @@ def again(tmp_path_factory, clips):
         folder = folders[name, "full"] = tmp_path_factory.mktemp(name)
         command = [
             *("run", "--benchmark", "clip_folder", "--dataset-root", clips, "--weights", "none", "--preset", "paper"),
-            *("--backbone", "small_cnn", "--image-size", SIZE, "--batch-size", "4", "--first-epochs", "10"),
+            *("--backbone", "small_cnn", "--image-size", SIZE, "--batch-size", "4", "--first-epochs", "3"),
             *("--threads", "1", "--progress", "false", "--strategy", name, "--mem-size", "8"),
-            *("--learning-rate", "0.001", "--checkpoint", "false", "--output", folder),
+            *("--learning-rate", "0.003", "--checkpoint", "false", "--output", folder),
         ]
         assert main([str(part) for part in command]) == 0
         learner = load_learner(folder / LEARNER)
