@@ -1,5 +1,6 @@
 """The command line of ``crumb``, built without importing torch."""
 
+from dataclasses import fields
 from typing import Any
 
 from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments, underscored
@@ -70,8 +71,8 @@ def parser() -> Any:
             add_run_arguments(command)
         else:
             _add_positional(command, settings)
-            positional = {"folders", "name", "check", "model", "source", "sources", "action", "names"}
-            command.add_class_arguments(settings, skip=positional)
+            added = {action.dest for action in command._actions}
+            command.add_class_arguments(settings, skip=added & {item.name for item in fields(settings)})
         commands.add_subcommand(name, command, help=summary)
     return main_parser
 

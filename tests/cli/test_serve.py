@@ -13,7 +13,7 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
-from chromium import PROGRAM, Chromium, write_y4m
+from camera_browser import PROGRAM, Chromium, write_y4m
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
@@ -43,7 +43,13 @@ def serve(weights, tmp_path):
     def started(*options):
         new = ["--weights", str(weights), "--backbone", "small_cnn", "--image-size", "32", "--threads", "1"]
         command = [sys.executable, "-m", "crumb_avalanche.cli", "serve", str(tmp_path / "mine.safetensors"), *new]
-        process = subprocess.Popen([*command, "--port", "0", *options], stdout=subprocess.PIPE, text=True)
+        # A process that was started in the background ignores SIGINT, and so do its children.
+        process = subprocess.Popen(
+            [*command, "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
         processes.append(process)
         for line in process.stdout:
             if found := re.fullmatch(r"Open (http.*)/\?token=(\S+)\n", line):

@@ -76,7 +76,8 @@ def test_the_file_answers_as_the_learner_for_any_size_and_batch(method, tmp_path
 
 
 @pytest.mark.parametrize(
-    "backbone", ["squeezenet1_0", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v2", "resnet18"))]
+    "backbone",
+    ["squeezenet1_0", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v2", "resnet18"))],
 )
 def test_every_backbone_can_be_exported(backbone, tmp_path):
     assert export_onnx(taught("slda", backbone, 2), tmp_path / "a.onnx").score_error < 1e-3
