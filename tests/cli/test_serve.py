@@ -80,6 +80,7 @@ def test_it_serves_holds_the_lock_and_stops(serve, tmp_path, capsys):
     assert not list(tmp_path.glob("*.lock")) and not list(tmp_path.glob(".*.lock"))
 
 
+@pytest.mark.slow
 def test_https_with_a_certificate_until_terminated(serve, tmp_path):
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]

@@ -4,6 +4,7 @@ import csv
 import json
 
 import numpy as np
+import pytest
 from bench_feature_cache import HEADER, compared, with_total
 from called_script import called
 from made_runs import made_run
@@ -46,6 +47,7 @@ def test_a_given_cache_is_refused(tmp_path):
     assert last.startswith("error: --feature-cache cannot be given") and "leave it out" in last
 
 
+@pytest.mark.slow
 def test_quick(tmp_path):
     done = called("bench_feature_cache", "--quick", "--strategies", "finetune", "ncm", "--output", tmp_path)
     assert done.returncode == 0, done.stderr

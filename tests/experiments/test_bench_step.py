@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "experiments" / "bench_step.py"
 
 
+@pytest.mark.slow
 def test_json_is_one_object_with_the_figures():
     options = ["--json", "--no-compile", "--threads", "1", "--batches", "1", "--repeats", "1", "--precision", "fp32"]
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)

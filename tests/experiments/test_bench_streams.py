@@ -3,10 +3,12 @@
 import json
 
 import numpy as np
+import pytest
 from called_script import called
 from PIL import Image
 
 
+@pytest.mark.slow
 def test_json_is_one_object_with_the_figures(tmp_path):
     for number in range(8):
         folder = tmp_path / f"class{number % 2}"

@@ -12,6 +12,7 @@ LEARNERS = ["crumb", "remind, one image at a time", "remind, mini-batches"]
 MEMORIES = ["crumb", "remind, tables from all maps", "remind, tables from a sample"]
 
 
+@pytest.mark.slow
 def test_quick_prints_the_ratios_and_writes_table_and_picture(tmp_path):
     done = called("cost_of_replay", "--quick", "--output", tmp_path, "--progress", "false")
     assert done.returncode == 0, done.stderr

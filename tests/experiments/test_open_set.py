@@ -105,6 +105,7 @@ def test_rows_of_runs_and_their_table():
     assert summary(runs)[1] == [["s, rda", "0.900", "0.020", "0.100", "0.040", "0.700", "0.950"]]
 
 
+@pytest.mark.slow
 def test_quick(tmp_path):
     done = called(
         "open_set", "--quick", "--json", "--methods", "rda", "ncm", "--output", tmp_path, "--features", tmp_path

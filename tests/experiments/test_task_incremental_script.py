@@ -27,6 +27,7 @@ def script():
 
 
 @pytest.mark.filterwarnings("ignore:the plastic layers have no dropout")
+@pytest.mark.slow
 def test_quick_run_measures_all_methods_and_is_not_repeated(script, tmp_path, capsys, monkeypatch):
     arguments = ["--quick", "--threads", "1", "--output", str(tmp_path)]
     script.main(arguments)

@@ -203,6 +203,7 @@ print(weights_hash(model))
 """
 
 
+@pytest.mark.slow
 def test_kill_9_costs_an_epoch_at_most(make_model, tmp_path):
     command = [sys.executable, "-c", KILLED, HELPERS, str(tmp_path / "kept")]
     wait = random.Random(0)

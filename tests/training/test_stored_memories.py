@@ -40,7 +40,7 @@ def pieces(experience, size):
     return [experience] if size is None else list(split_online_stream([experience], size, shuffle=False))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     lessons=LESSONS,
     kind=st.sampled_from([CodeBuffer, ImageBuffer, MapBuffer]),
