@@ -155,16 +155,24 @@ def _common_covariance(statistics: RegularizedDiscriminant, labels: Tensor) -> S
     total, length = float(statistics.classes.counts.sum()), statistics.classes.means.shape[1]
     shrinkage = min(1.0, statistics.shrinkage * length / total)
     if statistics.scatter is not None:
-        common = statistics.scatter.whole() / total
-        common.diagonal().add_(shrinkage * (float(common.diagonal().mean()) or 1.0))  # 0 for equal images
-        root = torch.linalg.cholesky(common)
-        return lambda rows: torch.cholesky_solve(rows.mT, root).mT
+        return _inverse(statistics.scatter.whole() / total, shrinkage)
     directions = statistics.directions.of_classes(labels.tolist()) / total**0.5
-    outside = float(statistics.directions.outside[labels].double().sum()) / total
-    variance = (float(directions.square().sum()) + outside) / length or 1.0
-    rest = outside / length + shrinkage * variance
+    outside = float(statistics.directions.outside[labels].double().sum()) / total / length
+    if len(directions) >= length:
+        common = directions.mT @ directions
+        common.diagonal().add_(outside)
+        return _inverse(common, shrinkage)
+    variance = float(directions.square().sum()) / length + outside or 1.0  # 0 for equal images
+    rest = outside + shrinkage * variance
     # Woodbury: (r I + B^T B)^-1 = (I - B^T (r I + B B^T)^-1 B) / r, with as many rows as there are directions.
     inner = directions @ directions.mT
     inner.diagonal().add_(rest)
     root = torch.linalg.cholesky(inner)
     return lambda rows: (rows - torch.cholesky_solve(directions @ rows.mT, root).mT @ directions) / rest
+
+
+def _inverse(common: Tensor, shrinkage: float) -> Solve:
+    """Return the product with the inverse of a covariance whose diagonal is raised by a share of its mean."""
+    common.diagonal().add_(shrinkage * (float(common.diagonal().mean()) or 1.0))
+    root = torch.linalg.cholesky(common)
+    return lambda rows: torch.cholesky_solve(rows.mT, root).mT

@@ -24,7 +24,8 @@ from crumb_avalanche.models.split_model import SplitModel
 LESSON = 20  # photos of a lesson, for classes that are one clip
 POOLED = FeatureMoments(maps=False, deviations=False, power=1)
 METHODS: dict[str, tuple[FeatureMoments, Callable[[int], ClassStatistics]]] = {
-    "rda": (FeatureMoments(), lambda length: RegularizedDiscriminant(0, length, directions=64)),
+    # As many directions in all as the bytes of SqueezeNet buy.
+    "rda": (FeatureMoments(), lambda length: RegularizedDiscriminant(0, length, directions=64, total_directions=600)),
     "slda": (POOLED, lambda length: StreamingLDA(0, length)),
     "ncm": (POOLED, lambda length: ClassMeans(0, length)),
     "ranpac": (POOLED, lambda length: RandomProjection(0, length)),

@@ -12,7 +12,8 @@ from crumb_avalanche.learner.evidence import TEMPERATURES, distances, evidence
 
 D, CLASSES = 12, 5
 BUILD = {
-    "rda": lambda: RegularizedDiscriminant(CLASSES, D, directions=4),
+    "rda": lambda: RegularizedDiscriminant(CLASSES, D, directions=3),
+    "rda, many": lambda: RegularizedDiscriminant(CLASSES, D, directions=6),
     "rda, whole": lambda: RegularizedDiscriminant(CLASSES, D, directions=4, whole=True),
     "slda": lambda: StreamingLDA(CLASSES, D, shrinkage=0.05),
     "ncm": lambda: ClassMeans(CLASSES, D),
@@ -51,7 +52,7 @@ def covariance(statistics):
     return common + min(1.0, D / 200) * common.diagonal().mean() * torch.eye(D, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["rda", "rda, whole", "slda"])
+@pytest.mark.parametrize("name", ["rda", "rda, many", "rda, whole", "slda"])
 def test_distances_of_gaussians(name):
     """Squared Mahalanobis distance = the part outside the span + that within it, for each class."""
     statistics, (fresh, _) = trained(name), data(seed=1)
@@ -101,7 +102,7 @@ def test_evidence_covers_the_classes_with_images(name):
     assert found.typicality.shape == (200, 2) and found.typicality.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["rda", "rda, whole", "slda"])
+@pytest.mark.parametrize("name", ["rda", "rda, many", "rda, whole", "slda"])
 def test_images_far_from_all_classes_are_less_typical(name):
     statistics, (fresh, _) = trained(name), data(seed=1)
     strange = evidence(statistics, data(seed=2, classes=(2, 4))[0]).typicality
