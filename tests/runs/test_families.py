@@ -149,7 +149,11 @@ def test_every_row_of_the_paper_sets_its_learning_rate(strategy):
     assert rate == pytest.approx(paper_settings(strategy, "clip_folder")["learning_rate"])
 
 
-@pytest.mark.parametrize("strategy", [name for name in PAPER if name not in ("crumb", "remind")])
+LONG = ("aanets", "rainbow_memory")
+ROWS = [name for name in PAPER if name not in ("crumb", "remind", *LONG)]
+
+
+@pytest.mark.parametrize("strategy", [*ROWS, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
 def test_every_row_of_the_paper_runs_on_small_images(crumb, tiny, tmp_path, strategy):
     """The network of the row learns from images of 32 pixels (64 for Memory Recall).
 

@@ -249,6 +249,7 @@ def test_the_command_itself(tiny, tmp_path):
     assert "images/s" in done.stderr and "after experience 2/2" in done.stdout
 
 
+@pytest.mark.slow
 def test_filling_the_cache_does_not_change_dropout(crumb, tiny, tmp_path):
     more = ("--backbone", "squeezenet1_1", "--image-size", "64", "--threads", "2")
     weights = []
