@@ -16,7 +16,7 @@ streamed run, and a folder for each run to --output.
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from support.common_options import PROTOCOLS, CommonOptions, common_options, par
 from support.finished_runs import finished_runs
 from support.paper_statistics import holm
 from support.run_list import Listed, write_run_list
+from support.run_statistics import verdict
 from support.saved_picture import COLOURS, STYLE, save_picture
 from support.shape_bias import PAPER_SIGN, Advantage, RunDrops, StyleImages, advantage_of, drops_of_network
 from support.side_by_side import kept_runs, p_text
@@ -81,7 +82,8 @@ def streamed(options: CommonOptions, benchmark: str, protocol: str, rows: dict[s
             style = None if style_root is None else StyleImages(style_root, run.table.classes)
             drops[cell.folder.parent.name] = drops_of_network(run.after, run.batches(), labels, style)
         passed = all(number in numbers for numbers in kept.values())
-        out.append(RunDrops(number, drops["crumb"], drops["control"], passed))
+        split = next(run.split for run in found["crumb"] if run.number == number)
+        out.append(RunDrops(number, drops["crumb"], drops["control"], passed, split))
     return out
 
 
@@ -130,36 +132,52 @@ def pretrained(crumb: str, control: str, test_root: str, style_root: Path | None
     return RunDrops(0, drops["crumb"], drops["control"])
 
 
-HEADER = ["condition", "perturbation", "the paper", "advantage", "standard error", "drop, CRUMB", "drop, control"]
-HEADER += ["runs", "pairs", "p", "p Holm", "filtered: advantage", "runs kept", "p filtered", "p filtered, Holm"]
+HEADER = ["condition", "perturbation", "the paper", "advantage", "standard error", "95 % interval", "p Holm", "verdict"]
+HEADER += ["drop, CRUMB", "drop, control", "runs", "filtered: advantage", "runs kept"]
+HEADER += ["pairs in S4", "as in S4", "as in S4, Holm", "as in S4, filtered", "as in S4, filtered, Holm"]
 
 
 def lines_of(bars: Sequence[Bar]) -> list[list[str]]:
     """The bars as text; Holm's correction is over all of them."""
-
-    def corrected(results):
-        return holm([None if result is None else result.test.p for result in results])
-
-    plain, filtered = corrected([bar.all_runs for bar in bars]), corrected([bar.filtered for bar in bars])
+    shown, s4, s4_filtered = (
+        decisions(bars),
+        corrected_s4(bar.all_runs for bar in bars),
+        corrected_s4(bar.filtered for bar in bars),
+    )
     lines = []
-    for bar, p, p_filtered in zip(bars, plain, filtered):
+    for bar, (p_holm, decided), p, p_filtered in zip(bars, shown, s4, s4_filtered):
         line, one, kept = [bar.condition, bar.perturbation, PAPER_SIGN[bar.perturbation]], bar.all_runs, bar.filtered
         if one is None:
             line += [""] * 8
         else:
             error = "" if one.error is None else f"{one.error:.4f}"
-            line += [f"{one.mean:+.4f}", error, f"{one.crumb:.4f}", f"{one.control:.4f}"]
-            line += [str(one.runs), str(one.test.pairs), p_text(one.test.p), p_text(p)]
-        line += (
-            [""] * 4 if kept is None else [f"{kept.mean:+.4f}", str(kept.runs), p_text(kept.test.p), p_text(p_filtered)]
-        )
+            interval = one.over_runs.interval
+            between = "" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}"
+            line += [f"{one.mean:+.4f}", error, between, p_text(p_holm), decided]
+            line += [f"{one.crumb:.4f}", f"{one.control:.4f}", str(one.runs)]
+        line += [""] * 2 if kept is None else [f"{kept.mean:+.4f}", str(kept.runs)]
+        line += [""] * 3 if one is None else [str(one.s4.pairs), p_text(one.s4.p), p_text(p)]
+        line += [""] * 2 if kept is None else [p_text(kept.s4.p), p_text(p_filtered)]
         lines.append(line)
     return lines
 
 
+def decisions(bars: Sequence[Bar]) -> list[tuple[float | None, str]]:
+    """Return the corrected p-value over runs and the verdict of each bar; an empty text for a bar without runs."""
+    over_runs = [None if bar.all_runs is None else bar.all_runs.over_runs for bar in bars]
+    p_values = holm([None if one is None else one.p for one in over_runs])
+    return [(p, "" if one is None else verdict(one, p)) for one, p in zip(over_runs, p_values)]
+
+
+def corrected_s4(results: Iterable[Advantage | None]) -> list[float | None]:
+    """Return the corrected p-values of the paper's test."""
+    return holm([None if result is None else result.s4.p for result in results])
+
+
 def picture(bars: Sequence[Bar], title: str) -> Figure:
-    """Plot the advantages with their standard errors, and a star where p < 0.01."""
+    """Plot the advantages with their standard errors over runs, and a star where the verdict is higher or lower."""
     conditions = list(dict.fromkeys(bar.condition for bar in bars))
+    decided = {(bar.condition, bar.perturbation): text for bar, (_, text) in zip(bars, decisions(bars))}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3 + 2.2 * len(conditions), 4), layout="constrained")
         axes = figure.subplots()
@@ -172,7 +190,7 @@ def picture(bars: Sequence[Bar], title: str) -> Figure:
                 x, one = place + 0.27 * (number - 1), bar.all_runs
                 style = dict(color=COLOURS[number], hatch=hatch, ec="white", label=f"{name} perturbation")
                 axes.bar(x, one.mean, 0.25, yerr=one.error, capsize=2, **style)
-                if one.test.significant:
+                if decided[condition, name] in ("higher", "lower"):
                     top = max(one.mean + (one.error or 0), 0)
                     axes.annotate("*", (x, top), (0, 2), textcoords="offset points", ha="center")
         axes.axhline(0, color="0.3", lw=0.8)

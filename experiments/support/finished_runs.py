@@ -40,6 +40,11 @@ class FinishedRun:
         """Accuracy after the first experience, in percent."""
         return self.result["accuracy_after"][0]
 
+    @property
+    def split(self) -> str:
+        """Hash of the table of frames, which runs may share; empty if the result has none."""
+        return self.result.get("frame_table_sha256", "")
+
     @cached_property
     def ledger(self) -> dict:
         """Content of `ledger.json`."""

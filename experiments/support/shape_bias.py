@@ -14,6 +14,7 @@ from support.paper_statistics import (
     relative_drops,
     wilcoxon_test,
 )
+from support.run_statistics import Paired, paired
 from torch import Tensor
 
 from crumb_avalanche.models.perturbations import MAP_PERTURBATIONS
@@ -77,12 +78,14 @@ class RunDrops:
         crumb: drops of CRUMB, `(batches,)` by perturbation.
         control: drops of the control, `(batches,)` by perturbation.
         kept: whether both runs pass the first-task filter.
+        split: hash of the table of frames, which runs may share.
     """
 
     number: int
     crumb: dict[str, np.ndarray]
     control: dict[str, np.ndarray]
     kept: bool = True
+    split: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,34 +97,43 @@ class Advantage:
         control: mean relative drop of the control.
         mean: mean advantage.
         error: standard error of the advantage over runs; None for one run.
-        test: Wilcoxon's signed-rank test over all batches of all runs.
-        runs: number of runs.
+        over_runs: the advantage of each run.
+        s4: the paper's test, Wilcoxon's signed-rank test over all batches of all runs.
     """
 
     crumb: float
     control: float
     mean: float
     error: float | None
-    test: Comparison
-    runs: int
+    over_runs: Paired
+    s4: Comparison
+
+    @property
+    def runs(self) -> int:
+        """Number of runs."""
+        return len(self.over_runs.differences)
 
 
 def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | None:
     """The advantage over runs, without batches on which a network is always wrong; None without any batch."""
-    pairs = []
+    pairs, numbers = [], []
     for run in runs:
         if perturbation in run.crumb and perturbation in run.control:
             crumb, control = run.crumb[perturbation], run.control[perturbation]
             known = np.isfinite(crumb) & np.isfinite(control)
             if known.any():
                 pairs.append((crumb[known], control[known]))
+                numbers.append(run.number)
     if not pairs:
         return None
     crumb, control = (np.concatenate(side) for side in zip(*pairs))
     means = [float((theirs - ours).mean()) for ours, theirs in pairs]
     error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
-    test = wilcoxon_test(crumb, control)
-    return Advantage(float(crumb.mean()), float(control.mean()), statistics.fmean(means), error, test, len(pairs))
+    splits = {run.number: run.split for run in runs}
+    over_runs = paired(dict.fromkeys(numbers, 0.0), dict(zip(numbers, means)), splits)
+    assert over_runs is not None
+    s4 = wilcoxon_test(crumb, control)
+    return Advantage(float(crumb.mean()), float(control.mean()), statistics.fmean(means), error, over_runs, s4)
 
 
 class StyleImages:

@@ -15,6 +15,7 @@ from pathlib import Path
 from support.finished_runs import FinishedRun, finished_runs
 from support.paper_numbers import PaperValue
 from support.paper_statistics import Comparison, Filtered, first_task_filter, holm, paired_batches, paired_t_test
+from support.run_statistics import Paired, paired, verdict
 
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, number, table
@@ -56,20 +57,32 @@ class Finding:
     Attributes:
         cell: the cell.
         runs: finished runs.
-        effect: mean difference to the reference; None without common runs.
-        test: paired test against the reference; None without common runs.
-        p_holm: p-value of the test, corrected for all comparisons of the table and protocol.
-        test_filtered: paired test after the first-task filter on both sides.
-        p_holm_filtered: p-value of that test, corrected.
+        paired: differences to the reference, run by run; None without common runs.
+        p_holm: p-value of `paired`, corrected for all comparisons of the table and protocol.
+        s4: the paper's test against the reference, on batches of test images; None without common runs.
+        s4_holm: p-value of that test, corrected.
+        s4_filtered: the paper's test after the first-task filter on both sides.
+        s4_filtered_holm: p-value of that test, corrected.
     """
 
     cell: Cell
     runs: tuple[FinishedRun, ...]
-    effect: float | None = None
-    test: Comparison | None = None
+    paired: Paired | None = None
     p_holm: float | None = None
-    test_filtered: Comparison | None = None
-    p_holm_filtered: float | None = None
+    s4: Comparison | None = None
+    s4_holm: float | None = None
+    s4_filtered: Comparison | None = None
+    s4_filtered_holm: float | None = None
+
+    @property
+    def effect(self) -> float | None:
+        """Mean difference to the reference; None without common runs."""
+        return None if self.paired is None else self.paired.mean
+
+    @property
+    def verdict(self) -> str:
+        """What the comparison decides; empty without one."""
+        return "" if self.paired is None else verdict(self.paired, self.p_holm)
 
     @cached_property
     def filter(self) -> Filtered:
@@ -133,11 +146,10 @@ def tested(ours: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> Compar
     )
 
 
-def paired_effect(ours: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> float | None:
-    """Mean of second minus first over the common runs, in points; None without any."""
-    finals = {run.number: run.final for run in ours}
-    differences = [run.final - finals[run.number] for run in others if run.number in finals]
-    return statistics.fmean(differences) if differences else None
+def compared(ours: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> Paired | None:
+    """Compare final accuracies over the common runs; None without any."""
+    splits = {run.number: run.split for run in ours}
+    return paired({run.number: run.final for run in ours}, {run.number: run.final for run in others}, splits)
 
 
 def find(cells: Sequence[Cell], numbers: Sequence[int]) -> list[Finding]:
@@ -155,9 +167,9 @@ def find(cells: Sequence[Cell], numbers: Sequence[int]) -> list[Finding]:
             kept = [ours[place] for place in kept_runs(ours).kept]
             finding = replace(
                 finding,
-                effect=paired_effect(ours, runs),
-                test=tested(ours, runs),
-                test_filtered=tested(kept, finding.filtered_runs),
+                paired=compared(ours, runs),
+                s4=tested(ours, runs),
+                s4_filtered=tested(kept, finding.filtered_runs),
             )
         findings.append(finding)
     return corrected(findings)
@@ -169,14 +181,15 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
     for family in dict.fromkeys((item.cell.benchmark, item.cell.protocol) for item in findings):
         places: dict[Path | None, list[int]] = {}
         for place, item in enumerate(findings):
-            if (item.cell.benchmark, item.cell.protocol) == family and item.test is not None:
+            if (item.cell.benchmark, item.cell.protocol) == family and item.paired is not None:
                 places.setdefault(item.cell.folder, []).append(place)
         first = [findings[same[0]] for same in places.values()]
-        plain = holm([item.test.p for item in first])
-        filtered = holm([None if item.test_filtered is None else item.test_filtered.p for item in first])
-        for same, p, p_filtered in zip(places.values(), plain, filtered):
+        tests = [(item.paired, item.s4, item.s4_filtered) for item in first]
+        by_test = [holm([None if test is None else test.p for test in column]) for column in zip(*tests)]
+        for same, p_values in zip(places.values(), zip(*by_test)):
             for place in same:
-                out[place] = replace(out[place], p_holm=p, p_holm_filtered=p_filtered)
+                names = ("p_holm", "s4_holm", "s4_filtered_holm")
+                out[place] = replace(out[place], **dict(zip(names, p_values)))
     return out
 
 
@@ -186,16 +199,24 @@ def p_text(p: float | None) -> str:
 
 
 HEADER = ["row", "paper", "ours", "ours - paper", "runs", "filtered", "kept"]
-TEST_HEADER = ["paper's effect", "our effect", "p", "p Holm", "p filtered", "p filtered, Holm"]
+TEST_HEADER = ["paper's effect", "our effect", "95 % interval", "of the runs", "p Holm", "verdict", "as in S4"]
 LEGEND = """ours: mean +- standard deviation of runs (n - 1). filtered, kept: mean and number of the runs that reach
 80 % after the first task, or the lower cut named where none of a method's does. effect: the row minus the row it is
-tested against. p: paired t-test on fixed batches of 100 test images, pooled over the runs that both have; Holm:
-corrected for all tests of the table. *: the paper says p < 0.01. Empty: not run, or not in the paper."""
+tested against; interval and p: Student's t over runs, or over splits where runs share one; Holm: corrected for all
+tests of the table. verdict: at p < 0.05 by Holm; not decided with fewer than 5 runs or splits. as in S4: p by Holm of
+the paper's test, on batches of 100 test images pooled over runs, and after the first-task filter; it knows nothing of
+the spread between runs. *: the paper says p < 0.01. Empty: not run, or not in the paper."""
+
+
+def interval_text(found: Paired | None) -> str:
+    """Format the interval of a comparison."""
+    interval = None if found is None else found.interval
+    return "" if interval is None else f"{interval[0]:+.1f} to {interval[1]:+.1f}"
 
 
 def line_of(finding: Finding, with_tests: bool) -> list[str]:
     """Format a finding as a line of text; a star marks numbers of the paper that differ from "Ours" there."""
-    cell, test, filtered = finding.cell, finding.test, finding.test_filtered
+    cell = finding.cell
     paper = "" if cell.paper is None else f"{cell.paper.value:g}{'*' if cell.paper.differs else ''}"
     cut = "" if finding.filter.cut in (None, 80.0) else f" (cut {finding.filter.cut:.0f} %)"
     line = [
@@ -211,10 +232,11 @@ def line_of(finding: Finding, with_tests: bool) -> list[str]:
         line += [
             number(finding.paper_effect, "+.1f"),
             number(finding.effect, "+.1f"),
-            p_text(None if test is None else test.p),
+            interval_text(finding.paired),
+            "" if finding.paired is None else " ".join(f"{one:+.1f}" for one in finding.paired.differences.values()),
             p_text(finding.p_holm),
-            p_text(None if filtered is None else filtered.p),
-            p_text(finding.p_holm_filtered),
+            finding.verdict,
+            ", ".join(filter(None, (p_text(finding.s4_holm), p_text(finding.s4_filtered_holm)))),
         ]
     return line
 
@@ -238,25 +260,35 @@ def tables_of(findings: Sequence[Finding]) -> list[tuple[str, list[str], list[li
 
 COLUMNS = (
     *("category", "row", "benchmark", "protocol", "paper_dataset", "paper", "paper_differs_p01", "ours", "std", "runs"),
-    *("difference", "filter_cut", "ours_filtered", "runs_filtered", "paper_effect", "effect"),
-    *("batch_difference", "pairs", "p", "p_holm"),
-    *("batch_difference_filtered", "pairs_filtered", "p_filtered", "p_holm_filtered"),
+    *("difference", "filter_cut", "ours_filtered", "runs_filtered", "paper_effect"),
+    *("effect", "effect_low", "effect_high", "effect_of_runs", "units", "p", "p_holm", "verdict"),
+    *("s4_difference", "s4_pairs", "s4_p", "s4_p_holm"),
+    *("s4_filtered_difference", "s4_filtered_pairs", "s4_filtered_p", "s4_filtered_p_holm"),
     *("run_numbers", "folder", "note"),
 )
+
+
+def paired_columns(found: Paired | None, p_holm: float | None) -> list:
+    """The columns from `effect` to `verdict`, with None for empty cells."""
+    if found is None:
+        return [None] * 8
+    low, high = found.interval or (None, None)
+    each = " ".join(f"{one:.4f}" for one in found.differences.values())
+    return [found.mean, low, high, each, len(found.units), found.p, p_holm, verdict(found, p_holm)]
 
 
 def csv_line(finding: Finding) -> list:
     """A finding as a line of CSV, with None for empty cells."""
     cell, paper = finding.cell, finding.cell.paper
-    tests = []
-    for test, p_holm in ((finding.test, finding.p_holm), (finding.test_filtered, finding.p_holm_filtered)):
+    tests = paired_columns(finding.paired, finding.p_holm)
+    for test, p_holm in ((finding.s4, finding.s4_holm), (finding.s4_filtered, finding.s4_filtered_holm)):
         tests += [None] * 4 if test is None else [test.difference, test.pairs, test.p, p_holm]
     return [
         *(cell.category, cell.row, cell.benchmark, cell.protocol, cell.paper_dataset),
         *((None, None) if paper is None else (paper.value, paper.differs)),
         *(finding.mean, finding.spread, len(finding.runs) or None, finding.difference),
         *((finding.filter.cut, finding.mean_filtered, len(finding.filter.kept)) if finding.runs else (None,) * 3),
-        *(finding.paper_effect, finding.effect, *tests, " ".join(str(run.number) for run in finding.runs)),
+        *(finding.paper_effect, *tests, " ".join(str(run.number) for run in finding.runs)),
         *("" if cell.folder is None else cell.folder.name, cell.note),
     ]
 

@@ -38,7 +38,8 @@ def test_advantage_by_hand():
     found = advantage_of(runs, "spatial")
     assert found.mean == pytest.approx((-0.15 + 0.1) / 2) and found.runs == 2
     assert found.error == pytest.approx(0.125)  # deviation 0.25 / sqrt 2, by sqrt 2
-    assert found.test == wilcoxon_test(np.array([0.5, 0.4, 0.2]), np.array([0.3, 0.3, 0.3])) and found.test.pairs == 3
+    assert found.s4 == wilcoxon_test(np.array([0.5, 0.4, 0.2]), np.array([0.3, 0.3, 0.3])) and found.s4.pairs == 3
+    assert found.over_runs.units == pytest.approx((-0.15, 0.1)), "one split, so the run is the unit"
     assert (found.crumb, found.control) == (pytest.approx(1.1 / 3), pytest.approx(0.3))
     assert advantage_of(runs, "style") is None and advantage_of([], "spatial") is None
     bars = bars_of("a stream", runs)
@@ -50,8 +51,9 @@ def test_lines_and_picture(tmp_path):
     drops = [{name: random.random(30) for name in ("spatial", "feature")} for _ in range(2)]
     bars = bars_of("a stream", [RunDrops(0, drops[0], drops[1])])
     spatial, feature, style = lines_of(bars)
-    assert (spatial[2], feature[2], style[2]) == ("-", "+", "+") and spatial[7:9] == ["1", "30"]
-    assert style[3:] == [""] * 12 and spatial[4] == "", "one run has no error"
+    assert (spatial[2], feature[2], style[2]) == ("-", "+", "+") and (spatial[10], spatial[13]) == ("1", "30")
+    assert style[3:] == [""] * 15
+    assert spatial[4:8] == ["", "", "", "not decided"], "one run has no error"
     for path in save_picture(picture(bars, "A title"), tmp_path, "fig4"):
         assert path.stat().st_size > 5000
 

@@ -4,6 +4,7 @@ import csv
 
 import pytest
 from made_runs import made_run
+from scipy.stats import ttest_rel
 from support.paper_numbers import PaperValue
 from support.paper_statistics import holm
 from support.saved_picture import findings_picture, save_picture
@@ -44,13 +45,15 @@ def cells(tmp_path):
 def test_means_differences_and_filter(cells):
     ours, half, not_run, needs = find(cells, [0, 1, 2])
     assert (ours.mean, ours.spread) == (pytest.approx(82.5), pytest.approx(12.5**0.5))
-    assert ours.test is None and ours.difference == pytest.approx(82.5 - 78.22)
+    assert ours.paired is None and ours.s4 is None and ours.difference == pytest.approx(82.5 - 78.22)
     assert half.mean == pytest.approx(57.5) and half.effect == pytest.approx(-25)
     assert half.paper_effect == pytest.approx(73.5 - 78.22)
-    assert half.test.pairs == 4 and half.test.difference == pytest.approx(-25) and half.test.p < 0.05
-    assert (half.filter.kept, half.mean_filtered, half.test_filtered.pairs) == ((0,), 60, 2)
-    assert half.p_holm == half.test.p, "one comparison is not corrected"
-    assert not_run.mean is None and not_run.test is None and not_run.difference is None
+    assert half.paired.differences == pytest.approx({0: -20, 1: -30}) and half.verdict == "not decided"
+    assert half.p_holm == half.paired.p == pytest.approx(ttest_rel([60, 55], [80, 85]).pvalue)
+    assert half.s4.pairs == 4 and half.s4.difference == pytest.approx(-25) and half.s4.p < 0.05
+    assert (half.filter.kept, half.mean_filtered, half.s4_filtered.pairs) == ((0,), 60, 2)
+    assert half.s4_holm == half.s4.p, "one comparison is not corrected"
+    assert not_run.mean is None and not_run.paired is None and not_run.s4 is None and not_run.difference is None
     assert needs.runs == ()
 
 
@@ -67,7 +70,8 @@ def test_lines_and_files(cells, tmp_path, capsys):
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
     assert float(rows[1]["ours"]) == pytest.approx(57.5) and rows[1]["paper_differs_p01"] == "True"
-    assert rows[1]["run_numbers"] == "0 1" and float(rows[1]["p"]) == findings[1].test.p
+    assert rows[1]["run_numbers"] == "0 1" and float(rows[1]["s4_p"]) == findings[1].s4.p
+    assert float(rows[1]["p"]) == findings[1].paired.p and rows[1]["effect_of_runs"] == "-20.0000 -30.0000"
     assert all(rows[2][name] == "" for name in ("ours", "std", "runs", "difference", "p", "runs_filtered"))
     print_findings(findings)
     assert "needs ImageNet" in capsys.readouterr().out
@@ -85,11 +89,14 @@ def test_no_difference_to_another_benchmark(cells):
 def test_correction_counts_a_folder_once(cells, tmp_path):
     from dataclasses import replace
 
-    made_run(tmp_path / "third" / "run0", 150)
+    for run, right in ((0, 150), (1, 152)):
+        made_run(tmp_path / "third" / f"run{run}", right)
     third = replace(cells[1], row="Third", folder=tmp_path / "third")
     findings = find([*cells[:2], replace(cells[1], row="Half again"), third], [0, 1])
-    expected = holm([findings[1].test.p, findings[3].test.p])
-    assert [findings[1].p_holm, findings[2].p_holm, findings[3].p_holm] == [expected[0], expected[0], expected[1]]
+    for name, tests in (("p_holm", "paired"), ("s4_holm", "s4")):
+        expected = holm([getattr(findings[place], tests).p for place in (1, 3)])
+        found = [getattr(finding, name) for finding in findings[1:]]
+        assert found == [expected[0], expected[0], expected[1]]
 
 
 def test_an_offline_bound_has_no_first_task(tmp_path):
@@ -115,11 +122,12 @@ def test_a_damaged_result_is_named(cells, tmp_path):
         find(cells, [0])
 
 
-def test_a_run_without_predictions_has_no_test(cells, tmp_path):
+def test_a_run_without_predictions_has_no_test_of_the_paper(cells, tmp_path):
     for run in (0, 1):
         (tmp_path / "half" / f"run{run}" / "predictions.npz").unlink()
     findings = find(cells, [0, 1])
-    assert findings[1].test is None and findings[1].p_holm is None and findings[1].mean == pytest.approx(57.5)
+    assert findings[1].s4 is None and findings[1].s4_holm is None and findings[1].mean == pytest.approx(57.5)
+    assert findings[1].effect == pytest.approx(-25)
 
 
 def test_a_long_title_is_broken_into_lines_that_fit():

@@ -51,7 +51,7 @@ def test_nothing_is_tested_against_runs_of_another_call(tmp_path):
     made_run(folder_of(tmp_path, "eth80", "class_iid", "cope") / "run0", 160)
     given = options(tmp_path, "--benchmark", "eth80")
     (cope,) = find(assembled(given, ["cope"], ["class_iid"]), [0])
-    assert cope.mean == 80 and cope.effect is None and cope.test is None
+    assert cope.mean == 80 and cope.effect is None and cope.s4 is None
 
 
 def test_wrong_options(tmp_path):
