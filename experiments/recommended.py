@@ -3,25 +3,27 @@
     python experiments/recommended.py --benchmark eth80 --dataset-root ETH80 --weights FILE --feature-cache CACHE
     python experiments/recommended.py --benchmark cifar100 --protocol class_iid --dataset-root CIFAR100 --runs 0-2 ...
 
-Each row is a change of settings. Difference: the row minus `recommended` in the same runs. p: one-sided paired t-test
-over runs, small where `recommended` is worse than the row. Oldest, newest: final accuracy on the classes of the first
-and of the last experience. A row that exceeds the budget shows that in its bytes. Writes `recommended.csv`, `.md`,
-`.png`, `.svg` and a folder for each run to --output.
+Each row is a change of settings. Difference: the row minus `recommended` in the same runs, with 95 % interval and
+p-value by Student's t over runs, or over splits where runs share one; Holm: corrected over the rows. Oldest, newest:
+final accuracy on the classes of the first and of the last experience. A row that exceeds the budget shows that in its
+bytes. Writes `recommended.csv`, `.md`, `.png`, `.svg` and a folder for each run to --output.
 """
 
 import csv
 import io
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
-from scipy.stats import ttest_rel
 from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
 from support.finished_runs import FinishedRun, finished_runs
+from support.paper_statistics import holm
+from support.run_statistics import Paired, verdict
 from support.saved_picture import COLOURS, STYLE, save_picture
+from support.side_by_side import compared, interval_text, p_text
 from support.sweep import exit_code, grid
 
 from crumb_avalanche.runs.run_folder import write_text
@@ -75,12 +77,12 @@ QUICK_BUDGET = dict(budget_images=60.0)
 
 @dataclass(frozen=True)
 class Line:
-    """The finished runs of a row, with differences and p-value against `recommended` in the same runs."""
+    """The finished runs of a row, compared with those of `recommended`; the p-value is corrected over the rows."""
 
     row: Row
     runs: tuple[FinishedRun, ...]
-    differences: tuple[float, ...]
-    p_worse: float | None
+    paired: Paired | None = None
+    p_holm: float | None = None
 
     def mean(self, place: int | None = None) -> float:
         """Mean final accuracy in percent, over all classes or over those of the experience ``place``."""
@@ -119,38 +121,39 @@ def changes_of(
 
 def lines_of(rows: Sequence[Row], folder: Path, numbers: Sequence[int]) -> list[Line]:
     """A line for each row that has finished runs."""
-    ours = {run.number: run.final for run in finished_runs(folder / RECOMMENDED, numbers)}
+    ours = finished_runs(folder / RECOMMENDED, numbers)
     lines = []
     for row in rows:
         runs = finished_runs(folder / row.folder, numbers)
         if not runs:
             continue
-        pairs = [(ours[run.number], run.final) for run in runs if run.number in ours]
-        differences = tuple(other - own for own, other in pairs)
-        p = None
-        if row.name != RECOMMENDED and len(set(differences)) > 1:
-            p = float(ttest_rel(*zip(*pairs), alternative="less").pvalue)
-        lines.append(Line(row, tuple(runs), differences, p))
-    return lines
+        lines.append(Line(row, tuple(runs), None if row.name == RECOMMENDED else compared(ours, runs)))
+    p_values = holm([None if line.paired is None else line.paired.p for line in lines])
+    return [replace(line, p_holm=p) for line, p in zip(lines, p_values)]
 
 
-HEADER = ["row", "accuracy", "difference", "p", "oldest", "newest", "runs", "bytes", "images/s"]
+HEADER = ["row", "accuracy", "difference", "95 % interval", "p Holm", "verdict"]
+HEADER += ["oldest", "newest", "runs", "bytes", "images/s"]
 
 
 def text_of(line: Line) -> list[str]:
     """Format a line as text."""
-    own = line.row.name == RECOMMENDED or not line.differences
+    found = line.paired
     joint = line.runs[0].joint
     return [
         line.row.name,
         mean_text([run.final for run in line.runs]),
-        "" if own else f"{statistics.fmean(line.differences):+.1f}",
-        "" if line.p_worse is None else f"{line.p_worse:.3f}",
+        *([""] * 4 if found is None else decided(found, line.p_holm)),
         *(("", "") if joint else (f"{line.mean(0):.1f}", f"{line.mean(-1):.1f}")),
         str(len(line.runs)),
         f"{line.ledger('memory_bytes'):,.0f}",
         f"{line.ledger('images_per_second'):.0f}",
     ]
+
+
+def decided(found: Paired, p_holm: float | None) -> list[str]:
+    """Format a comparison as text: difference, interval, p-value and verdict."""
+    return [f"{found.mean:+.1f}", interval_text(found), p_text(p_holm), verdict(found, p_holm)]
 
 
 def picture(lines: Sequence[Line], title: str) -> Figure:

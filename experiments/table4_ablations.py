@@ -22,7 +22,7 @@ from pathlib import Path
 
 from support.ablation_rows import MEM_SIZES, MEMORY_RECALL, ROWS, STOCK, Ablation
 from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
-from support.paper_numbers import read_paper_numbers
+from support.paper_numbers import PaperNumbers, PaperValue, read_paper_numbers
 from support.pretrained_starts import CIFAR100, Starts
 from support.saved_picture import publish
 from support.side_by_side import Cell, find
@@ -59,6 +59,25 @@ def settings_of(row: Ablation, starts: Starts, mem_size: int) -> dict | str:
     return changes
 
 
+def paper_number(
+    paper: PaperNumbers, benchmark: str, protocol: str, row: Ablation, dataset: str | None = None
+) -> tuple[PaperValue | None, str]:
+    """The paper's number of a row, and its data set: the benchmark itself where Table 3 has the row, otherwise CORe50.
+
+    Args:
+        paper: the paper's numbers.
+        benchmark: benchmark of our runs.
+        protocol: protocol of our runs.
+        row: the row.
+        dataset: data set that the number must be of.
+    """
+    method = {"Ours": "crumb", "Image replay": "image_replay"}.get(row.name)
+    own = paper.find("table3", benchmark, protocol, method) if method else None
+    if own is not None and dataset in (None, benchmark):
+        return own, benchmark
+    return paper.find(TABLE, PAPER_DATASET, protocol, row.name), PAPER_DATASET
+
+
 def assembled(
     rows: Sequence[Ablation], options: CommonOptions, protocols: Sequence[str], starts: Starts, mem_size: int
 ) -> tuple[dict[str, dict], list[Cell]]:
@@ -74,6 +93,7 @@ def assembled(
             same = runnable and changes == ours  # "Vanilla pretrain" where Ours has no pretraining either
             name = f"{protocol}/{OURS.folder if same else row.folder}"
             note = "the same runs as Ours" if same and row is not OURS else row.note if runnable else changes
+            number, dataset = paper_number(paper, options.benchmark, protocol, row)
             if runnable:
                 todo[name] = {"protocol": protocol, **changes}
             cells.append(
@@ -82,10 +102,10 @@ def assembled(
                     benchmark=options.benchmark,
                     protocol=protocol,
                     folder=options.output / name if runnable else None,
-                    paper=paper.find(TABLE, PAPER_DATASET, protocol, row.name),
-                    paper_dataset=PAPER_DATASET,
+                    paper=number,
+                    paper_dataset=dataset,
                     reference=options.output / protocol / OURS.folder if isinstance(ours, dict) else None,
-                    paper_reference=paper.find(TABLE, PAPER_DATASET, protocol, OURS.name),
+                    paper_reference=paper_number(paper, options.benchmark, protocol, OURS, dataset)[0],
                     category=row.category,
                     note="; ".join(filter(None, [note, runnable and starts.unlike_ours(row)])),
                 )

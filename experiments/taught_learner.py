@@ -5,22 +5,22 @@
 In each run the training objects of the split are folders class/object, and the held-out ones are photos:
   run       `crumb run --preset recommended` on the split
   taught    `Learner("recommended")`, taught half of the classes in one lesson and the others in a second one
-  one pass  the same objects in a single lesson
   merged    two learners, each taught half of the objects of every class, merged into one
-Differences are to `run` for `taught`, and to `one pass` for `merged`. Writes `taught_learner.csv` to --output.
+Differences are to `run` for `taught`, and to `taught` for `merged`. Writes `taught_learner.csv` to --output after each
+run; the same command resumes.
 """
 
 import csv
 import io
-import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from support.common_options import CommonOptions, common_options, parser_for, run_script
+from support.common_options import common_options, parser_for, run_script
 from support.finished_runs import finished_runs
-from support.open_set import interval
+from support.run_statistics import paired
+from support.side_by_side import interval_text
 from support.sweep import exit_code, grid
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
@@ -28,10 +28,10 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_text
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import mean_text, table
 
-ROWS = {"taught": "run", "merged": "one pass"}  # row: what it is compared with
-HEADER = ["row", "accuracy", "difference", "of the runs", "95 % interval"]
+ROWS = {"taught": "run", "merged": "taught"}  # row: what it is compared with
+HEADER = ["row", "accuracy", "difference", "95 % interval", "of the runs"]
 
 
 def tree(frames: FrameTable, rows: Iterable[int], folder: Path) -> Path:
@@ -66,18 +66,14 @@ def accuracies(frames: FrameTable, new_learner: Callable[[], Learner], folder: P
     first = set(frames.classes[: len(frames.classes) // 2])
     by_class = [[row for row in train if (frames[row].class_name in first) == known] for known in (True, False)]
     by_object = halves(frames, train)
-    taught, whole, merged, apart = (new_learner() for _ in range(4))
+    taught, merged, apart = (new_learner() for _ in range(3))
     for number, rows in enumerate(by_class):
         taught.teach(tree(frames, rows, folder / f"classes{number}"))
-    whole.teach(tree(frames, train, folder / "train"))
     for learner, rows, name in zip((merged, apart), by_object, ("objects0", "objects1")):
         learner.teach(tree(frames, rows, folder / name))
     merged.merge(apart)
     asked = tree(frames, frames.rows("test").tolist(), folder / "test")
-    return {
-        name: accuracy(learner, asked)
-        for name, learner in {"taught": taught, "one pass": whole, "merged": merged}.items()
-    }
+    return {"taught": accuracy(taught, asked), "merged": accuracy(merged, asked)}
 
 
 def accuracy(learner: Learner, asked: Path) -> float:
@@ -86,43 +82,37 @@ def accuracy(learner: Learner, asked: Path) -> float:
     return 100 * sum(right) / len(right)
 
 
-def lines_of(found: dict[str, list[float]]) -> list[list[str]]:
+def lines_of(found: dict[str, dict[int, float]], splits: dict[int, str]) -> list[list[str]]:
     """Return a line of text for each row."""
     lines = []
     for name, values in found.items():
-        line = [name, f"{statistics.fmean(values):.2f}", "", "", ""]
-        if name in ROWS:
-            differences = [own - other for own, other in zip(values, found[ROWS[name]], strict=True)]
-            mean, width = interval(differences)
-            each = " ".join(f"{one:+.1f}" for one in differences)
-            line[2:] = [f"{mean:+.2f} to {ROWS[name]}", each, f"{mean - width:+.2f} to {mean + width:+.2f}"]
+        line = [name, mean_text(list(values.values())), "", "", ""]
+        compared = paired(found[ROWS[name]], values, splits) if name in ROWS else None
+        if compared is not None:
+            each = " ".join(f"{one:+.1f}" for one in compared.differences.values())
+            line[2:] = [f"{compared.mean:+.2f} to {ROWS[name]}", interval_text(compared), each]
         lines.append(line)
     return lines
 
 
-def csv_text(numbers: Sequence[int], found: dict[str, list[float]]) -> str:
-    """Return the accuracy of each run and row as CSV."""
+def recorded(path: Path) -> dict[str, dict[int, float]]:
+    """Read the accuracies that an earlier call wrote, by row and run."""
+    found: dict[str, dict[int, float]] = {}
+    if path.exists():
+        with open(path, newline="") as file:
+            for line in csv.DictReader(file):
+                found.setdefault(line["row"], {})[int(line["run"])] = float(line["accuracy"])
+    return found
+
+
+def record(path: Path, found: dict[str, dict[int, float]], splits: dict[int, str]) -> None:
+    """Write the accuracies, a line for each row and run."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "run", "accuracy"])
+    writer.writerow(["row", "run", "accuracy", "frame_table_sha256"])
     for name, values in found.items():
-        writer.writerows([name, number, f"{value:.4f}"] for number, value in zip(numbers, values, strict=True))
-    return text.getvalue()
-
-
-def measured(options: CommonOptions) -> dict[str, list[float]]:
-    """Return the accuracy of each row in each run; the runs of the preset must be finished."""
-    found: dict[str, list[float]] = {"run": [run.final for run in finished_runs(options.output / "run", options.runs)]}
-    plan = RunPlan.of(options.settings(options.benchmark))
-    network = plan.backbone, None if plan.weights == "none" else plan.weights, plan.image_size
-    for number in options.runs:
-        frames = get_benchmark(options.benchmark).table(options.roots[options.benchmark], number)
-        with tempfile.TemporaryDirectory() as folder:
-            here = accuracies(frames, lambda: Learner("recommended", *network), Path(folder))
-        print(f"run {number}: " + ", ".join(f"{name} {value:.2f}" for name, value in here.items()), flush=True)
-        for name, value in here.items():
-            found.setdefault(name, []).append(value)
-    return found
+        writer.writerows([name, run, f"{value:.4f}", splits[run]] for run, value in values.items())
+    write_text(path, text.getvalue())
 
 
 def main() -> int:
@@ -131,11 +121,25 @@ def main() -> int:
     failed = options.do(grid(options.settings(options.benchmark), options.output, options.runs, changes))
     if failed:
         return exit_code(failed)
+    runs = finished_runs(options.output / "run", options.runs)
+    splits = {run.number: run.split for run in runs}
+    path = options.output / "taught_learner.csv"
+    found = recorded(path) | {"run": {run.number: run.final for run in runs}}
     torch.set_num_threads(1)
-    found = measured(options)
-    print("\n" + table(HEADER, lines_of(found)))
-    write_text(options.output / "taught_learner.csv", csv_text(options.runs, found))
-    print(f"\nwritten: {options.output / 'taught_learner.csv'}")
+    plan = RunPlan.of(options.settings(options.benchmark))
+    network = plan.backbone, None if plan.weights == "none" else plan.weights, plan.image_size
+    for number in options.runs:
+        if number in found.get("taught", {}):
+            continue
+        frames = get_benchmark(options.benchmark).table(options.roots[options.benchmark], number)
+        with tempfile.TemporaryDirectory() as folder:
+            here = accuracies(frames, lambda: Learner("recommended", *network), Path(folder))
+        print(f"run {number}: " + ", ".join(f"{name} {value:.2f}" for name, value in here.items()), flush=True)
+        for name, value in here.items():
+            found.setdefault(name, {})[number] = value
+        record(path, found, splits)
+    print("\n" + table(HEADER, lines_of(found, splits)))
+    print(f"\nwritten: {path}")
     return 0
 
 

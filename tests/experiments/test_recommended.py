@@ -22,10 +22,10 @@ def test_figures_by_hand(tmp_path):
     lines = lines_of(rows, tmp_path, [0, 1, 2])
     assert [line.row.name for line in lines] == ["recommended", "slda"]
     finals = [[run.final for run in line.runs] for line in lines]
-    assert lines[1].differences == tuple(other - own for own, other in zip(*finals))
-    assert lines[1].p_worse == pytest.approx(ttest_rel(*finals, alternative="less").pvalue)
-    assert lines[1].p_worse > 0.9, "it is not worse"
-    assert text_of(lines[0])[2:4] == ["", ""] and text_of(lines[1])[2].startswith("-")
+    assert lines[1].paired.units == tuple(other - own for own, other in zip(*finals))
+    assert lines[1].p_holm == pytest.approx(ttest_rel(*finals).pvalue), "one comparison is not corrected"
+    assert text_of(lines[0])[2:6] == [""] * 4
+    assert text_of(lines[1])[2] == "-16.7" and text_of(lines[1])[5] == "not decided"
     assert text_of(lines[1])[-3:] == ["3", "1,000", "50"]
 
 

@@ -218,3 +218,13 @@ def test_a_quick_table_with_starts(tmp_path):
     assert not (state["ours"]["codebook.blocks"] == state["fresh"]["codebook.blocks"]).all()
     plastic = next(name for name in state["ours"] if name.startswith("plastic_layers"))
     assert (state["ours_weights"][plastic] == state["ours"][plastic]).all()
+
+
+def test_the_paper_has_two_rows_of_cifar100(tmp_path):
+    rows = [OURS, BY_NAME["Image replay"], BY_NAME["Half capacity"]]
+    _, cells = assembled(rows, options(tmp_path, "--benchmark", "cifar100"), ["class_iid"], starts(), 2000)
+    assert [(cell.paper.value, cell.paper_reference.value, cell.paper_dataset) for cell in cells] == [
+        (47.97, 47.97, "cifar100"),
+        (47.81, 47.97, "cifar100"),
+        (75.14, 79.93, "core50"),
+    ]
