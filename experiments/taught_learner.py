@@ -26,6 +26,7 @@ from support.sweep import exit_code, grid
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.models.feature_memo import FeatureMemo
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import mean_text, table
@@ -74,6 +75,13 @@ def accuracies(frames: FrameTable, new_learner: Callable[[], Learner], folder: P
     merged.merge(apart)
     asked = tree(frames, frames.rows("test").tolist(), folder / "test")
     return {"taught": accuracy(taught, asked), "merged": accuracy(merged, asked)}
+
+
+def new_learner(memo: FeatureMemo, *network) -> Learner:
+    """Build a learner whose F runs once for each image in all runs; its maps are the same in any batch."""
+    learner = Learner("recommended", *network)
+    learner.network.model.use_feature_memo(memo)
+    return learner
 
 
 def accuracy(learner: Learner, asked: Path) -> float:
@@ -128,12 +136,14 @@ def main() -> int:
     torch.set_num_threads(1)
     plan = RunPlan.of(options.settings(options.benchmark))
     network = plan.backbone, None if plan.weights == "none" else plan.weights, plan.image_size
+    memo: FeatureMemo | None = None
     for number in options.runs:
         if number in found.get("taught", {}):
             continue
         frames = get_benchmark(options.benchmark).table(options.roots[options.benchmark], number)
+        memo = memo or FeatureMemo(len(frames))
         with tempfile.TemporaryDirectory() as folder:
-            here = accuracies(frames, lambda: Learner("recommended", *network), Path(folder))
+            here = accuracies(frames, lambda: new_learner(memo, *network), Path(folder))
         print(f"run {number}: " + ", ".join(f"{name} {value:.2f}" for name, value in here.items()), flush=True)
         for name, value in here.items():
             found.setdefault(name, {})[number] = value
