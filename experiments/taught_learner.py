@@ -14,6 +14,7 @@ import csv
 import io
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -143,7 +144,7 @@ def main() -> int:
         frames = get_benchmark(options.benchmark).table(options.roots[options.benchmark], number)
         memo = memo or FeatureMemo(len(frames))
         with tempfile.TemporaryDirectory() as folder:
-            here = accuracies(frames, lambda: new_learner(memo, *network), Path(folder))
+            here = accuracies(frames, partial(new_learner, memo, *network), Path(folder))
         print(f"run {number}: " + ", ".join(f"{name} {value:.2f}" for name, value in here.items()), flush=True)
         for name, value in here.items():
             found.setdefault(name, {})[number] = value
