@@ -4,7 +4,8 @@ import re
 from typing import NamedTuple
 
 from crumb_avalanche.report.runs import NOT_COMPARED, Group
-from crumb_avalanche.report.summary import Cell, setting
+from crumb_avalanche.report.summary import setting
+from crumb_avalanche.report.table import Cell
 from crumb_avalanche.runs.older_settings import usual_settings
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import cell

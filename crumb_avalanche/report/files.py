@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from crumb_avalanche.report.summary import Table
+from crumb_avalanche.report.table import Table
 from crumb_avalanche.runs.run_folder import write_csv, write_text
 
 TEX = {

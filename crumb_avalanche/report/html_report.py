@@ -1,60 +1,17 @@
 """``report.html``: one page about finished runs that makes no request and is readable without its script."""
 
-import base64
-import hashlib
 import statistics
-from typing import NamedTuple
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from crumb_avalanche.report.deviations import deviations_of, meanings
 from crumb_avalanche.report.html_figures import CROWDED, curves_figure, finals_figure, inline_svg
+from crumb_avalanche.report.page import render
 from crumb_avalanche.report.runs import IDENTITY, Group, differences, notes_on, streams_of
-from crumb_avalanche.report.summary import EMPTY, Cell, Column, Table, count, curves_table, seconds, setting
-from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell, printable
+from crumb_avalanche.report.summary import curves_table, seconds, setting
+from crumb_avalanche.report.table import EMPTY, Cell, Column, Matrix, Table, count
+from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 
 OPEN_MATRICES = 6  # groups; with more, the matrices are collapsed
 WIDE = 12  # experiences; with more, the matrices are set smaller
-
-
-class Matrix(NamedTuple):
-    """An accuracy matrix as text.
-
-    Attributes:
-        heads: of the columns, the one of the row names included.
-        rows: of each row its name, and its cells with a CSS percentage, empty where there is nothing to colour.
-        small: set in small type.
-    """
-
-    heads: list[str]
-    rows: list[tuple[str, list[tuple[Cell, str]]]]
-    small: bool
-
-
-def environment() -> Environment:
-    """The templates, with everything escaped that is not ``Markup`` and unprintable characters replaced.
-
-    ``page.html`` also finds the style, the script and its hash: its policy lets only this script run.
-    """
-    templates = Environment(
-        loader=PackageLoader("crumb_avalanche.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: value if hasattr(value, "__html__") else printable(str(value)),
-    )
-    style, script = (Markup(templates.loader.get_source(templates, f"page.{kind}")[0]) for kind in ("css", "js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    templates.globals.update(style=style, script=script, script_hash=f"sha256-{digest}", OPEN_MATRICES=OPEN_MATRICES)
-    return templates
-
-
-def as_ascii(page: str) -> str:
-    """HTML that reads the same in every encoding."""
-    return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list[str]) -> str:
@@ -73,27 +30,24 @@ def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list
     lead += "seed only. Accuracy is in percent of the test images, mean ± standard deviation over runs (n - 1)."
     times = "times of different runs are comparable only when measured side by side on the same machine"
     differ, same = _settings(groups)
-    page = (
-        environment()
-        .get_template("report.html")
-        .render(
-            title=f"{names if len(names) <= 80 else 'Finished runs'}: {_number(total, 'run')}",
-            lead=lead,
-            numbers=range(len(groups)),
-            run_numbers=[number for number, group in enumerate(groups) for _ in group.runs],
-            summary=summary,
-            notes=[*notes_on(groups), *left_out, times],
-            streams=_streams(groups),
-            matrices=[(group, _matrix(group), _classes(group)) for group in groups],
-            ledger_bytes=_ledger(groups, ("buffer_items", "memories stored"), LEDGER_BYTES, "bytes", count),
-            ledger_seconds=_ledger(groups, ("train_seconds", "training, s"), LEDGER_SECONDS, "s", seconds),
-            runs=runs,
-            settings_differ=differ,
-            settings_same=same,
-            deviations=_deviations(groups),
-        )
+    return render(
+        "report.html",
+        title=f"{names if len(names) <= 80 else 'Finished runs'}: {_number(total, 'run')}",
+        lead=lead,
+        numbers=range(len(groups)),
+        run_numbers=[number for number, group in enumerate(groups) for _ in group.runs],
+        summary=summary,
+        notes=[*notes_on(groups), *left_out, times],
+        streams=_streams(groups),
+        matrices=[(group, _matrix(group), _classes(group)) for group in groups],
+        ledger_bytes=_ledger(groups, ("buffer_items", "memories stored"), LEDGER_BYTES, "bytes", count),
+        ledger_seconds=_ledger(groups, ("train_seconds", "training, s"), LEDGER_SECONDS, "s", seconds),
+        runs=runs,
+        settings_differ=differ,
+        settings_same=same,
+        deviations=_deviations(groups),
+        OPEN_MATRICES=OPEN_MATRICES,
     )
-    return as_ascii(page)
 
 
 def _streams(groups: list[Group]) -> list[dict]:

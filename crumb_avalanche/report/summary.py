@@ -1,66 +1,17 @@
 """Tables of a report as text; numbers are rounded here, for page, CSV and LaTeX alike."""
 
 import os
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from crumb_avalanche.report.runs import Group, Run, differences
+from crumb_avalanche.report.table import EMPTY, Cell, Column, Table, count
 from crumb_avalanche.runs.tables import cell, mean_text
-
-NUMBER = re.compile(r"([+-]?\d+(\.\d+)?(e[+-]?\d+)?( ± \d+(\.\d+)?)?)?", re.IGNORECASE)
-
-
-class Cell(NamedTuple):
-    """Text of a table cell, and the value that a program reads or sorts by if it differs."""
-
-    text: str
-    value: str | None = None
-
-    @property
-    def plain(self) -> str:
-        """The value for programs: without thousands separators, not shortened."""
-        return self.text if self.value is None else self.value
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the text is set in several lines."""
-        return len(self.text) > 60
-
-
-EMPTY = Cell("")
-
-
-class Column(NamedTuple):
-    """Name of a column for programs, and its heading."""
-
-    name: str
-    head: str
-
-
-@dataclass
-class Table:
-    """Rows of cells, as many as there are columns."""
-
-    columns: list[Column]
-    rows: list[list[Cell]]
-
-    @property
-    def numeric(self) -> list[bool]:
-        """Whether each column holds numbers only, empty cells aside."""
-        return [all(NUMBER.fullmatch(row[i].plain) for row in self.rows) for i in range(len(self.columns))]
 
 
 def percent(values: Sequence[float]) -> Cell:
     """Mean ± standard deviation (n - 1) of accuracies in percent; a single value alone."""
     return Cell(mean_text(values, ".2f", "±"))
-
-
-def count(value: float) -> Cell:
-    """A whole number with thousands separators."""
-    return Cell(f"{value:,.0f}", f"{value:.0f}")
 
 
 def seconds(value: float) -> Cell:

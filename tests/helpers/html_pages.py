@@ -9,7 +9,7 @@ from pathlib import Path
 from fake_runs import fake_run, sweep
 from markupsafe import Markup
 
-from crumb_avalanche.report.html_report import environment
+from crumb_avalanche.report.page import environment
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "col", "wbr"}
 ATTACK = '<script>window.attacked = 1</script><img src=x onerror="window.attacked = 1">"\'&'

@@ -11,7 +11,8 @@ from fake_runs import fake_run, report, sweep
 from crumb_avalanche.report.deviations import deviations_of, meanings
 from crumb_avalanche.report.files import tex_escaped, tex_text, write_table
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
-from crumb_avalanche.report.summary import Cell, Column, Table, curves_table, percent, setting, summary_table
+from crumb_avalanche.report.summary import curves_table, percent, setting, summary_table
+from crumb_avalanche.report.table import Cell, Column, Table
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 

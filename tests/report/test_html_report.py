@@ -12,7 +12,7 @@ from fake_runs import fake_run, report, sweep
 from html_pages import ATTACK, Page, csv_of, mixed, page_of, page_with
 from markupsafe import escape
 
-from crumb_avalanche.report.html_report import environment
+from crumb_avalanche.report.page import environment
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 
