@@ -4,7 +4,9 @@ import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,6 +14,7 @@ from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import BadImage, Clip
 from crumb_avalanche.runs.command_settings import PredictSettings
+from crumb_avalanche.runs.run_folder import write_text
 
 WORST = 10  # mistakes that are listed
 
@@ -26,24 +29,43 @@ def main(settings: PredictSettings) -> None:
         raise ValueError("give images, videos, folders or patterns to ask about, or --camera 0")
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if settings.html and Path(settings.html).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--html {settings.html} is the page to write; give a name that ends in .html")
     learner = Learner.load(settings.model, settings.weights)
     unread: list[BadImage] = []
-    answers = Table(settings).print_all(answers_of(learner, settings, unread))
+    sheet = contact_sheet(learner) if settings.html else None
+    answers = Table(settings).print_all(answers_of(sheet.ask if sheet else learner.predict_all, settings, unread))
+    if settings.html and sheet:
+        write_text(Path(settings.html), sheet.page(Path(settings.model).name, unread))
+        print(f"written: {settings.html}", file=sys.stderr)
     if not settings.json and not settings.csv:
         summarize([answer for answer in answers if answer.truth is not None])
     if unread:
         raise ValueError("\n".join([f"{len(unread)} files could not be read:", *map(str, unread)]))
 
 
-def answers_of(learner: Learner, settings: PredictSettings, unread: list[BadImage]) -> Iterator[Answer]:
-    """Yield the answers for all sources."""
+def contact_sheet(learner: Learner) -> Any:
+    """Return an empty sheet; imports the template engine, which other output does not need."""
+    from crumb_avalanche.report.contact_sheet import ContactSheet
+
+    return ContactSheet(learner)
+
+
+def answers_of(ask: Callable, settings: PredictSettings, unread: list[BadImage]) -> Iterator[Answer]:
+    """Yield the answers for all sources.
+
+    Args:
+        ask: ``predict_all``, or a function with the same arguments.
+        settings: of the command.
+        unread: receives the files that are left out.
+    """
     sources: list[str | Clip] = list(settings.sources)
     if settings.camera is not None:
         from crumb_avalanche.learner.camera import camera_clip
 
         sources.append(camera_clip(settings.camera, settings.seconds))
     for source in sources:
-        yield from learner.predict_all(source, on_bad="skip", report=unread.append)
+        yield from ask(source, on_bad="skip", report=unread.append)
 
 
 class Table:
@@ -72,9 +94,8 @@ class Table:
         self._writer.writerow(row)
 
     def _row(self, answer: Answer) -> None:
-        label = answer.label if answer.known else f"unknown (nearest: {answer.label})"
         others = ", ".join(f"{name} {100 * share:.0f} %" for name, share in answer.runners_up[:2])
-        print(f"{answer.path}  {label}  {100 * answer.confidence:.0f} %" + (f"  ({others})" if others else ""))
+        print(f"{answer.path}  {answer.shown}  {100 * answer.confidence:.0f} %" + (f"  ({others})" if others else ""))
 
 
 def summarize(answers: list[Answer]) -> None:

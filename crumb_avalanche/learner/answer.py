@@ -11,7 +11,8 @@ class Answer:
     Attributes:
         label: name of the most likely class.
         confidence: its probability, 0 to 1, if the image shows one of the classes taught.
-        known: whether a class taught explains the image; if not, ``label`` is the nearest class.
+        known: whether a class taught explains the image; if not, ``label`` is the nearest class. ``None`` where the
+            method cannot tell (see ``RunLearner``).
         runners_up: the next classes with their probabilities, most likely first.
         path: source of the image or clip.
         truth: name of the class folder that the source lies in, if there is one.
@@ -20,11 +21,16 @@ class Answer:
 
     label: str
     confidence: float
-    known: bool
+    known: bool | None
     runners_up: tuple[tuple[str, float], ...] = ()
     path: str = ""
     truth: str | None = None
     frames: tuple["Answer", ...] = field(default=(), repr=False)
+
+    @property
+    def shown(self) -> str:
+        """The label, or that the image is unknown and which class is nearest."""
+        return f"unknown (nearest: {self.label})" if self.known is False else self.label
 
     def as_dict(self) -> dict:
         """Return plain values for JSON, without the frames."""

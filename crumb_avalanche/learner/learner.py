@@ -249,6 +249,11 @@ class Learner:
         return self._knowledge.classes
 
     @property
+    def image_size(self) -> int:
+        """Side in pixels to which images are resized."""
+        return self.network.image_size
+
+    @property
     def bytes(self) -> int:
         """Bytes of what was learned, without the network."""
         return tensor_bytes(self._knowledge.statistics.tensors())

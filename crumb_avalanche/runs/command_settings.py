@@ -182,6 +182,7 @@ class PredictSettings:
         seconds: how long to watch the camera.
         json: print one JSON object a line.
         csv: print comma-separated values.
+        html: also write this page of all answers, with images, runners-up and heat maps, mistakes first.
         weights: for a MODEL without weights: 'torchvision' (downloads) or a weight file.
         threads: CPU threads; 0 takes one per core.
     """
@@ -192,6 +193,7 @@ class PredictSettings:
     seconds: float = 10.0
     json: bool = False
     csv: bool = False
+    html: str | None = None
     weights: str | None = None
     threads: int = 0
 

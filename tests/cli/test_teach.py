@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from html_pages import Page
 from PIL import Image
 
 from crumb_avalanche.cli import main
@@ -89,6 +90,34 @@ def test_predict_sums_up_a_labelled_folder(model, place, capsys):
     assert "2 of 3 right" in out and "red taken for crimson: 1" in out
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_predict_writes_a_page_and_nothing_beside_its_source(model, place, tmp_path, capsys):
+    ask(capsys, "learner", "rename", model, "red", "<i>")
+    before, page = contents(place), tmp_path / "page.html"
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    _, plain, _ = ask(capsys, "predict", model, place / "test", "--json")
+    code, out, err = ask(capsys, "predict", model, place / "test", tmp_path / "bad.jpg", "--json", "--html", page)
+    assert code == 1 and out == plain and f"written: {page}" in err and contents(place) == before
+    found = Page(page.read_text())
+    assert "2 of 3 right (66.7 %)" in found.text and "1 file could not be read" in found.text
+    (row,) = found.tables["confused"]
+    assert [row[name]["text"] for name in ("truth", "answer", "images")] == ["red", "<i>", "1"]
+    sources = [value for tag, key, value in found.attributes if key in ("src", "href") and value[0] != "#"]
+    assert len([one for one in sources if one.startswith("data:image/jpeg")]) == 3
+    assert len([one for one in sources if one.startswith("data:image/png")]) == 3  # a heat map for each
+    assert all(one.startswith("data:") for one in sources)
+    assert found.text.rindex("Mistakes") < found.text.index("is red") < found.text.rindex("Other answers")
+
+
+def test_the_page_does_not_replace_a_photo(model, place, capsys):
+    before, photo = contents(place), place / "photos" / "red.png"
+    code, _, err = ask(capsys, "predict", model, photo, "--html", photo)
+    assert code == 1 and "red.png" in err and ".html" in err and contents(place) == before
+
+
 def test_learner_commands(model, place, tmp_path, capsys):
     code, out, _ = ask(capsys, "learner", "show", model)
     assert code == 0 and all(
@@ -147,12 +176,13 @@ def test_a_second_teacher_is_told_who_has_the_file(model, place, capsys):
     assert code == 1 and "is being changed by process" in err
 
 
-def test_predict_imports_neither_avalanche_nor_matplotlib(model, place):
+def test_predict_imports_neither_avalanche_nor_matplotlib(model, place, tmp_path):
     program = (
         "import sys\nfrom crumb_avalanche.cli import main\n"
         "code = main(sys.argv[1:])\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'avalanche', 'matplotlib'}), code)"
     )
     command = [sys.executable, "-c", program, "predict", str(model), str(place / "photos" / "red.png")]
+    command += ["--html", str(tmp_path / "page.html")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0", done.stdout

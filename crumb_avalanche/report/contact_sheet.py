@@ -1,0 +1,172 @@
+"""A page of answers: each with its image, runners-up and heat map, mistakes first."""
+
+import os
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+from PIL import Image
+
+from crumb_avalanche.learner.answer import Answer
+from crumb_avalanche.learner.learner import OnBad
+from crumb_avalanche.learner.sources import BadImage, Frames, clips_of
+from crumb_avalanche.report.images import heat_map, thumbnail
+from crumb_avalanche.report.page import render
+from crumb_avalanche.report.table import EMPTY, Cell, Column, Matrix, Table, count
+
+MOST_CARDS = 300
+MOST_COLUMNS = 40  # classes of a confusion table
+SMALL_COLUMNS = 10  # more are set in small type
+AT_A_TIME = 64  # photos of a folder, and small copies of a clip's frames
+
+
+@dataclass(order=True)
+class Card:
+    """One answer on the page; the smallest come first.
+
+    Attributes:
+        order: mistakes before the others, the most confident first; the others in the order of the sources.
+        answer: what the learner said.
+        image: thumbnail.
+        heat: heat map, if the learner explains its answers.
+    """
+
+    order: tuple[bool, float, int]
+    answer: Answer = field(compare=False)
+    image: Markup = field(compare=False)
+    heat: Markup | None = field(compare=False, default=None)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the true class is known and another was answered."""
+        return not self.order[0]
+
+
+class Copy(NamedTuple):
+    """Small copies of an image: a thumbnail, and its pixels as the network sees them.
+
+    Attributes:
+        thumbnail: as a data URI.
+        square: for ``explain``.
+        shape: width and height of the image.
+    """
+
+    thumbnail: Markup
+    square: Image.Image
+    shape: tuple[int, int]
+
+
+class _Copied:
+    """Frames that leave small copies when they are read: of more than 64 every second, fourth ... one."""
+
+    def __init__(self, frames: Iterable[tuple[str, Image.Image]], side: int):
+        self.frames, self.side = frames, side
+        self.copies: list[Copy] = []
+
+    def __iter__(self) -> Frames:
+        step = 1
+        for number, (path, image) in enumerate(self.frames):
+            if number % step == 0:
+                square = image.resize((self.side, self.side), Image.Resampling.BILINEAR)
+                self.copies.append(Copy(thumbnail(image), square, image.size))
+                if len(self.copies) > AT_A_TIME:
+                    del self.copies[1::2]
+                    step *= 2
+            yield path, image
+
+
+class ContactSheet:
+    """Collects answers for a page; holds the images of ``MOST_CARDS`` of them.
+
+    Args:
+        learner: has ``predict_all``, and ``explain`` for heat maps.
+        most: number of answers with images.
+    """
+
+    def __init__(self, learner: Any, most: int = MOST_CARDS):
+        self.learner, self.most = learner, most
+        self.total = self.unknown = 0
+        self.pairs: Counter[tuple[str, str]] = Counter()  # of true and answered class
+        self._cards: list[Card] = []
+
+    def ask(self, source: Any, on_bad: OnBad, report: Callable[[BadImage], object]) -> Iterator[Answer]:
+        """Answer for each image and clip as ``predict_all`` does, with the same arguments, and collect the answers."""
+        for clip in clips_of(source, on_bad=on_bad, report=report):
+            photos = os.path.isdir(clip.path)  # answered one by one
+            while True:
+                copied = _Copied(islice(clip.frames, AT_A_TIME) if photos else clip.frames, self.learner.image_size)
+                answers = list(self.learner.predict_all(replace(clip, frames=iter(copied))))
+                if not copied.copies:
+                    break
+                copies = copied.copies if photos else [copied.copies[len(copied.copies) // 2]]
+                for answer, copy in zip(answers, copies, strict=True):
+                    self._add(answer, copy)
+                    yield answer
+
+    def _add(self, answer: Answer, copy: Copy) -> None:
+        wrong = answer.truth not in (None, answer.label)
+        card = Card((not wrong, -answer.confidence if wrong else 0.0, self.total), answer, copy.thumbnail)
+        self.total += 1
+        self.unknown += answer.known is False
+        if answer.truth is not None:
+            self.pairs[answer.truth, answer.label] += 1
+        if len(self._cards) < self.most or card < self._cards[-1]:
+            if hasattr(self.learner, "explain"):
+                card.heat = heat_map(self.learner.explain(copy.square), copy.shape)
+            insort(self._cards, card)
+            del self._cards[self.most :]
+
+    def page(self, name: str, unread: Sequence[BadImage]) -> str:
+        """Render the page.
+
+        Args:
+            name: of the learner.
+            unread: files that were left out.
+        """
+        classes = self.learner.classes
+        wrong = [card for card in self._cards if card.wrong]
+        return render(
+            "contact_sheet.html",
+            title=f"{self.total:,} answers of {name}",
+            lead=f"{self.learner.method}, {len(classes)} classes: {listed([info.name for info in classes])}.",
+            asked=sum(self.pairs.values()),
+            right=sum(number for (truth, label), number in self.pairs.items() if truth == label),
+            total=self.total,
+            unknown=self.unknown,
+            mistakes=wrong,
+            others=self._cards[len(wrong) :],
+            confusion=confusion_matrix(self.pairs),
+            confused=confused_table(self.pairs),
+            explained=hasattr(self.learner, "explain"),
+            unread=unread,
+        )
+
+
+def confusion_matrix(pairs: Counter[tuple[str, str]]) -> Matrix | None:
+    """How often each true class (row) was given each answer (column); ``None`` for too many classes."""
+    names = list(dict.fromkeys([*(truth for truth, _ in pairs), *(label for _, label in pairs)]))
+    if not names or len(names) > MOST_COLUMNS:
+        return None
+    rows = []
+    for truth in dict.fromkeys(truth for truth, _ in pairs):
+        numbers = [pairs[truth, label] for label in names]
+        cells = [(count(n) if n else EMPTY, f"{n / sum(numbers):.1%}" if n else "") for n in numbers]
+        rows.append((truth, [*cells, (Cell(f"{pairs[truth, truth] / sum(numbers):.0%}".replace("%", " %")), "")]))
+    return Matrix(["is", *names, "right"], rows, len(names) > SMALL_COLUMNS)
+
+
+def confused_table(pairs: Counter[tuple[str, str]]) -> Table:
+    """A line for each pair of classes that were mistaken, the most frequent first."""
+    columns = [Column("truth", "is"), Column("answer", "taken for"), Column("images", "images or clips")]
+    mistaken = [(pair, number) for pair, number in pairs.most_common() if pair[0] != pair[1]]
+    return Table(columns, [[Cell(truth), Cell(label), count(number)] for (truth, label), number in mistaken])
+
+
+def listed(names: list[str], most: int = 20) -> str:
+    """Join names; of more than ``most`` the first."""
+    more = f" and {len(names) - most} more" * (len(names) > most)
+    return ", ".join(names[:most]) + more
