@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.store import read_header
+from crumb_avalanche.learner.store import holds_weights, read_header
 from crumb_avalanche.runs.command_settings import LearnerSettings
 from crumb_avalanche.system.folder_lock import locked_file
 
@@ -30,7 +30,7 @@ def main(settings: LearnerSettings) -> None:
         with locked_file(path):
             learner = Learner.load(path, settings.weights)
             print(changed(learner, action, names))
-            learner.save(path, weights=read_header(path)["network"]["included"])
+            learner.save(path, weights=holds_weights(path))
 
 
 def changed(learner: Learner, action: str, names: list[str]) -> str:

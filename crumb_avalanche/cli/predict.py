@@ -12,6 +12,7 @@ import torch
 
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.of_run import can_only_answer
 from crumb_avalanche.learner.sources import BadImage, Clip
 from crumb_avalanche.runs.command_settings import PredictSettings
 from crumb_avalanche.runs.run_folder import write_text
@@ -31,7 +32,7 @@ def main(settings: PredictSettings) -> None:
         torch.set_num_threads(settings.threads)
     if settings.html and Path(settings.html).suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--html {settings.html} is the page to write; give a name that ends in .html")
-    learner = Learner.load(settings.model, settings.weights)
+    learner = opened(settings)
     unread: list[BadImage] = []
     sheet = contact_sheet(learner) if settings.html else None
     answers = Table(settings).print_all(answers_of(sheet.ask if sheet else learner.predict_all, settings, unread))
@@ -44,7 +45,18 @@ def main(settings: PredictSettings) -> None:
         raise ValueError("\n".join([f"{len(unread)} files could not be read:", *map(str, unread)]))
 
 
-def contact_sheet(learner: Learner) -> Any:
+def opened(settings: PredictSettings) -> Any:
+    """Load a ``Learner``, or what a run of any strategy learned; only some strategies need Avalanche."""
+    if not can_only_answer(settings.model):
+        return Learner.load(settings.model, settings.weights)
+    from crumb_avalanche.learner.run_learner import RunLearner
+
+    learner = RunLearner(settings.model)
+    print(f"{learner.method}: {learner.note}", file=sys.stderr)
+    return learner
+
+
+def contact_sheet(learner: Any) -> Any:
     """Return an empty sheet; imports the template engine, which other output does not need."""
     from crumb_avalanche.report.contact_sheet import ContactSheet
 

@@ -1,7 +1,14 @@
 """``crumb run``: learn a stream, print the accuracy after every experience, and write the run folder."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.presets import CLIPS
 from crumb_avalanche.runs.settings import RunSettings
+
+if TYPE_CHECKING:
+    from crumb_avalanche.runs.stream import Stream
 
 
 def main(settings: RunSettings) -> None:
@@ -9,4 +16,14 @@ def main(settings: RunSettings) -> None:
     RunPlan.of(settings)
     from crumb_avalanche.runs.run import main
 
-    main(settings)
+    main(settings, page_of_mistakes)
+
+
+def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
+    """Write the mistakes of a finished run on own clips as a page."""
+    from crumb_avalanche.report.mistakes import write_mistakes
+    from crumb_avalanche.runs.predictions import read_predictions
+
+    predictions = read_predictions(folder, confidence=True)
+    if plan.benchmark == CLIPS and "confidence" in predictions:
+        write_mistakes(folder, stream.table, predictions, str(plan.preset), str(plan.strategy), len(stream.bad_frames))

@@ -11,7 +11,7 @@ import torch
 from crumb_avalanche.cli.teach import opened
 from crumb_avalanche.learner.server import application, listen, load_server, run
 from crumb_avalanche.learner.shared import SharedLearner
-from crumb_avalanche.learner.store import read_header
+from crumb_avalanche.learner.store import holds_weights
 from crumb_avalanche.runs.command_settings import ServeSettings
 from crumb_avalanche.system.folder_lock import locked_file
 
@@ -32,7 +32,7 @@ def main(settings: ServeSettings) -> None:
         learner = opened(settings, path)
         if not path.exists():
             learner.save(path)
-        shared = SharedLearner(learner, path, weights=read_header(path)["network"]["included"])
+        shared = SharedLearner(learner, path, weights=holds_weights(path))
         token = secrets.token_urlsafe(16)
         print(f"{path}: {len(learner.classes)} classes. Every change is saved in it.")
         print(f"Open {origins[0]}/?token={token}")

@@ -186,6 +186,26 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
     return SavedLearner(strategy, header)
 
 
+def load_to_answer(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
+    """Load a learner with what its answers need, whatever the file keeps; the RNG state does not change.
+
+    Args:
+        path, device: as for ``load_learner``.
+
+    Raises:
+        LearnerError: see ``load_learner``.
+    """
+    with preserve_rng_state():
+        saved = load_learner(path, device)
+        if saved.header.keep == "full":  # iCaRL would pass all its exemplars through the network before every answer
+            strategy = _build(saved.header, device)
+            strategy.model.feature_extractor.load_state_dict(saved.strategy.model.feature_extractor.state_dict())
+            strategy.load_answer_state(saved.strategy.answer_state())
+            saved = replace(saved, strategy=strategy)
+    saved.strategy.__dict__["train"] = partial(_refuse_training, Path(path))
+    return saved
+
+
 def _refuse_training(path: Path, *arguments, **keywords) -> None:
     raise LearnerError(
         f"{path} was kept with keep_learner=answers: without optimizer, memories and counters, training would start "

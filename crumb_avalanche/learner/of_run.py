@@ -1,13 +1,32 @@
 """The learner of a finished run as one that can be asked and taught."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.file import LearnerError, read_header
+from crumb_avalanche.learner.file import FORMAT, LEARNER, LearnerError, LearnerHeader, read_header
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.system.tensor_file import read_state
+from crumb_avalanche.system.tensor_file import TensorFileError, read_metadata, read_state
+
+
+def cannot_be_taught(header: LearnerHeader) -> str:
+    """Return why a run's learner is none that ``Learner`` can hold; empty if it can."""
+    if header.strategy not in KINDS:
+        return f"was learned by {header.strategy}, not by one of {', '.join(KINDS)}"
+    moments = KINDS[header.strategy].moments
+    other = [name for name, value in moments.items() if header.method.get(name, value) != value]
+    return f"was learned with other features ({', '.join(other)})" if other else ""
+
+
+def can_only_answer(path: str | os.PathLike) -> bool:
+    """Whether a path is a run's learner file, or its folder, that ``RunLearner`` reads and ``Learner`` does not."""
+    path = Path(path) / LEARNER if os.path.isdir(path) else path
+    try:
+        return read_metadata(path).get("format") == FORMAT and bool(cannot_be_taught(read_header(path)))
+    except TensorFileError:
+        return False  # Learner.load says what is wrong
 
 
 def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, Any]]:
@@ -19,15 +38,11 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
         LearnerError: the run had another method, or settings that a ``Learner`` does not have.
     """
     header = read_header(path)
-    if header.strategy not in KINDS:
+    if reason := cannot_be_taught(header):
         raise LearnerError(
-            f"{path} was learned by {header.strategy}; only {', '.join(KINDS)} can be asked about images: run one of "
-            "these, or load the strategy with crumb_avalanche.learner.file.load_learner"
+            f"{path} {reason}: it can be asked, with crumb predict, but not taught or changed. To teach on, learn its "
+            f"images with crumb teach NEW.safetensors FOLDER, or with crumb run --strategy {next(iter(KINDS))}"
         )
-    kind = KINDS[header.strategy]
-    other = {name: value for name, value in kind.moments.items() if header.method.get(name, value) != value}
-    if other:
-        raise LearnerError(f"{path} was learned with other features ({', '.join(other)}); run it with the default ones")
     state, _ = read_state(path)
     arguments = {name: value for name, value in header.network.items() if name != "n_classes"}
     weights = {f"feature_extractor.{name}": value for name, value in state["feature_extractor"].items()}

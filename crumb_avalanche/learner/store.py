@@ -77,6 +77,19 @@ def read_header(path: str | os.PathLike) -> dict[str, Any]:
         raise LearnerError(str(error)) from error
 
 
+def holds_weights(path: str | os.PathLike) -> bool:
+    """Whether a learner file holds the network's weights; that of a run always does.
+
+    Raises:
+        LearnerError: see ``read_header``.
+    """
+    try:
+        metadata = read_metadata(path)
+    except TensorFileError as error:
+        raise LearnerError(str(error)) from error
+    return metadata.get("format") == FORMAT_OF_RUNS or _header(path, metadata)["network"]["included"]
+
+
 def read_learner(path: str | os.PathLike, weights: str | os.PathLike | None) -> tuple[FrozenNetwork, dict[str, Any]]:
     """Read a learner: its network and its state.
 

@@ -133,6 +133,7 @@ class ContactSheet:
             "contact_sheet.html",
             title=f"{self.total:,} answers of {name}",
             lead=f"{self.learner.method}, {len(classes)} classes: {listed([info.name for info in classes])}.",
+            note=getattr(self.learner, "note", ""),
             asked=sum(self.pairs.values()),
             right=sum(number for (truth, label), number in self.pairs.items() if truth == label),
             total=self.total,

@@ -22,6 +22,7 @@ from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.older_settings import usual_settings
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, write_csv, write_text
 from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, number, table
+from crumb_avalanche.runs.usage import usage_of
 
 MAIN_SETTINGS = [*IDENTITY, "run", "weights", "backbone", "first_epochs", "epochs", "batch_size", "learning_rate"]
 
@@ -51,7 +52,7 @@ def main(settings: ReportSettings) -> None:
         written += report_files(groups, [*problems, *left_out], output)
     except OSError as error:
         raise ValueError(f"{output} cannot be written to ({error}); name another folder with --output") from error
-    print("\nwritten: " + ", ".join(map(str, written)))
+    print("\nwritten: " + ", ".join(map(str, written)), *usage_of(runs[0].folder), sep="\n")
     if unfinished:
         print(f"unfinished and left out, without {RESULT}: " + ", ".join(map(str, unfinished)))
     if problems:

@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from crumb_avalanche.runs.provenance import provenance, versions
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import (
     INTERRUPTED,
+    MISTAKES,
     RESULT,
     claim,
     metrics_csv,
@@ -37,14 +39,22 @@ from crumb_avalanche.runs.session import Session
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.stream import Stream, describe, open_stream
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text
+from crumb_avalanche.runs.usage import usage_of
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.checkpoint_plugin import Position
 from crumb_avalanche.training.ledger import LedgerMetric
 
+Finished = Callable[[Path, RunPlan, Stream], object]
 
-def main(settings: RunSettings) -> None:
-    """Do one run, or several with a summary."""
+
+def main(settings: RunSettings, finished: Finished | None = None) -> None:
+    """Do one run, or several with a summary.
+
+    Args:
+        settings: of the command.
+        finished: called after each run.
+    """
     plan = RunPlan.of(settings)
     for name in ("output", "feature_cache"):
         if (value := getattr(plan, name)) and Path(value).is_file():
@@ -54,11 +64,11 @@ def main(settings: RunSettings) -> None:
     print(f"{plan.benchmark}: preset {plan.preset}{default}, strategy {plan.strategy}", flush=True)
     if plan.runs is None:
         with locked(Path(plan.output)):
-            result = run_once(plan)
-        print(f"\nresults in {plan.output}; see also: crumb report {plan.output}")
+            result = run_once(plan, finished=finished)
+        print_results(plan.output, Path(plan.output))
         print(f"final accuracy {result['final_accuracy']:.2f} %")
         return
-    accuracies = [run_of_several(plan, number)["final_accuracy"] for number in numbers]
+    accuracies = [run_of_several(plan, number, finished)["final_accuracy"] for number in numbers]
     spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
     summary = {
         "benchmark": plan.benchmark,
@@ -72,11 +82,18 @@ def main(settings: RunSettings) -> None:
     }
     write_json(Path(plan.output) / "summary.json", summary)
     count, kind = ("1 run", "") if spread is None else (f"{len(numbers)} runs", " (mean, standard deviation)")
-    print(f"\nresults in {plan.output}; see also: crumb report {plan.output}")
+    print_results(plan.output, Path(plan.output) / f"run{numbers[0]}")
     print(f"{plan.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
 
 
-def run_of_several(plan: RunPlan, number: int) -> dict:
+def print_results(output: str, folder: Path) -> None:
+    """Print where the results are, and how to use what was learned in the folder of a run."""
+    print(f"\nresults in {output}; see also: crumb report {output}", *usage_of(folder), sep="\n")
+    if (folder / MISTAKES).exists():
+        print(f"mistakes, and what would help: {folder / MISTAKES}")
+
+
+def run_of_several(plan: RunPlan, number: int, finished: Finished | None = None) -> dict:
     """Return the result of one of several runs; do the run unless its folder holds a finished one."""
     folder = Path(plan.output) / f"run{number}"
     one = replace(plan, run=number, runs=None, output=str(folder))
@@ -87,7 +104,7 @@ def run_of_several(plan: RunPlan, number: int) -> dict:
         return result
     print(f"run {number}")
     with locked(folder):
-        return run_once(one)
+        return run_once(one, finished=finished)
 
 
 class Recorder:
@@ -114,12 +131,13 @@ class Recorder:
         return [self.bar, self.predictions]
 
 
-def run_once(plan: RunPlan, verbose: bool = True) -> dict:
+def run_once(plan: RunPlan, verbose: bool = True, finished: Finished | None = None) -> dict:
     """Do one run in this process.
 
     Args:
         plan: plan of the run.
         verbose: whether to print the tables.
+        finished: called with folder, plan and stream when all is written.
 
     Returns:
         Content of ``result.json``.
@@ -128,12 +146,12 @@ def run_once(plan: RunPlan, verbose: bool = True) -> dict:
         ValueError: settings, images or weights cannot be used.
     """
     try:
-        return run_plan(plan, verbose)
+        return run_plan(plan, verbose, finished)
     finally:
         gc.collect()  # free strategy, plugins and evaluator, which refer to each other, before the next run
 
 
-def run_plan(plan: RunPlan, verbose: bool) -> dict:
+def run_plan(plan: RunPlan, verbose: bool, finished: Finished | None) -> dict:
     """Do one run as ``run_once``, which frees its memory."""
     start, folder = time.perf_counter(), Path(plan.output)
     claim(folder, plan.overwrite)
@@ -163,6 +181,8 @@ def run_plan(plan: RunPlan, verbose: bool) -> dict:
     if verbose:
         print(matrix_table(resume.progress.matrix, resume.progress.accuracy_after, joint=session.entry.joint))
         print(ledger_table(ledger))
+    if finished is not None:
+        finished(folder, plan, stream)
     return result
 
 
@@ -191,7 +211,7 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
 
 def begin(folder: Path, session: Session, plan: RunPlan) -> None:
     """Remove the result of an earlier run and write ``config.yaml``; call it after all checks have passed."""
-    for name in (RESULT, LEARNER):
+    for name in (RESULT, LEARNER, MISTAKES):
         (folder / name).unlink(missing_ok=True)
     # Write the learning rate as planned, not as tuned: repeating the run tunes it again.
     planned = plan.with_capacity(session.plan.capacity)

@@ -12,6 +12,7 @@ from crumb_avalanche.system.atomic_file import atomic_write
 RESULT = "result.json"
 RESUME = "resume"  # subfolder of checkpoints
 INTERRUPTED = "interrupted"
+MISTAKES = "mistakes.html"
 
 
 class FinishedRunError(ValueError):

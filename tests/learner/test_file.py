@@ -13,6 +13,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from watched import Answers
 
 from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
+from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.learner.file import (
@@ -94,6 +95,18 @@ def test_a_new_process_gives_the_answers_of_the_run(again, name, keep):
     assert {one["name"] for one in header.classes} == {"apple", "box", "cup", "dice"}
     result = json.loads((again[name, "full"] / "result.json").read_text())
     assert sum(one["images"] for one in header.classes) == result["images"]["train"]
+
+
+@pytest.mark.parametrize("name", ["crumb", "remind", "icarl", "er", "finetune", "rda"])
+def test_crumb_predict_gives_the_answers_of_the_run(again, clips, crumb, name):
+    table, said = ClipFolderFrames(clips), read_predictions(again[name, "full"])
+    photos = [clips / table.path[row] for row in said["row"]]
+    for folder in (again[name, "full"], again[name, "answers"]):
+        code, out, err = crumb("predict", folder, *photos, "--json", "--threads", "1")
+        assert code == 0, err
+        found = [json.loads(line) for line in out.splitlines()]
+        assert [one["label"] for one in found] == [table.classes[label] for label in said["answer"]]
+        assert {one["known"] for one in found} == {None} or name == "rda"
 
 
 def test_most_learners_predict_several_classes(again):

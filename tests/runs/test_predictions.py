@@ -27,6 +27,20 @@ def test_predictions_are_read_by_row(tmp_path):
         "answer": [1, 0, 1],
     }
     assert [path.name for path in tmp_path.iterdir()] == [PREDICTIONS]
+    shares = read_predictions(tmp_path, confidence=True)["confidence"]
+    assert shares.tolist() == pytest.approx([torch.tensor(gap).sigmoid().item() for gap in (1.0, 2.0, 2.0)])
+    loaded = PredictionsPlugin()
+    loaded.load_state_dict(plugin.state_dict())
+    assert loaded.confidence == pytest.approx(plugin.confidence) and loaded.answers == plugin.answers
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_confidence(tmp_path):
+    plugin = evaluated([([1, 0], [[0.0, 2.0], [0.0, 1.0]])])
+    state = plugin.state_dict()
+    del state["confidence"]
+    plugin.load_state_dict(state)
+    plugin.write(tmp_path, np.array([0, 1]))
+    assert list(read_predictions(tmp_path, confidence=True)) == ["row", "label", "answer"]
 
 
 def test_only_the_latest_evaluation_counts():

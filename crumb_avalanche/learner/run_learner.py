@@ -1,0 +1,99 @@
+"""The learner of a finished run of any strategy, which can be asked."""
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.learner.answer import Answer
+from crumb_avalanche.learner.evidence import TEMPERATURES
+from crumb_avalanche.learner.file import LEARNER, load_to_answer
+from crumb_avalanche.learner.knowledge import RUNNERS_UP, ClassInfo
+from crumb_avalanche.learner.learner import AT_A_TIME, OnBad
+from crumb_avalanche.learner.pixels import batches
+from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
+from crumb_avalanche.training.outputs import OutputsPlugin, unlabelled_experience
+
+
+def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
+    """Return the softmax of a strategy's ``(B, classes)`` outputs, at the usual temperature of a closed form."""
+    temperature = TEMPERATURES.get(type(getattr(strategy, "statistics", None)), 1.0)
+    return (outputs.double() / temperature).softmax(1)
+
+
+class RunLearner:
+    """Answers as the evaluation of a finished run did, for any strategy. It cannot be taught.
+
+    Confidence is the softmax of the strategy's outputs and not calibrated; ``Answer.known`` is ``None``, because these
+    methods do not tell unknown images.
+
+    Args:
+        path: the folder of a run, or its ``learner.safetensors``.
+
+    Attributes:
+        note: what a person who reads the answers should know.
+        method: name of the strategy.
+        image_size: side in pixels to which images are resized.
+        classes: the classes of the run, in order of arrival.
+
+    Raises:
+        LearnerError: see ``load_learner``.
+    """
+
+    note = "confidence is the softmax of the method's outputs, not calibrated, and unknown images are not told"
+
+    def __init__(self, path: str | os.PathLike):
+        saved = load_to_answer(Path(path) / LEARNER if os.path.isdir(path) else path)
+        self._strategy, header = saved.strategy, saved.header
+        self.method, self.image_size = header.strategy, int(header.transform["size"])
+        self.classes = [ClassInfo(one["name"], one["images"], 0) for one in header.classes]
+        self._labels = [one["label"] for one in header.classes]
+        self._outputs = OutputsPlugin()
+        self._strategy.plugins.append(self._outputs)
+        self._lock = threading.Lock()
+
+    def predict(self, source: Any, on_bad: OnBad = "raise") -> Answer:
+        """Answer for an image or a clip; see ``Learner.predict``."""
+        answers = list(self.predict_all(source, on_bad=on_bad))
+        if len(answers) != 1:
+            raise ValueError(f"the source has {len(answers)} images or clips, not one: use predict_all")
+        return answers[0]
+
+    def predict_all(
+        self, source: Any, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn
+    ) -> Iterator[Answer]:
+        """Answer for each image and clip of a source, in order; see ``Learner.predict_all``."""
+        for clip in clips_of(source, on_bad=on_bad, report=report):
+            paths, outputs = [], []
+            for some, pixels in batches(clip.frames, AT_A_TIME, self.image_size):
+                paths += some
+                with self._lock:
+                    outputs.append(self._evaluate(pixels))
+            if paths:
+                frames, together = self._answers(clip, paths, torch.cat(outputs))
+                yield from frames if os.path.isdir(clip.path) else [together]
+
+    def _answers(self, clip: Clip, paths: list[str], outputs: Tensor) -> tuple[tuple[Answer, ...], Answer]:
+        """Answer for each frame, and for the clip by the mean of their ``(n, classes)`` outputs."""
+        shares = probabilities(self._strategy, torch.cat([outputs, outputs.mean(0, keepdim=True)]))[:, self._labels]
+        best = shares.sort(dim=1, descending=True, stable=True).indices[:, : RUNNERS_UP + 1].tolist()
+        ranked = [
+            tuple((self.classes[place].name, float(row[place])) for place in places)
+            for row, places in zip(shares, best)
+        ]
+        frames = tuple(Answer(*one[0], None, one[1:], path, clip.label) for one, path in zip(ranked, paths))
+        if len(frames) == 1:
+            return frames, frames[0]
+        return frames, Answer(*ranked[-1][0], None, ranked[-1][1:], clip.path, clip.label, frames)
+
+    def _evaluate(self, pixels: Tensor) -> Tensor:
+        """Return the ``(B, classes)`` outputs of an evaluation of ``(B, 3, h, w)`` uint8 pixels."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No loggers specified")
+            self._strategy.eval(unlabelled_experience(pixels))
+        return torch.cat(self._outputs.outputs)
