@@ -78,7 +78,10 @@ def advice(
         )
     uncertain = [one for one in classes if one.tested and (one.tested < FEW_TESTED or one.tested_objects == 1)]
     if uncertain:
-        counted = ", ".join(f"{one.name} ({one.tested} of {one.tested_objects})" for one in uncertain[:NAMED])
+        counted = ", ".join(
+            f"{one.name} ({_count(one.tested, 'image')} of {_count(one.tested_objects, 'object')})"
+            for one in uncertain[:NAMED]
+        )
         found.append(
             f"Do not trust the accuracy of single classes too much: {len(uncertain)} of {len(classes)} were tested on "
             f"fewer than {FEW_TESTED} images or on one object, such as {counted}. More objects make the test firmer."
@@ -107,8 +110,8 @@ def _confused(confused: Counter[tuple[str, str]]) -> list[str]:
         pairs[min(truth, label), max(truth, label)] += number
     total = sum(pairs.values())
     return [
-        f"Look at {one} and {other}: {number} of {total} mistakes are between them ({confused[one, other]} of {one}, "
-        f"{confused[other, one]} of {other}). Check the names of their folders, add clips that show how they differ, "
+        f"Look at {one} and {other}: {number} of {total} mistakes are between them ({one} taken for {other}: "
+        f"{confused[one, other]}, {other} for {one}: {confused[other, one]}). Check the names of their folders, add clips that show how they differ, "
         "or make them one class."
         for (one, other), number in pairs.most_common(NAMED)
         if number >= LEAST_CONFUSED and number >= OF_MISTAKES * total

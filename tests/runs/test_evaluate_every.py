@@ -68,6 +68,7 @@ def test_evaluate_every_does_not_change_dropout(crumb, tiny, tmp_path):
 def test_reports_leave_untested_cells_empty(runs, crumb):
     folder, _ = runs("crumb")
     code, out, err = crumb("report", folder / "seldom")
+    assert f"ask it: crumb predict {folder / 'seldom'} photo.jpg" in out
     assert code == 0, err
     assert (folder / "seldom" / "report.svg").stat().st_size > 0
     lines = [" ".join(line.split()) for line in out.splitlines()]

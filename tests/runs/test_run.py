@@ -57,7 +57,10 @@ def test_every_strategy_writes_the_run_folder(crumb, tiny, tmp_path, strategy):
     assert (tmp_path / "learner.safetensors").exists() != (strategy == "chance")
     answers = read_predictions(tmp_path)
     assert list(answers["row"]) == sorted(set(answers["row"])) and set(answers["label"]) == {0, 1, 2, 3}
+    assert f"crumb predict {tmp_path} photo.jpg" in out and f"what would help: {tmp_path / 'mistakes.html'}" in out
+    assert "crumb teach" not in out  # this method cannot
     right = answers["label"] == answers["answer"]
+    assert f"{(~right).sum()} mistakes of {len(right)} test images" in (tmp_path / "mistakes.html").read_text()
     assert 100 * right.mean() == pytest.approx(result["final_accuracy"])
 
 

@@ -1,0 +1,111 @@
+"""What a run on own clips says of its mistakes, and the rules for what would help."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from html_pages import ATTACK, Page
+from PIL import Image
+
+from benchmarks_toybox_ilab.tables.frame import Frame
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.report.advice import ClassCounts, advice, training_size
+from crumb_avalanche.report.mistakes import counts_of, write_mistakes
+from crumb_avalanche.runs.run_folder import MISTAKES
+
+
+def classes(**right):
+    """Classes of 5 objects, 100 images and 40 test images of 2 objects each."""
+    return [ClassCounts(name, 5, 10, 100, 40, number, 2) for name, number in right.items()]
+
+
+def test_a_good_run_gets_no_advice():
+    assert advice(classes(cup=40, mug=39), Counter({("mug", "cup"): 1})) == []
+    text = training_size(classes(cup=40, mug=39))
+    assert "5 objects" in text and "100 images" in text and "few." not in text
+
+
+def test_the_worst_class_with_fewer_objects_is_named_first():
+    few = ClassCounts("pen", 1, 2, 12, 40, 10, 2)
+    better = ClassCounts("jar", 2, 2, 100, 40, 20, 2)
+    right = ClassCounts("key", 1, 1, 10, 40, 40, 2)  # few objects are no harm here
+    lines = advice([*classes(cup=40, mug=40), better, few, right], Counter({("pen", "cup"): 30, ("jar", "mug"): 20}))
+    shown = [line for line in lines if line.startswith("Show other objects")]
+    assert [line.split(": ")[0] for line in shown] == ["Show other objects of pen", "Show other objects of jar"]
+    assert all(part in shown[0] for part in ("10 of 40", "1 object in 2 clips", "12 images", "median", "2 objects"))
+    assert "pen, jar, key have fewer than" not in training_size([few]) and "few" in training_size([few])
+    assert "pen, key have fewer than 3 objects or 50 images" in training_size([*classes(cup=40), few, right])
+
+
+@pytest.mark.parametrize(
+    ("confused", "named"),
+    [
+        ({("a", "b"): 6, ("b", "a"): 2, ("a", "c"): 1}, True),
+        ({("a", "b"): 1, ("b", "a"): 1}, False),  # two mistakes are too few to speak of
+        ({("a", "b"): 3, **{(name, "c"): 5 for name in "defg"}}, False),  # 3 of 23
+    ],
+)
+def test_two_classes_that_are_confused(confused, named):
+    lines = [line for line in advice(classes(a=35, b=35), Counter(confused)) if "Look at a and b" in line]
+    assert len(lines) == named
+    if named:
+        assert all(part in lines[0] for part in ("8 of 9 mistakes", "a taken for b: 6", "b for a: 2"))
+
+
+@pytest.mark.parametrize(("unread", "said"), [(0, False), (14, False), (15, True)])
+def test_unread_files_are_named_from_a_twentieth(unread, said):
+    lines = advice(classes(a=40, b=40), Counter(), unread)  # 280 files were read
+    assert (f"{unread} of {280 + unread}" in "".join(lines)) == said
+
+
+def test_another_preset_is_named_only_where_there_are_mistakes():
+    mistakes = Counter({("a", "b"): 1})
+    (line,) = advice(classes(a=39, b=40), mistakes, preset="paper", strategy="crumb")
+    assert "--preset recommended" in line and "paper" in line and "crumb" in line
+    assert advice(classes(a=40, b=40), Counter(), preset="paper", strategy="crumb") == []
+
+
+def test_a_test_on_few_images_is_not_trusted():
+    (line,) = advice([*classes(a=40), ClassCounts("b", 5, 5, 100, 19, 19, 2)], Counter())
+    assert "1 of 2" in line and "b (19 images of 2 objects)" in line
+    assert "b (90 images of 1 object)" in advice([ClassCounts("b", 5, 5, 100, 90, 90, 1)], Counter())[0]
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Two classes of 2 + 1 objects with an image each clip; the second clip of the test object of b is missing."""
+    frames = []
+    for name in ("a", "b"):
+        for number in range(6):
+            path, split = f"{name}{number}.png", "test" if number > 3 else "train"
+            frames.append(Frame(path, name, f"o{number // 2}", f"s{number % 2}", 0, split))
+            if path != "b5.png":
+                Image.new("RGB", (30, 20), (number, 99, 0)).save(tmp_path / path)
+    return FrameTable(frames, tmp_path, classes=[*"ab"])
+
+
+def predictions(table, answers, confidence):
+    rows = table.rows("test")
+    values = {"row": rows, "label": table.labels[rows], "answer": answers, "confidence": confidence}
+    return {name: np.asarray(column) for name, column in values.items()}
+
+
+def test_the_page_lists_mistakes_with_the_most_confident_first(table, tmp_path):
+    write_mistakes(tmp_path, table, predictions(table, [1, 0, 0, 0], [0.5, 0.9, 0.7, 0.8]), "paper", ATTACK, 2)
+    page = Page((tmp_path / MISTAKES).read_text())
+    assert "1 of 4 test images right (25.0 %)" in page.text and "2 files could not be read" in page.text
+    places = [page.text.index(f"{path}.png") for path in ("b5", "b4", "a4")]  # 80 %, 70 % and 50 % sure
+    assert places == sorted(places) and "a5.png" not in page.text and "80\u00a0%" in "".join(page.texts)
+    sources = [value for tag, key, value in page.attributes if (tag, key) == ("img", "src")]
+    assert len(sources) == 2 and all(uri.startswith("data:image/jpeg") for uri in sources)  # one is missing
+    worst = page.tables["classes-table"][0]
+    shown = {name: worst[name]["text"] for name in ("class", "accuracy", "tested", "objects", "clips", "images")}
+    assert shown == {"class": "b", "accuracy": "0.0", "tested": "2", "objects": "2", "clips": "4", "images": "4"}
+    assert page.tags["script"] == 1 and "--preset recommended" in page.text
+
+
+def test_a_run_without_mistakes(table, tmp_path):
+    write_mistakes(tmp_path, table, predictions(table, [0, 0, 1, 1], [0.9] * 4), "recommended", "rda")
+    page = Page((tmp_path / MISTAKES).read_text())
+    assert "4 of 4 test images right (100.0 %)" in page.text and "0 mistakes" in page.text and not page.tags["img"]
+    assert counts_of(table, Counter({("a", "a"): 2, ("b", "a"): 2}))[1] == ClassCounts("b", 2, 4, 4, 2, 0, 1)
