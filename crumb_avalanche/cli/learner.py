@@ -57,10 +57,12 @@ def show(path: Path) -> None:
     print(f"budget    {header['budget_bytes']:,} bytes")
     print(f"written   {header['written']} by " + ", ".join(f"{k} {v}" for k, v in header["versions"].items()))
     print("classes")
+    kept = header.get("thumbnails", {})
     for name, count in header["classes"].items():
-        print(f"  {name}: {count} images")
+        small = "; thumbnails: {count}, {bytes:,} bytes".format(**kept[name]) if name in kept else ""
+        print(f"  {name}: {count} images{small}")
     print("lessons")
     for lesson in header["lessons"]:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
         print(f"  {lesson['when']}  {what}")
-    print("It holds no images and no paths of images.")
+    print(f"It holds no {'other ' * bool(kept)}images and no paths of images.")

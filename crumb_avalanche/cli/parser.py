@@ -41,7 +41,7 @@ POSITIONAL = {
     "learner": "{show,forget,rename,undo,merge} MODEL [NAME ...] ",
     "export": "MODEL ",
 }
-BARE = ("--check", "--json", "--csv", "--without-weights")  # flags that may stand alone
+BARE = ("--check", "--json", "--csv", "--without-weights", "--thumbnails")  # flags that may stand alone
 ACTIONS = ("show", "forget", "rename", "undo", "merge")
 
 

@@ -22,7 +22,11 @@ def main(settings: TeachSettings) -> None:
         learner = opened(settings, path)
         with progress_bar(None, "learning", show=settings.progress) as bar:
             lesson = learner.teach(
-                source_of(settings), settings.label, on_bad=settings.on_bad_frame, progress=bar.update
+                source_of(settings),
+                settings.label,
+                on_bad=settings.on_bad_frame,
+                progress=bar.update,
+                thumbnails=settings.thumbnails,
             )
         learner.save(path, weights=not settings.without_weights)
     for name, count in lesson.images.items():

@@ -19,6 +19,7 @@ from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
+from crumb_avalanche.learner.thumbnails import Thumbnails, first_frames
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 AT_A_TIME = 8  # images that are decoded and pass the network at once
@@ -77,6 +78,7 @@ class Learner:
         self.lessons: list[Lesson] = []
         self._features = KINDS[method].features()
         self._knowledge = Knowledge(method, self._features.length(network.model), self.budget_bytes)
+        self._thumbnails = Thumbnails()
         self._before: dict[str, Any] | None = None  # state of the knowledge before the last lesson
         self._lock = threading.RLock()
 
@@ -95,6 +97,7 @@ class Learner:
         *,
         on_bad: OnBad = "raise",
         progress: Callable[[int], None] | None = None,
+        thumbnails: bool = False,
     ) -> Lesson:
         """Learn the images of a source; one call is one lesson.
 
@@ -104,6 +107,7 @@ class Learner:
             label: name of the class shown; a new one, or one that was taught before.
             on_bad: ``raise`` for an error at a file that cannot be read, ``skip`` to leave it out and list it.
             progress: called with the number of images after each batch.
+            thumbnails: keep the first image of each class as a JPEG of 64 pixels, for at most 16 lessons of a class.
 
         Returns:
             What was learned.
@@ -113,15 +117,18 @@ class Learner:
                 the learner is as it was.
         """
         unread: list[BadImage] = []
+        pictures: dict[str, bytes] = {}
         with self._lock:
             before = self._knowledge.state_dict()
             try:
                 clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
+                clips = first_frames(clips, pictures) if thumbnails else clips
                 lesson = self._learn(clips, unread, progress)
             except BaseException:
                 self._knowledge.load_state_dict(before)
                 raise
             self._before = before
+            self._thumbnails.add(len(self.lessons), pictures)
             self.lessons.append(lesson)
         return lesson
 
@@ -258,6 +265,16 @@ class Learner:
         """Bytes of what was learned, without the network."""
         return tensor_bytes(self._knowledge.statistics.tensors())
 
+    def thumbnails(self, name: str) -> list[bytes]:
+        """Return the JPEG files of a class that ``teach(..., thumbnails=True)`` kept, the first one first.
+
+        Raises:
+            ValueError: there is no class of this name.
+        """
+        with self._lock:
+            self._knowledge.find(name)
+            return self._thumbnails.of(name)
+
     def rename(self, old: str, new: str) -> None:
         """Give a class another name.
 
@@ -267,6 +284,7 @@ class Learner:
         new = check_name(new)
         with self._lock:
             self._knowledge.rename(old, new)
+            self._thumbnails.rename(old, new)
             if self._before is not None:
                 self._before["names"] = [new if name == old else name for name in self._before["names"]]
             self._change_lessons(lambda images: {new if name == old else name: n for name, n in images.items()})
@@ -286,6 +304,7 @@ class Learner:
                 self._before = self._knowledge.state_dict()
                 self._knowledge.load_state_dict(now)
             self._knowledge.forget(name)
+            self._thumbnails.forget(name)
             self._change_lessons(lambda images: {other: n for other, n in images.items() if other != name})
             return self._knowledge.statistics.remains_after_forget
 
@@ -306,6 +325,7 @@ class Learner:
                 raise ValueError("there is no lesson to take back: only the last one can be, and only once")
             self._knowledge.load_state_dict(self._before)
             self._before = None
+            self._thumbnails.undo(len(self.lessons) - 1)
             return self.lessons.pop()
 
     def merge(self, other: "Learner") -> None:
@@ -326,6 +346,7 @@ class Learner:
                 self._knowledge.load_state_dict(before)
                 raise
             self._before = None
+            self._thumbnails.merge(other._thumbnails, len(self.lessons))
             self.lessons += other.lessons
 
     # Keeping
@@ -339,6 +360,7 @@ class Learner:
                 # A learner file holds no paths.
                 "lessons": [asdict(replace(lesson, unread=())) for lesson in self.lessons],
                 "before": self._before,
+                "thumbnails": self._thumbnails.state_dict(),
                 **self._knowledge.state_dict(),
             }
 
@@ -370,6 +392,7 @@ class Learner:
         learner._set_up(state["method"], network, state["budget_bytes"])
         learner._knowledge.load_state_dict(state)
         learner._before = state["before"]
+        learner._thumbnails = Thumbnails.of_state(state.get("thumbnails"))
         learner.lessons = [Lesson(**_tuples(lesson)) for lesson in state["lessons"]]
         return learner
 

@@ -14,7 +14,7 @@ from crumb_avalanche.system.tensor_file import TensorFileError, read_metadata, r
 def cannot_be_taught(header: LearnerHeader) -> str:
     """Return why a run's learner is none that ``Learner`` can hold; empty if it can."""
     if header.strategy not in KINDS:
-        return f"was learned by {header.strategy}, not by one of {', '.join(KINDS)}"
+        return f"was learned by {header.strategy}; only {', '.join(KINDS)} can be taught on"
     moments = KINDS[header.strategy].moments
     other = [name for name, value in moments.items() if header.method.get(name, value) != value]
     return f"was learned with other features ({', '.join(other)})" if other else ""
@@ -40,7 +40,7 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
     header = read_header(path)
     if reason := cannot_be_taught(header):
         raise LearnerError(
-            f"{path} {reason}: it can be asked, with crumb predict, but not taught or changed. To teach on, learn its "
+            f"{path} {reason}. It can be asked, with crumb predict, but not taught or changed. To teach on, learn its "
             f"images with crumb teach NEW.safetensors FOLDER, or with crumb run --strategy {next(iter(KINDS))}"
         )
     state, _ = read_state(path)

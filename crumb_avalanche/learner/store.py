@@ -1,7 +1,7 @@
 """The file of a ``Learner``: its state, its network and a readable header, in one checksummed ``.safetensors`` file.
 
 The header holds class names with image counts, lessons, the network's name with the hash, source and licence of its
-weights, the budget and the versions that wrote it. It holds no images and no paths.
+weights, the budget and the versions that wrote it. The file holds no paths, and no images but thumbnails by request.
 """
 
 import json
@@ -17,6 +17,7 @@ from crumb_avalanche.learner.file import FORMAT as FORMAT_OF_RUNS
 from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.of_run import learner_of_run
+from crumb_avalanche.learner.thumbnails import counts_of
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.tensor_file import (
     StateError,
@@ -56,6 +57,7 @@ def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[s
         "classes": {name: count for name, count in zip(state["names"], state["images"]) if name is not None},
         "lessons": state["lessons"],
         "budget_bytes": state["budget_bytes"],
+        "thumbnails": counts_of(state["thumbnails"]),
         "network": network.header() | {"included": weights},
         "versions": {"crumb_avalanche": __version__, "torch": torch.__version__},
         "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -111,8 +111,8 @@ def _confused(confused: Counter[tuple[str, str]]) -> list[str]:
     total = sum(pairs.values())
     return [
         f"Look at {one} and {other}: {number} of {total} mistakes are between them ({one} taken for {other}: "
-        f"{confused[one, other]}, {other} for {one}: {confused[other, one]}). Check the names of their folders, add clips that show how they differ, "
-        "or make them one class."
+        f"{confused[one, other]}, {other} for {one}: {confused[other, one]}). Check the names of their folders, add "
+        "clips that show how they differ, or make them one class."
         for (one, other), number in pairs.most_common(NAMED)
         if number >= LEAST_CONFUSED and number >= OF_MISTAKES * total
     ]

@@ -8,6 +8,8 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
+from crumb_avalanche.learner.thumbnails import small_jpeg
+
 SIDE = 192  # pixels of the longer side of a thumbnail
 HEAT_SIDE = 28  # pixels of the longer side of a heat map, which the browser enlarges
 STRONGEST = 0.65  # opacity of a heat map where the evidence is strongest
@@ -15,10 +17,8 @@ SPEAKS_FOR, SPEAKS_AGAINST = (213, 94, 0), (0, 114, 178)  # orange and blue, dis
 
 
 def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
-    """Encode an image as JPEG with at most ``side`` pixels on the longer side, which keeps no metadata."""
-    small = image.convert("RGB")
-    small.thumbnail((side, side), Image.Resampling.BILINEAR)
-    return _uri(small, "jpeg", quality=80)
+    """Encode an image as ``small_jpeg`` does."""
+    return _uri(small_jpeg(image, side), "jpeg")
 
 
 def heat_map(shares: Tensor, shape: tuple[int, int]) -> Markup:
@@ -33,10 +33,10 @@ def heat_map(shares: Tensor, shape: tuple[int, int]) -> Markup:
     strength = small.abs() / small.abs().max().clamp_min(1e-12)
     pixels = torch.tensor([SPEAKS_AGAINST, SPEAKS_FOR], dtype=torch.uint8)[(small > 0).long()]
     alpha = (255 * STRONGEST * strength).round().to(torch.uint8)
-    return _uri(Image.fromarray(torch.cat([pixels, alpha[:, :, None]], 2).numpy(), "RGBA"), "png", optimize=True)
-
-
-def _uri(image: Image.Image, kind: str, **options: object) -> Markup:
     file = io.BytesIO()
-    image.save(file, kind, **options)
-    return Markup(f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}")
+    Image.fromarray(torch.cat([pixels, alpha[:, :, None]], 2).numpy(), "RGBA").save(file, "PNG", optimize=True)
+    return _uri(file.getvalue(), "png")
+
+
+def _uri(data: bytes, kind: str) -> Markup:
+    return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")

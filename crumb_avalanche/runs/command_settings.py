@@ -150,6 +150,7 @@ class TeachSettings:
         image_size: for a new MODEL: resize images to this many pixels square.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
         without_weights: leave the network's weights out of the file, which is then smaller but needs --weights.
+        thumbnails: keep a JPEG of 64 pixels of each class, one a lesson; else no image is kept.
         on_bad_frame: skip or raise: leave out files that cannot be read, or stop.
         threads: CPU threads; 0 takes one per core.
         progress: show a progress bar.
@@ -166,6 +167,7 @@ class TeachSettings:
     image_size: int = 224
     budget_bytes: int | None = None
     without_weights: bool = False
+    thumbnails: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
     threads: int = 0
     progress: bool = True
