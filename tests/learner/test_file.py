@@ -25,10 +25,12 @@ from crumb_avalanche.learner.file import (
     read_header,
     save_learner,
 )
+from crumb_avalanche.learner.store import holds_weights
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.runs.predictions import read_predictions
+from crumb_avalanche.runs.usage import usage_of
 from crumb_avalanche.system.tensor_file import read_state, write_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
@@ -107,6 +109,9 @@ def test_crumb_predict_gives_the_answers_of_the_run(again, clips, crumb, name):
         found = [json.loads(line) for line in out.splitlines()]
         assert [one["label"] for one in found] == [table.classes[label] for label in said["answer"]]
         assert {one["known"] for one in found} == {None} or name == "rda"
+    lines = usage_of(again[name, "full"])
+    assert f"crumb predict {again[name, 'full']} photo.jpg" in lines[0] and holds_weights(again[name, "full"] / LEARNER)
+    assert any("crumb teach" in line and "crumb serve" in line for line in lines) == (name == "rda")
 
 
 def test_most_learners_predict_several_classes(again):

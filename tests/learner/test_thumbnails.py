@@ -102,7 +102,7 @@ def test_rename_and_merge_keep_them(learner):
 
 def test_a_lesson_that_fails_leaves_none(learner):
     frames = [images(70, 1)[0], "no such file.png"]
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(OSError, match="no such file"):
         learner.teach(frames, "dark", thumbnails=True)
     assert greys(learner, "dark") == [40]
 
