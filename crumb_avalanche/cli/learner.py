@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+from crumb_avalanche.learner.file import LEARNER
+from crumb_avalanche.learner.file import read_header as read_header_of_run
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.store import holds_weights, read_header
+from crumb_avalanche.learner.of_run import cannot_be_taught
+from crumb_avalanche.learner.store import holds_weights, is_of_run, read_header, refuse_folder
 from crumb_avalanche.runs.command_settings import LearnerSettings
 from crumb_avalanche.system.folder_lock import locked_file
 
@@ -27,6 +30,7 @@ def main(settings: LearnerSettings) -> None:
             learner.save(str(settings.output))
         print(f"{settings.output}: {len(learner.classes)} classes, {learner.bytes:,} bytes learned")
     else:
+        refuse_folder(path)
         with locked_file(path):
             learner = Learner.load(path, settings.weights)
             print(changed(learner, action, names))
@@ -47,6 +51,9 @@ def changed(learner: Learner, action: str, names: list[str]) -> str:
 
 def show(path: Path) -> None:
     """Print all that a file holds."""
+    path = path / LEARNER if path.is_dir() else path
+    if is_of_run(path):
+        return show_run(path)
     header = read_header(path)
     learner_of = header["network"]
     print(f"method    {header['method']}")
@@ -66,3 +73,18 @@ def show(path: Path) -> None:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
         print(f"  {lesson['when']}  {what}")
     print(f"It holds no {'other ' * bool(kept)}images and no paths of images.")
+
+
+def show_run(path: Path) -> None:
+    """Print what the learner file of a run holds."""
+    header = read_header_of_run(path)
+    print(f"method    {header.strategy}, of a run")
+    print(f"network   {header.network['name']} at {header.transform['size']} pixels")
+    print(f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}")
+    print(f"memories  {header.mem_size} at most" + ("" if header.keep == "full" else "; left out of the file"))
+    print(f"written   {header.written} by " + ", ".join(f"{name} {value}" for name, value in header.versions.items()))
+    print("classes")
+    for one in header.classes:
+        print(f"  {one['name']}: {one['images']} images")
+    print("It holds the state of the method, replay memories included where it has some, and no paths of images.")
+    print(f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}.")

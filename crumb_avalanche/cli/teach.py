@@ -6,6 +6,7 @@ import torch
 
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import Clip
+from crumb_avalanche.learner.store import refuse_folder
 from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import progress_bar
@@ -44,6 +45,7 @@ def main(settings: TeachSettings) -> None:
 
 def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
     """Load the learner, or make one if there is no file."""
+    refuse_folder(path)
     if path.exists():
         return Learner.load(path, settings.weights if settings.weights != "torchvision" else None)
     weights = None if settings.weights == "none" else settings.weights

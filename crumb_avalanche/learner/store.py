@@ -79,17 +79,34 @@ def read_header(path: str | os.PathLike) -> dict[str, Any]:
         raise LearnerError(str(error)) from error
 
 
+def is_of_run(path: str | os.PathLike) -> bool:
+    """Whether a learner file is that of a run.
+
+    Raises:
+        LearnerError: the file is absent or damaged.
+    """
+    try:
+        return read_metadata(path).get("format") == FORMAT_OF_RUNS
+    except TensorFileError as error:
+        raise LearnerError(str(error)) from error
+
+
 def holds_weights(path: str | os.PathLike) -> bool:
     """Whether a learner file holds the network's weights; that of a run always does.
 
     Raises:
         LearnerError: see ``read_header``.
     """
-    try:
-        metadata = read_metadata(path)
-    except TensorFileError as error:
-        raise LearnerError(str(error)) from error
-    return metadata.get("format") == FORMAT_OF_RUNS or _header(path, metadata)["network"]["included"]
+    return is_of_run(path) or read_header(path)["network"]["included"]
+
+
+def refuse_folder(path: Path) -> None:
+    """Raise ValueError for the folder of a run, which is not to be changed."""
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder, which can be asked but not changed: copy {path / LEARNER} to a file of your own, and "
+            "give that"
+        )
 
 
 def read_learner(path: str | os.PathLike, weights: str | os.PathLike | None) -> tuple[FrozenNetwork, dict[str, Any]]:

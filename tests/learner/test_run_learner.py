@@ -70,6 +70,17 @@ def test_a_clip_is_asked_as_one_and_a_page_has_no_heat_maps(runs, clips, crumb, 
     assert code == 0 and "There are no heat maps" in text and "not calibrated" in err and "not calibrated" in text
 
 
+def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb):
+    code, out, _ = crumb("learner", "show", runs["er"])
+    assert code == 0 and all(part in out for part in ("er, of a run", "small_cnn at 32", "apple: ", "8 at most"))
+    assert "can be asked" in out and "learned by er" in out
+    teach = ("teach", runs["er"], clips / "apple", "--label", "x")
+    for command in (teach, ("learner", "forget", runs["er"], "apple"), ("serve", runs["er"], "--port", "0")):
+        code, _, err = crumb(*command)
+        assert code == 1 and "is a folder" in err and f"copy {runs['er'] / LEARNER}" in err
+    assert not runs["er"].with_name(f"{runs['er'].name}.lock").exists()
+
+
 def test_asking_does_not_draw_random_numbers(runs, clips):
     torch.manual_seed(5)
     expected = torch.get_rng_state(), np.random.get_state()[1].copy()
