@@ -19,7 +19,7 @@ from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
-from crumb_avalanche.learner.thumbnails import Thumbnails, first_frames
+from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 AT_A_TIME = 8  # images that are decoded and pass the network at once
@@ -265,7 +265,7 @@ class Learner:
         """Bytes of what was learned, without the network."""
         return tensor_bytes(self._knowledge.statistics.tensors())
 
-    def thumbnails(self, name: str) -> list[bytes]:
+    def thumbnails(self, name: str) -> list[Jpeg]:
         """Return the JPEG files of a class that ``teach(..., thumbnails=True)`` kept, the first one first.
 
         Raises:

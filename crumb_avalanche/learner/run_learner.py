@@ -22,8 +22,8 @@ from crumb_avalanche.training.outputs import OutputsPlugin, unlabelled_experienc
 
 def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
     """Return the softmax of a strategy's ``(B, classes)`` outputs, at the usual temperature of a closed form."""
-    temperature = TEMPERATURES.get(type(getattr(strategy, "statistics", None)), 1.0)
-    return (outputs.double() / temperature).softmax(1)
+    kind: Any = type(getattr(strategy, "statistics", None))
+    return (outputs.double() / TEMPERATURES.get(kind, 1.0)).softmax(1)
 
 
 class RunLearner:

@@ -12,6 +12,7 @@ from crumb_avalanche.learner.sources import Clip, Frames
 
 SIDE = 64  # pixels of the longer side
 MOST = 16  # of a class
+Jpeg = bytes  # of a file
 
 
 def small_jpeg(image: Image.Image, side: int) -> bytes:
