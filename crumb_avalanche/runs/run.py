@@ -65,7 +65,7 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
     if plan.runs is None:
         with locked(Path(plan.output)):
             result = run_once(plan, finished=finished)
-        print_results(plan.output, Path(plan.output))
+        print_results(plan, Path(plan.output))
         print(f"final accuracy {result['final_accuracy']:.2f} %")
         return
     accuracies = [run_of_several(plan, number, finished)["final_accuracy"] for number in numbers]
@@ -82,13 +82,14 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
     }
     write_json(Path(plan.output) / "summary.json", summary)
     count, kind = ("1 run", "") if spread is None else (f"{len(numbers)} runs", " (mean, standard deviation)")
-    print_results(plan.output, Path(plan.output) / f"run{numbers[0]}")
+    print_results(plan, Path(plan.output) / f"run{numbers[0]}")
     print(f"{plan.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
 
 
-def print_results(output: str, folder: Path) -> None:
+def print_results(plan: RunPlan, folder: Path) -> None:
     """Print where the results are, and how to use what was learned in the folder of a run."""
-    print(f"\nresults in {output}; see also: crumb report {output}", *usage_of(folder), sep="\n")
+    usage = usage_of(folder, str(plan.strategy), plan.method)
+    print(f"\nresults in {plan.output}; see also: crumb report {plan.output}", *usage, sep="\n")
     if (folder / MISTAKES).exists():
         print(f"mistakes, and what would help: {folder / MISTAKES}")
 

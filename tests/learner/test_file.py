@@ -25,6 +25,7 @@ from crumb_avalanche.learner.file import (
     read_header,
     save_learner,
 )
+from crumb_avalanche.learner.of_run import cannot_be_taught
 from crumb_avalanche.learner.store import holds_weights
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
@@ -109,9 +110,11 @@ def test_crumb_predict_gives_the_answers_of_the_run(again, clips, crumb, name):
         found = [json.loads(line) for line in out.splitlines()]
         assert [one["label"] for one in found] == [table.classes[label] for label in said["answer"]]
         assert {one["known"] for one in found} == {None} or name == "rda"
-    lines = usage_of(again[name, "full"])
+    header = read_header(again[name, "full"] / LEARNER)
+    lines = usage_of(again[name, "full"], name, header.method)
     assert f"crumb predict {again[name, 'full']} photo.jpg" in lines[0] and holds_weights(again[name, "full"] / LEARNER)
     assert any("crumb teach" in line and "crumb serve" in line for line in lines) == (name == "rda")
+    assert bool(cannot_be_taught(header)) == (name != "rda")
 
 
 def test_most_learners_predict_several_classes(again):
