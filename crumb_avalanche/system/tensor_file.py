@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -42,16 +42,27 @@ def _digest(metadata: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
+def _read_header(file: BinaryIO) -> bytes:
+    """Read the JSON header of an open ``.safetensors`` file, with its padding."""
+    return file.read(int.from_bytes(file.read(8), "little"))
+
+
+def _written(header: dict[str, Any], size: int) -> bytes:
+    """Return the only spelling of a header that ``write_tensors`` writes."""
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+
+
 def _sort_metadata(path: Path) -> None:
     """Sort the metadata of a ``.safetensors`` file in place: the library writes them in a random order."""
     with open(path, "r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
+        text = _read_header(file)
+        header = json.loads(text)
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= size:  # always, while both escape text alike
-            file.seek(8)
-            file.write(text.ljust(size))
+        ordered = _written(header, len(text))
+        if len(ordered) > len(text):  # never, while both escape text alike; it would overwrite tensors
+            raise StateError(f"the metadata of {path} cannot be sorted in place; leave out unusual characters")
+        file.seek(8)
+        file.write(ordered)
 
 
 def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -101,10 +112,15 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     try:
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
+        with open(path, "rb") as file:
+            header = _read_header(file)
+        # Another spelling of the same header has the same digest: spaces, escapes, tensors of the same bytes.
+        as_written = header == _written(json.loads(header), len(header))
     except (SafetensorError, OSError, ValueError) as error:
         raise TensorFileError(f"{path} is no complete .safetensors file ({error}); write or fetch it again") from error
     # Every file with checksums is written with a digest, so one without the other is damage.
-    if (DIGEST in metadata or CHECKSUMS in metadata) and metadata.get(DIGEST) != _digest(metadata):
+    checked = DIGEST in metadata or CHECKSUMS in metadata
+    if checked and not (as_written and metadata.get(DIGEST) == _digest(metadata)):
         raise TensorFileError(f"the metadata of {path} are damaged; write or fetch it again")
     return metadata
 
