@@ -151,7 +151,7 @@ def test_another_spelling_of_the_header_is_damage(tmp_path):
         other = header.replace(old, new)
         assert other != header
         path.write_bytes(len(other).to_bytes(8, "little") + other + whole[8 + size :])
-        with pytest.raises(TensorFileError, match="metadata of .* are damaged"):
+        with pytest.raises(TensorFileError, match=r"metadata of .* are damaged"):
             read_tensors(path)
     path.write_bytes(whole)
     assert read_tensors(path)[0]["x"].tolist() == [1, 1, 1]
