@@ -48,9 +48,12 @@ def teach(place, path):
 
 
 def being_saved(folder, process):
-    """Wait for the temporary file of the save."""
+    """Wait for the temporary file of the save; false if it came and went unseen."""
     while not any(name.endswith(".part") for name in os.listdir(folder)):
-        assert process.poll() is None, process.stderr.read()
+        if process.poll() is not None:
+            assert process.returncode == 0, process.stderr.read()
+            return False
+    return True
 
 
 def contents(path):
@@ -69,10 +72,12 @@ def equal(one, other):
 def kill(place, folder, draws, saving, durations):
     """Kill a lesson at a random moment; return which learner the file holds, after a check that it can be taught."""
     path = folder / "mine.safetensors"
-    shutil.copy(place / "before.safetensors", path)
-    process = teach(place, path)
-    if saving:
-        being_saved(folder, process)
+    while True:
+        shutil.copy(place / "before.safetensors", path)
+        process = teach(place, path)
+        if not saving or being_saved(folder, process):
+            break
+        process.communicate()
     time.sleep(draws.uniform(0, durations["save" if saving else "all"]))
     finished = process.poll() is not None
     process.kill()
@@ -95,7 +100,7 @@ def durations(place):
     shutil.copy(place / "before.safetensors", place / "after.safetensors")
     start = time.perf_counter()
     process = teach(place, place / "after.safetensors")
-    being_saved(place, process)
+    assert being_saved(place, process)
     saving = time.perf_counter()
     while any(name.endswith(".part") for name in os.listdir(place)):
         pass
