@@ -129,7 +129,8 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
     """Read tensors and metadata and verify every checksum.
 
     A file without checksums that names a ``format`` was written by an older version: it is read with a warning. A file
-    of another program has neither and is read silently.
+    of another program has neither and is read silently. If another process replaces the file meanwhile, the new one is
+    read.
 
     Returns:
         Tensors by name, and the metadata without checksums.
@@ -137,6 +138,28 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
     Raises:
         TensorFileError: the file is absent, or a tensor or the metadata are damaged; names which.
     """
+    while True:
+        before = _identity(path)
+        try:
+            found = _read_tensors(path)
+        except TensorFileError:
+            if _identity(path) == before:
+                raise
+        else:
+            if _identity(path) == before:  # or metadata and tensors may be of two files
+                return found
+
+
+def _identity(path: str | os.PathLike) -> tuple[int, ...] | None:
+    """Return numbers that change when another file takes the place of this one; ``None`` if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
     metadata = read_metadata(path)
     try:
         with safe_open(path, "pt") as file:
@@ -149,7 +172,7 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
             if name not in tensors or expected.get(name) != checksum(name, tensors[name]):
                 raise TensorFileError(f"tensor {name!r} of {path} is damaged; write or fetch the file again")
     elif "format" in metadata:
-        warnings.warn(f"{path} was written by an older version, without checksums; it is not verified", stacklevel=2)
+        warnings.warn(f"{path} was written by an older version, without checksums; it is not verified", stacklevel=3)
     return tensors, {name: text for name, text in metadata.items() if name not in (CHECKSUMS, DIGEST)}
 
 

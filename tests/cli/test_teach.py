@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ import torch
 from PIL import Image
 
 from crumb_avalanche.cli import main
+from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.tensor_file import write_tensors
 
@@ -216,6 +219,35 @@ def test_a_second_teacher_is_told_who_has_the_file(model, place, capsys):
     with locked_file(model):
         code, _, err = ask(capsys, "teach", model, place / "tree", "--progress", "false")
     assert code == 1 and "is being changed by process" in err
+
+
+def test_others_predict_from_the_last_whole_file_while_one_teaches(model, place, tmp_path, capsys):
+    learner = Learner.load(model)
+    learner.forget("blue")
+    changed, red = tmp_path / "changed.safetensors", place / "photos" / "red.png"
+    learner.save(changed)
+    pair = model.read_bytes(), changed.read_bytes()
+    end = threading.Event()
+
+    def replace():
+        while not end.is_set():
+            for content in pair:
+                with atomic_write(model) as unfinished:
+                    unfinished.write_bytes(content)
+
+    with locked_file(model):  # as a teacher holds it
+        writer = threading.Thread(target=replace)
+        writer.start()
+        try:
+            found = []
+            for _ in range(8):
+                code, out, err = ask(capsys, "predict", model, red, "--json")
+                assert code == 0, err
+                found.append((json.loads(out)["label"], len(json.loads(out)["runners_up"])))
+        finally:
+            end.set()
+            writer.join()
+    assert set(found) <= {("red", 1), ("red", 2)}
 
 
 def test_predict_imports_neither_avalanche_nor_matplotlib(model, place):

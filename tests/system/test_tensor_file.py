@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -174,6 +174,21 @@ def test_older_files_are_read_with_a_warning_and_files_of_others_silently(tmp_pa
     save_file(tensors, tmp_path / "old.safetensors", {"format": "crumb-pretrained-1"})
     with pytest.warns(UserWarning, match="older version"):
         assert same(read_tensors(tmp_path / "old.safetensors")[0], tensors)
+
+
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
+    path, opened = tmp_path / "a.safetensors", []
+    write_tensors(path, {"x": torch.ones(3)}, {"number": "1"})
+
+    def replaced(*arguments):
+        opened.append(len(opened))
+        if len(opened) in (2, 4):  # after the metadata were read
+            write_tensors(path, {"x": torch.full((3,), float(len(opened)))}, {"number": str(len(opened))})
+        return safe_open(*arguments)
+
+    monkeypatch.setattr(tensor_file, "safe_open", replaced)
+    found, metadata = read_tensors(path)
+    assert metadata == {"number": "4"} and found["x"].tolist() == [4, 4, 4] and len(opened) == 6
 
 
 def test_an_absent_file(tmp_path):
