@@ -11,10 +11,15 @@ Ratios are printed last, because times depend on the machine; with --json, they 
   predict_bytes           peak of resident memory of "crumb predict", minus that of a process that imports torch
   teach_bytes             the same for "crumb teach" of a folder of photos
   late_over_early_lessons time of the last 5 % of lessons of many classes of 3 images / time of the second 5 %
+  answer_over_bare        time of an answer of "crumb serve" to a photo of 640 x 480 pixels, of a client that sends one
+                          after the other / time of the bare network on one image
+  answers_per_second      of that client
 """
 
 import argparse
 import copy
+import http.client
+import io
 import json
 import os
 import subprocess
@@ -33,6 +38,7 @@ from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import IMAGES_AT_A_TIME
 
 CLASSES = 20
+ANSWERS = 20  # of crumb serve in a round
 # Not resource.getrusage, whose peak includes that of the process that starts this one.
 PEAK = "import sys; sys.path.insert(0, {!r}); from support.resident_memory import resident; print(resident('VmHWM'))"
 PEAK = PEAK.format(str(Path(__file__).parent))
@@ -134,6 +140,40 @@ def processes(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     return {**times, "predict_bytes": max(peaks) - alone, "teach_bytes": teach - alone}
 
 
+def served(options: argparse.Namespace, model: Path) -> dict[str, float]:
+    """Time an answer of ``crumb serve``, and the bare network on one image."""
+    learner = Learner.load(model)
+    pixels = torch.from_numpy(photos(0, 1, learner.network.image_size)).permute(0, 3, 1, 2)
+    with io.BytesIO() as file:
+        Image.fromarray(photos(0, 1, 224)[0]).resize((640, 480)).save(file, "JPEG", quality=90)
+        photo = file.getvalue()
+    command = ["serve", str(model), "--port", "0", "--threads", str(options.threads)]
+    command = [sys.executable, "-c", "import sys; from crumb_avalanche.cli import main; main(sys.argv[1:])", *command]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            lines = iter(server.stdout.readline, "")
+            opened = next(line for line in lines if line.startswith("Open ")).split()[1]
+            address, _, token = opened.partition("/?token=")
+
+            def answers() -> None:
+                client = http.client.HTTPConnection(address.partition("//")[2])
+                for _ in range(ANSWERS):
+                    client.request("POST", "/predict", photo, {"X-Crumb-Token": token})
+                    response = client.getresponse()
+                    text = response.read()
+                    if response.status != 200:
+                        raise RuntimeError(f"crumb serve answered {response.status}: {text!r}")
+                client.close()
+
+            def network() -> None:
+                for _ in range(ANSWERS):
+                    bare(learner, pixels)
+
+            return best_of_rounds(options, answer=answers, bare=network)
+        finally:
+            server.kill()
+
+
 def many_classes(options: argparse.Namespace) -> dict[str, float]:
     """Time early and late lessons of many classes of 3 small images."""
     learner = Learner(options.method, "small_cnn", None, 32, budget_bytes=64_000_000)
@@ -166,6 +206,7 @@ def main() -> None:
     batch = speed(options)
     with tempfile.TemporaryDirectory() as folder:
         process = processes(options, Path(folder))
+        answers = served(options, Path(folder) / "mine.safetensors")
     lessons = many_classes(options)
     figures = {
         "predict_over_bare": batch["predict"] / batch["bare"],
@@ -174,6 +215,8 @@ def main() -> None:
         "predict_bytes": process["predict_bytes"],
         "teach_bytes": process["teach_bytes"],
         "late_over_early_lessons": lessons["late"] / lessons["early"],
+        "answer_over_bare": answers["answer"] / answers["bare"],
+        "answers_per_second": ANSWERS / answers["answer"],
     }
     if not options.json:
         print(f"{options.threads} threads, {options.method}, {options.backbone}, {CLASSES} classes")
@@ -182,6 +225,7 @@ def main() -> None:
         print(
             f"memory       {figures['predict_bytes'] / 1e6:.0f} MB predict  {figures['teach_bytes'] / 1e6:.0f} MB teach"
         )
+        print("crumb serve  " + "  ".join(f"{1e3 * some / ANSWERS:.0f} ms {name}" for name, some in answers.items()))
         print(f"{options.many} classes  " + "  ".join(f"{some:.2f} s {name}" for name, some in lessons.items()))
     print(json.dumps(figures))
 

@@ -38,7 +38,7 @@ class Evidence(NamedTuple):
     typicality: Tensor
 
 
-def evidence(statistics: ClassStatistics, features: Tensor) -> Evidence:
+def evidence(statistics: ClassStatistics, features: Tensor, scores: Tensor | None = None) -> Evidence:
     """Compute scores and distances of images.
 
     Regularised discriminant and streaming LDA: in the space whitened with the common covariance, the squared length
@@ -49,6 +49,7 @@ def evidence(statistics: ClassStatistics, features: Tensor) -> Evidence:
     Args:
         statistics: a closed form with at least one class.
         features: ``(B, D)`` float, on the CPU.
+        scores: ``(B, C)``, of the classes with images, where they are computed already.
 
     Raises:
         TypeError: the closed form is of a kind without distances.
@@ -61,7 +62,7 @@ def evidence(statistics: ClassStatistics, features: Tensor) -> Evidence:
     labels = statistics.image_counts.nonzero().flatten()
     if not len(labels):
         raise ValueError("the closed form has no class yet; update it with images first")
-    scores = statistics.scores(features)[:, labels]
+    scores = statistics.scores(features)[:, labels] if scores is None else scores.double()
     if isinstance(statistics, RandomProjection):
         hidden = statistics.project(features)
         unexplained = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)

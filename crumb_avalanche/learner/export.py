@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.evidence import TEMPERATURES, evidence
-from crumb_avalanche.learner.graph import Graph, Probabilities
-from crumb_avalanche.learner.knowledge import Knowledge
+from crumb_avalanche.learner.graph import OPERATORS, Familiarity, Graph, Probabilities
 from crumb_avalanche.learner.learner import AT_A_TIME, Learner, NothingTaughtError
 from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.sources import clips_of
@@ -26,6 +25,7 @@ from crumb_avalanche.system.atomic_file import atomic_write
 
 SCORE_TOLERANCE = 1e-3  # largest difference of a score, relative to the largest score of the image
 LABEL_TOLERANCE = 1 / 500  # share of images whose label may differ
+FAMILIARITY_TOLERANCE = 1e-2  # largest difference of the familiarity, in standard deviations
 NOISE_IMAGES = 32
 OPSET = 17  # of 2022, which every runtime has; nothing newer is needed
 NEEDED = "the export to ONNX needs onnx and onnxruntime: pip install 'crumb-avalanche[onnx]'"
@@ -43,31 +43,42 @@ class Parity:
         images: number of images.
         score_error: largest difference of a score for the same resized image, relative to the image's largest score.
         other_labels: number of images with another label if the graph resizes them.
+        familiarity_error: largest difference of the familiarity for the same resized image.
+        other_known: number of images of which the graph, if it resizes them, says otherwise whether they are known.
     """
 
     images: int
     score_error: float
     other_labels: int
+    familiarity_error: float = 0.0
+    other_known: int = 0
 
     @property
     def holds(self) -> bool:
-        """Whether both are within their tolerances."""
-        return self.score_error <= SCORE_TOLERANCE and self.other_labels <= self.images * LABEL_TOLERANCE
+        """Whether all are within their tolerances."""
+        same_input = self.score_error <= SCORE_TOLERANCE and self.familiarity_error <= FAMILIARITY_TOLERANCE
+        return same_input and self.other_labels <= self._allowed and self.other_known <= max(1, self._allowed)
+
+    @property
+    def _allowed(self) -> int:
+        return int(self.images * LABEL_TOLERANCE)
 
     def __str__(self) -> str:
         return (
             f"{self.images} images: scores differ by at most {self.score_error:.1e} of the largest one (allowed "
-            f"{SCORE_TOLERANCE:.0e}), labels of {self.other_labels} differ (allowed "
-            f"{int(self.images * LABEL_TOLERANCE)})"
+            f"{SCORE_TOLERANCE:.0e}), labels of {self.other_labels} differ (allowed {self._allowed}), the familiarity "
+            f"differs by at most {self.familiarity_error:.1e} (allowed {FAMILIARITY_TOLERANCE:.0e}), known or unknown "
+            f"of {self.other_known} (allowed {max(1, self._allowed)})"
         )
 
 
 def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -> Parity:
     """Write a learner as an ONNX file, after a check in ONNX Runtime.
 
-    Input ``images`` is ``(batch, height, width, 3)`` uint8, RGB, of any size. Outputs ``scores``, of which the largest
-    is the answer, and ``probabilities`` are ``(batch, classes)`` float32. Whether an image is unknown is no output. The
-    metadata hold ``classes`` (a JSON list of names, in the order of the scores), ``method``, ``backbone``,
+    Input ``images`` is ``(batch, height, width, 3)`` uint8, RGB, of any size. Outputs are ``scores``, of which the
+    largest is the answer, and ``probabilities``, both ``(batch, classes)`` float32, ``known``, ``(batch,)`` bool,
+    whether a class explains the image, and ``familiarity``, ``(batch,)`` float32, how well: below 0 for unknown images.
+    The metadata hold ``classes`` (a JSON list of names, in the order of the scores), ``method``, ``backbone``,
     ``image_size`` and ``weights_sha256``, the hash of the network's weights.
 
     Args:
@@ -110,12 +121,18 @@ def onnx_graph(learner: Learner) -> bytes:
     import onnx
 
     network, known = learner.network, learner._knowledge
-    further = further_outputs(known)
-    graph = Graph(network.model, learner._features, known.statistics, network.image_size, further.values()).eval()
-    names = ["scores", *further]
+    # The solution depends on the classes alone; found here, it is a constant of the graph.
+    found = evidence(known.statistics, torch.zeros(1, known.length))
+    known.confidence.familiarity(found)
+    further = [
+        Probabilities(TEMPERATURES[type(known.statistics)] * known.confidence.temperature(found)),
+        Familiarity(known.statistics, known.confidence),
+    ]
+    graph = Graph(network.model, learner._features, known.statistics, network.image_size, further).eval()
+    names = ["scores", "probabilities", "familiarity", "known"]
     example = torch.zeros(2, network.image_size + 1, network.image_size + 2, 3, dtype=torch.uint8)
     stream = io.BytesIO()
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad(), more_operators():
         warnings.simplefilter("ignore")  # this exporter will be removed one day, and traces shapes
         torch.onnx.export(
             graph,
@@ -141,29 +158,44 @@ def onnx_graph(learner: Learner) -> bytes:
     return model.SerializeToString()
 
 
-def further_outputs(known: Knowledge) -> dict[str, nn.Module]:
-    """Return modules from ``(B, D)`` features and ``(B, classes)`` scores to further outputs, by name."""
-    found = evidence(known.statistics, torch.zeros(1, known.length))  # the temperature depends on the classes alone
-    return {"probabilities": Probabilities(TEMPERATURES[type(known.statistics)] * known.confidence.temperature(found))}
+@contextmanager
+def more_operators() -> Iterator[None]:
+    """Let torch's exporter know ``OPERATORS``."""
+    for name, function in OPERATORS.items():
+        torch.onnx.register_custom_op_symbolic(name, function, OPSET)
+    try:
+        yield
+    finally:
+        for name in OPERATORS:
+            torch.onnx.unregister_custom_op_symbolic(name, OPSET)
 
 
 def compare(learner: Learner, session: Any, images: Any) -> Parity:
     """Compare a learner with an ONNX Runtime session of its graph on images, as for ``Learner.predict_all``."""
     known, size = learner._knowledge, learner.network.image_size
-    count, error, other = 0, 0.0, 0
+    count, error, other, familiarity_error, other_known = 0, 0.0, 0, 0.0, 0
     for some in _pieces(frame for clip in clips_of(images, on_bad="skip") for frame in clip.frames):
         ((_, pixels),) = batches(some, AT_A_TIME, size)
-        scores = known.statistics.scores(learner._features(learner.network.model, pixels))[:, known.taught].numpy()
-        same_input = session.run(["scores"], {"images": pixels.permute(0, 2, 3, 1).contiguous().numpy()})[0]
+        features = learner._features(learner.network.model, pixels)
+        scores = known.statistics.scores(features)[:, known.taught].numpy()
+        familiarity = known.confidence.familiarity(evidence(known.statistics, features)).numpy()
+        given = {"images": pixels.permute(0, 2, 3, 1).contiguous().numpy()}
+        same_input, same_familiarity = session.run(["scores", "familiarity"], given)
+        familiarity_error = max(familiarity_error, _largest(same_familiarity - familiarity))
         largest = np.abs(scores).max(1, keepdims=True).clip(1e-300)
-        error = max(error, float(np.nan_to_num(np.abs(same_input - scores) / largest, nan=np.inf).max()))
-        for (_, image), expected in zip(some, scores.argmax(1)):
-            found = session.run(["scores"], {"images": np.asarray(image.convert("RGB"))[None]})[0]
+        error = max(error, _largest((same_input - scores) / largest))
+        for (_, image), expected, is_known in zip(some, scores.argmax(1), familiarity >= 0):
+            found, found_known = session.run(["scores", "known"], {"images": np.asarray(image.convert("RGB"))[None]})
             other += int(found[0].argmax() != expected)
+            other_known += int(found_known[0] != is_known)
         count += len(some)
     if not count:
         raise ValueError("none of the images to compare on could be read; give a folder with photos")
-    return Parity(count, error, other)
+    return Parity(count, error, other, familiarity_error, other_known)
+
+
+def _largest(differences: np.ndarray) -> float:
+    return float(np.nan_to_num(np.abs(differences), nan=np.inf).max())
 
 
 def _pieces(frames: Iterator[tuple[str, Image.Image]]) -> Iterator[list[tuple[str, Image.Image]]]:

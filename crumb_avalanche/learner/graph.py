@@ -1,6 +1,7 @@
 """A learner as one ``nn.Module`` from pixels to scores, whose weights are constants and which exporters can trace."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.closed_form.random_projection import RandomProjection
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.models.split_model import SplitModel
 
 
@@ -185,8 +188,44 @@ class Probabilities(nn.Module):
         super().__init__()
         self.temperature = temperature
 
-    def forward(self, features: Tensor, scores: Tensor) -> Tensor:
-        return (scores / self.temperature).softmax(1)
+    def forward(self, features: Tensor, scores: Tensor) -> tuple[Tensor]:
+        return ((scores / self.temperature).softmax(1),)
+
+
+class Familiarity(nn.Module):
+    """``Confidence.familiarity`` and whether it says that an image is known, traced from the code of both modules."""
+
+    def __init__(self, statistics: ClassStatistics, confidence: Confidence):
+        super().__init__()
+        self.statistics, self.confidence = statistics, confidence
+
+    def forward(self, features: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+        familiarity = self.confidence.familiarity(evidence(self.statistics, features, scores))
+        return familiarity.float(), familiarity >= 0
+
+
+def _constant(value: Any) -> Any:
+    """Return the tensor or number of a constant of torch's exporter."""
+    node = value.node()
+    return node.t("value") if node.kindOf("value") == "t" else value.toIValue()
+
+
+def _solve_triangular(graph: Any, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any) -> Any:
+    inverse = graph.op("Constant", value_t=torch.linalg.inv(_constant(root)))
+    return graph.op("MatMul", *((inverse, values) if _constant(left) else (values, inverse)))
+
+
+def _cholesky_solve(graph: Any, values: Any, root: Any, upper: Any) -> Any:
+    matrix = _constant(root)
+    return graph.op("MatMul", graph.op("Constant", value_t=torch.linalg.inv(matrix @ matrix.mT)), values)
+
+
+# What torch's exporter does not know; solves with a constant matrix become products with its inverse.
+OPERATORS: dict[str, Callable] = {
+    "aten::mT": lambda graph, matrix: graph.op("Transpose", matrix, perm_i=[1, 0]),
+    "aten::linalg_solve_triangular": _solve_triangular,
+    "aten::cholesky_solve": _cholesky_solve,
+}
 
 
 class Graph(nn.Module):
@@ -196,7 +235,7 @@ class Graph(nn.Module):
         model, moments: the network and its features.
         statistics: what is learned; classes without images have no column.
         size: side in pixels to which images are resized.
-        further: modules from features and scores to one tensor each.
+        further: modules from features and scores to a tuple of tensors each.
     """
 
     def __init__(
@@ -215,4 +254,4 @@ class Graph(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         features = self.features(self.resize(images))
         scores = self.classifier(features)
-        return scores, *(module(features, scores) for module in self.further)
+        return scores, *(output for module in self.further for output in module(features, scores))

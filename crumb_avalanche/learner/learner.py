@@ -149,8 +149,9 @@ class Learner:
                 self._knowledge.learn(features, number)
                 images[clip.label] = images.get(clip.label, 0) + len(features)
         if not images:
-            read = f" ({len(unread)} files could not be read)" if unread else ""
-            raise ValueError(f"there was no image to learn{read}")
+            some = "".join(f"; {bad}" for bad in unread[:3])
+            read = f", {len(unread)} files could not be read{some}" if unread else ""
+            raise ValueError(f"there was no image to learn{read}; give photos or videos")
         when = datetime.now(timezone.utc).isoformat(timespec="seconds")
         return Lesson(images, number_of_clips, answered, right, when, tuple(unread), tuple(notes))
 
@@ -337,7 +338,10 @@ class Learner:
         """
         with self._lock:
             if other.method != self.method:
-                raise ValueError(f"a learner of method {other.method} cannot be merged into one of {self.method}")
+                raise ValueError(
+                    f"a learner of method {other.method} cannot be merged into one of {self.method}: teach one of them "
+                    f"again, with method={self.method}"
+                )
             self.network.check_same(other.network)
             before = self._knowledge.state_dict()
             try:

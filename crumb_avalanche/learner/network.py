@@ -92,7 +92,7 @@ class FrozenNetwork:
             mine, theirs = (f"{one.arguments} with weights {one.sha256[:12]}..." for one in (self, other))
             raise NetworkError(
                 f"the learners have different networks: {mine}, and {theirs}; only learners with the same network can "
-                "be merged"
+                "be merged: teach one of them again with the network of the other"
             )
 
     @property

@@ -157,12 +157,12 @@ def _network(
     path: str | os.PathLike, header: dict[str, Any], state: dict | None, weights: str | os.PathLike | None
 ) -> FrozenNetwork:
     described = header["network"]
-    if state is not None:
+    if state is not None and weights in (None, "torchvision"):  # which are there already, if they are the same
         return FrozenNetwork.of_state(described, state)
     if weights is None:
         raise LearnerError(
             f"{Path(path).name} holds no weights: give those of {described['source']}, SHA-256 "
-            f"{described['weights_sha256'][:12]}..., with weights=FILE or weights='torchvision'"
+            f"{described['weights_sha256'][:12]}..., with weights=FILE or weights='torchvision' (--weights of crumb)"
         )
     network = FrozenNetwork.build(described["arguments"]["name"], weights, described["arguments"]["image_size"])
     network.check_hash(described["weights_sha256"])

@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -42,16 +42,27 @@ def _digest(metadata: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
+def _read_header(file: BinaryIO) -> bytes:
+    """Read the JSON header of an open ``.safetensors`` file, with its padding."""
+    return file.read(int.from_bytes(file.read(8), "little"))
+
+
+def _written(header: dict[str, Any], size: int) -> bytes:
+    """Return the only spelling of a header that ``write_tensors`` writes."""
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+
+
 def _sort_metadata(path: Path) -> None:
     """Sort the metadata of a ``.safetensors`` file in place: the library writes them in a random order."""
     with open(path, "r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
+        text = _read_header(file)
+        header = json.loads(text)
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= size:  # always, while both escape text alike
-            file.seek(8)
-            file.write(text.ljust(size))
+        ordered = _written(header, len(text))
+        if len(ordered) > len(text):  # never, while both escape text alike; it would overwrite tensors
+            raise StateError(f"the metadata of {path} cannot be sorted in place; leave out unusual characters")
+        file.seek(8)
+        file.write(ordered)
 
 
 def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -101,10 +112,15 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     try:
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
+        with open(path, "rb") as file:
+            header = _read_header(file)
+        # Another spelling of the same header has the same digest: spaces, escapes, tensors of the same bytes.
+        as_written = header == _written(json.loads(header), len(header))
     except (SafetensorError, OSError, ValueError) as error:
         raise TensorFileError(f"{path} is no complete .safetensors file ({error}); write or fetch it again") from error
     # Every file with checksums is written with a digest, so one without the other is damage.
-    if (DIGEST in metadata or CHECKSUMS in metadata) and metadata.get(DIGEST) != _digest(metadata):
+    checked = DIGEST in metadata or CHECKSUMS in metadata
+    if checked and not (as_written and metadata.get(DIGEST) == _digest(metadata)):
         raise TensorFileError(f"the metadata of {path} are damaged; write or fetch it again")
     return metadata
 
@@ -113,7 +129,8 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
     """Read tensors and metadata and verify every checksum.
 
     A file without checksums that names a ``format`` was written by an older version: it is read with a warning. A file
-    of another program has neither and is read silently.
+    of another program has neither and is read silently. If another process replaces the file meanwhile, the new one is
+    read.
 
     Returns:
         Tensors by name, and the metadata without checksums.
@@ -121,6 +138,28 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
     Raises:
         TensorFileError: the file is absent, or a tensor or the metadata are damaged; names which.
     """
+    while True:
+        before = _identity(path)
+        try:
+            found = _read_tensors(path)
+        except TensorFileError:
+            if _identity(path) == before:
+                raise
+        else:
+            if _identity(path) == before:  # or metadata and tensors may be of two files
+                return found
+
+
+def _identity(path: str | os.PathLike) -> tuple[int, ...] | None:
+    """Return numbers that change when another file takes the place of this one; ``None`` if there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
     metadata = read_metadata(path)
     try:
         with safe_open(path, "pt") as file:
@@ -133,7 +172,7 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
             if name not in tensors or expected.get(name) != checksum(name, tensors[name]):
                 raise TensorFileError(f"tensor {name!r} of {path} is damaged; write or fetch the file again")
     elif "format" in metadata:
-        warnings.warn(f"{path} was written by an older version, without checksums; it is not verified", stacklevel=2)
+        warnings.warn(f"{path} was written by an older version, without checksums; it is not verified", stacklevel=3)
     return tensors, {name: text for name, text in metadata.items() if name not in (CHECKSUMS, DIGEST)}
 
 

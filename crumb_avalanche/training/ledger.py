@@ -1,6 +1,5 @@
 """Ledger of bytes and time as Avalanche metrics: what a learner keeps and where time is spent."""
 
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +14,11 @@ from avalanche.training.storage_policy import ExemplarsBuffer
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 from crumb_avalanche.training.stateful import storage_policies
 
 PARTS = ("features", "search", "plastic", "replay")
@@ -23,6 +27,11 @@ LABEL_BYTES = 8  # of a label in Avalanche's data sets
 
 def peak_rss_bytes() -> int:
     """Return the largest resident set of this process so far, in bytes."""
+    if resource is None:
+        import psutil  # which Avalanche needs
+
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

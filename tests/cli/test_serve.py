@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from camera_browser import PROGRAM, Chromium, write_y4m
+from PIL import Image
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
@@ -120,24 +121,28 @@ def test_what_is_absent_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
     assert "crumb-avalanche[serve]" in capsys.readouterr().err and not os.listdir(tmp_path)
 
 
-COLOURS = {"red": (210, 40, 40), "blue": (40, 40, 210)}
+COLOURS = {"red": (210, 40, 40), "blue": (40, 40, 210), "green": (40, 210, 40)}
 # The colour in the middle of the camera picture.
 SEEN = """(() => {
   const canvas = document.createElement("canvas"), video = document.getElementById("video");
   canvas.width = canvas.height = 1;
   canvas.getContext("2d").drawImage(video, 0, 0, 1, 1);
-  const [red, , blue] = canvas.getContext("2d").getImageData(0, 0, 1, 1).data;
-  return video.videoWidth ? (red > blue ? "red" : "blue") : "";
+  const [red, green, blue] = canvas.getContext("2d").getImageData(0, 0, 1, 1).data;
+  return video.videoWidth ? (green > red && green > blue ? "green" : red > blue ? "red" : "blue") : "";
 })()"""
+
+
+def film(path, names):
+    """Write what the camera plays: noisy pictures of each colour for four seconds."""
+    colours = np.array([COLOURS[name] for name in names for _ in range(20)])[:, None, None]
+    frames = colours + np.random.default_rng(0).normal(0, 10, (len(colours), 120, 160, 3))
+    write_y4m(path, np.clip(frames, 0, 255))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium")
 def test_the_page_in_a_browser(serve, tmp_path):
-    random = np.random.default_rng(0)
-    colours = [COLOURS[name] for name in ("red", "blue") for _ in range(20)]  # four seconds each
-    frames = np.array(colours)[:, None, None] + random.normal(0, 10, (40, 120, 160, 3))
-    write_y4m(tmp_path / "camera.y4m", np.clip(frames, 0, 255))
+    film(tmp_path / "camera.y4m", ("red", "blue"))
     _, address, token = serve()
     with Chromium(tmp_path / "profile", tmp_path / "camera.y4m") as browser:
 
@@ -190,9 +195,6 @@ def test_the_page_in_a_browser(serve, tmp_path):
         browser.click("li button:last-child")
         browser.wait_for("!document.getElementById('nothing').hidden && document.getElementById('answer').hidden")
         assert get(f"{address}/classes", token)["classes"] == []
-        browser.evaluate("show({label: 'sky', known: false, confidence: 0.4, runners_up: []})")
-        seen("I don’t know this")
-        assert browser.evaluate("document.getElementById('details').textContent") == "nearest: sky 40 %"
         wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
         browser.send("Emulation.setDeviceMetricsOverride", width=320, height=640, deviceScaleFactor=1, mobile=True)
         assert not browser.evaluate(wide), "it scrolls sideways at 320 pixels"
@@ -201,3 +203,111 @@ def test_the_page_in_a_browser(serve, tmp_path):
         wrong = [one for one in browser.events if one["method"] == "Runtime.exceptionThrown"]
         wrong += [one for one in browser.events if "Content Security" in str(one.get("params", {}).get("entry"))]
         assert not wrong
+
+
+# Teach pictures of the camera as a lesson, while it shows a colour.
+LESSON = """(async () => {
+  const form = new FormData();
+  for (let number = 0; number < 4; ) {
+    await pause(60);
+    if (SEEN !== "COLOUR") continue;
+    form.append("image", (await frame()).blob, `${number++}.jpg`);
+  }
+  await call("POST", "teach", { label: "COLOUR" }, form);
+  await load();
+})()"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium")
+def test_the_page_keeps_what_was_taught_and_knows_what_it_was_not(serve, tmp_path, crumb):
+    film(tmp_path / "camera.y4m", ("red", "blue", "green"))
+    for name in COLOURS:
+        noisy = np.array(COLOURS[name]) + np.random.default_rng(1).normal(0, 10, (120, 160, 3))
+        Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(tmp_path / f"{name}.png")
+    _, address, token = serve()
+    with Chromium(tmp_path / "profile", tmp_path / "camera.y4m") as browser:
+
+        def text(element):
+            return browser.evaluate(f"document.getElementById('{element}').textContent")
+
+        def shown(colour, label):
+            """Wait for an answer while the camera shows a colour."""
+            is_label = f"document.getElementById('label').textContent === '{label}'"
+            browser.wait_for(f"({SEEN}) === '{colour}' && {is_label} && !document.getElementById('answer').hidden", 60)
+
+        def start():
+            browser.wait_for("document.readyState === 'complete'")
+            browser.click("#camera")
+            browser.wait_for("document.getElementById('video').videoWidth")
+
+        def downloaded(number):
+            """Download the learner; return its file."""
+            folder = tmp_path / f"download{number}"
+            browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+            browser.click("#download")
+            end = time.monotonic() + 20
+            while not (folder / "mine.safetensors").exists():
+                assert time.monotonic() < end, "nothing was downloaded"
+                time.sleep(0.05)
+            return folder / "mine.safetensors"
+
+        def predicted(file, colour):
+            code, out, err = crumb("predict", file, tmp_path / f"{colour}.png", "--json", "--threads", 1)
+            assert code == 0, err
+            return json.loads(out)
+
+        browser.send("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+        browser.send("Page.navigate", url=f"{address}/?token={token}")
+        start()
+        for colour in ("red", "blue") * 4:  # five lessons of known classes fit the threshold
+            browser.evaluate(LESSON.replace("SEEN", SEEN).replace("COLOUR", colour))
+        assert {one["name"]: one["images"] for one in get(f"{address}/classes", token)["classes"]} == {
+            "red": 16,
+            "blue": 16,
+        }
+        shown("red", "red")
+        shown("blue", "blue")
+        shown("green", "I don’t know this")
+        assert re.match(r"nearest: (red|blue) \d+ %", text("details"))
+        assert browser.evaluate("document.getElementById('label').classList.contains('unknown')")
+        first = downloaded(1)
+        answers = {colour: predicted(first, colour) for colour in COLOURS}
+        assert [answers[colour]["label"] for colour in ("red", "blue")] == ["red", "blue"]
+        assert answers["green"]["known"] is False
+        assert first.read_bytes() == (tmp_path / "mine.safetensors").read_bytes()
+
+        browser.evaluate("window.confirm = () => true")
+        browser.click("li:nth-child(2) button:last-child")
+        browser.wait_for("document.querySelectorAll('li').length === 1")
+        assert text("note").startswith("Forgot blue.")
+        browser.send("Page.reload")
+        browser.wait_for("document.querySelectorAll('li').length === 1 && document.getElementById('answer').hidden")
+        start()
+        shown("red", "red")
+        second = downloaded(2)
+        code, out, _ = crumb("learner", "show", second)
+        assert code == 0 and "red: 16 images" in out and "blue" not in out
+        assert predicted(second, "red")["label"] == predicted(second, "blue")["label"] == "red"
+
+        browser.evaluate("document.getElementById('name').focus()")  # all of it with the keyboard
+        browser.send("Input.insertText", text="grün")
+        browser.key("keyDown", "Enter")
+        browser.key("keyUp", "Enter")
+        browser.wait_for("document.activeElement.id === 'teach'")
+        browser.key("keyDown", " ")
+        browser.wait_for("document.getElementById('teach').getAttribute('aria-pressed') === 'true'")
+        time.sleep(0.5)
+        browser.key("keyUp", " ")
+        browser.wait_for("document.querySelectorAll('li').length === 2")
+        assert text("note").startswith("Learned") and "grün" in text("note")
+        for scheme in ("light", "dark"):
+            preference = [{"name": "prefers-color-scheme", "value": scheme}]
+            browser.send("Emulation.setEmulatedMedia", features=preference)
+            for width in (320, 360, 768, 1200):
+                size = dict(width=width, height=740, deviceScaleFactor=1, mobile=width < 700)
+                browser.send("Emulation.setDeviceMetricsOverride", **size)
+                assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+            light = browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(246, 247, 248)"
+            assert light == (scheme == "light")
+        assert not [one for one in browser.events if one["method"] == "Runtime.exceptionThrown"]

@@ -17,7 +17,7 @@ def test_json_is_one_object_with_the_figures():
     figures = json.loads(done.stdout)
     assert set(figures) == {
         *("predict_over_bare", "teach_over_bare", "cold_start_over_torch", "predict_bytes", "teach_bytes"),
-        "late_over_early_lessons",
+        *("late_over_early_lessons", "answer_over_bare", "answers_per_second"),
     }
     assert all(value > 0 for value in figures.values())
     assert figures["predict_bytes"] < 1e9  # of this process alone, not of the one that started it

@@ -16,6 +16,7 @@ from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.learner import export, graph
+from crumb_avalanche.learner.evidence import TEMPERATURES, evidence
 from crumb_avalanche.learner.export import ExportError, export_onnx
 from crumb_avalanche.learner.graph import Gaussians, Resize
 from crumb_avalanche.learner.kinds import KINDS
@@ -139,6 +140,11 @@ def test_what_counts_as_parity(error, other, holds):
     assert not export.Parity(20, 0.0, 1).holds and not export.Parity(20, float("inf"), 0).holds
 
 
+@pytest.mark.parametrize(("error", "other", "holds"), [(9e-3, 1, True), (2e-2, 0, False), (0.0, 2, False)])
+def test_familiarity_counts_for_parity(error, other, holds):
+    assert export.Parity(500, 0.0, 0, error, other).holds is holds
+
+
 def test_a_graph_that_resizes_otherwise_is_noticed():
     learner = taught("slda")
 
@@ -147,11 +153,16 @@ def test_a_graph_that_resizes_otherwise_is_noticed():
 
         def run(self, names, given):
             pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in given["images"]])
-            scores = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels)).numpy()
-            return [scores if given["images"].shape[1] == 32 else -scores]
+            found = evidence(learner._knowledge.statistics, learner._features(learner.network.model, pixels))
+            scores = found.scores.numpy() * TEMPERATURES[type(learner._knowledge.statistics)]
+            familiarity = learner._knowledge.confidence.familiarity(found).numpy()
+            same = given["images"].shape[1] == 32
+            answers = {"scores": scores if same else -scores, "familiarity": familiarity, "known": familiarity < 0}
+            return [answers[name] for name in names]
 
     parity = export.compare(learner, Session(), [photos(1, 3), photos(2, 7, size=(40, 40))])
     assert parity.images == 10 and parity.score_error == pytest.approx(0, abs=1e-6) and parity.other_labels == 7
+    assert parity.familiarity_error == pytest.approx(0, abs=1e-6) and parity.other_known == 10
     assert not parity.holds
 
 
@@ -166,6 +177,26 @@ def test_probabilities_are_those_of_the_learner(method, tmp_path):
     for row, frame in zip(shares, learner.predict(images).frames, strict=True):
         expected = dict([(frame.label, frame.confidence), *frame.runners_up])
         np.testing.assert_allclose(row, [expected[f"c{number}"] for number in range(5)], atol=1e-3)
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize("method", KINDS)
+def test_known_and_unknown_are_those_of_the_learner(method, fitted, tmp_path):
+    learner = taught(method)
+    for number in range(10 * fitted):  # five lessons of known classes fit the threshold
+        learner.teach(photos(number % 5, 3, 3 + number // 5), f"c{number % 5}")
+    learner.forget("c2")
+    assert export_onnx(learner, tmp_path / "a.onnx").familiarity_error < 1e-2
+    images = np.concatenate([photos(number, 4, 6) for number in range(8)])  # of which three classes were not taught
+    outputs = ["known", "familiarity"]
+    known, familiarity = session_of(tmp_path / "a.onnx").run(outputs, {"images": images})
+    assert known.shape == familiarity.shape == (32,) and known.dtype == bool and familiarity.dtype == np.float32
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
+    found = evidence(learner._knowledge.statistics, learner._features(learner.network.model, pixels))
+    expected = learner._knowledge.confidence.familiarity(found).numpy()
+    np.testing.assert_allclose(familiarity, expected, atol=1e-2)
+    assert known.tolist() == [frame.known for frame in learner.predict(images).frames]
+    assert known.any() and (not fitted or not known.all())
 
 
 def test_a_learner_without_classes_is_refused(tmp_path):
@@ -207,11 +238,14 @@ def test_500_photos(method, tmp_path):
         names = sorted(name for name in archive.namelist() if re.fullmatch(r"eth80/[a-z]+\d+/[^/]*\.jpg", name))
         archive.extractall(tmp_path)
     learner = Learner(method, "squeezenet1_0", WEIGHTS)
-    kinds = sorted({re.match(r"eth80/([a-z]+)", name)[1] for name in names})
-    for kind in kinds:
-        learner.teach([tmp_path / name for name in names if re.match(rf"eth80/{kind}[1-4]/", name)][::8], kind)
+    objects = sorted({name.split("/")[1] for name in names}, key=lambda name: name[::-1])  # all of number 1, then 2
+    for one in objects:
+        if (kind := re.fullmatch(r"([a-z]+)[1-4]", one)) is not None:
+            learner.teach([tmp_path / name for name in names if name.startswith(f"eth80/{one}/")][::8], kind[1])
     others = [tmp_path / name for name in names if not re.match(r"eth80/[a-z]+[1-4]/", name)]
     some = others[:: len(others) // 500][:500]
     parity = export_onnx(learner, tmp_path / "mine.onnx", some)
     print(parity)
     assert parity.images == 500 and parity.holds
+    unknown = [one for one in learner.predict_all(some[::10]) if not one.known]
+    assert 0 < len(unknown) < 25  # objects that were not shown, of classes that were

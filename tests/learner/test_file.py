@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -221,19 +222,13 @@ def saved(tmp_path):
 
 def test_no_flipped_byte_is_silent(saved):
     whole = saved.read_bytes()
-    state, header = read_state(saved)[0], read_header(saved)
     draws = random.Random(0)
     for _ in range(200):
         damaged = bytearray(whole)
         damaged[draws.randrange(len(whole))] ^= 1 << draws.randrange(8)
         saved.write_bytes(damaged)
-        try:
-            found = load_learner(saved)
-        except LearnerError:
-            continue
-        # A flip between two spellings of the same header changes nothing.
-        assert found.header == header
-        assert torch.equal(found.strategy.statistics.means, state["strategy"]["method"]["means"])
+        with pytest.raises(LearnerError, match=re.escape(str(saved))):
+            load_learner(saved)
 
 
 def test_files_that_hold_no_learner_are_refused(saved, tmp_path):

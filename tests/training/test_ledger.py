@@ -81,6 +81,11 @@ def test_the_bytes_are_those_of_the_tensors(trained):
     assert 2**27 < entries[-1]["peak_rss_bytes"] < 2**36  # torch alone takes more than 128 MiB
 
 
+def test_the_peak_without_the_module_of_unix(monkeypatch):
+    monkeypatch.setattr(ledger_module, "resource", None)
+    assert 2**27 < ledger_module.peak_rss_bytes() < 2**36
+
+
 def test_parts_add_up_to_the_time_of_training(trained):
     _, _, (first, last) = trained
     for after in (first, last):

@@ -3,7 +3,7 @@
 
 const token = new URLSearchParams(location.search).get("token");
 const FRAME_PAUSE = 200; // milliseconds between frames of a lesson
-const ASK_PAUSE = 250; // between an answer and the next question
+const ASK_EVERY = 80; // milliseconds between questions about the camera picture, if the answers come as fast
 const MOST_FRAMES = 150; // of a lesson
 const MOST_BYTES = 15e6; // of a lesson; the server takes 20 MB
 const SHORT_SIDE = 512; // pixels of a picture that is sent
@@ -139,7 +139,8 @@ async function askPhotos() {
 }
 
 async function watch() {
-  for (let failed = false; ; await pause(failed ? 2000 : ASK_PAUSE)) {
+  for (let failed = false, next = 0; ; await pause(failed ? 2000 : Math.max(0, next - performance.now()))) {
+    next = performance.now() + ASK_EVERY;
     if (!stream || !classes.length || document.hidden || !at("video").videoWidth) continue;
     try {
       const [mine, { blob }] = [questions, await frame()];
