@@ -121,14 +121,14 @@ class RegularizedDiscriminant(ClassStatistics):
         return [*self.classes.tensors(), *self.directions.tensors(), *(self.scatter.strips if self.scatter else ())]
 
     def named_tensors(self):
-        return {**self.classes.named_tensors(), **self.directions.named_tensors(), **self._strips()}
-
-    def _strips(self) -> dict[str, Tensor]:
-        return {} if self.scatter is None else self.scatter.named_tensors()
+        strips = {} if self.scatter is None else self.scatter.named_tensors()
+        return {**self.classes.named_tensors(), **self.directions.named_tensors(), **strips}
 
     def _load(self, tensors):
         self.directions.check(tensors)
-        copy_tensors(tensors, {**self.classes.named_tensors(), **self._strips()})
+        scatter = PackedScatter(self.settings["length"]) if self.scatter else None  # copies share the present strips
+        copy_tensors(tensors, {**self.classes.named_tensors(), **(scatter.named_tensors() if scatter else {})})
+        self.scatter = scatter
         self.directions.load(tensors)
 
     def _merge(self, other, labels):
