@@ -56,14 +56,19 @@ class PackedScatter:
         """Return the full matrix, ``(D, D)`` float64; needs no further memory."""
         matrix = torch.zeros(self.length, self.length, dtype=torch.float64)
         for number, strip in enumerate(self.strips):
-            start, end = number * BLOCK, strip.shape[1]
-            diagonal = strip[:, start:].tril()
-            matrix[start:end, :start] = strip[:, :start]
-            matrix[:start, start:end] = strip[:, :start].mT
-            matrix[start:end, start:end] = diagonal + diagonal.tril(-1).mT
-        return matrix
+            matrix[number * BLOCK : number * BLOCK + BLOCK, : strip.shape[1]] = strip
+        return mirrored(matrix)
 
     @staticmethod
     def bytes_of(length: int) -> int:
         """Return the bytes of the strips for ``D = length``."""
         return 4 * sum(min(BLOCK, length - start) * min(start + BLOCK, length) for start in range(0, length, BLOCK))
+
+
+def mirrored(matrix: Tensor) -> Tensor:
+    """Copy the lower half of a square matrix onto the upper one, in place; needs no further memory."""
+    for rows, start in zip(matrix.split(BLOCK), range(0, len(matrix), BLOCK)):
+        matrix[:start, start : start + BLOCK] = rows[:, :start].mT
+        diagonal = rows[:, start : start + BLOCK]
+        diagonal.copy_(diagonal.tril() + diagonal.tril(-1).mT)
+    return matrix
