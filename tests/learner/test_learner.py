@@ -14,10 +14,12 @@ from PIL import Image
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.file import LearnerError
 from crumb_avalanche.learner.kinds import KINDS, BudgetError
+from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.store import read_header
 from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import flatten, write_tensors
 
 SIZE = 32
@@ -221,6 +223,18 @@ def test_the_budget_is_kept_and_what_gives_way_is_told(make):
     with pytest.raises(BudgetError, match=r"classes need .* budget .* forget"):
         taught(learner, 40)
     assert len(learner.classes) < 40 and learner.bytes <= learner.budget_bytes
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_the_budget_is_kept_to_the_last_class(method):
+    known, length = Knowledge(method, 20, budget_bytes := 6000), 20
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(BudgetError, match="budget"):
+        for number in range(1000):
+            known.learn(torch.randn(4, length, generator=generator), known.number_of(f"c{number}")[0])
+            assert tensor_bytes(known.statistics.tensors()) <= budget_bytes
+    another = known.kind.class_bytes(known.statistics, 0)
+    assert tensor_bytes(known.statistics.tensors()) + another > budget_bytes
 
 
 @pytest.mark.parametrize("method", KINDS)
