@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from crumb_avalanche.system.tensor_bytes import storage_bytes, tensors_of
 from crumb_avalanche.system.tensor_file import StateError
 
 NO_DENSITY = -1e30  # score of a class without images: below all others, and finite in float32
@@ -186,8 +187,14 @@ class ClassStatistics(ABC):
     @property
     def held_bytes(self) -> int:
         """Bytes of the memory of ``tensors()``, with the room that ``grow`` reserves; cached solutions not included."""
-        storages = [tensor.untyped_storage() for tensor in self.tensors()]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        return storage_bytes(self.tensors())
+
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of the memory of what ``scores`` caches; solves for it if there are images and it is not cached yet."""
+        if self.image_counts.any():
+            self.solution()
+        return storage_bytes(tensors_of([getattr(self, name) for name in self._cached]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return settings and statistics; the tensors may share memory with this instance."""
