@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.file import LearnerError
 from crumb_avalanche.learner.kinds import KINDS, BudgetError
@@ -263,6 +265,34 @@ def test_a_clip_has_an_answer_and_one_for_each_frame(make):
     assert {frame.label for frame in answer.frames} == {"c1"}
     shares = [answer.confidence, *(share for _, share in answer.runners_up)]
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
+
+
+def test_images_are_decoded_one_at_a_time_and_computed_in_small_batches(make, tmp_path, monkeypatch):
+    """What a lesson and an answer hold does not depend on the number of images."""
+    learner, decoded, computed, taken = make(), [], [], []
+    for number in range(150):
+        Image.fromarray(images(0, 1, seed=number)[0]).save(tmp_path / f"{number}.png")
+
+    def watched_read(*arguments, **keywords):
+        image = read_image(*arguments, **keywords)
+        decoded.append(weakref.ref(image))
+        assert sum(reference() is not None for reference in decoded) == 1
+        return image
+
+    def watched_features(model, pixels, of=learner._features):
+        computed.append(len(pixels))
+        return of(model, pixels)
+
+    def watched_learn(features, number, of=learner._knowledge.learn):
+        taken.append(len(features))
+        of(features, number)
+
+    monkeypatch.setattr("crumb_avalanche.learner.sources.read_image", watched_read)
+    monkeypatch.setattr(learner, "_features", watched_features)
+    monkeypatch.setattr(learner._knowledge, "learn", watched_learn)
+    learner.teach(tmp_path, "red")
+    assert len(decoded) == sum(computed) == sum(taken) == 150 and max(computed) == 8 and max(taken) == 64
+    assert len([*learner.predict_all(tmp_path)]) == 150 and max(computed) == 8
 
 
 def test_threads_may_ask_while_one_teaches(make):
