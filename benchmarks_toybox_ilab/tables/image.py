@@ -24,7 +24,7 @@ def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
         image.load()
         if upright:
             ImageOps.exif_transpose(image, in_place=True)  # without a copy where nothing is rotated
-        return to_rgb(image)
+        return image if image.mode == "RGB" else to_rgb(image)
 
 
 def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
