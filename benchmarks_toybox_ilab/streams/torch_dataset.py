@@ -54,7 +54,8 @@ class PixelTransform:
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Transform one image."""
-        image = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
+        image = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+        image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 

@@ -21,7 +21,10 @@ def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
     with Image.open(path) as image:
-        return to_rgb(image, upright)
+        image.load()
+        if upright:
+            ImageOps.exif_transpose(image, in_place=True)  # without a copy where nothing is rotated
+        return image if image.mode == "RGB" else to_rgb(image)
 
 
 def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:

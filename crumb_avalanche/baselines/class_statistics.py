@@ -42,6 +42,11 @@ class ClosedFormStrategy(StreamStrategy):
         """Bytes of the statistics that are held now."""
         return self.statistics.held_bytes
 
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of the solution that answers are computed from, which the statistics give again."""
+        return self.statistics.derived_bytes
+
     def forward(self):
         if not self.is_training:
             return self._answers(self.features(self.model, self.mb_x))

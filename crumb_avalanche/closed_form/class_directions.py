@@ -1,5 +1,6 @@
 """Principal directions of the scatter of each class."""
 
+import copy
 from itertools import pairwise
 
 import torch
@@ -22,7 +23,7 @@ class ClassDirections:
     direction is first.
 
     Rows are float16 with a power of two for each class, which fits their largest value, so that features of any scale
-    neither overflow nor vanish.
+    neither overflow nor vanish. They are replaced, never changed in place: copies share them.
 
     Args:
         n_classes: number of classes.
@@ -49,6 +50,13 @@ class ClassDirections:
     def __len__(self) -> int:
         """Return the number of directions of all classes."""
         return self._held
+
+    def __deepcopy__(self, memo: dict) -> "ClassDirections":
+        copied = copy.copy(self)
+        copied.rows, copied._energies = list(self.rows), list(self._energies)
+        copied.scales, copied.outside = self.scales.clone(), self.outside.clone()
+        copied.counts = self.counts.clone()
+        return copied
 
     def of_class(self, label: int) -> Tensor:
         """Return ``B`` of a class, ``(k, D)`` float64."""

@@ -1,13 +1,15 @@
 """Base class of all classifiers in closed form."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from crumb_avalanche.system.tensor_bytes import storage_bytes, tensors_of
 from crumb_avalanche.system.tensor_file import StateError
 
 NO_DENSITY = -1e30  # score of a class without images: below all others, and finite in float32
@@ -27,7 +29,8 @@ class ClassStatistics(ABC):
     The work is done as follows. ``update`` adds a batch to the statistics; its time depends on the batch and the number
     of features, not on the number of classes. The first ``scores`` after a change solves for the classifier and caches
     the solution, in a time that grows with the number of classes with images. ``grow`` keeps the cached solution and
-    reserves room, so that adding classes one by one copies each row a constant number of times.
+    reserves room, so that adding classes one by one copies each row a constant number of times. ``copy.deepcopy``
+    returns an independent instance; both share the cached solution.
 
     Attributes:
         settings: arguments of the constructor by name; ``n_classes`` follows ``grow``.
@@ -37,6 +40,13 @@ class ClassStatistics(ABC):
     # Settings in which statistics that are merged may differ.
     _free: frozenset[str] = frozenset({"n_classes"})
     _solution: Any = None  # cached by ``scores``; None after the statistics change
+    _cached: ClassVar[tuple[str, ...]] = ("_solution",)  # attributes that are replaced, never changed in place
+
+    def __deepcopy__(self: Statistics, memo: dict) -> Statistics:
+        memo.update({id(part): part for part in (getattr(self, name) for name in self._cached)})
+        copied = copy.copy(self)
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
 
     @property
     @abstractmethod
@@ -177,8 +187,14 @@ class ClassStatistics(ABC):
     @property
     def held_bytes(self) -> int:
         """Bytes of the memory of ``tensors()``, with the room that ``grow`` reserves; cached solutions not included."""
-        storages = [tensor.untyped_storage() for tensor in self.tensors()]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        return storage_bytes(self.tensors())
+
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of the memory of what ``scores`` caches; solves for it if there are images and it is not cached yet."""
+        if self.image_counts.any():
+            self.solution()
+        return storage_bytes(tensors_of([getattr(self, name) for name in self._cached]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return settings and statistics; the tensors may share memory with this instance."""

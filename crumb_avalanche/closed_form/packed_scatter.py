@@ -1,5 +1,7 @@
 """Packed storage of a symmetric scatter matrix."""
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,8 @@ BLOCK = 64
 class PackedScatter:
     """Running sum ``X^T X`` of batches of rows, stored as strips of its lower half.
 
-    Takes ``2 * D * (D + 64)`` bytes instead of ``4 * D**2`` (8,650,752 at 2,048).
+    Takes ``2 * D * (D + 64)`` bytes instead of ``4 * D**2`` (8,650,752 at 2,048). Strips are replaced, never changed in
+    place: copies share them.
 
     Args:
         length: number of columns ``D``.
@@ -26,32 +29,46 @@ class PackedScatter:
 
     def add(self, rows: Tensor) -> None:
         """Add ``(n, D)`` rows."""
-        for number, strip in enumerate(self.strips):
-            start = number * BLOCK
-            strip += (rows[:, start : start + BLOCK].mT @ rows[:, : strip.shape[1]]).float()
+        starts = range(0, self.length, BLOCK)
+        self.strips = [
+            strip + (rows[:, start : start + BLOCK].mT @ rows[:, : strip.shape[1]]).float()
+            for start, strip in zip(starts, self.strips, strict=True)
+        ]
 
     def merge(self, other: "PackedScatter") -> None:
         """Add the rows of another matrix of the same length; exact up to rounding."""
-        for mine, theirs in zip(self.strips, other.strips, strict=True):
-            mine += theirs
+        self.strips = [mine + theirs for mine, theirs in zip(self.strips, other.strips, strict=True)]
 
     def scale(self, factor: float) -> None:
         """Multiply the matrix by a number."""
-        for strip in self.strips:
-            strip *= factor
+        self.strips = [strip * factor for strip in self.strips]
+
+    def __deepcopy__(self, memo: dict) -> "PackedScatter":
+        copied = copy.copy(self)
+        copied.strips = list(self.strips)
+        return copied
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return the strips by name."""
         return {f"strip{number}": strip for number, strip in enumerate(self.strips)}
 
     def whole(self) -> Tensor:
-        """Return the full matrix, ``(D, D)`` float64."""
+        """Return the full matrix, ``(D, D)`` float64; needs no further memory."""
         matrix = torch.zeros(self.length, self.length, dtype=torch.float64)
         for number, strip in enumerate(self.strips):
             matrix[number * BLOCK : number * BLOCK + BLOCK, : strip.shape[1]] = strip
-        return matrix.tril() + matrix.tril(-1).mT
+        return mirrored(matrix)
 
     @staticmethod
     def bytes_of(length: int) -> int:
         """Return the bytes of the strips for ``D = length``."""
         return 4 * sum(min(BLOCK, length - start) * min(start + BLOCK, length) for start in range(0, length, BLOCK))
+
+
+def mirrored(matrix: Tensor) -> Tensor:
+    """Copy the lower half of a square matrix onto the upper one, in place; needs no further memory."""
+    for rows, start in zip(matrix.split(BLOCK), range(0, len(matrix), BLOCK)):
+        matrix[:start, start : start + BLOCK] = rows[:, :start].mT
+        diagonal = rows[:, start : start + BLOCK]
+        diagonal.copy_(diagonal.tril() + diagonal.tril(-1).mT)
+    return matrix

@@ -28,6 +28,7 @@ class RandomProjection(ClassStatistics):
     """
 
     remains_after_forget = "the share of the removed images in the Gram matrix"
+    _cached = ("_solution", "_weights")
 
     def __init__(self, n_classes: int, length: int, projection: int = 640, ridge: float = 1e-3, seed: int = 0):
         self.settings = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from crumb_avalanche.closed_form.class_directions import ClassDirections
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics, copy_tensors
-from crumb_avalanche.closed_form.packed_scatter import PackedScatter
+from crumb_avalanche.closed_form.packed_scatter import PackedScatter, mirrored
 
 
 class RegularizedDiscriminant(ClassStatistics):
@@ -121,14 +121,14 @@ class RegularizedDiscriminant(ClassStatistics):
         return [*self.classes.tensors(), *self.directions.tensors(), *(self.scatter.strips if self.scatter else ())]
 
     def named_tensors(self):
-        return {**self.classes.named_tensors(), **self.directions.named_tensors(), **self._strips()}
-
-    def _strips(self) -> dict[str, Tensor]:
-        return {} if self.scatter is None else self.scatter.named_tensors()
+        strips = {} if self.scatter is None else self.scatter.named_tensors()
+        return {**self.classes.named_tensors(), **self.directions.named_tensors(), **strips}
 
     def _load(self, tensors):
         self.directions.check(tensors)
-        copy_tensors(tensors, {**self.classes.named_tensors(), **self._strips()})
+        scatter = PackedScatter(self.settings["length"]) if self.scatter else None  # copies share the present strips
+        copy_tensors(tensors, {**self.classes.named_tensors(), **(scatter.named_tensors() if scatter else {})})
+        self.scatter = scatter
         self.directions.load(tensors)
 
     def _merge(self, other, labels):
@@ -152,7 +152,7 @@ class RegularizedDiscriminant(ClassStatistics):
         if self.scatter is not None:
             self.scatter.scale(int(self.classes.counts.sum()) / before)
 
-    def _solve(self, seen) -> "_Solution":
+    def _solve(self, seen) -> "Solution":
         counts, means = self.classes.counts[seen].double(), self.classes.means[seen].double()
         directions = self.directions.of_classes(seen.nonzero().flatten().tolist())
         numbers, outside = self.directions.counts[seen], self.directions.outside[seen].double()
@@ -165,20 +165,25 @@ class RegularizedDiscriminant(ClassStatistics):
         common /= total
         variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
         common.diagonal().add_(min(1.0, self.shrinkage * length / total) * variance)
-        root = torch.linalg.cholesky(common)
+        root = mirrored(common).mT  # equal to common, in the order of axes in which the root takes its memory
+        torch.linalg.cholesky(root, out=root)
         centre = means.mean(0)
         white = torch.linalg.solve_triangular(root, (means - centre).mT, upper=False)
-        basis = torch.linalg.svd(white, full_matrices=False)[0][:, : len(means) - 1]
+        vectors, lengths, _ = torch.linalg.svd(white, full_matrices=False)
+        basis = vectors[:, : len(means) - 1]
         projection = torch.linalg.solve_triangular(root.mT, basis, upper=True)
         owners = torch.arange(len(means)).repeat_interleave(numbers)
         kept = torch.zeros_like(outside).index_add_(0, owners, directions.square().sum(1))
         rest = outside / (outside + kept).clamp_min(1e-300)
         spread = (self.own / counts).sqrt()[owners, None] * (directions @ projection)
         spreads = spread.split(numbers.tolist())
-        return _Solution(centre, projection, (means - centre) @ projection, spreads, 1 - self.own + self.own * rest)
+        places = (means - centre) @ projection
+        return Solution(
+            centre, projection, places, spreads, 1 - self.own + self.own * rest, root, lengths[: len(basis.mT)]
+        )
 
 
-class _Solution:
+class Solution:
     """Gaussians with covariances ``a_c I + U_c^T U_c`` in the discriminant space.
 
     Args:
@@ -186,12 +191,21 @@ class _Solution:
         means: ``(C, r)``.
         spreads: ``U``, ``(k, r)`` for each class.
         round_part: ``a``, ``(C,)``.
+        root: ``(D, D)`` Cholesky root of the shrunk common covariance.
+        lengths: ``(r,)``, deviations of the means along the axes of the space, times the root of ``C``.
     """
 
     def __init__(
-        self, centre: Tensor, projection: Tensor, means: Tensor, spreads: Sequence[Tensor], round_part: Tensor
+        self,
+        centre: Tensor,
+        projection: Tensor,
+        means: Tensor,
+        spreads: Sequence[Tensor],
+        round_part: Tensor,
+        root: Tensor,
+        lengths: Tensor,
     ):
-        self.centre, self.projection, self.means = centre, projection, means
+        self.centre, self.projection, self.means, self.root, self.lengths = centre, projection, means, root, lengths
         # Classes with equally many directions are solved together.
         sizes = torch.tensor([len(spread) for spread in spreads])
         self.groups = []

@@ -11,7 +11,7 @@ from torch.nn import functional
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant, Solution
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 
 # Temperature of each closed form's scores: median of the best ones for held-out images of 40 of 50 classes of
@@ -94,31 +94,61 @@ def distances(statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Te
 Solve = Callable[[Tensor], Tensor]
 
 
-class _Space:
-    """Space in which the common covariance ``S`` is the unit matrix, with the span of the class means.
+class _Space(NamedTuple):
+    """Span of the class means, in the space where the common covariance ``S`` is the unit matrix.
 
-    Args:
-        means: ``(C, D)`` float64.
-        solve: function from ``(n, D)`` rows ``X`` to ``X S^-1``.
-        background: whether to compute distances to the centre in units of the total covariance.
+    Attributes:
+        centre: ``(D,)``, mean of the class means.
+        projection: ``(D, r)``, from features minus ``centre`` to the span.
+        means: ``(C, r)``, the class means in the span.
+        background: ``(r,)``, factors of squares in units of the total covariance, 0 where there is none.
+        squares: function from ``(n, D)`` rows to their squared lengths in the space.
     """
 
-    def __init__(self, means: Tensor, solve: Solve, background: bool = True):
-        self.solve, self.centre = solve, means.mean(0)
-        rows = means - self.centre
+    centre: Tensor
+    projection: Tensor
+    means: Tensor
+    background: Tensor
+    squares: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of_means(cls, means: Tensor, solve: Solve, background: bool = True) -> "_Space":
+        """Find the span.
+
+        Args:
+            means: ``(C, D)`` float64.
+            solve: function from ``(n, D)`` rows ``X`` to ``X S^-1``.
+            background: whether to compute distances to the centre in units of the total covariance.
+        """
+        centre = means.mean(0)
+        rows = means - centre
         white = solve(rows)
         lengths, vectors = torch.linalg.eigh(rows @ white.mT)
-        kept = lengths > _TINY + 1e-9 * lengths[-1]
-        lengths, vectors = lengths[kept], vectors[:, kept]
-        self.projection = white.mT @ (vectors / lengths.sqrt())
-        self.means = rows @ self.projection
-        self.background = background / (1 + lengths / len(means))
+        kept = _not_zero(lengths)
+        lengths = lengths[kept]
+        projection = white.mT @ (vectors[:, kept] / lengths.sqrt())
+        factors = background / (1 + lengths / len(means))
+        return cls(centre, projection, rows @ projection, factors, lambda rows: (rows * solve(rows)).sum(1))
+
+    @classmethod
+    def of_solution(cls, solution: Solution) -> "_Space":
+        """Take the span from the solution of a regularised discriminant."""
+        lengths = solution.lengths.square()
+        kept = _not_zero(lengths)
+        means = solution.means[:, kept]
+        return cls(
+            solution.centre,
+            solution.projection[:, kept],
+            means,
+            1 / (1 + lengths[kept] / len(means)),
+            lambda rows: torch.linalg.solve_triangular(solution.root, rows.mT, upper=False).square().sum(0),
+        )
 
     def distances(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute what the function ``distances`` returns."""
         rows = features - self.centre
         places = rows @ self.projection
-        unexplained = (rows * self.solve(rows)).sum(1) - places.square().sum(1)
+        unexplained = self.squares(rows) - places.square().sum(1)
         return unexplained, torch.cdist(places, self.means).square().amin(1), places.square() @ self.background
 
 
@@ -142,38 +172,17 @@ def _solve(statistics: ClassStatistics, labels: Tensor) -> Any:
         gram.diagonal().add_(statistics.ridge * (float(gram.diagonal().mean()) or 1.0))
         return torch.linalg.cholesky(gram)
     if isinstance(statistics, ClassMeans):
-        return _Space(functional.normalize(statistics.means[labels].double(), dim=1), lambda rows: rows, False)
+        return _Space.of_means(functional.normalize(statistics.means[labels].double(), dim=1), lambda rows: rows, False)
     if isinstance(statistics, StreamingLDA):
         values, vectors = torch.linalg.eigh(statistics.covariance.double())
         values = (1 - statistics.shrinkage) * values.clamp_min(0) + statistics.shrinkage
-        return _Space(statistics.classes.means[labels].double(), lambda rows: (rows @ vectors / values) @ vectors.mT)
+        return _Space.of_means(
+            statistics.classes.means[labels].double(), lambda rows: (rows @ vectors / values) @ vectors.mT
+        )
     assert isinstance(statistics, RegularizedDiscriminant)
-    return _Space(statistics.classes.means[labels].double(), _common_covariance(statistics, labels))
+    return _Space.of_solution(statistics.solution())
 
 
-def _common_covariance(statistics: RegularizedDiscriminant, labels: Tensor) -> Solve:
-    """Return the product with the inverse of the shrunk common covariance."""
-    total, length = float(statistics.classes.counts.sum()), statistics.classes.means.shape[1]
-    shrinkage = min(1.0, statistics.shrinkage * length / total)
-    if statistics.scatter is not None:
-        return _inverse(statistics.scatter.whole() / total, shrinkage)
-    directions = statistics.directions.of_classes(labels.tolist()) / total**0.5
-    outside = float(statistics.directions.outside[labels].double().sum()) / total / length
-    if len(directions) >= length:
-        common = directions.mT @ directions
-        common.diagonal().add_(outside)
-        return _inverse(common, shrinkage)
-    variance = float(directions.square().sum()) / length + outside or 1.0  # 0 for equal images
-    rest = outside + shrinkage * variance
-    # Woodbury: (r I + B^T B)^-1 = (I - B^T (r I + B B^T)^-1 B) / r, with as many rows as there are directions.
-    inner = directions @ directions.mT
-    inner.diagonal().add_(rest)
-    root = torch.linalg.cholesky(inner)
-    return lambda rows: (rows - torch.cholesky_solve(directions @ rows.mT, root).mT @ directions) / rest
-
-
-def _inverse(common: Tensor, shrinkage: float) -> Solve:
-    """Return the product with the inverse of a covariance whose diagonal is raised by a share of its mean."""
-    common.diagonal().add_(shrinkage * (float(common.diagonal().mean()) or 1.0))
-    root = torch.linalg.cholesky(common)
-    return lambda rows: torch.cholesky_solve(rows.mT, root).mT
+def _not_zero(lengths: Tensor) -> Tensor:
+    """Return a mask of the squared lengths that are more than rounding."""
+    return lengths > _TINY + 1e-9 * lengths.amax() if len(lengths) else lengths > 0

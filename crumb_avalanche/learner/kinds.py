@@ -97,7 +97,7 @@ class Projection(Kind):
         return RandomProjection(0, length, projection=min(2000, max(1, int((budget / 8) ** 0.5))))
 
     def bytes_for(self, statistics, length, classes):
-        return 4 * len(statistics.gram) * (len(statistics.gram) + classes)
+        return 4 * (len(statistics.gram) * (len(statistics.gram) + classes) + classes)
 
 
 class Discriminant(Kind):
@@ -141,11 +141,12 @@ class Discriminant(Kind):
 
 
 def _mean_bytes(length: int) -> int:
-    return 4 * (length + 2)
+    """Bytes of a class without directions: mean, number of images, number and scale of directions, rest."""
+    return 4 * (length + 4)
 
 
 def _direction_bytes(length: int) -> int:
-    return 2 * length + 4
+    return 2 * length
 
 
 KINDS: dict[str, Kind] = {"rda": Discriminant(), "slda": Lda(), "ncm": Means(), "ranpac": Projection()}

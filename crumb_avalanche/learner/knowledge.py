@@ -56,6 +56,13 @@ class Knowledge:
         self._asked: ClassStatistics | None = None
         self._asked_images = 0
 
+    def __deepcopy__(self, memo: dict) -> "Knowledge":
+        memo.update({id(part): part for part in (self.kind, self._asked)})  # never changed
+        memo.update({id(part): list(part) for part in (self.names, self.images)})  # faster than item by item
+        copied = copy.copy(self)
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
+
     @property
     def taught(self) -> list[int]:
         """Numbers of the classes taught."""
@@ -88,7 +95,8 @@ class Knowledge:
         """
         if name in self.names:
             return self.names.index(name), ""
-        note = self.kind.make_room(self.statistics, self.length, len(self.taught) + 1, self.budget_bytes)
+        classes = len(self.names) - self.names.count(None) + 1
+        note = self.kind.make_room(self.statistics, self.length, classes, self.budget_bytes)
         if None in self.names:
             number = self.names.index(None)
         else:
@@ -178,12 +186,12 @@ class Knowledge:
         self._asked = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of the state, as plain values and tensors."""
+        """Return the state as plain values and tensors, which may share memory with this instance."""
         return {
             "names": list(self.names),
             "images": list(self.images),
-            "statistics": copy.deepcopy(self.statistics.state_dict()),
-            "confidence": copy.deepcopy(self.confidence.state_dict()),
+            "statistics": self.statistics.state_dict(),
+            "confidence": self.confidence.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

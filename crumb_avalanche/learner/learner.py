@@ -1,5 +1,6 @@
 """A learner that is taught by showing, asked about photos, and kept in one file."""
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -79,7 +80,7 @@ class Learner:
         self._features = KINDS[method].features()
         self._knowledge = Knowledge(method, self._features.length(network.model), self.budget_bytes)
         self._thumbnails = Thumbnails()
-        self._before: dict[str, Any] | None = None  # state of the knowledge before the last lesson
+        self._before: Knowledge | None = None  # as it was before the last lesson
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,13 +120,13 @@ class Learner:
         unread: list[BadImage] = []
         pictures: dict[str, bytes] = {}
         with self._lock:
-            before = self._knowledge.state_dict()
+            before = copy.deepcopy(self._knowledge)
             try:
                 clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
                 clips = first_frames(clips, pictures) if thumbnails else clips
                 lesson = self._learn(clips, unread, progress)
             except BaseException:
-                self._knowledge.load_state_dict(before)
+                self._knowledge = before
                 raise
             self._before = before
             self._thumbnails.add(len(self.lessons), pictures)
@@ -286,8 +287,8 @@ class Learner:
         with self._lock:
             self._knowledge.rename(old, new)
             self._thumbnails.rename(old, new)
-            if self._before is not None:
-                self._before["names"] = [new if name == old else name for name in self._before["names"]]
+            if self._before is not None and old in self._before.names:
+                self._before.rename(old, new)
             self._change_lessons(lambda images: {new if name == old else name: n for name, n in images.items()})
 
     def forget(self, name: str) -> str:
@@ -298,12 +299,8 @@ class Learner:
         """
         with self._lock:
             self._knowledge.find(name)
-            if self._before is not None and name in self._before["names"]:
-                now = self._knowledge.state_dict()
-                self._knowledge.load_state_dict(self._before)
-                self._knowledge.forget(name)
-                self._before = self._knowledge.state_dict()
-                self._knowledge.load_state_dict(now)
+            if self._before is not None and name in self._before.names:
+                self._before.forget(name)
             self._knowledge.forget(name)
             self._thumbnails.forget(name)
             self._change_lessons(lambda images: {other: n for other, n in images.items() if other != name})
@@ -324,8 +321,7 @@ class Learner:
         with self._lock:
             if self._before is None:
                 raise ValueError("there is no lesson to take back: only the last one can be, and only once")
-            self._knowledge.load_state_dict(self._before)
-            self._before = None
+            self._knowledge, self._before = self._before, None
             self._thumbnails.undo(len(self.lessons) - 1)
             return self.lessons.pop()
 
@@ -343,11 +339,11 @@ class Learner:
                     f"again, with method={self.method}"
                 )
             self.network.check_same(other.network)
-            before = self._knowledge.state_dict()
+            before = copy.deepcopy(self._knowledge)
             try:
                 self._knowledge.merge(other._knowledge)
             except BaseException:
-                self._knowledge.load_state_dict(before)
+                self._knowledge = before
                 raise
             self._before = None
             self._thumbnails.merge(other._thumbnails, len(self.lessons))
@@ -356,16 +352,17 @@ class Learner:
     # Keeping
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was learned, as plain values and tensors, without the network."""
+        """Return a copy of all that was learned, as plain values and tensors, without the network."""
         with self._lock:
+            known, before = copy.deepcopy((self._knowledge, self._before))
             return {
                 "method": self.method,
                 "budget_bytes": self.budget_bytes,
                 # A learner file holds no paths.
                 "lessons": [asdict(replace(lesson, unread=())) for lesson in self.lessons],
-                "before": self._before,
+                "before": before and before.state_dict(),
                 "thumbnails": self._thumbnails.state_dict(),
-                **self._knowledge.state_dict(),
+                **known.state_dict(),
             }
 
     def save(self, path: str | os.PathLike, weights: bool = True) -> None:
@@ -395,7 +392,9 @@ class Learner:
         learner = cls.__new__(cls)
         learner._set_up(state["method"], network, state["budget_bytes"])
         learner._knowledge.load_state_dict(state)
-        learner._before = state["before"]
+        if state["before"] is not None:
+            learner._before = Knowledge(learner.method, learner._knowledge.length, learner.budget_bytes)
+            learner._before.load_state_dict(state["before"])
         learner._thumbnails = Thumbnails.of_state(state.get("thumbnails"))
         learner.lessons = [Lesson(**_tuples(lesson)) for lesson in state["lessons"]]
         return learner

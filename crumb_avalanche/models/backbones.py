@@ -10,6 +10,7 @@ from torch import nn
 
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.layers import AveragingConv2d
+from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, check_and_load, read_weights
 
@@ -146,13 +147,11 @@ def _network(name: str, image_size: int) -> nn.Module:
     """Build the uncut network with random weights."""
     if name == "small_cnn":
         return SmallCNN()
-    if name in _OF_AVALANCHE:
-        from avalanche import models as of_avalanche  # takes seconds to import
+    if name in NETWORKS:
+        return NETWORKS[name]()
+    from avalanche import models as of_avalanche  # takes seconds to import
 
-        return _OF_AVALANCHE[name](of_avalanche, image_size)
-    from torchvision import models
-
-    return models.get_model(name, weights=None)
+    return _OF_AVALANCHE[name](of_avalanche, image_size)
 
 
 _OF_AVALANCHE: dict[str, Callable] = {
@@ -218,11 +217,11 @@ def split_backbone(
     """
     if name not in BACKBONES:
         raise ValueError(f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)}; for others use split_at")
-    from torchvision import models
-
     split, default_cut = BACKBONES[name]
     network = _network(name, image_size)
     if weights == "torchvision":
+        from torchvision import models  # takes seconds and 170 MB to import
+
         if name not in models.list_models():
             raise ValueError(f"torchvision has no weights of {name}; train it as crumb demo does, or give None")
         state = models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True, weights_only=True)

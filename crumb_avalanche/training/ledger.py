@@ -38,7 +38,11 @@ def peak_rss_bytes() -> int:
 
 def statistics_bytes(strategy) -> int:
     """Return the sum of ``statistics_bytes`` of a strategy and its plugins: what they keep besides a buffer."""
-    return sum(getattr(part, "statistics_bytes", 0) for part in (strategy, *strategy.plugins))
+    return _sum("statistics_bytes", strategy)
+
+
+def _sum(attribute: str, strategy) -> int:
+    return sum(getattr(part, attribute, 0) for part in (strategy, *strategy.plugins))
 
 
 def bytes_of_exemplars(exemplars: AvalancheDataset) -> tuple[int, int, int]:
@@ -78,7 +82,9 @@ class LedgerMetric(PluginMetric[dict]):
 
     Entries, in bytes unless said: ``buffer_items``, ``buffer_bytes`` (codes, pixels or maps), ``label_bytes``,
     ``codebook_bytes``, ``statistics_bytes``, ``memory_bytes`` (the sum of these: all that is kept besides the
-    network), ``plastic_bytes``, ``frozen_bytes``, ``optimizer_bytes``, ``peak_rss_bytes``, ``images_per_second``
+    network), ``derived_bytes`` (what answers are computed from and what can be computed again from the memory, such as
+    the solution of a closed form), ``plastic_bytes``, ``frozen_bytes``, ``optimizer_bytes``, ``peak_rss_bytes``,
+    ``images_per_second``
     (new images trained on in all epochs, divided by the time of training), ``train_seconds``, ``seconds_features`` (F),
     ``seconds_search``, ``seconds_plastic``, ``seconds_replay``, ``seconds_other``; the parts are disjoint.
     What only a step needs (gradients, activations, the guard's copy of the trainable weights) counts in the peak only.
@@ -165,6 +171,7 @@ class LedgerMetric(PluginMetric[dict]):
         }
         entries["memory_bytes"] = sum(entries.values()) - entries["buffer_items"]
         entries |= {
+            "derived_bytes": _sum("derived_bytes", strategy),
             "plastic_bytes": tensor_bytes(weight for weight in others if weight.requires_grad),
             "frozen_bytes": frozen,
             "optimizer_bytes": tensor_bytes(

@@ -9,10 +9,11 @@ from crumb_avalanche.baselines.closed_form_settings import RanpacSettings, SldaS
 from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.random_projection import RANPAC
+from crumb_avalanche.baselines.regularized_discriminant import RDA
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.feature_moments import feature_length, pooled_features
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.training.ledger import statistics_bytes
+from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 ENTRIES = [NCM, SLDA, RANPAC]
@@ -36,7 +37,7 @@ def strategy(entry, make_model, make_stream, method=None, **settings):
         model=make_model(codebook=False),
         settings=LearningSettings(batch_size=6, **settings),
         method=entry.method() if method is None else method,
-        mem_size=0,
+        mem_size=8,  # two directions a class, where there are some
         n_classes=4,
         seed=0,
         device="cpu",
@@ -75,6 +76,28 @@ def test_every_image_counts_once_whatever_the_number_of_epochs(make_model, make_
         learner.train(experience)
     assert learner.statistics.counts.tolist() == [10] * 4
     assert watch.losses and not any(watch.losses)
+
+
+def test_the_ledger_counts_what_is_derived_from_the_statistics_apart(make_model, make_stream):
+    sizes = {}
+    for entry in (*ENTRIES, RDA):
+        learner, stream = strategy(entry, make_model, make_stream)
+        fresh = LedgerMetric().count(learner)["derived_bytes"]
+        learner.train(stream.train_stream[0])  # two classes
+        ledger = LedgerMetric().count(learner)
+        assert ledger["memory_bytes"] == statistics_bytes(learner)
+        length, r = learner.statistics.settings["length"], 1
+        k = int(learner.statistics.directions.counts.sum()) if entry is RDA else 0
+        by_hand = {
+            "ncm": 2 * length,  # unit means
+            "slda": 2 * (length + 1),  # weights and offsets
+            "ranpac": 640 * (2 + length),  # weights; and the projection, drawn from its seed
+            # Centre, projection, means; spreads, their products with the means and among themselves; parts, logarithms
+            # and numbers of classes; root and deviations.
+            "rda": length * (1 + r) + 2 * r + k * r + k + (k // 2) ** 2 * 2 + 3 * 2 + length**2 + 2,
+        }
+        sizes[entry.name] = fresh, ledger["derived_bytes"] - 8 * by_hand[entry.name]
+    assert sizes == {name: (0, 0) for name in sizes}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

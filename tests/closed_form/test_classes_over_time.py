@@ -174,6 +174,39 @@ def test_a_state_alone_builds_the_same(name, tmp_path):
 
 
 @each_form
+def test_a_copy_stays_as_it_is_whatever_happens_to_the_original(name):
+    statistics = feed(MAKE[name](4), *images(60, 4))
+    other = feed(MAKE[name](4), *images(30, 4, seed=3))
+    fresh = images(20, 4, seed=1)[0]
+    statistics.scores(fresh)
+    steps = {
+        "update": lambda: statistics.update(*images(30, 4, seed=2)),
+        "merge": lambda: statistics.merge(other),
+        "forget": lambda: statistics.forget(1),
+        "grow": lambda: statistics.grow(9),
+        "load": lambda: statistics.load_state_dict({**feed(MAKE[name](9), *images(30, 4, seed=4)).state_dict()}),
+    }
+    if name.startswith("rda"):
+        steps["limit"] = lambda: statistics.limit(3)
+    for step, take in steps.items():
+        copied, twin = copy.deepcopy(statistics), pickle.loads(pickle.dumps(statistics))  # the twin shares nothing
+        before = statistics.scores(fresh)
+        take()
+        assert copied.settings == twin.settings and equal(held(copied), held(twin)), step
+        assert torch.equal(copied.scores(fresh), before) and torch.equal(twin.scores(fresh), before), step
+
+
+def test_a_copy_shares_directions_scatter_and_solution():
+    statistics = feed(MAKE["rda"](4), *images(60, 4))
+    solution, rows = statistics.solution(), statistics.directions.rows
+    copied = copy.deepcopy(statistics)
+    assert copied.solution() is solution and all(map(lambda a, b: a is b, copied.directions.rows, rows))
+    statistics.update(images(1, 1)[0], torch.tensor([2]))
+    same_rows = [mine is theirs for mine, theirs in zip(statistics.directions.rows, copied.directions.rows)]
+    assert same_rows == [True, True, False, True]  # a lesson costs the class that it is about
+
+
+@each_form
 def test_states_that_do_not_fit(name):
     statistics = feed(MAKE[name](4), *images(60, 4))
     state, before = statistics.state_dict(), held(statistics)

@@ -1,9 +1,10 @@
 """What a person may rely on: lessons in any order, undo, forget, merge, and a file that is whole or refused."""
 
-import copy
 import json
+import pickle
 import re
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.file import LearnerError
 from crumb_avalanche.learner.kinds import KINDS, BudgetError
+from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.store import read_header
 from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import flatten, write_tensors
 
 SIZE = 32
@@ -121,7 +125,7 @@ def test_nothing_one_class_and_one_image(make, method):
 @pytest.mark.parametrize("method", KINDS)
 def test_undo_restores_every_bit(make, method, tmp_path):
     learner = taught(make(method), 3)
-    before = copy.deepcopy(learner)
+    before = pickle.loads(pickle.dumps(learner))  # shares no memory
     learner.teach(images(7), "new")
     learner.save(tmp_path / "a.safetensors")
     learner = Learner.load(tmp_path / "a.safetensors")  # a file can be undone, too
@@ -199,7 +203,7 @@ def test_names_that_are_not_allowed(make, name):
 
 def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
     learner = taught(make(), 2)
-    before = copy.deepcopy(learner)
+    before = pickle.loads(pickle.dumps(learner))  # shares no memory
     bad = images(3).astype(np.float32) / 255
     bad[4, 0, 0, 0] = np.nan
     with pytest.raises(ValueError, match=r"NaN|finite|nan"):
@@ -221,6 +225,18 @@ def test_the_budget_is_kept_and_what_gives_way_is_told(make):
     with pytest.raises(BudgetError, match=r"classes need .* budget .* forget"):
         taught(learner, 40)
     assert len(learner.classes) < 40 and learner.bytes <= learner.budget_bytes
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_the_budget_is_kept_to_the_last_class(method):
+    known, length = Knowledge(method, 20, budget_bytes := 6000), 20
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(BudgetError, match="budget"):
+        for number in range(1000):
+            known.learn(torch.randn(4, length, generator=generator), known.number_of(f"c{number}")[0])
+            assert tensor_bytes(known.statistics.tensors()) <= budget_bytes
+    another = known.kind.class_bytes(known.statistics, 0)
+    assert tensor_bytes(known.statistics.tensors()) + another > budget_bytes
 
 
 @pytest.mark.parametrize("method", KINDS)
@@ -249,6 +265,34 @@ def test_a_clip_has_an_answer_and_one_for_each_frame(make):
     assert {frame.label for frame in answer.frames} == {"c1"}
     shares = [answer.confidence, *(share for _, share in answer.runners_up)]
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
+
+
+def test_images_are_decoded_one_at_a_time_and_computed_in_small_batches(make, tmp_path, monkeypatch):
+    """What a lesson and an answer hold does not depend on the number of images."""
+    learner, decoded, computed, taken = make(), [], [], []
+    for number in range(150):
+        Image.fromarray(images(0, 1, seed=number)[0]).save(tmp_path / f"{number}.png")
+
+    def watched_read(*arguments, **keywords):
+        image = read_image(*arguments, **keywords)
+        decoded.append(weakref.ref(image))
+        assert sum(reference() is not None for reference in decoded) == 1
+        return image
+
+    def watched_features(model, pixels, of=learner._features):
+        computed.append(len(pixels))
+        return of(model, pixels)
+
+    def watched_learn(features, number, of=learner._knowledge.learn):
+        taken.append(len(features))
+        of(features, number)
+
+    monkeypatch.setattr("crumb_avalanche.learner.sources.read_image", watched_read)
+    monkeypatch.setattr(learner, "_features", watched_features)
+    monkeypatch.setattr(learner._knowledge, "learn", watched_learn)
+    learner.teach(tmp_path, "red")
+    assert len(decoded) == sum(computed) == sum(taken) == 150 and max(computed) == 8 and max(taken) == 64
+    assert len([*learner.predict_all(tmp_path)]) == 150 and max(computed) == 8
 
 
 def test_threads_may_ask_while_one_teaches(make):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torchvision import models
 
 from crumb_avalanche.models.backbones import BACKBONES, split_backbone
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.split_at import split_at
 from crumb_avalanche.models.weights import WeightsError, weights_hash
 
@@ -72,6 +74,22 @@ def test_a_split_network_is_still_the_network(name):
     relu = {"relu_logits": True} if "squeezenet" in name else {}
     model = split_backbone(name, None, n_classes=7, image_size=64, **relu, codebook=None).eval()
     torch.testing.assert_close(model(images()), whole(name, 7, model)(images()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_those_of_torchvision_to_the_bit(name):
+    """Initial weights for a seed, outputs and gradients; and the text of the layers, which is a key of map caches."""
+    networks, states, outputs = [], [], []
+    for build in (NETWORKS[name], partial(models.get_model, name, weights=None)):
+        torch.manual_seed(3)
+        networks.append(build())
+        states.append({**networks[-1].state_dict(), "next random number": torch.rand(1)})
+        logits = networks[-1](images())  # in training mode, with dropout
+        networks[-1].eval()
+        outputs.append([logits, networks[-1](images()), *torch.autograd.grad(logits.sum(), networks[-1].parameters())])
+    assert list(states[0]) == list(states[1]) and all(map(torch.equal, states[0].values(), states[1].values()))
+    assert all(map(torch.equal, *outputs))
+    assert repr(networks[0]) == repr(networks[1])
 
 
 @pytest.mark.parametrize(

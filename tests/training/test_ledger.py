@@ -30,6 +30,7 @@ BY_HAND = {
     "codebook_bytes": 8 * 4 * 4,
     "statistics_bytes": 0,
     "memory_bytes": 160 + 20 + 128,
+    "derived_bytes": 0,
     "plastic_bytes": TRAINED,
     "frozen_bytes": FROZEN,
     "optimizer_bytes": TRAINED + 8 * 4 * 4,  # a momentum for every trained number

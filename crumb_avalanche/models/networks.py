@@ -1,0 +1,204 @@
+"""SqueezeNet, MobileNetV2 and ResNet-18 as torchvision has them, without its import.
+
+Importing torchvision takes 170 MB and seconds, because it loads torch's compiler; an answer to a photo needs neither.
+Names and order of layers, initial weights for a seed and outputs are those of torchvision, to the bit.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Fire(nn.Module):
+    """Module of SqueezeNet (Iandola et al., 2016): a 1x1 convolution, followed by a 1x1 and a 3x3 one side by side.
+
+    Args:
+        inputs, squeezed, outputs: numbers of channels.
+    """
+
+    def __init__(self, inputs: int, squeezed: int, outputs: int):
+        super().__init__()
+        self.squeeze = nn.Conv2d(inputs, squeezed, 1)
+        self.squeeze_activation = nn.ReLU(inplace=True)
+        self.expand1x1 = nn.Conv2d(squeezed, outputs // 2, 1)
+        self.expand1x1_activation = nn.ReLU(inplace=True)
+        self.expand3x3 = nn.Conv2d(squeezed, outputs // 2, 3, padding=1)
+        self.expand3x3_activation = nn.ReLU(inplace=True)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Compute ``(B, outputs, H, W)`` of ``(B, inputs, H, W)``."""
+        squeezed = self.squeeze_activation(self.squeeze(maps))
+        small = self.expand1x1_activation(self.expand1x1(squeezed))
+        return torch.cat([small, self.expand3x3_activation(self.expand3x3(squeezed))], 1)
+
+
+class SqueezeNet(nn.Module):
+    """SqueezeNet 1.0 or 1.1 for 1,000 classes.
+
+    Args:
+        first: the first convolution.
+        pools: numbers of the ``features`` that are pools.
+    """
+
+    def __init__(self, first: nn.Conv2d, pools: tuple[int, ...]):
+        super().__init__()
+        self.num_classes = 1000
+        self.features = nn.Sequential(first, nn.ReLU(inplace=True))
+        channels = first.out_channels
+        fires = iter([(16, 128), (16, 128), (32, 256), (32, 256), (48, 384), (48, 384), (64, 512), (64, 512)])
+        for number in range(2, 13):
+            if number in pools:
+                self.features.append(nn.MaxPool2d(3, stride=2, ceil_mode=True))
+            else:
+                squeezed, outputs = next(fires)
+                self.features.append(Fire(channels, squeezed, outputs))
+                channels = outputs
+        last = nn.Conv2d(channels, self.num_classes, 1)
+        self.classifier = nn.Sequential(nn.Dropout(0.5), last, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d((1, 1)))
+        for layer in _layers(self, nn.Conv2d):
+            if layer is last:
+                nn.init.normal_(layer.weight, std=0.01)
+            else:
+                nn.init.kaiming_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute logits ``(B, 1000)`` of ``(B, 3, H, W)`` images."""
+        return self.classifier(self.features(images)).flatten(1)
+
+
+class Conv2dNormActivation(nn.Sequential):
+    """Convolution with batch norm and ReLU6.
+
+    Args:
+        inputs, outputs: numbers of channels.
+        kernel, stride, groups: of the convolution.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1):
+        convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+        super().__init__(convolution, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
+
+
+class InvertedResidual(nn.Module):
+    """Block of MobileNetV2 (Sandler et al., CVPR 2018).
+
+    Args:
+        inputs, outputs: numbers of channels.
+        stride: of the 3x3 convolution.
+        expansion: channels of the 3x3 convolution for each input channel.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int):
+        super().__init__()
+        self.is_residual = stride == 1 and inputs == outputs
+        inner = inputs * expansion
+        layers = [] if expansion == 1 else [Conv2dNormActivation(inputs, inner, 1)]
+        layers += [Conv2dNormActivation(inner, inner, 3, stride, groups=inner)]
+        self.conv = nn.Sequential(*layers, nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Compute ``(B, outputs, h, w)`` of ``(B, inputs, H, W)``."""
+        return maps + self.conv(maps) if self.is_residual else self.conv(maps)
+
+
+class MobileNetV2(nn.Module):
+    """MobileNetV2 for 1,000 classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(Conv2dNormActivation(3, 32, 3, 2))
+        inputs = 32
+        # Expansion, channels, number of blocks, stride of the first one (table 2 of the paper).
+        stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2)]
+        for expansion, outputs, blocks, stride in [*stages, (6, 320, 1, 1)]:
+            for block in range(blocks):
+                self.features.append(InvertedResidual(inputs, outputs, 1 if block else stride, expansion))
+                inputs = outputs
+        self.features.append(Conv2dNormActivation(inputs, 1280, 1))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, 1000))
+        _start_convolutions(self)
+        nn.init.normal_(self.classifier[1].weight, std=0.01)
+        nn.init.zeros_(self.classifier[1].bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute logits ``(B, 1000)`` of ``(B, 3, H, W)`` images."""
+        return self.classifier(nn.functional.adaptive_avg_pool2d(self.features(images), 1).flatten(1))
+
+
+class BasicBlock(nn.Module):
+    """Block of ResNet-18 (He et al., CVPR 2016): two 3x3 convolutions.
+
+    Args:
+        inputs, outputs: numbers of channels.
+        stride: of the first convolution.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        shortcut = None
+        if stride != 1 or inputs != outputs:
+            shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = shortcut
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Compute ``(B, outputs, h, w)`` of ``(B, inputs, H, W)``."""
+        changed = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(maps)))))
+        changed += maps if self.downsample is None else self.downsample(maps)
+        return self.relu(changed)
+
+
+class ResNet(nn.Module):
+    """ResNet-18 for 1,000 classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1)
+        self.layer1 = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 64, 1))
+        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2), BasicBlock(128, 128, 1))
+        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2), BasicBlock(256, 256, 1))
+        self.layer4 = nn.Sequential(BasicBlock(256, 512, 2), BasicBlock(512, 512, 1))
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(512, 1000)
+        _start_convolutions(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute logits ``(B, 1000)`` of ``(B, 3, H, W)`` images."""
+        maps = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
+        return self.fc(self.avgpool(maps).flatten(1))
+
+
+def _layers(network: nn.Module, kind: type[nn.Module]) -> list:
+    return [layer for layer in network.modules() if isinstance(layer, kind)]
+
+
+def _start_convolutions(network: nn.Module) -> None:
+    """Draw the initial weights of convolutions without bias (He et al., ICCV 2015)."""
+    for layer in _layers(network, nn.Conv2d):
+        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _squeezenet1_0() -> SqueezeNet:
+    return SqueezeNet(nn.Conv2d(3, 96, 7, stride=2), pools=(2, 6, 11))
+
+
+def _squeezenet1_1() -> SqueezeNet:
+    return SqueezeNet(nn.Conv2d(3, 64, 3, stride=2), pools=(2, 5, 8))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "squeezenet1_0": _squeezenet1_0,
+    "squeezenet1_1": _squeezenet1_1,
+    "mobilenet_v2": MobileNetV2,
+    "resnet18": ResNet,
+}
