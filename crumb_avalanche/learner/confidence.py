@@ -13,9 +13,9 @@ RIVALS = 16  # classes of a record besides the true one; the others add little t
 PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
 LEAST_LESSONS = 5  # observed before the threshold is fitted
 REJECTED = 0.05  # share of images of known classes below the threshold
-# Weights of the standardised logarithm of the residual, relative distance and logarithm of the probability.
-WEIGHTS = (1.0, 2.0, 1.0)
-CLASS_PRIOR = 40.0  # records that the mean of all classes counts as in the mean of one
+# Weights of the standardised values of ``Evidence.typicality``: residual, relative distance, cosine.
+WEIGHTS = (0.5, 1.0, 2.0)
+PRIOR = 0.25  # deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1 the best of these
 DOUBTFUL = 0.1  # probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay below
 
 
@@ -26,7 +26,8 @@ class _Records(NamedTuple):
         labels: ``(n,)`` int64, the true class.
         lessons: ``(n,)`` int64, number of the lesson.
         images: ``(n,)`` int64, images of the true class that were learned at that time.
-        typicality: ``(n, 2)`` float32, see ``Evidence``.
+        classes: ``(n,)`` int64, number of classes at that time.
+        typicality: ``(n, 3)`` float32, see ``Evidence``.
         rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for none.
         gaps: ``(n, 16)`` float32, their scores minus that of the true class; -inf for none.
     """
@@ -34,6 +35,7 @@ class _Records(NamedTuple):
     labels: Tensor
     lessons: Tensor
     images: Tensor
+    classes: Tensor
     typicality: Tensor
     rivals: Tensor
     gaps: Tensor
@@ -41,23 +43,25 @@ class _Records(NamedTuple):
     def where(self, keep: Tensor) -> "_Records":
         return _Records(*(values[keep] for values in self))
 
-    def predicted(self) -> Tensor:
-        gap, place = self.gaps.max(1)
-        return torch.where(gap > 0, self.rivals.gather(1, place[:, None])[:, 0], self.labels)
-
 
 class _Fit(NamedTuple):
-    """What records say about new images: standardisation of the three columns, shifts of classes, and threshold."""
+    """Standardisation of the typicality, and threshold of its weighted sum."""
 
     mean: Tensor
     deviation: Tensor
-    shifts: dict[int, Tensor]
     threshold: float
+
+    def familiarity(self, typicality: Tensor) -> Tensor:
+        """Return ``(B,)`` float64 from ``(B, 3)``: below 0 for unknown images."""
+        standard = (typicality.double() - self.mean) / self.deviation
+        return standard @ standard.new_tensor(WEIGHTS) - self.threshold
 
 
 def _empty() -> _Records:
     none = torch.zeros(0, dtype=torch.int64)
-    return _Records(none, none, none, torch.zeros(0, 2), none.view(0, 1).expand(0, RIVALS), torch.zeros(0, RIVALS))
+    return _Records(
+        none, none, none, none, torch.zeros(0, 3), none.view(0, 1).expand(0, RIVALS), torch.zeros(0, RIVALS)
+    )
 
 
 class Confidence:
@@ -65,21 +69,19 @@ class Confidence:
 
     No image is held out. ``observe`` takes the evidence of each clip before the clip is learned. If the class was known
     by then, the images become records; how the classes scored images that they had not seen yet is what calibrates
-    them. Records from a time when a class had less than half of the images that it has now count as too pessimistic
-    for temperature and threshold.
+    them. Records from a time when their class had less than half of its present images, or when there were less than
+    half of the present classes, do not count for temperature and threshold, unless fewer than five lessons are left.
 
     *Temperature*: maximum of the likelihood of the true classes, each lesson counting once, with a normal prior of
-    deviation 1 for its logarithm, so that it starts from the usual one of the closed form.
+    deviation 0.25 for its logarithm, so that it starts from the usual one of the closed form.
 
     *Unknown*: the familiarity of an image is a weighted sum of three standardised values: minus the logarithm of the
-    part of its features that no class explains, the relative distance to the nearest class, and the logarithm of the
-    largest probability. From each the mean of records predicted as the same class is subtracted, because classes
-    differ in how much their objects differ. The threshold is the 5 % quantile over records; classes' means leave the
-    record's own lesson out there. Before five lessons are observed, only images whose largest probability is below
-    0.1 are unknown.
+    part of its features that no class explains, the relative distance to the nearest class, and the largest cosine
+    with a class mean. The threshold is the 5 % quantile over records. Before five lessons are observed, only images
+    whose largest probability is below 0.1 are unknown.
 
     Args:
-        capacity: largest number of records, 284 bytes each; beyond it, the class with most loses every second one.
+        capacity: largest number of records, 236 bytes each; beyond it, the class with most loses every second one.
     """
 
     def __init__(self, capacity: int = 2000):
@@ -119,6 +121,7 @@ class Confidence:
             torch.full((len(rows),), label),
             torch.full((len(rows),), self._next),
             evidence.counts[column].expand(len(rows)),
+            torch.full((len(rows),), len(evidence.labels)),
             evidence.typicality[rows].float(),
             torch.nn.functional.pad(rivals, (0, empty), value=-1),
             torch.nn.functional.pad(gaps, (0, empty), value=-torch.inf),
@@ -150,14 +153,10 @@ class Confidence:
         The mean over the frames of a clip says the same of the clip.
         """
         temperature, fit = self._fitted(evidence)
+        if fit is not None:
+            return fit.familiarity(evidence.typicality)
         confident = (evidence.scores / temperature).log_softmax(1).amax(1)
-        if fit is None:
-            return confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
-        columns = torch.cat([evidence.typicality, confident[:, None]], 1)
-        none = columns.new_zeros(3)
-        shifts = torch.stack([fit.shifts.get(label, none) for label in evidence.labels.tolist()])
-        standard = (columns - fit.mean) / fit.deviation - shifts[evidence.scores.argmax(1)]
-        return standard @ columns.new_tensor(WEIGHTS) - fit.threshold
+        return confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
 
     def known(self, evidence: Evidence) -> Tensor:
         """Return ``(B,)`` bool, whether a class explains each image."""
@@ -224,17 +223,19 @@ class Confidence:
         key = (*evidence.labels.tolist(), *evidence.counts.tolist())
         if self._cache is None or self._cache[0] != key:
             fresh = self._fresh(evidence)
-            temperature = _temperature(self._records.where(fresh))
-            enough = len(self._records.lessons[fresh].unique()) >= LEAST_LESSONS
-            self._cache = key, temperature, _fit(self._records, fresh, temperature) if enough else None
+            enough = len(fresh.lessons.unique()) >= LEAST_LESSONS
+            self._cache = key, _temperature(fresh), _fit(fresh.typicality.double()) if enough else None
         return self._cache[1:]
 
-    def _fresh(self, evidence: Evidence) -> Tensor:
-        """Return a mask of the records that are not too pessimistic; all of them if these are too few."""
+    def _fresh(self, evidence: Evidence) -> _Records:
+        """Return the records of about the present numbers of images and classes; all of them if these are too few."""
         records = self._records
         now = dict(zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True))
-        fresh = 2 * records.images >= torch.tensor([now.get(label, 0) for label in records.labels.tolist()])
-        return fresh if len(records.lessons[fresh].unique()) >= LEAST_LESSONS else torch.ones_like(fresh)
+        images = 2 * records.images >= torch.tensor([now.get(label, 0) for label in records.labels.tolist()])
+        for fresh in (images & (2 * records.classes >= len(now)), images):
+            if len(records.lessons[fresh].unique()) >= LEAST_LESSONS:
+                return records.where(fresh)
+        return records
 
 
 def _temperature(records: _Records) -> float:
@@ -245,30 +246,15 @@ def _temperature(records: _Records) -> float:
     centre, step = 0.0, 0.5
     while step > 1e-4:
         logs = centre + step * torch.linspace(-10, 10, 21, dtype=torch.float64)
-        losses = [weights @ (gaps / log.exp()).logsumexp(1) + log.square() / 2 for log in logs]
+        losses = [weights @ (gaps / log.exp()).logsumexp(1) + (log / PRIOR).square() / 2 for log in logs]
         centre, step = float(logs[int(torch.stack(losses).argmin())]), step / 8
     return float(torch.tensor(centre).exp())
 
 
-def _fit(records: _Records, fresh: Tensor, temperature: float) -> _Fit:
-    """Fit the standardisation, the shifts of classes and the threshold."""
-    gaps = torch.nn.functional.pad(records.gaps.double(), (1, 0)) / temperature
-    columns = torch.cat([records.typicality.double(), gaps.log_softmax(1).amax(1, keepdim=True)], 1)
-    mean, deviation = columns[fresh].mean(0), columns[fresh].std(0, correction=0).clamp_min(1e-3)
-    standard = (columns - mean) / deviation
-    predicted, classes = records.predicted().unique(return_inverse=True)
-    sums = standard.new_zeros(len(predicted), 3).index_add_(0, classes, standard)
-    numbers = standard.new_zeros(len(predicted)).index_add_(0, classes, torch.ones_like(standard[:, 0]))
-    # A record's own lesson is left out of the mean of its class.
-    pairs = records.lessons * len(predicted) + classes
-    _, pairs = pairs.unique(return_inverse=True)
-    own = standard.new_zeros(int(pairs.amax()) + 1, 3).index_add_(0, pairs, standard)[pairs]
-    own_number = pairs.bincount()[pairs]
-    others = (sums[classes] - own) / (numbers[classes] - own_number + CLASS_PRIOR)[:, None]
-    familiarity = (standard - others) @ standard.new_tensor(WEIGHTS)
-    threshold = float(familiarity[fresh].quantile(REJECTED))
-    shifts = sums / (numbers + CLASS_PRIOR)[:, None]
-    return _Fit(mean, deviation, dict(zip(predicted.tolist(), shifts, strict=True)), threshold)
+def _fit(typicality: Tensor) -> _Fit:
+    """Fit the standardisation and the threshold to the ``(n, 3)`` typicality of known images."""
+    fit = _Fit(typicality.mean(0), typicality.std(0, correction=0).clamp_min(1e-6), 0.0)
+    return fit._replace(threshold=float(fit.familiarity(typicality).quantile(REJECTED)))
 
 
 def expected_calibration_error(probabilities: Tensor, correct: Tensor, bins: int = 15) -> float:

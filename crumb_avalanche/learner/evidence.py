@@ -27,9 +27,9 @@ class Evidence(NamedTuple):
         scores: ``(B, C)`` float64, divided by the usual temperature of the closed form.
         labels: ``(C,)`` int64, the class of each column.
         counts: ``(C,)`` int64, images that each class was learned from.
-        typicality: ``(B, 2)`` float64, larger for images like those of the classes: minus the logarithm of the part
-            of the image that no combination of class means explains, and the closeness to the nearest class relative
-            to that of an image of any class.
+        typicality: ``(B, 3)`` float64, larger for images like those of the classes: minus the logarithm of the part
+            of the image that no combination of class means explains; the closeness to the nearest class relative to
+            that of an image of any class; and the cosine between the image and the class mean of nearest direction.
     """
 
     scores: Tensor
@@ -42,9 +42,9 @@ def evidence(statistics: ClassStatistics, features: Tensor, scores: Tensor | Non
     """Compute scores and distances of images.
 
     Regularised discriminant and streaming LDA: in the space whitened with the common covariance, the squared length
-    outside the span of the class means, and minus the relative Mahalanobis distance (Ren et al., 2021). Class means:
-    the same of unit vectors, not whitened, with the plain distance. Random projection: the leverage of the regression,
-    and the largest score.
+    outside the span of the class means, minus the relative Mahalanobis distance (Ren et al., 2021), and the cosine, with
+    the mean of the class means as origin. Class means: the same of unit vectors, not whitened, with the plain distance.
+    Random projection: the leverage of the regression, the largest score, and their ratio with the root of the leverage.
 
     Args:
         statistics: a closed form with at least one class.
@@ -67,15 +67,16 @@ def evidence(statistics: ClassStatistics, features: Tensor, scores: Tensor | Non
         hidden = statistics.project(features)
         unexplained = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
         relative = scores.amax(1)
+        cosine = relative / unexplained.clamp_min(_TINY).sqrt()
     else:
-        unexplained, nearest, background = distances(statistics, features)
+        unexplained, nearest, background, cosine = distances(statistics, features)
         relative = background - nearest
-    typicality = torch.stack([-unexplained.clamp_min(_TINY).log(), relative], 1)
+    typicality = torch.stack([-unexplained.clamp_min(_TINY).log(), relative, cosine], 1)
     return Evidence(scores / TEMPERATURES[kind], labels, statistics.image_counts[labels].long(), typicality)
 
 
-def distances(statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute squared distances in the space whitened with the common covariance.
+def distances(statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute squared distances and cosines in the space whitened with the common covariance.
 
     Args:
         statistics: a regularised discriminant, streaming LDA or class means (of unit vectors, not whitened) with at
@@ -84,8 +85,8 @@ def distances(statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Te
 
     Returns:
         The squared length outside the span of the class means, the squared distance to the nearest mean within the
-        span, and that to the centre in units of the total covariance, which is 0 for class means; ``(B,)`` float64
-        each.
+        span, that to the centre in units of the total covariance, which is 0 for class means, and the largest cosine
+        between the image and a class mean, both seen from the centre; ``(B,)`` float64 each.
     """
     values = features.double()
     return _solved(statistics).distances(functional.normalize(values) if type(statistics) is ClassMeans else values)
@@ -144,12 +145,14 @@ class _Space(NamedTuple):
             lambda rows: torch.linalg.solve_triangular(solution.root, rows.mT, upper=False).square().sum(0),
         )
 
-    def distances(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def distances(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute what the function ``distances`` returns."""
         rows = features - self.centre
         places = rows @ self.projection
-        unexplained = self.squares(rows) - places.square().sum(1)
-        return unexplained, torch.cdist(places, self.means).square().amin(1), places.square() @ self.background
+        squares = self.squares(rows)
+        cosine = (places @ functional.normalize(self.means).mT).amax(1) / squares.clamp_min(_TINY).sqrt()
+        nearest = torch.cdist(places, self.means).square().amin(1)
+        return squares - places.square().sum(1), nearest, places.square() @ self.background, cosine
 
 
 _held: WeakKeyDictionary[ClassStatistics, tuple[Any, Any]] = WeakKeyDictionary()

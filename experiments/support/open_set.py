@@ -189,7 +189,7 @@ def candidate_scores(
         found: evidence of `features`.
         features: `(B, D)`.
     """
-    residual, nearest, background = distances(statistics, features)
+    residual, nearest, background, cosine = distances(statistics, features)
     temperature = confidence.temperature(found)
 
     def columns(some: Evidence) -> Tensor:
@@ -203,12 +203,14 @@ def candidate_scores(
         "Mahalanobis distance": -(nearest + residual),
         "residual": -residual,
         "relative Mahalanobis distance": background - nearest,
-        "maximum softmax": standard[:, 2],
+        "maximum softmax": standard[:, 3],
         "energy": (found.scores / temperature).logsumexp(1),
+        "cosine": cosine,
         "sum of residual and relative distance": standard[:, :2].sum(1),
-        "sum of relative distance and softmax": standard[:, 1:].sum(1),
-        "sum of all three": standard.sum(1),
-        "sum of all three, relative distance twice": standard.sum(1) + standard[:, 1],
+        "sum of relative distance and softmax": standard[:, [1, 3]].sum(1),
+        "sum of relative distance and cosine": standard[:, 1:3].sum(1),
+        "sum of residual, relative distance and cosine": standard[:, :3].sum(1),
+        "sum of residual, relative distance and softmax": standard[:, [0, 1, 3]].sum(1),
     }
 
 

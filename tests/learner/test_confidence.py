@@ -11,8 +11,10 @@ from crumb_avalanche.learner.confidence import (
     DOUBTFUL,
     LEAST_LESSONS,
     PER_LESSON,
+    PRIOR,
     REJECTED,
     RIVALS,
+    WEIGHTS,
     Confidence,
     expected_calibration_error,
 )
@@ -28,7 +30,7 @@ def made(scores, typicality=None, labels=None, counts=None):
         scores,
         torch.arange(columns) if labels is None else torch.tensor(labels),
         torch.full((columns,), 10) if counts is None else torch.tensor(counts),
-        torch.zeros(len(scores), 2, dtype=torch.float64) if typicality is None else torch.as_tensor(typicality),
+        torch.zeros(len(scores), 3, dtype=torch.float64) if typicality is None else torch.as_tensor(typicality),
     )
 
 
@@ -36,7 +38,7 @@ def random_lesson(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
     generator = torch.Generator().manual_seed(seed)
     scores = spread * torch.randn(images, classes, generator=generator, dtype=torch.float64)
     scores[:, label] += 2
-    return made(scores, torch.randn(images, 2, generator=generator, dtype=torch.float64), counts=counts)
+    return made(scores, torch.randn(images, 3, generator=generator, dtype=torch.float64), counts=counts)
 
 
 def taught(lessons=8, **arguments):
@@ -83,14 +85,20 @@ def test_calibration_error_is_a_share_and_at_least_the_overall_one(pairs, bins):
 def test_temperature_of_a_made_example():
     """Two classes, a gap of 4, three of four right: the likelihood is largest where the sigmoid of 4 / T is 3/4.
 
-    Many lessons outweigh the prior.
+    The slopes of likelihood and prior are equal at the result; more lessons bring it closer to 4 / log 3.
     """
-    confidence = Confidence(capacity=8000)
-    for _ in range(400):
-        confidence.observe(made([[4.0, 0], [4.0, 0], [4.0, 0], [0, 4.0]]), 0)
-    evidence = made([[4.0, 0]])
-    assert confidence.temperature(evidence) == pytest.approx(4 / math.log(3), rel=0.02)
-    assert confidence.probabilities(evidence)[0].tolist() == pytest.approx([0.75, 0.25], abs=0.01)
+    distances = []
+    for lessons in (20, 100, 500):
+        confidence = Confidence(capacity=8000)
+        for _ in range(lessons):
+            confidence.observe(made([[4.0, 0], [4.0, 0], [4.0, 0], [0, 4.0]]), 0)
+        evidence = made([[4.0, 0]])
+        temperature = confidence.temperature(evidence)
+        share = 1 / (1 + math.exp(-4 / temperature))
+        assert lessons * (share - 0.75) * 4 / temperature == pytest.approx(math.log(temperature) / PRIOR**2, rel=0.01)
+        assert confidence.probabilities(evidence)[0].tolist() == pytest.approx([share, 1 - share])
+        distances.append(4 / math.log(3) - temperature)
+    assert distances[0] > distances[1] > distances[2] and distances[2] < 0.5
 
 
 def test_temperature_balances_likelihood_and_prior():
@@ -100,7 +108,7 @@ def test_temperature_balances_likelihood_and_prior():
     temperature = confidence.temperature(made([[1.0, 0]]))
     assert temperature < 1
     wrong = 1 / (1 + math.exp(1 / temperature))
-    assert math.log(temperature) == pytest.approx(-wrong / temperature, abs=2e-3)
+    assert math.log(temperature) == pytest.approx(-(PRIOR**2) * wrong / temperature, abs=2e-3)
 
 
 def test_temperature_without_records_is_the_usual_one():
@@ -120,34 +128,49 @@ def test_a_long_lesson_counts_as_much_as_a_short_one():
 # Threshold
 
 
+def test_familiarity_by_hand():
+    """Residual and cosine are 0 in each record and do not count; the relative distance of half is 1, of half -1.
+
+    The mean is 0, the deviation 1, and the 5 % quantile of the weighted sum that of the lower half.
+    """
+    confidence = Confidence()
+    for place in range(LEAST_LESSONS):
+        typicality = torch.zeros(20, 3, dtype=torch.float64)
+        typicality[:, 1] = torch.tensor([1.0, -1.0]).repeat(10)
+        confidence.observe(made([[1.0, 0]] * 20, typicality), place % 2)
+    typicality = torch.tensor([[0, 1.0, 0], [0, -1.0, 0], [0, -1.5, 0]], dtype=torch.float64)
+    familiarity = confidence.familiarity(made([[1.0, 0]] * 3, typicality))
+    assert familiarity.tolist() == pytest.approx([2 * WEIGHTS[1], 0, -WEIGHTS[1] / 2])
+
+
 def test_threshold_is_the_quantile_of_the_records():
-    """A single predicted class and equal scores: familiarity depends on the residual alone, up to the class's shift."""
-    confidence = Confidence()
-    values = torch.randperm(200, generator=torch.Generator().manual_seed(0)).double()
-    for part in values.split(20):
-        typicality = torch.stack([part, torch.zeros(20, dtype=torch.float64)], 1)
-        confidence.observe(made([[1.0, 0]] * 20, typicality), 0)
-    everything = made([[1.0, 0]] * 200, torch.stack([values, torch.zeros_like(values)], 1))
-    known = confidence.known(everything)
-    assert (~known).double().mean() == pytest.approx(REJECTED, abs=0.011)
-    assert values[~known].max() < values[known].min(), "the least typical ones are rejected"
+    """Familiarity depends on one column if the others are equal: the twin is its quantile."""
+    for column in range(3):
+        confidence = Confidence()
+        values = torch.randperm(200, generator=torch.Generator().manual_seed(0)).double()
+        everything = torch.zeros(200, 3, dtype=torch.float64)
+        everything[:, column] = values
+        for part in everything.split(20):
+            confidence.observe(made([[1.0, 0]] * 20, part), 0)
+        known = confidence.known(made([[1.0, 0]] * 200, everything))
+        assert torch.equal(known, values >= values.quantile(REJECTED))
 
 
-def test_a_class_whose_objects_differ_more_is_not_rejected_more():
-    """Without the shift of each class, images of class 1 would all lie below those of class 0."""
-    confidence = Confidence()
-    generator = torch.Generator().manual_seed(0)
+def test_familiarity_is_the_standardised_weighted_sum():
+    """A readable twin, row by row."""
+    confidence, new = taught(8), random_lesson(70)
+    records = torch.cat([random_lesson(seed, label=seed % 4).typicality for seed in range(8)]).float().double()
+    means, deviations = records.mean(0), records.std(0, correction=0)
 
-    def lesson(label, images=20):
-        noise = torch.randn(images, 2, generator=generator, dtype=torch.float64)
-        return made([[5.0 * (label == 0), 5.0 * (label == 1)]] * images, noise - 3 * label)
+    def total(row):
+        return sum(
+            weight * (value - mean) / deviation
+            for weight, value, mean, deviation in zip(WEIGHTS, row, means, deviations)
+        )
 
-    for number in range(60):
-        confidence.observe(lesson(number % 2), number % 2)
-    rejected = [float((~confidence.known(lesson(label, 20_000))).double().mean()) for label in (0, 1)]
-    assert rejected == pytest.approx([REJECTED] * 2, abs=0.03)
-    strange = lesson(0)._replace(typicality=torch.full((20, 2), -3.0, dtype=torch.float64))
-    assert not confidence.known(strange).any(), "unlike class 0, though like class 1"
+    threshold = torch.stack([total(row) for row in records]).quantile(REJECTED)
+    expected = torch.stack([total(row) - threshold for row in new.typicality])
+    assert torch.allclose(confidence.familiarity(new), expected)
 
 
 def test_before_enough_lessons_only_doubtful_images_are_unknown():
@@ -172,6 +195,23 @@ def test_early_records_of_a_class_do_not_set_temperature_and_threshold():
     assert early.temperature(now._replace(counts=torch.tensor([8] * 4))) != late.temperature(now)
 
 
+def test_records_from_a_time_of_few_classes_do_not_set_temperature_and_threshold():
+    def two_classes(seed):
+        return random_lesson(seed, label=seed % 2, classes=2, spread=5.0)
+
+    both, late, now = Confidence(), Confidence(), random_lesson(50, classes=6)
+    for seed in range(8):
+        both.observe(two_classes(seed), seed % 2)
+    early = both.familiarity(now)
+    for seed in range(100, 120):
+        for confidence in (both, late):
+            confidence.observe(random_lesson(seed, label=seed % 3, classes=3), seed % 3)
+    assert both.temperature(now) == late.temperature(now)
+    assert torch.equal(both.familiarity(now), late.familiarity(now)) and not torch.equal(early, late.familiarity(now))
+    smaller = random_lesson(50, classes=4)
+    assert both.temperature(smaller) != late.temperature(smaller), "two classes are half of four"
+
+
 # Records
 
 
@@ -194,7 +234,7 @@ def test_the_records_stay_within_the_capacity_and_every_class_keeps_some(capacit
     state = confidence.state_dict()
     if capacity >= 8:
         assert set(state["labels"].tolist()) == {label for label, _ in lessons}
-    assert sum(state[name].element_size() * state[name].shape[1:].numel() for name in state if name != "next") == 224
+    assert sum(state[name].element_size() * state[name].shape[1:].numel() for name in state if name != "next") == 236
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10))

@@ -63,13 +63,17 @@ def test_distances_of_gaussians(name):
     def squared(rows):
         return ((rows @ inverse) * rows).sum(-1)
 
-    residual, nearest, background = distances(statistics, fresh)
+    residual, nearest, background, cosine = distances(statistics, fresh)
     whole = squared(values[:, None] - means).amin(1)
     assert torch.allclose(residual + nearest, whole, rtol=1e-4)
     # In units of the total covariance: S plus the covariance of the means, by the part within the span alone.
     total = torch.linalg.inv(torch.linalg.inv(inverse) + (means - centre).mT @ (means - centre) / 3)
     rows = values - centre
     assert torch.allclose(residual + background, ((rows @ total) * rows).sum(1), rtol=1e-4)
+    products = rows @ inverse @ (means - centre).mT
+    lengths = squared(rows).sqrt()[:, None] * squared(means - centre).sqrt()
+    assert torch.allclose(cosine, (products / lengths).amax(1), rtol=1e-4)
+    assert torch.allclose(distances(statistics, means[1:2])[3], torch.ones(1, dtype=torch.float64), atol=1e-4)
     on_plane = means[:1] + 0.3 * (means[1:2] - means[:1])
     assert distances(statistics, on_plane)[0].abs() < 1e-6 < residual.min()
 
@@ -78,9 +82,12 @@ def test_distances_of_class_means_are_of_unit_vectors():
     statistics, (fresh, _) = trained("ncm"), data(seed=1)
     means = functional.normalize(statistics.means[[0, 1, 3]].double(), dim=1)
     values = functional.normalize(fresh.double(), dim=1)
-    residual, nearest, background = distances(statistics, 7 * fresh)
+    residual, nearest, background, cosine = distances(statistics, 7 * fresh)
     assert torch.allclose(residual + nearest, torch.cdist(values, means).square().amin(1))
     assert not background.any()
+    centre = means.mean(0)
+    expected = functional.normalize(values - centre) @ functional.normalize(means - centre).mT
+    assert torch.allclose(cosine, expected.amax(1))
 
 
 def test_leverage_of_random_projection():
@@ -90,7 +97,9 @@ def test_leverage_of_random_projection():
     found = evidence(statistics, fresh)
     leverage = ((hidden @ torch.linalg.inv(gram)) * hidden).sum(1)
     assert torch.allclose(found.typicality[:, 0], -leverage.log(), rtol=1e-4)
-    assert torch.allclose(found.typicality[:, 1], statistics.scores(fresh)[:, [0, 1, 3]].amax(1))
+    largest = statistics.scores(fresh)[:, [0, 1, 3]].amax(1)
+    assert torch.allclose(found.typicality[:, 1], largest)
+    assert torch.allclose(found.typicality[:, 2], largest / leverage.sqrt(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", BUILD)
@@ -99,7 +108,7 @@ def test_evidence_covers_the_classes_with_images(name):
     found = evidence(statistics, fresh)
     assert found.labels.tolist() == [0, 1, 3] and found.counts.sum() == 200
     assert torch.allclose(found.scores * TEMPERATURES[type(statistics)], statistics.scores(fresh)[:, [0, 1, 3]])
-    assert found.typicality.shape == (200, 2) and found.typicality.isfinite().all()
+    assert found.typicality.shape == (200, 3) and found.typicality.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["rda", "rda, many", "rda, whole", "slda"])
