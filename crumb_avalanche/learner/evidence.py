@@ -42,8 +42,8 @@ def evidence(statistics: ClassStatistics, features: Tensor, scores: Tensor | Non
     """Compute scores and distances of images.
 
     Regularised discriminant and streaming LDA: in the space whitened with the common covariance, the squared length
-    outside the span of the class means, minus the relative Mahalanobis distance (Ren et al., 2021), and the cosine, with
-    the mean of the class means as origin. Class means: the same of unit vectors, not whitened, with the plain distance.
+    outside the span of the class means, minus the relative Mahalanobis distance (Ren et al., 2021), and the cosine seen
+    from the mean of the class means. Class means: the same of unit vectors, not whitened, with the plain distance.
     Random projection: the leverage of the regression, the largest score, and their ratio with the root of the leverage.
 
     Args:

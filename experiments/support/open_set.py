@@ -197,7 +197,7 @@ def candidate_scores(
         return torch.cat([some.typicality, softmax], 1)
 
     before = torch.cat([columns(lesson) for lesson in observed])
-    standard = (columns(found) - before.mean(0)) / before.std(0)
+    standard = (columns(found) - before.mean(0)) / before.std(0).clamp_min(1e-9)
     return {
         "distance in the discriminant space": -nearest,
         "Mahalanobis distance": -(nearest + residual),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from called_script import called
-from open_set import left_out_sets, photos, run_rows, summary
+from open_set import left_out_sets, photos, redrawn, run_rows, summary
 from PIL import Image
 from support.open_set import METHODS, Measured, Stream, auroc, features_of, interval, lessons_of, run_stream
 
@@ -82,7 +82,8 @@ def test_a_run_tells_separate_classes_and_unknown_ones(method):
     assert closed.accuracy == 1 and closed.ece < 0.1 and closed.unknown_rejected is None and not closed.auroc
     opened = run_stream(method, table, features, (1, 4), 0, candidates=method == "rda")
     assert opened.auroc["chosen"] > 0.9 and opened.unknown_rejected > opened.known_rejected
-    assert len(opened.auroc) == (11 if method == "rda" else 1)
+    assert len(opened.auroc) == (13 if method == "rda" else 1)
+    assert all(0 <= area <= 1 for area in opened.auroc.values())
 
 
 def test_photos_takes_fifty_classes_at_most(tmp_path):
@@ -93,6 +94,9 @@ def test_photos_takes_fifty_classes_at_most(tmp_path):
             Image.new("RGB", (2, 2)).save(folder / f"{photo}.png")
     table = photos(tmp_path)
     assert len(table.classes) == 50 and table.counts()["class00"] == {"train": 5, "test": 1}
+    other, again = redrawn(table, 1), redrawn(table, 1)
+    assert other.path == table.path and other.counts() == table.counts()
+    assert other.split == again.split != redrawn(table, 2).split
 
 
 def test_rows_of_runs_and_their_table():
