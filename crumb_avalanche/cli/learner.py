@@ -4,6 +4,7 @@ from pathlib import Path
 
 from crumb_avalanche.learner.file import LEARNER
 from crumb_avalanche.learner.file import read_header as read_header_of_run
+from crumb_avalanche.learner.kinds import REPLAY
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.of_run import cannot_be_taught
 from crumb_avalanche.learner.store import holds_weights, is_of_run, read_header, refuse_folder
@@ -72,7 +73,13 @@ def show(path: Path) -> None:
     for lesson in header["lessons"]:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
         print(f"  {lesson['when']}  {what}")
-    print(f"It holds no {'other ' * bool(kept)}images and no paths of images.")
+    for line in header.get("stored", ()):  # files of earlier versions lack it
+        print(f"stored    {line}")
+    kind = REPLAY.get(header["method"])
+    if kind is not None and kind.images:
+        print(f"{header['method']} replays images: it holds some of those that it was taught, and no paths of images.")
+    else:
+        print(f"It holds no {'other ' * bool(kept)}images and no paths of images.")
 
 
 def show_run(path: Path) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.evidence import TEMPERATURES, evidence
 from crumb_avalanche.learner.graph import OPERATORS, Familiarity, Graph, Probabilities
+from crumb_avalanche.learner.kinds import KINDS, REPLAY
 from crumb_avalanche.learner.learner import AT_A_TIME, Learner, NothingTaughtError
 from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.sources import clips_of
@@ -32,7 +33,7 @@ NEEDED = "the export to ONNX needs onnx and onnxruntime: pip install 'crumb-aval
 
 
 class ExportError(ValueError):
-    """The exported graph does not answer as the learner does."""
+    """The learner cannot be exported, or the exported graph does not answer as the learner does."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
     Raises:
         ImportError: onnx or onnxruntime is not installed.
         NothingTaughtError: nothing was taught.
-        ExportError: the graph answers otherwise than the learner; no file is written, and an existing one is unchanged.
+        ExportError: the learner learns by replay, or the graph answers otherwise than the learner; no file is written,
+            and an existing one is unchanged.
     """
     try:
         import onnx  # noqa: F401
@@ -102,6 +104,11 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
     with learner._lock:
         if not learner.classes:
             raise NothingTaughtError("nothing was taught yet: there is nothing to export; teach the learner first")
+        if learner.method in REPLAY:
+            raise ExportError(
+                f"a learner by replay ({learner.method}) cannot be exported; those in closed form can: "
+                f"{', '.join(KINDS)}"
+            )
         graph = onnx_graph(learner)
         session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
         parity = compare(learner, session, _noise(learner.network.image_size) if images is None else images)

@@ -1,7 +1,11 @@
-"""The learners in closed form: their features, their statistics, and how they share a budget among classes."""
+"""The kinds of learners: in closed form, with their features, statistics and share of the budget; and by replay."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
@@ -10,6 +14,7 @@ from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.closed_form.random_projection import RandomProjection
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.models.split_model import SplitModel
 
 POOLED = dict(maps=False, deviations=False, power=1.0)  # means of the head's input over locations
 MOST_DIRECTIONS = 64  # of a class; more do not help
@@ -151,3 +156,48 @@ def _direction_bytes(length: int) -> int:
 
 KINDS: dict[str, Kind] = {"rda": Discriminant(), "slda": Lda(), "ncm": Means(), "ranpac": Projection()}
 RECOMMENDED = "rda"
+
+
+def _maps(model: SplitModel, pixels: Tensor) -> Tensor:
+    return model.extract(pixels)
+
+
+def _pixels(model: SplitModel, pixels: Tensor) -> Tensor:
+    return pixels
+
+
+@dataclass(frozen=True)
+class ReplayKind:
+    """A kind of learner by replay.
+
+    Attributes:
+        memory: what a memory is, in words.
+        temperature: of its scores.
+        images: whether memories are images; maps are calibrated on and stored as codes otherwise.
+        herds: whether the method chooses its memories itself and orders them by priority.
+        rehearsals: steps after each piece on memories with equal shares of all classes.
+        learning: ``LearningSettings`` that differ from ``REPLAY_LEARNING``.
+        method: settings of the method that differ from its defaults.
+    """
+
+    memory: str
+    temperature: float = 1.0
+    images: bool = False
+    herds: bool = False
+    rehearsals: int = 0
+    learning: dict[str, Any] = field(default_factory=dict, hash=False)
+    method: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def features(self) -> Callable[[SplitModel, Tensor], Tensor]:
+        """Return the function from pixels to what is learned: F's maps ``(n, C, H, W)``, or the pixels themselves."""
+        return _pixels if self.images else _maps
+
+
+REPLAY_LEARNING: dict[str, Any] = dict(first_epochs=5, clamp_gradients=10.0)
+REPLAY: dict[str, ReplayKind] = {
+    # A larger replay weight, as in the reference code, holds back a new class that is shown in few images.
+    "crumb": ReplayKind("codes of feature maps", rehearsals=8, learning=dict(replay_steps=4)),
+    "remind": ReplayKind("product-quantizer codes of feature maps", rehearsals=8),
+    "er": ReplayKind("images", images=True, rehearsals=8),
+    "icarl": ReplayKind("images", temperature=0.05, images=True, herds=True),
+}

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.evidence import evidence
+from crumb_avalanche.learner.evidence import Evidence, evidence
+from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 RUNNERS_UP = 4
 # The copy that is asked before a clip is learned is brought up to date when so many times more images were learned.
@@ -72,8 +75,7 @@ class Knowledge:
     def classes(self) -> list[ClassInfo]:
         """The classes taught."""
         return [
-            ClassInfo(str(self.names[number]), self.images[number], self.kind.class_bytes(self.statistics, number))
-            for number in self.taught
+            ClassInfo(str(self.names[number]), self.images[number], self._class_bytes(number)) for number in self.taught
         ]
 
     def find(self, name: str) -> int:
@@ -95,17 +97,43 @@ class Knowledge:
         """
         if name in self.names:
             return self.names.index(name), ""
-        classes = len(self.names) - self.names.count(None) + 1
-        note = self.kind.make_room(self.statistics, self.length, classes, self.budget_bytes)
+        note = self._make_room(len(self.names) - self.names.count(None) + 1)
         if None in self.names:
             number = self.names.index(None)
         else:
             number = len(self.names)
             self.names.append(None)
             self.images.append(0)
-            self.statistics.grow(number + 1)
+            self._grow(number + 1)
         self.names[number] = name
         return number, note
+
+    def _class_bytes(self, number: int) -> int:
+        return self.kind.class_bytes(self.statistics, number)
+
+    def _make_room(self, classes: int) -> str:
+        return self.kind.make_room(self.statistics, self.length, classes, self.budget_bytes)
+
+    def _grow(self, classes: int) -> None:
+        self.statistics.grow(classes)
+
+    @property
+    def remains_after_forget(self) -> str:
+        """What ``forget`` leaves of the images of a class, in words; empty for nothing."""
+        return self.statistics.remains_after_forget
+
+    @property
+    def stored(self) -> list[str]:
+        """What is stored, in words."""
+        return [f"class statistics: {tensor_bytes(self.tensors()):,} bytes"]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that count for the budget."""
+        return self.statistics.tensors()
+
+    def examine(self, features: Tensor) -> Tensor:
+        """Compute the ``(n, ...)`` values that ``ranked`` takes."""
+        return features
 
     def learn(self, features: Tensor, number: int) -> None:
         """Add the ``(n, D)`` features of images of a class."""
@@ -137,19 +165,26 @@ class Knowledge:
         The scores of a clip are the means over its frames.
 
         Args:
-            features: ``(n, D)``.
+            features: ``(n, ...)`` of ``examine``.
 
         Returns:
             ``n + 1`` pairs, the last one for the clip: names with probabilities, most likely first, and whether a class
             explains what is shown.
         """
-        found = evidence(self.statistics, features)
+        found = self._evidence(features)
         familiarity = self.confidence.familiarity(found)
         together = found._replace(scores=found.scores.mean(0, keepdim=True))
         shares = torch.cat([self.confidence.probabilities(found), self.confidence.probabilities(together)])
         known = [*(familiarity >= 0).tolist(), bool(familiarity.mean() >= 0)]
         names = [str(self.names[label]) for label in found.labels.tolist()]
         return [(_sorted(names, row), answer) for row, answer in zip(shares, known)]
+
+    def _evidence(self, features: Tensor) -> Evidence:
+        return evidence(self.statistics, features)
+
+    def explain(self, model: SplitModel, features: Any, pixels: Tensor) -> Tensor:
+        """Attribute the margin of an answer to the locations of an image; see ``evidence_by_location``."""
+        return evidence_by_location(model, features, self.statistics, pixels, self.taught)
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name.

@@ -1,5 +1,6 @@
 """A learner that is taught by showing, asked about photos, and kept in one file."""
 
+import contextlib
 import copy
 import os
 import threading
@@ -12,12 +13,12 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.learner.answer import Answer, Lesson
-from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.folders import check_name
-from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED
+from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import batches
+from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
@@ -35,8 +36,8 @@ class NothingTaughtError(ValueError):
 class Learner:
     """Learns to recognise what it is shown, class by class, and answers for new images.
 
-    Classes and images may come in any number of lessons and in any order. Images are not kept. Calls from several
-    threads are safe and run one after the other.
+    Classes and images may come in any number of lessons and in any order. Images are not kept, except by ``er`` and
+    ``icarl``. Calls from several threads are safe and run one after the other.
 
     ::
 
@@ -47,12 +48,13 @@ class Learner:
         learner.save("mine.safetensors")
 
     Args:
-        method: ``recommended`` (``rda``), or another of ``KINDS``: ``slda``, ``ncm``, ``ranpac``.
+        method: ``recommended`` (``rda``), or another of ``KINDS``: ``slda``, ``ncm``, ``ranpac``; or of ``REPLAY``,
+            which train the layers after the cut: ``crumb``, ``remind``, ``er``, ``icarl``.
         backbone: a name in ``BACKBONES``.
         weights: ``"torchvision"`` downloads its ImageNet weights; or a weight file.
         image_size: side in pixels to which images are resized.
         budget_bytes: most bytes of what is learned; default the size of the network. If it is full, ``teach`` says what
-            gives way.
+            gives way. Trained layers count as part of the network.
 
     Attributes:
         lessons: what each call of ``teach`` did, in order.
@@ -68,8 +70,8 @@ class Learner:
         budget_bytes: int | None = None,
     ):
         method = RECOMMENDED if method == "recommended" else method
-        if method not in KINDS:
-            raise ValueError(f"method is {method!r}; known are recommended, {', '.join(KINDS)}")
+        if method not in {**KINDS, **REPLAY}:
+            raise ValueError(f"method is {method!r}; known are recommended, {', '.join([*KINDS, *REPLAY])}")
         self._set_up(method, FrozenNetwork.build(backbone, weights, image_size), budget_bytes)
 
     def _set_up(self, method: str, network: FrozenNetwork, budget_bytes: int | None) -> None:
@@ -77,11 +79,17 @@ class Learner:
         self.method, self.network = method, network
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
         self.lessons: list[Lesson] = []
-        self._features = KINDS[method].features()
-        self._knowledge = Knowledge(method, self._features.length(network.model), self.budget_bytes)
+        kind: Any = REPLAY[method] if method in REPLAY else KINDS[method]
+        self._features = kind.features()
+        self._knowledge = self._without_classes()
         self._thumbnails = Thumbnails()
         self._before: Knowledge | None = None  # as it was before the last lesson
         self._lock = threading.RLock()
+
+    def _without_classes(self) -> Knowledge:
+        if self.method in REPLAY:
+            return ReplayKnowledge(self.method, self.network.model, self.budget_bytes)
+        return Knowledge(self.method, self._features.length(self.network.model), self.budget_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -161,7 +169,7 @@ class Learner:
         held: list[Tensor] = []
         for paths, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
             features = self._features(self.network.model, pixels)
-            bad = (~torch.isfinite(features)).any(1).nonzero().flatten().tolist()
+            bad = (~torch.isfinite(features)).flatten(1).any(1).nonzero().flatten().tolist()
             if bad:
                 raise ValueError(f"the network's features of {paths[bad[0]]} are not finite; leave the image out")
             held.append(features)
@@ -205,15 +213,17 @@ class Learner:
             raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
         for clip in clips_of(source, on_bad=on_bad, report=report):
             paths: list[str] = []
-            features: list[Tensor] = []
-            for some, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
-                paths += some
-                with self._lock:  # the network's hooks serve one batch at a time
-                    features.append(self._features(self.network.model, pixels))
-            if not paths:
-                continue
-            with self._lock:
-                frames, together = self._answers(clip, paths, torch.cat(features))
+            examined: list[Tensor] = []
+            # What replay learns meanwhile would change the answers within a clip.
+            with self._lock if self.method in REPLAY else contextlib.nullcontext():
+                for some, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
+                    paths += some
+                    with self._lock:  # the network's hooks serve one batch at a time
+                        examined.append(self._knowledge.examine(self._features(self.network.model, pixels)))
+                if not paths:
+                    continue
+                with self._lock:
+                    frames, together = self._answers(clip, paths, torch.cat(examined))
             if os.path.isdir(clip.path):
                 yield from frames
             else:
@@ -244,9 +254,8 @@ class Learner:
         pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, self.network.image_size)]
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
-        known = self._knowledge
         with self._lock:
-            shares = evidence_by_location(self.network.model, self._features, known.statistics, pixels[0], known.taught)
+            shares = self._knowledge.explain(self.network.model, self._features, pixels[0])
         size = (self.network.image_size,) * 2
         return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
 
@@ -265,7 +274,7 @@ class Learner:
     @property
     def bytes(self) -> int:
         """Bytes of what was learned, without the network."""
-        return tensor_bytes(self._knowledge.statistics.tensors())
+        return tensor_bytes(self._knowledge.tensors())
 
     def thumbnails(self, name: str) -> list[Jpeg]:
         """Return the JPEG files of a class that ``teach(..., thumbnails=True)`` kept, the first one first.
@@ -304,7 +313,7 @@ class Learner:
             self._knowledge.forget(name)
             self._thumbnails.forget(name)
             self._change_lessons(lambda images: {other: n for other, n in images.items() if other != name})
-            return self._knowledge.statistics.remains_after_forget
+            return self._knowledge.remains_after_forget
 
     def _change_lessons(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
         self.lessons = [replace(lesson, images=change(lesson.images)) for lesson in self.lessons]
@@ -361,6 +370,7 @@ class Learner:
                 # A learner file holds no paths.
                 "lessons": [asdict(replace(lesson, unread=())) for lesson in self.lessons],
                 "before": before and before.state_dict(),
+                "stored": known.stored,
                 "thumbnails": self._thumbnails.state_dict(),
                 **known.state_dict(),
             }
@@ -393,7 +403,7 @@ class Learner:
         learner._set_up(state["method"], network, state["budget_bytes"])
         learner._knowledge.load_state_dict(state)
         if state["before"] is not None:
-            learner._before = Knowledge(learner.method, learner._knowledge.length, learner.budget_bytes)
+            learner._before = learner._without_classes()
             learner._before.load_state_dict(state["before"])
         learner._thumbnails = Thumbnails.of_state(state.get("thumbnails"))
         learner.lessons = [Lesson(**_tuples(lesson)) for lesson in state["lessons"]]

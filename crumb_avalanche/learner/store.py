@@ -58,11 +58,12 @@ def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[s
         "lessons": state["lessons"],
         "budget_bytes": state["budget_bytes"],
         "thumbnails": counts_of(state["thumbnails"]),
+        "stored": state["stored"],
         "network": network.header() | {"included": weights},
         "versions": {"crumb_avalanche": __version__, "torch": torch.__version__},
         "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    rest = {name: value for name, value in state.items() if name != "lessons"}
+    rest = {name: value for name, value in state.items() if name not in ("lessons", "stored")}
     stored = {**rest, "before": before, "network": network.state() if weights else None}
     write_state(path, stored, {"format": FORMAT, "learner": json.dumps(header)})
 

@@ -63,6 +63,12 @@ class Slots:
         self.by_class.setdefault(label, []).append(slot)
         return slot
 
+    def forget(self, label: int) -> list[int]:
+        """Evict all memories of a class and return the freed slots."""
+        freed = self.by_class.pop(label, [])
+        self.free += freed
+        return freed
+
     def trim(self, quota: int) -> list[int]:
         """Shrink every class to the quota and return the freed slots."""
         return [self.release(label) for label in self.by_class for _ in range(max(0, self.count(label) - quota))]
@@ -125,6 +131,9 @@ class SelectionRule(ABC):
     def give_up(self, slots: Slots, label: int) -> int:
         """Evict a memory of a class from a buffer that is made smaller; returns its slot."""
         return slots.release(label)
+
+    def forget(self, label: int) -> None:  # noqa: B027 (most rules know nothing of single classes)
+        """Remove what is known of a class."""
 
     def state_dict(self) -> dict:
         """Return the state: plain values and tensors."""
@@ -201,6 +210,10 @@ class EveryJth(SelectionRule):
             slots.make_room(label)
         return True
 
+    def forget(self, label):
+        for counts in (self.coming, self.offered, self.past):
+            counts.pop(label, None)
+
     def state_dict(self):
         return {
             "coming": dict(self.coming),
@@ -239,6 +252,10 @@ class ClassBalancedReservoir(SelectionRule):
                     slots.make_room(label)
             chosen.append((position, slots.take(label)))
         return chosen
+
+    def forget(self, label):
+        self.seen.pop(label, None)
+        self.full.discard(label)
 
     def state_dict(self):
         return {"seen": dict(self.seen), "full": sorted(self.full)}

@@ -144,7 +144,7 @@ class TeachSettings:
         label: name of the class that the source shows.
         camera: learn from this camera instead of a source, such as 0.
         seconds: how long to watch the camera.
-        method: for a new MODEL: recommended, rda, slda, ncm or ranpac.
+        method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
         weights: for a new MODEL, or one without weights: 'torchvision' (downloads) or a weight file.
         backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
         image_size: for a new MODEL: resize images to this many pixels square.
@@ -210,7 +210,7 @@ class ServeSettings:
         port: port to listen at; 0 takes a free one.
         certificate: PEM file with the certificate for https.
         key: PEM file with its private key.
-        method: for a new MODEL: recommended, rda, slda, ncm or ranpac.
+        method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
         weights: for a new MODEL, or one without weights: 'torchvision' (downloads) or a weight file.
         backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
         image_size: for a new MODEL: resize images to this many pixels square.

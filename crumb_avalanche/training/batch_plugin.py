@@ -107,7 +107,7 @@ class StoringPlugin(BatchPlugin):
         self._offered: Counter[int] = Counter()  # images of each class offered during training in this experience
         self._classes: set[int] = set()  # of this experience
         self._earlier: set[int] = set()  # of earlier experiences
-        self._warned = False
+        self.returning_expected = False  # no warning of a class that returns
 
     def before_training(self, strategy, **kwargs):
         check_strategy(strategy)
@@ -119,8 +119,8 @@ class StoringPlugin(BatchPlugin):
         self._offered = Counter()
         self._earlier |= self._classes
         self._classes = set(labels)
-        if self.returning and not self._warned:
-            self._warned = True
+        if self.returning and not self.returning_expected:
+            self.returning_expected = True
             for consequence in self.consequences_of_returning():
                 warnings.warn(
                     f"class {min(self.returning)} returns in experience {strategy.clock.train_exp_counter}: "

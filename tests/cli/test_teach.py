@@ -74,6 +74,21 @@ def test_teach_makes_a_learner_and_goes_on_with_it(place, tmp_path, capsys):
     assert code == 0 and "blue.png  sky" in out
 
 
+def test_teach_by_replay(place, tmp_path, capsys):
+    path = tmp_path / "mine.safetensors"
+    weights = ["--weights", str(place / "weights.safetensors"), "--method", "er", *NEW]
+    code, out, _ = ask(capsys, "teach", path, place / "tree", *weights)
+    assert code == 0 and "learned red: 6 images" in out and "3 classes" in out
+    code, out, _ = ask(capsys, "predict", path, place / "photos")
+    assert code == 0 and [line.split("  ")[1] for line in out.splitlines()] == ["blue", "green", "red"]
+    code, out, _ = ask(capsys, "learner", "show", path)
+    assert code == 0 and "18 memories (images)" in out and "er replays images: it holds some" in out
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(path.read_bytes())
+    code, _, err = ask(capsys, "learner", "merge", path, other, "--output", tmp_path / "both.safetensors")
+    assert code and "cannot be merged" in err and "closed form" in err
+
+
 def test_predict_as_table_json_and_csv(model, place, capsys):
     code, out, _ = ask(capsys, "predict", model, place / "photos")
     assert code == 0 and [line.split("  ")[1] for line in out.splitlines()] == ["blue", "green", "red"]

@@ -10,57 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from patch_images import SIZE, images
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.file import LearnerError
-from crumb_avalanche.learner.kinds import KINDS, BudgetError
+from crumb_avalanche.learner.kinds import KINDS, REPLAY, BudgetError
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
-from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
+from crumb_avalanche.learner.network import NetworkError
 from crumb_avalanche.learner.store import read_header
-from crumb_avalanche.models.backbones import SmallCNN
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.system.tensor_file import flatten, write_tensors
+from crumb_avalanche.system.tensor_file import flatten
 
-SIZE = 32
-COLOURS = np.random.default_rng(7).integers(0, 256, (60, 4, 3))
-
-
-def images(number, count=6, seed=0):
-    """Noisy images of four patches whose colours are a class's own; ``(count, 32, 32, 3)`` uint8."""
-    random = np.random.default_rng(1000 * seed + number)
-    patches = np.kron(COLOURS[number].reshape(2, 2, 3), np.ones((16, 16, 1)))
-    return np.clip(patches + random.normal(0, 25, (count, SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
-
-
-@pytest.fixture(scope="module")
-def weights_file(tmp_path_factory):
-    """Random weights, always the same."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        state = SmallCNN().state_dict()
-    file = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    write_tensors(file, state, {})
-    return file
-
-
-@pytest.fixture(scope="module")
-def network(weights_file):
-    return FrozenNetwork.build("small_cnn", weights_file, SIZE)
-
-
-@pytest.fixture
-def make(network):
-    """A function that makes a learner with random weights, always the same."""
-
-    def made(method="recommended", budget_bytes=4_000_000):
-        learner = Learner.__new__(Learner)
-        learner._set_up("rda" if method == "recommended" else method, network, budget_bytes)
-        return learner
-
-    return made
+METHODS = [*KINDS, *REPLAY]
 
 
 def taught(learner, classes=4, count=6):
@@ -79,7 +43,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in REPLAY)])
 def test_it_grows_from_one_class_to_fifty(make, method):
     learner = make(method)
     for number in range(50):
@@ -102,7 +66,7 @@ def test_the_order_of_lessons_does_not_matter(make, method):
         assert a.label == b.label == f"c{number}"
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_class_may_come_back(make, method):
     learner = taught(make(method), 3)
     learner.teach(images(0, 5, seed=2), "c0")
@@ -110,7 +74,7 @@ def test_a_class_may_come_back(make, method):
     assert learner.predict(images(0, 1, seed=3)).label == "c0"
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", METHODS)
 def test_nothing_one_class_and_one_image(make, method):
     learner = make(method)
     with pytest.raises(NothingTaughtError, match=r"nothing was taught.*teach"):
@@ -122,7 +86,7 @@ def test_nothing_one_class_and_one_image(make, method):
     assert {learner.predict(images(n, 1)).label for n in (0, 1)} == {"only", "other"}
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", METHODS)
 def test_undo_restores_every_bit(make, method, tmp_path):
     learner = taught(make(method), 3)
     before = pickle.loads(pickle.dumps(learner))  # shares no memory
@@ -138,7 +102,7 @@ def test_undo_restores_every_bit(make, method, tmp_path):
         learner.undo()
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", METHODS)
 def test_forget_leaves_nothing_of_the_class(make, method):
     learner, without = taught(make(method), 3), make(method)
     learner.teach(images(9), "last")

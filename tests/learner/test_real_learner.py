@@ -7,7 +7,7 @@ import torch
 from real_data import TEST_DATA
 
 from crumb_avalanche.learner.explanation import evidence_by_location
-from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.learner.kinds import KINDS, REPLAY
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.sources import clips_of
@@ -43,6 +43,14 @@ def taught(method, photos):
     return learner
 
 
+def right_answers(learner, photos):
+    """The photos of new objects, most of which must be answered right."""
+    asked = [photo for label in CLASSES for photo in sorted((photos / "test" / label).rglob("*.jpg"))[::6]]
+    right = sum(learner.predict(photo).label == photo.parent.parent.name for photo in asked)
+    assert right >= 0.85 * len(asked)
+    return asked
+
+
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in KINDS if method != "rda"]
 
 
@@ -50,12 +58,9 @@ SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in KINDS if meth
 def test_it_recognises_new_objects_and_knows_why(photos, method):
     learner = taught(method, photos)
     known, model, features = learner._knowledge, learner.network.model, learner._features
-    asked = [photo for label in CLASSES for photo in sorted((photos / "test" / label).rglob("*.jpg"))[::6]]
-    right = sum(learner.predict(photo).label == photo.parent.parent.name for photo in asked)
-    assert right >= 0.85 * len(asked)
+    chosen = right_answers(learner, photos)[::6]
     # Without the tenth of the locations that speak most for the answer, its margin falls more than without any tenth.
     random, better = torch.Generator().manual_seed(0), 0
-    chosen = asked[::6]
     for photo in chosen:
         ((_, pixels),) = batches(next(iter(clips_of(photo))).frames, 1, 224)
         shares = evidence_by_location(model, features, known.statistics, pixels, known.taught).flatten()
@@ -73,3 +78,29 @@ def test_it_recognises_new_objects_and_knows_why(photos, method):
         tenths = [torch.randperm(len(shares), generator=random)[:tenth] for _ in range(4)]
         better += margin(shares.topk(tenth).indices) < sum(map(margin, tenths)) / 4
     assert better == len(chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", REPLAY)
+def test_replay_recognises_new_objects_and_knows_why(photos, method):
+    learner = taught(method, photos)
+    known, random = learner._knowledge, torch.Generator().manual_seed(0)
+    falls, of_random = [], []
+    for photo in right_answers(learner, photos)[::6]:
+        ((_, pixels),) = batches(next(iter(clips_of(photo))).frames, 1, 224)
+        shares = known.explain(learner.network.model, learner._features, pixels).flatten()
+        inputs = known.network.inputs(learner._features(learner.network.model, pixels))
+        best = known._scores(inputs)[0].topk(2).indices
+
+        def margin(removed, inputs=inputs, best=best):
+            """The margin if locations hold the mean of the map."""
+            changed = inputs.flatten(2).clone()
+            changed[:, :, removed] = changed.mean(2, keepdim=True)
+            first, second = known._scores(changed.view_as(inputs))[0, best].tolist()
+            return first - second
+
+        tenth = len(shares) // 10
+        tenths = [torch.randperm(len(shares), generator=random)[:tenth] for _ in range(4)]
+        falls.append(margin(shares.topk(tenth).indices))
+        of_random.append(sum(map(margin, tenths)) / 4)
+    assert sum(one < other for one, other in zip(falls, of_random)) == len(falls)

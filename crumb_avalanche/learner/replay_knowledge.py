@@ -1,0 +1,269 @@
+"""What a learner by replay knows: names, memories, trained layers and confidence of the classes taught."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.evidence import Evidence, evidence
+from crumb_avalanche.learner.kinds import REPLAY, BudgetError
+from crumb_avalanche.learner.knowledge import Knowledge
+from crumb_avalanche.learner.replay_network import ReplayNetwork
+from crumb_avalanche.learner.replay_training import HeldRows, calibrated, memory_bytes, train
+from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+
+FIRST_IMAGES = 32  # shown before codebook or quantizer are fitted
+FIRST_LOCATIONS = 512  # of maps that they are fitted on, at least
+
+
+class ReplayKnowledge(Knowledge):
+    """Names, memories, trained layers and confidence of the classes taught.
+
+    *Learning*: each piece of a clip is one experience of the method's strategy. Methods that store codes keep float16
+    maps at first and answer by the nearest class mean; as soon as 32 images were shown, or the budget holds no more
+    maps, they fit codebook or quantizer, train on all of these maps, and drop them.
+
+    *Budget*: memories with their labels, codebook or quantizer, head, class means and the old network of iCaRL. What
+    the fixed parts leave is shared equally by the classes; for a new class, all others give up memories first.
+
+    *Confidence*: temperature of the scores as in closed form; unknown images by distances of the mean of F's map from
+    running class means.
+
+    Args:
+        method: one of ``REPLAY``.
+        frozen: the network; its F is shared.
+        budget_bytes: most bytes, see above.
+
+    Attributes:
+        statistics: running class means of F's maps.
+        network: trained layers.
+        memories: what is stored.
+        pieces: number of pieces trained on; 0 while maps are kept.
+    """
+
+    def __init__(self, method: str, frozen: SplitModel, budget_bytes: int):
+        self.method, self.replay, self.frozen, self.budget_bytes = method, REPLAY[method], frozen, budget_bytes
+        self.kind: Any = self.replay
+        self.length = frozen.map_shape[0]
+        self.names: list[str | None] = []
+        self.images: list[int] = []
+        self.confidence = Confidence()
+        self._asked = None
+        self._start()
+
+    def __deepcopy__(self, memo: dict) -> "Knowledge":
+        memo.update({id(part): part for part in (self.frozen, self.frozen.feature_extractor)})  # never changed
+        return super().__deepcopy__(memo)
+
+    def _start(self) -> None:
+        """Initialise what is learned and stored, without a class."""
+        self.statistics: ClassMeans = ClassMeans(len(self.names), self.length)
+        self.network = ReplayNetwork(self.frozen, self.method == "crumb", self.replay.images)
+        self.network.resize(max(1, len(self.names)))
+        self.memories = HeldRows(1, EveryJth() if self.replay.images else ClassBalancedReservoir())
+        self.pieces = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether maps are kept until codebook or quantizer can be fitted."""
+        return self.pieces == 0 and not self.replay.images
+
+    # Budget
+
+    def _class_bytes(self, number: int) -> int:
+        rows = self.memories.rows
+        memory = 0 if rows is None else rows[0].numel() * rows.element_size() + 2
+        return self._bytes_beside() + self.memories.slots.count(number) * memory
+
+    def _bytes_beside(self) -> int:
+        """Return the bytes of a class beside its memories."""
+        row = self.network.row_bytes
+        return 4 * (self.length + 1) + row + (row // 2 + row if self.replay.herds else 0)
+
+    def _capacity(self, classes: int, maps: bool) -> int:
+        """Return the number of memories, or of maps before there are codes.
+
+        Raises:
+            BudgetError: there are fewer than are needed.
+        """
+        fixed, item = memory_bytes(self.method, self.replay, self.network)
+        if maps:
+            fixed, item = 0, HeldRows.item_bytes(self.frozen) + 2
+        height, width = self.frozen.map_shape[1:]
+        least = -(-FIRST_LOCATIONS // (height * width)) if maps else classes
+        fixed += classes * self._bytes_beside()
+        if fixed + least * item > self.budget_bytes:
+            what = f"{least} feature maps to begin with" if maps else "a memory of each class"
+            raise BudgetError(
+                f"{classes} classes need {fixed + least * item:,} bytes with {what}, but the budget is "
+                f"{self.budget_bytes:,}: forget a class, or make a learner with a larger budget_bytes and teach it "
+                "again"
+            )
+        return (self.budget_bytes - fixed) // item
+
+    def _make_room(self, classes: int) -> str:
+        capacity = self._capacity(classes, maps=False)
+        if self.waits:
+            capacity = min(FIRST_IMAGES, self._capacity(classes, maps=True))
+        held, before = len(self.memories), len(self.taught)
+        if not self.waits:
+            self.memories.trim(capacity // classes, latest=self.replay.herds)
+        self.memories.set_capacity(capacity)
+        given_up = held - len(self.memories)
+        if not given_up:
+            return ""
+        return (
+            f"the {before} classes give up {given_up} of {held} memories, so that each of {classes} may keep "
+            f"{capacity // classes}"
+        )
+
+    def _grow(self, classes: int) -> None:
+        super()._grow(classes)
+        self.network.resize(classes)
+
+    @property
+    def stored(self) -> list[str]:
+        """What is stored, in words."""
+        memory = "feature maps in half precision" if self.waits else self.replay.memory
+        beside = tensor_bytes(self.network.tensors()) + tensor_bytes(self.statistics.tensors())
+        return [
+            f"{len(self.memories)} memories ({memory}), room for {self.memories.max_size}",
+            f"{beside:,} bytes of tables, head and class means",
+            *(["the trained layers, which take the place of the network's"] if self.pieces else []),
+        ]
+
+    @property
+    def remains_after_forget(self) -> str:
+        """What ``forget`` leaves of the images of a class, in words; empty for nothing."""
+        if not self.pieces:
+            return ""
+        table = {"crumb": " and codebook", "remind": " and quantizer"}.get(self.method, "")
+        return f"trained layers{table}, which all classes share, were fitted on its images as well"
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that count for the budget."""
+        rows = [] if self.memories.rows is None else [self.memories.rows]
+        return [*self.statistics.tensors(), *self.network.tensors(), self.memories.labels, *rows]
+
+    # Learning
+
+    def learn(self, features: Tensor, number: int) -> None:
+        """Learn the maps, or the pixels, of a piece of a clip of a class."""
+        known = self.statistics.image_counts.nonzero().flatten().tolist()
+        labels = torch.full((len(features),), number)
+        self.statistics.update(self._pooled(features), labels)
+        self.images[number] += len(features)
+        if self.waits:
+            kept, its_labels = self.memories.maps()
+            features, labels = (
+                torch.cat(pair) if len(kept) else pair[1] for pair in ((kept, features), (its_labels, labels))
+            )
+            enough = len(features) >= min(FIRST_IMAGES, self.memories.max_size + 1)
+            if not enough or not calibrated(self.network, features):
+                new = slice(len(kept), None)
+                batch = StreamBatch(labels[new], features[new], None, None)  # type: ignore[arg-type]
+                self.memories.store(batch, self.frozen)
+                return
+            order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
+            features, labels, known = features[order], labels[order], []
+            self.memories = HeldRows(self._capacity(len(self.taught), maps=False), EveryJth())
+        elif not self.network.model.calibrated:
+            calibrated(self.network, features)
+        train(self.method, self.replay, self.network, self.memories, features, labels, known, self.pieces)
+        self.pieces += 1
+
+    def predict_before_learning(self, features: Tensor, number: int) -> bool | None:
+        """Answer for a clip before it is learned, and record how sure the answer is."""
+        known = self.statistics.image_counts.nonzero().flatten().tolist()
+        if number not in known or len(known) < 2:
+            return None
+        found = self._evidence(self.examine(features))
+        self.confidence.observe(found, number)
+        return int(found.labels[found.scores.mean(0).argmax()]) == number
+
+    # Answers
+
+    @torch.no_grad()
+    def _pooled(self, features: Tensor) -> Tensor:
+        maps = (
+            self.network.model.features(features) / self.network.model.feature_scale if self.replay.images else features
+        )
+        return maps.mean((2, 3))
+
+    @torch.no_grad()
+    def examine(self, features: Tensor) -> Tensor:
+        """Compute means of F's maps and scores, ``(n, C + classes)``."""
+        return torch.cat([self._pooled(features), self._scores(self.network.inputs(features))], 1)
+
+    def _scores(self, inputs: Tensor) -> Tensor:
+        if self.pieces:
+            return self.network.scores(inputs)
+        return normalize(inputs.mean((2, 3))) @ normalize(self.statistics.means).mT
+
+    def _evidence(self, features: Tensor) -> Evidence:
+        found = evidence(self.statistics, features[:, : self.length])
+        if not self.pieces:
+            return found
+        return found._replace(scores=features[:, self.length + found.labels].double() / self.replay.temperature)
+
+    def explain(self, model: SplitModel, features: Any, pixels: Tensor) -> Tensor:
+        """Attribute the margin of an answer to the locations of an image.
+
+        A location's share is the derivative of the margin by its values in the map, times the difference of these
+        values from the mean over locations, summed over channels.
+
+        Returns:
+            ``(H, W)`` float32 on the grid of the map that enters the plastic layers.
+        """
+        inputs = self.network.inputs(features(model, pixels)).requires_grad_()
+        scores = self._scores(inputs)[0, self.taught]
+        best = scores.topk(min(2, len(self.taught))).values
+        (gradient,) = torch.autograd.grad(best[0] - best[1] if len(best) > 1 else best[0], inputs)
+        values = inputs.detach()
+        return ((values - values.mean((2, 3), keepdim=True)) * gradient).sum(1)[0]
+
+    # Changes
+
+    def forget(self, name: str) -> None:
+        """Remove a class with all that is stored of it alone; the last class with all that was learned."""
+        number = self.find(name)
+        self.statistics.forget(number)
+        self.confidence.forget(number)
+        self.names[number], self.images[number] = None, 0
+        self.memories.forget(number)
+        self.network.forget(number)
+        if not self.taught:
+            self._start()
+
+    def merge(self, other: Knowledge) -> None:
+        """Refuse: weights that were trained apart have no sum.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            f"learners by replay ({self.method}) cannot be merged: their layers were trained apart, and no mean of "
+            "them answers as one that was taught with both; teach one of them the images of the other, or use a "
+            "method in closed form, such as recommended"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain values and tensors, which may share memory with this instance."""
+        replay = {"pieces": self.pieces, "network": self.network.state_dict(), "memories": self.memories.state_dict()}
+        return super().state_dict() | {"replay": replay}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned."""
+        super().load_state_dict(state)
+        replay = state["replay"]
+        self.pieces = replay["pieces"]
+        self.network.load_state_dict(replay["network"])
+        rule = ClassBalancedReservoir() if self.waits else EveryJth()
+        self.memories = HeldRows(len(replay["memories"]["labels"]), rule)
+        self.memories.load_state_dict(replay["memories"])

@@ -1,0 +1,238 @@
+"""Learners by replay: what they promise beyond the contract of all learners, and once their layers are trained."""
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from patch_images import SIZE, images
+from torch import nn
+
+from crumb_avalanche.cli import main
+from crumb_avalanche.learner import replay_knowledge
+from crumb_avalanche.learner.export import ExportError, export_onnx
+from crumb_avalanche.learner.kinds import REPLAY, BudgetError
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.replay_network import ReplayNetwork
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.system.tensor_file import flatten
+
+CODES = [name for name, kind in REPLAY.items() if not kind.images]
+IMAGES = [name for name, kind in REPLAY.items() if kind.images]
+BUDGET = 700_000  # small, since each lesson copies what is stored
+every_method = pytest.mark.parametrize("method", REPLAY)
+
+
+def taught(learner, classes=4, count=9):
+    for number in range(classes):
+        learner.teach(images(number, count), f"c{number}")
+    return learner
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+@pytest.fixture
+def trained(kept, make):
+    """A function that returns a learner of a method that was taught four classes of nine images."""
+
+    def learner_of(method):
+        if method not in kept:
+            kept[method] = taught(make(method, BUDGET))
+        return copy.deepcopy(kept[method])
+
+    return learner_of
+
+
+def whole(learner):
+    """The state as a tree and tensors."""
+    return flatten({**learner.state_dict(), "before": None, "lessons": None})
+
+
+def assert_same(one, other):
+    (tree, tensors), (its_tree, its_tensors) = whole(one), whole(other)
+    assert tree == its_tree and tensors.keys() == its_tensors.keys()
+    assert not [name for name, value in tensors.items() if not torch.equal(value, its_tensors[name])]
+
+
+def right(learner, classes):
+    return np.mean([learner.predict(images(number, 1, seed=1)).label == f"c{number}" for number in classes])
+
+
+@pytest.mark.parametrize("method", CODES)
+def test_maps_are_kept_until_there_are_enough_and_then_dropped(make, trained, method):
+    learner = taught(make(method, BUDGET), 3)
+    assert learner._knowledge.pieces == 0 and len(learner._knowledge.memories) == 27
+    assert learner._knowledge.memories.rows.dtype == torch.float16 and right(learner, range(3)) == 1
+    assert "feature maps in half precision" in learner._knowledge.stored[0] and not learner.forget("c2")
+    learner = trained(method)
+    assert learner._knowledge.pieces == 1 and len(learner._knowledge.memories) == 36
+    assert learner._knowledge.memories.rows.dtype == torch.uint8 and right(learner, range(4)) == 1
+
+
+@every_method
+def test_it_learns_classes_and_records_how_sure_it_is(trained, method):
+    learner = trained(method)
+    for number in range(4, 8):
+        learner.teach(images(number), f"c{number}")
+    lesson = learner.teach(images(0, seed=3), "c0")
+    assert lesson.answered == 1 and len(learner._knowledge.confidence) > 0
+    assert right(learner, range(8)) >= 0.75
+    answer = learner.predict(images(1, 3, seed=2))
+    shares = [answer.confidence, *(share for _, share in answer.runners_up)]
+    assert len(answer.frames) == 3 and sum(shares) <= 1 + 1e-6 and shares == sorted(shares, reverse=True)
+
+
+@every_method
+def test_undo_and_files_keep_every_bit(trained, method, tmp_path):
+    learner = trained(method)
+    before = copy.deepcopy(learner)
+    learner.teach(images(7), "new")
+    learner.save(tmp_path / "a.safetensors")
+    again = Learner.load(tmp_path / "a.safetensors")
+    assert_same(learner, again)
+    random = torch.get_rng_state()
+    for one in (learner, again):  # a class that comes back, and another one
+        one.teach(images(7, seed=2), "new")
+        one.teach(images(8), "other")
+        one.undo()
+    assert torch.equal(random, torch.get_rng_state())
+    assert_same(learner, again)
+    assert learner.predict(images(7, 1, seed=1)) == again.predict(images(7, 1, seed=1))
+    third = Learner.load(tmp_path / "a.safetensors")
+    third.undo()
+    assert_same(third, before)
+
+
+@every_method
+def test_forget_leaves_no_memory(trained, method):
+    learner = trained(method)
+    learner.teach(images(5), "last")
+    known = learner._knowledge
+    assert known.memories.slots.by_class[1] and "all classes share" in learner.forget("c1")
+    for state in (learner.state_dict(), learner._before.state_dict()):
+        memories = state["replay"]["memories"]
+        assert 1 not in memories["labels"] and 1 not in memories["by_class"]
+        assert not memories["rows"][memories["free"]].any()
+        weights = state["replay"]["network"]["model"]
+        assert not any(weights[f"plastic_layers.head.{name}"][1].any() for name in ("weight", "bias"))
+        assert not state["statistics"]["means"][1].any() and state["names"][1] is None
+        assert 1 not in memories["rule"]["past"] | memories["rule"]["coming"] | memories["rule"]["offered"]
+    if REPLAY[method].images:
+        pixels = torch.from_numpy(images(1, 9)).permute(0, 3, 1, 2)
+        assert not (known.memories.rows[:, None] == pixels).flatten(2).all(2).any()
+    assert learner.predict(images(1, 1)).label != "c1"
+    learner.undo()
+    assert [info.name for info in learner.classes] == ["c0", "c2", "c3"]
+    learner.teach(images(1), "c1")
+    assert learner.predict(images(1, 1, seed=1)).label == "c1"
+    for info in learner.classes:
+        learner.forget(info.name)
+    assert learner._knowledge.pieces == 0 and not len(learner._knowledge.memories)
+    assert right(taught(learner), range(4)) == 1
+
+
+@every_method
+def test_a_head_that_grew_answers_as_one_with_room_from_the_start(make, trained, method, monkeypatch):
+    resize = ReplayNetwork.resize
+    monkeypatch.setattr(ReplayNetwork, "resize", lambda self, classes: resize(self, 64))
+    roomy = taught(make(method, BUDGET))
+    monkeypatch.undo()
+    for number in range(4):
+        one, other = (learner.predict(images(number, 1, seed=1)) for learner in (trained(method), roomy))
+        assert one.label == other.label and one.confidence == pytest.approx(other.confidence, abs=1e-4)
+
+
+@pytest.mark.parametrize(("method", "budget"), zip(REPLAY, (24_000, 142_000, 44_000, 360_000)))
+def test_the_budget_is_kept_and_what_gives_way_is_told(make, method, budget, monkeypatch):
+    monkeypatch.setattr(replay_knowledge, "FIRST_LOCATIONS", 64)  # of maps of 16
+    learner, notes = make(method, budget), []
+    for number in range(5):
+        notes += learner.teach(images(number, 12), f"c{number}").notes
+        assert learner.bytes <= budget and sum(info.bytes for info in learner.classes) <= learner.bytes
+    counts = [learner._knowledge.memories.slots.count(number) for number in range(5)]
+    assert max(counts) - min(counts) <= 1 < min(counts)
+    assert "give up" in notes[-1] and notes[-1].endswith(f"of 5 may keep {learner._knowledge.memories.max_size // 5}")
+    with pytest.raises(BudgetError, match=r"classes need .* bytes with a memory of each class.* budget .* forget"):
+        taught(learner, 60, 1)
+    assert len(learner.classes) < 60 and learner.bytes <= budget
+    with pytest.raises(BudgetError, match="forget a class"):
+        make(method, 4_000).teach(images(0), "c0")
+
+
+@every_method
+def test_merge_and_export_are_refused_with_a_way_out(make, trained, method, tmp_path):
+    learner, other = trained(method), make(method)
+    other.teach(images(9), "nine")
+    with pytest.raises(ValueError, match=rf"by replay \({method}\) cannot be merged.*teach one .*closed form"):
+        learner.merge(other)
+    assert_same(learner, trained(method))
+    with pytest.raises(ExportError, match=rf"by replay \({method}\).*closed form.*rda"):
+        export_onnx(learner, tmp_path / "a.onnx")
+
+
+def test_batch_norms_of_the_trained_layers_are_frozen():
+    model = split_backbone("small_cnn", None, n_classes=1, codebook=None, cut_layer=8, image_size=SIZE).eval()
+    for layer in model.plastic_layers.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.uniform_()
+            layer.running_var.uniform_(0.5, 2)
+    network, maps = ReplayNetwork(model), torch.rand(3, *model.map_shape)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in network.model.plastic_layers.modules())
+    expected = model.classify(maps)
+    for mode in (True, False):
+        assert torch.allclose(network.model.train(mode).classify(maps), expected, atol=1e-5)
+
+
+def test_images_that_are_all_alike_are_no_reason_to_stop(make):
+    learner = make("crumb")
+    for label in ("black", "white"):
+        learner.teach(np.full((40, SIZE, SIZE, 3), 255 * (label == "white"), np.uint8), label)
+    assert {info.images for info in learner.classes} == {40}
+    assert learner.predict(np.zeros((1, SIZE, SIZE, 3), np.uint8)).label in {"black", "white"}
+
+
+@every_method
+def test_explain_finds_the_locations_that_count(trained, method):
+    learner, better = trained(method), 0
+    known, random = learner._knowledge, torch.Generator().manual_seed(0)
+    for number in range(4):
+        pixels = torch.from_numpy(images(number, 1, seed=1)).permute(0, 3, 1, 2)
+        shares = known.explain(learner.network.model, learner._features, pixels).flatten()
+        inputs = known.network.inputs(learner._features(learner.network.model, pixels))
+        best = known._scores(inputs)[0].topk(2).indices
+
+        def margin(places, inputs=inputs, best=best):
+            """The margin if locations hold the mean of the map."""
+            changed = inputs.flatten(2).clone()
+            changed[:, :, places] = changed.mean(2, keepdim=True)
+            first, second = known._scores(changed.view_as(inputs))[0, best].tolist()
+            return first - second
+
+        others = [margin(torch.randperm(16, generator=random)[:2]) for _ in range(8)]
+        better += margin(shares.topk(2).indices) < np.mean(others)
+    assert better >= 3
+
+
+def test_show_lists_what_is_stored_and_prediction_needs_no_avalanche(trained, tmp_path, capsys):
+    paths = []
+    for method in ("crumb", "icarl"):
+        paths.append(str(tmp_path / f"{method}.safetensors"))
+        trained(method).save(paths[-1])
+        assert not main(["learner", "show", paths[-1]])
+        shown = capsys.readouterr().out
+        assert f"method    {method}" in shown and "36 memories" in shown and "c3: 9 images" in shown
+        assert ("it holds some of those" in shown) is (method == "icarl")
+        assert ("holds no images" in shown) is (method == "crumb")
+    code = (
+        "import sys, numpy as np\nfrom crumb_avalanche import Learner\n"
+        f"for path in {paths}:\n"
+        f"    learner = Learner.load(path)\n    learner.predict(np.zeros(({SIZE}, {SIZE}, 3), np.uint8))\n"
+        "    learner.forget('c0')\n"
+        "assert 'torch' in sys.modules and 'avalanche' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
