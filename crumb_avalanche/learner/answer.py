@@ -1,5 +1,6 @@
 """What a learner answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,22 @@ class Answer:
             "known": self.known,
             "runners_up": runners_up,
         }
+
+
+def answers_of(
+    ranked: Sequence[tuple[list[tuple[str, float]], bool]], paths: Sequence[str], path: str, truth: str | None
+) -> tuple[tuple[Answer, ...], Answer]:
+    """Return the answers for the frames of a clip, and the one for the clip.
+
+    Args:
+        ranked: of each frame and last of the clip, the classes with their probabilities, most likely first, and whether
+            one explains what is shown.
+        paths: of the frames.
+        path, truth: of the clip.
+    """
+    *each, together = ((*names[0], known, tuple(names[1:])) for names, known in ranked)
+    frames = tuple(Answer(*one, place, truth) for one, place in zip(each, paths))
+    return frames, frames[0] if len(frames) == 1 else Answer(*together, path, truth, frames)
 
 
 @dataclass(frozen=True)

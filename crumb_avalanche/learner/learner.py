@@ -6,13 +6,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from crumb_avalanche.learner.answer import Answer, Lesson
+from crumb_avalanche.learner.answer import Answer, Lesson, answers_of
 from crumb_avalanche.learner.folders import check_name
 from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
@@ -21,11 +20,11 @@ from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
+from crumb_avalanche.learner.teaching import learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 AT_A_TIME = 8  # images that are decoded and pass the network at once
-FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
 OnBad = Literal["raise", "skip"]
 
 
@@ -132,7 +131,7 @@ class Learner:
             try:
                 clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
                 clips = first_frames(clips, pictures) if thumbnails else clips
-                lesson = self._learn(clips, unread, progress)
+                lesson = learn(self._knowledge, clips, self._values, unread, progress)
             except BaseException:
                 self._knowledge = before
                 raise
@@ -141,45 +140,12 @@ class Learner:
             self.lessons.append(lesson)
         return lesson
 
-    def _learn(self, clips: Iterator[Clip], unread: list[BadImage], progress: Callable[[int], None] | None) -> Lesson:
-        images: dict[str, int] = {}
-        number_of_clips = answered = right = 0
-        notes: list[str] = []
-        for clip in clips:
-            if clip.label is None:
-                raise ValueError(f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class")
-            for place, features in enumerate(self._in_pieces(clip, progress)):
-                number, note = self._knowledge.number_of(clip.label)
-                notes += [note] * bool(note)
-                if place == 0:  # later frames are like those that were learned
-                    number_of_clips += 1
-                    answer = self._knowledge.predict_before_learning(features, number)
-                    answered, right = answered + (answer is not None), right + bool(answer)
-                self._knowledge.learn(features, number)
-                images[clip.label] = images.get(clip.label, 0) + len(features)
-        if not images:
-            some = "".join(f"; {bad}" for bad in unread[:3])
-            read = f", {len(unread)} files could not be read{some}" if unread else ""
-            raise ValueError(f"there was no image to learn{read}; give photos or videos")
-        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        return Lesson(images, number_of_clips, answered, right, when, tuple(unread), tuple(notes))
-
-    def _in_pieces(self, clip: Clip, progress: Callable[[int], None] | None) -> Iterator[Tensor]:
-        """Compute the features of a clip, ``(n, D)`` for at most 64 frames at a time."""
-        held: list[Tensor] = []
+    def _values(self, clip: Clip) -> Iterator[tuple[list[str], Tensor]]:
+        """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""
         for paths, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
-            features = self._features(self.network.model, pixels)
-            bad = (~torch.isfinite(features)).flatten(1).any(1).nonzero().flatten().tolist()
-            if bad:
-                raise ValueError(f"the network's features of {paths[bad[0]]} are not finite; leave the image out")
-            held.append(features)
-            if progress is not None:
-                progress(len(paths))
-            if sum(map(len, held)) >= FRAMES_AT_A_TIME:
-                yield torch.cat(held)
-                held = []
-        if held:
-            yield torch.cat(held)
+            with self._lock:  # the network's hooks serve one batch at a time
+                values = self._features(self.network.model, pixels)
+            yield paths, values
 
     # Answers
 
@@ -216,24 +182,19 @@ class Learner:
             examined: list[Tensor] = []
             # What replay learns meanwhile would change the answers within a clip.
             with self._lock if self.method in REPLAY else contextlib.nullcontext():
-                for some, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
+                for some, values in self._values(clip):
                     paths += some
-                    with self._lock:  # the network's hooks serve one batch at a time
-                        examined.append(self._knowledge.examine(self._features(self.network.model, pixels)))
+                    with self._lock:
+                        examined.append(self._knowledge.examine(values))
                 if not paths:
                     continue
                 with self._lock:
-                    frames, together = self._answers(clip, paths, torch.cat(examined))
+                    ranked = self._knowledge.ranked(torch.cat(examined))
+            frames, together = answers_of(ranked, paths, clip.path, clip.label)
             if os.path.isdir(clip.path):
                 yield from frames
             else:
                 yield together
-
-    def _answers(self, clip: Clip, paths: list[str], features: Tensor) -> tuple[tuple[Answer, ...], Answer]:
-        """Answer for each frame and for the clip."""
-        *each, together = ((*ranked[0], known, tuple(ranked[1:])) for ranked, known in self._knowledge.ranked(features))
-        frames = tuple(Answer(*one, path, clip.label) for one, path in zip(each, paths))
-        return frames, frames[0] if len(frames) == 1 else Answer(*together, clip.path, clip.label, frames)
 
     def explain(self, photo: Any) -> Tensor:
         """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.

@@ -1,0 +1,79 @@
+"""Learn clips: each is predicted before it is learned, in pieces of at most 64 frames."""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timezone
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.learner.answer import Lesson
+from crumb_avalanche.learner.knowledge import Knowledge
+from crumb_avalanche.learner.sources import BadImage, Clip
+
+FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
+
+Values = Iterable[tuple[list[str], Tensor]]
+Progress = Callable[[int], None]
+
+
+def learn(
+    knowledge: Knowledge,
+    clips: Iterable[Clip],
+    values_of: Callable[[Clip], Values],
+    unread: list[BadImage],
+    progress: Progress | None,
+) -> Lesson:
+    """Learn clips as one lesson.
+
+    Args:
+        knowledge: changed in place.
+        clips: clips with a label.
+        values_of: function that computes what is learned of a clip: paths of some frames with a tensor of as many rows.
+        unread: files that could not be read; filled while ``clips`` are read.
+        progress: called with the number of images after each batch.
+
+    Raises:
+        ValueError: a clip has no label, a value is not finite, or there is no image.
+    """
+    images: dict[str, int] = {}
+    number_of_clips = answered = right = 0
+    notes: list[str] = []
+    for clip in clips:
+        if clip.label is None:
+            raise ValueError(f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class")
+        for place, values in enumerate(pieces(values_of(clip), progress)):
+            number, note = knowledge.number_of(clip.label)
+            notes += [note] * bool(note)
+            if place == 0:  # later frames are like those that were learned
+                number_of_clips += 1
+                answer = knowledge.predict_before_learning(values, number)
+                answered, right = answered + (answer is not None), right + bool(answer)
+            knowledge.learn(values, number)
+            images[clip.label] = images.get(clip.label, 0) + len(values)
+    if not images:
+        some = "".join(f"; {bad}" for bad in unread[:3])
+        read = f", {len(unread)} files could not be read{some}" if unread else ""
+        raise ValueError(f"there was no image to learn{read}; give photos or videos")
+    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Lesson(images, number_of_clips, answered, right, when, tuple(unread), tuple(notes))
+
+
+def pieces(values: Values, progress: Progress | None) -> Iterator[Tensor]:
+    """Join batches of values until there are at least 64 frames.
+
+    Raises:
+        ValueError: a value is not finite; names the image.
+    """
+    held: list[Tensor] = []
+    for paths, some in values:
+        bad = (~torch.isfinite(some)).flatten(1).any(1).nonzero().flatten().tolist()
+        if bad:
+            raise ValueError(f"the network's features of {paths[bad[0]]} are not finite; leave the image out")
+        held.append(some)
+        if progress is not None:
+            progress(len(paths))
+        if sum(map(len, held)) >= FRAMES_AT_A_TIME:
+            yield torch.cat(held)
+            held = []
+    if held:
+        yield torch.cat(held)
