@@ -302,7 +302,7 @@ def test_the_order_of_lessons_does_not_matter(name, seed, sizes, data):
             torch.testing.assert_close(theirs, mine, rtol=0, atol=int(1e-5 * size) if key == "counts" else 1e-5 * size)
     fresh = images(30, 5, seed=1)[0]
     mine, theirs = (statistics.scores(fresh)[:, one.image_counts > 0] for statistics in (one, other))
-    tolerance = 1e-5
+    tolerance = 1e-4  # the inverse covariance amplifies the rounding of the sums above
     if name.startswith("rda"):  # float16 directions; and densities up to a constant
         mine, theirs, tolerance = mine - mine[:, :1], theirs - theirs[:, :1], 1e-2
     assert (mine - theirs).abs().max() <= tolerance * mine.abs().max()
