@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.of_run import can_only_answer
 from crumb_avalanche.learner.sources import BadImage, Clip
 from crumb_avalanche.runs.command_settings import PredictSettings
@@ -77,7 +77,13 @@ def answers_of(ask: Callable, settings: PredictSettings, unread: list[BadImage])
 
         sources.append(camera_clip(settings.camera, settings.seconds))
     for source in sources:
-        yield from ask(source, on_bad="skip", report=unread.append)
+        try:
+            yield from ask(source, on_bad="skip", report=unread.append)
+        except (FileNotFoundError, ValueError) as error:
+            if len(sources) == 1 or isinstance(error, NothingTaughtError):
+                raise
+            reason = str(error).removeprefix(f"{source} ")
+            unread.append(BadImage(str(source), reason))  # the other sources are asked all the same
 
 
 class Table:

@@ -159,6 +159,16 @@ def test_learner_commands(model, place, tmp_path, capsys):
     assert code == 1 and "nothing was taught" in err
 
 
+def test_a_source_without_images_does_not_stop_the_others(model, place, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    page, red = tmp_path / "page.html", place / "photos" / "red.png"
+    sources = [tmp_path / "empty", tmp_path / "none.png", red]
+    code, out, err = ask(capsys, "predict", model, *sources, "--json", "--html", page)
+    assert code == 1 and json.loads(out)["path"] == str(red) and page.exists()
+    assert "2 files could not be read" in err and "empty: holds no photo and no video" in err
+    assert "there is no file or folder" in err and "Traceback" not in err
+
+
 def test_bad_input_is_a_line_and_nothing_is_lost(model, place, tmp_path, capsys):
     before = model.read_bytes()
     (tmp_path / "empty").mkdir()
