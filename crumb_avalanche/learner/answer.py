@@ -1,6 +1,6 @@
 """What a learner answers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,18 @@ def answers_of(
     *each, together = ((*names[0], known, tuple(names[1:])) for names, known in ranked)
     frames = tuple(Answer(*one, place, truth) for one, place in zip(each, paths))
     return frames, frames[0] if len(frames) == 1 else Answer(*together, path, truth, frames)
+
+
+def only_answer(answers: Iterable[Answer]) -> Answer:
+    """Return the answer for a source that is one image or clip.
+
+    Raises:
+        ValueError: there are several answers, or none.
+    """
+    found = list(answers)
+    if len(found) != 1:
+        raise ValueError(f"the source has {len(found)} images or clips, not one: use predict_all")
+    return found[0]
 
 
 @dataclass(frozen=True)

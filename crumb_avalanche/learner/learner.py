@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from crumb_avalanche.learner.answer import Answer, Lesson, answers_of
+from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
 from crumb_avalanche.learner.folders import check_name
 from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
@@ -158,10 +158,7 @@ class Learner:
             NothingTaughtError: nothing was taught.
             ValueError: the source has several clips: use ``predict_all``.
         """
-        answers = list(self.predict_all(source, on_bad=on_bad))
-        if len(answers) != 1:
-            raise ValueError(f"the source has {len(answers)} images or clips, not one: use predict_all")
-        return answers[0]
+        return only_answer(self.predict_all(source, on_bad=on_bad))
 
     def predict_all(
         self, source: Any, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crumb_avalanche.learner.answer import Answer
+from crumb_avalanche.learner.answer import Answer, only_answer
 from crumb_avalanche.learner.evidence import TEMPERATURES
 from crumb_avalanche.learner.file import LEARNER, load_to_answer
 from crumb_avalanche.learner.knowledge import RUNNERS_UP, ClassInfo
@@ -59,10 +59,7 @@ class RunLearner:
 
     def predict(self, source: Any, on_bad: OnBad = "raise") -> Answer:
         """Answer for an image or a clip; see ``Learner.predict``."""
-        answers = list(self.predict_all(source, on_bad=on_bad))
-        if len(answers) != 1:
-            raise ValueError(f"the source has {len(answers)} images or clips, not one: use predict_all")
-        return answers[0]
+        return only_answer(self.predict_all(source, on_bad=on_bad))
 
     def predict_all(
         self, source: Any, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn
