@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from crumb_avalanche.cli import main
+from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.system.tensor_file import write_tensors
 
 torch.set_num_threads(1)
 
@@ -54,6 +56,17 @@ def pixels():
         dtype=torch.uint8,
         generator=torch.Generator().manual_seed(3),
     )
+
+
+@pytest.fixture(scope="session")
+def weights_file(tmp_path_factory):
+    """Random weights, always the same."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        state = SmallCNN().state_dict()
+    file = tmp_path_factory.mktemp("weights") / "weights.safetensors"
+    write_tensors(file, state, {})
+    return file
 
 
 @pytest.fixture(scope="session")

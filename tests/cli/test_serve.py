@@ -12,37 +12,23 @@ import urllib.request
 
 import numpy as np
 import pytest
-import torch
 from camera_browser import PROGRAM, Chromium, write_y4m
 from PIL import Image
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.models.backbones import SmallCNN
-from crumb_avalanche.system.tensor_file import write_tensors
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """Random weights, always the same."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        state = SmallCNN().state_dict()
-    file = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    write_tensors(file, state, {})
-    return file
-
-
 @pytest.fixture
-def serve(weights, tmp_path):
+def serve(weights_file, tmp_path):
     """A function that starts the server of ``mine.safetensors``; returns its process, address and token."""
     processes = []
 
     def started(*options):
-        new = ["--weights", str(weights), "--backbone", "small_cnn", "--image-size", "32", "--threads", "1"]
+        new = ["--weights", str(weights_file), "--backbone", "small_cnn", "--image-size", "32", "--threads", "1"]
         command = [sys.executable, "-m", "crumb_avalanche.cli", "serve", str(tmp_path / "mine.safetensors"), *new]
         # A process that was started in the background ignores SIGINT, and so do its children.
         process = subprocess.Popen(

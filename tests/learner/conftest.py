@@ -1,24 +1,10 @@
 """Learners with a small network of random weights."""
 
 import pytest
-import torch
 from patch_images import SIZE
 
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.models.backbones import SmallCNN
-from crumb_avalanche.system.tensor_file import write_tensors
-
-
-@pytest.fixture(scope="session")
-def weights_file(tmp_path_factory):
-    """Random weights, always the same."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        state = SmallCNN().state_dict()
-    file = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    write_tensors(file, state, {})
-    return file
 
 
 @pytest.fixture(scope="session")

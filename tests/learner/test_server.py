@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 pytest.importorskip("starlette")
@@ -22,8 +21,6 @@ from crumb_avalanche.learner import shared as shared_module
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.server import MOST_BYTES, PAGE, application, listen, page
 from crumb_avalanche.learner.shared import SharedLearner
-from crumb_avalanche.models.backbones import SmallCNN
-from crumb_avalanche.system.tensor_file import write_tensors
 
 ORIGIN = "http://127.0.0.1:8000"
 TOKEN = "the-token"
@@ -48,21 +45,10 @@ def form(colour, count=4):
     return [("image", (f"{seed}.png", photo(colour, seed), "image/png")) for seed in range(count)]
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """Random weights, always the same."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        state = SmallCNN().state_dict()
-    file = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    write_tensors(file, state, {})
-    return file
-
-
 @pytest.fixture
-def shared(weights, tmp_path):
+def shared(weights_file, tmp_path):
     path = tmp_path / "mine.safetensors"
-    learner = Learner("recommended", "small_cnn", weights, 32)
+    learner = Learner("recommended", "small_cnn", weights_file, 32)
     learner.save(path)
     shared = SharedLearner(learner, path)
     yield shared
