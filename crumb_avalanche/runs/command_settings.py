@@ -31,7 +31,9 @@ class PretrainSettings:
         codebook_weight: weight of the codebook-out loss (beta of eq. 3).
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
+        precision: fp32, or bf16 autocast.
         feature_cache: folder for the cached F(x); default a temporary one beside the output.
+        cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
         device: cpu or cuda; with torchrun, one GPU for each process.
         threads: CPU threads of torch and faiss; 0 takes one per core.
         workers: loader processes.
@@ -60,7 +62,9 @@ class PretrainSettings:
     codebook_weight: float = 1.0
     relu_logits: bool = False
     head_kernel: int = 1
+    precision: Literal["fp32", "bf16"] = "fp32"
     feature_cache: str | None = None
+    cache_precision: Literal["fp32", "fp16"] = "fp32"
     device: str = "cpu"
     threads: int = 0
     workers: int = 0

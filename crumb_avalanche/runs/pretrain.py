@@ -135,6 +135,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     rows = choose_rows(labels, settings.images_per_class, settings.seed)
     with group.leader_first():  # it may download
         model = build_model(settings, classes, codebook=True).to(group.device(settings.device))
+    model.set_precision(settings.precision)
     if group.is_leader:
         calibrate(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
     group.broadcast_module(model)
@@ -149,7 +150,8 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     checkpoints = CheckpointFolder(checkpoints_of(output), decides)
     # Without a cache folder, maps are kept until the end: a resumed pretraining does not compute them again.
     folder = settings.feature_cache or checkpoints.folder / "maps"
-    with MapStore(folder, model, len(images), key, settings.workers, settings.progress) as store:
+    half = settings.cache_precision == "fp16"
+    with MapStore(folder, model, len(images), key, settings.workers, settings.progress, half) as store:
         history = pretrain(
             model,
             maps_of(images, rows, labels, store, group),
