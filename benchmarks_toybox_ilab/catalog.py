@@ -13,6 +13,7 @@ from benchmarks_toybox_ilab.datasets import (
     ilab,
     ilab_core50,
     imagenet,
+    tiny_imagenet,
     toybox,
 )
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import STREAM_CLASSES, ToyShapesFrames
@@ -105,6 +106,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         _of_the_paper(cifar100, cifar100.CIFAR100Frames, 5, 128, 100),
         _of_the_paper(imagenet, imagenet.ImageNetFrames, 100, 128, 10_000),
         Benchmark("eth80", eth80.ETH80Frames, 2, 21, 15, True, eth80.LAYOUT, eth80.SOURCE),
+        Benchmark(
+            *("tiny_imagenet", tiny_imagenet.TinyImageNetFrames, 10, 128, 200, True),
+            *(tiny_imagenet.LAYOUT, tiny_imagenet.SOURCE),
+        ),
         Benchmark(
             *("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True),
             *(clip_folder.LAYOUT, "your own images and videos", ("fps",)),

@@ -35,7 +35,9 @@ PAPER = {
     "cifar100": (5, 128, 100),
     "imagenet": (100, 128, 10_000),
 }
-OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes", "toy_shapes_short", "toy_dots"), (2, 21, 15))
+OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes", "toy_shapes_short", "toy_dots"), (2, 21, 15)) | {
+    "tiny_imagenet": (10, 128, 200)
+}
 
 
 @pytest.mark.parametrize(("name", "numbers"), [*PAPER.items(), *OTHERS.items()])

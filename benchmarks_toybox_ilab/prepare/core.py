@@ -1,4 +1,4 @@
-"""Convert downloads to the layout that the generators read, for the seven data sets of the paper."""
+"""Convert downloads to the layout that the generators read, for the data sets of the paper and Tiny-ImageNet."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ def prepare(
     Args:
         name: One of NAMES.
         root: Folder for the data set.
-        source: The download: an archive, a folder of archives, or a folder of images or videos. None downloads core50
-            and cifar100, and uses the files in root for the others.
+        source: The download: an archive, a folder of archives, or a folder of images or videos. None downloads core50,
+            cifar100 and tiny_imagenet, and uses the files in root for the others.
         workers: Number of processes for videos and of threads that write images.
         progress: Called with a title and a unit for each longer step; returns a context manager whose value is called
             with (done, total).
@@ -90,12 +90,12 @@ def prepare(
         raise FrameTableError(f"{error}. Fix this and run the same command again, which resumes.") from error
     say(f"{name} in {table.root}: {_counted(table)}; listed in {file}")
     if _differences(table, data):
-        say(_not_the_papers(name, root))
+        say(_not_whole(name, root))
     return failures
 
 
 def check(name: str, root: str | Path) -> Report:
-    """Report what exists of a data set below root, and what is missing of the paper's data set.
+    """Report what exists of a data set below root, and what is missing of the one that the paper uses.
 
     Raises:
         FrameTableError: If there is no data set of that name.
@@ -113,9 +113,8 @@ def check(name: str, root: str | Path) -> Report:
         except FrameTableError as error:
             missing = [str(error)]
         problems += [line for line in missing if line not in problems]
-    return Report(
-        [*lines, *problems] if problems else [*lines, "complete: everything that the paper uses"], not problems
-    )
+    complete = f"complete: everything that {data.whole} {'uses' if data.whole == 'the paper' else 'has'}"
+    return Report([*lines, *(problems or [complete])], not problems)
 
 
 def _data_set(name: str) -> DataSet:
@@ -137,7 +136,7 @@ def _is_ready(job: Job) -> bool:
         f"--dataset-root {job.source} from now on; with it, `crumb prepare {job.name}` writes the list of frames."
     )
     if differences:
-        job.say(_not_the_papers(job.name, job.source))
+        job.say(_not_whole(job.name, job.source))
     return True
 
 
@@ -167,8 +166,9 @@ def _relative_to(root: Path, table: FrameTable) -> FrameTable:
     return FrameTable(rows, root, name=table.name, padded=table.padded)
 
 
-def _not_the_papers(name: str, root: str | Path) -> str:
-    return f"These are not the paper's numbers; `crumb prepare {name} --dataset-root {root} --check` lists the gaps."
+def _not_whole(name: str, root: str | Path) -> str:
+    whole = DATA_SETS[name].whole
+    return f"These are not {whole}'s numbers; `crumb prepare {name} --dataset-root {root} --check` lists the gaps."
 
 
 def _counted(table: FrameTable) -> str:
@@ -177,14 +177,14 @@ def _counted(table: FrameTable) -> str:
 
 
 def _differences(table: FrameTable, data: DataSet) -> list[str]:
-    """The totals of a table that differ from the paper's."""
+    """The totals of a table that differ from COUNTS."""
     counts = data.module.COUNTS
     found = {"classes": len(table.classes), "train": table.split.count("train"), "test": table.split.count("test")}
     for split in ("train", "test"):
         if f"{split}_clips" in counts:
             found[f"{split}_clips"] = len(table.clips(table.rows(split)))
     return [
-        f"{found[key]} {_WORDS.get(key, key)}; the paper has {count}"
+        f"{found[key]} {_WORDS.get(key, key)}; {data.whole} has {count}"
         for key, count in counts.items()
         if count is not None and found[key] != count
     ]

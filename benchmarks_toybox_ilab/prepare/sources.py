@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks_toybox_ilab.datasets import cifar100, core50, icub, ilab, ilab_core50, imagenet, toybox
+from benchmarks_toybox_ilab.datasets import cifar100, core50, icub, ilab, ilab_core50, imagenet, tiny_imagenet, toybox
 from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
 from benchmarks_toybox_ilab.prepare.download import download, md5_of
 from benchmarks_toybox_ilab.tables.disk import readable_size
@@ -18,6 +18,9 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 CORE50_URL = "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip"
 CORE50_MD5 = "745f3373fed08d69343f1058ee559e13"
 CORE50_ZIP = "core50_128x128.zip"
+TINY_IMAGENET_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+TINY_IMAGENET_ZIP = f"{tiny_imagenet.FOLDER}.zip"
 DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
 VIDEOS = "videos"
 
@@ -41,6 +44,7 @@ class DataSet:
         inner: Folders below a root that may contain the data set, besides the root itself.
         chosen: Returns the path of an archive's file below the root; None leaves the file out.
         within: Whether the root itself may be one of `tops`.
+        whole: Where the numbers of COUNTS are from, for messages.
     """
 
     module: ModuleType
@@ -49,6 +53,7 @@ class DataSet:
     inner: tuple[str, ...]
     chosen: Callable[[str], str | None]
     within: bool = False
+    whole: str = "the paper"
 
     def folder(self, root: Path) -> Path | None:
         """The folder of the data set: root or a folder below it, or None if it is not there."""
@@ -121,21 +126,31 @@ def bring_archives(job: Job) -> list[str]:
 
 def bring_core50(job: Job) -> list[str]:
     """Download and unpack CORe50, or unpack the source."""
-    if job.needs_nothing(CORE50_ZIP):
+    return _bring_zip(job, CORE50_ZIP, CORE50_URL, CORE50_MD5)
+
+
+def bring_tiny_imagenet(job: Job) -> list[str]:
+    """Download and unpack Tiny-ImageNet without its unlabelled test images, or unpack the source."""
+    return _bring_zip(job, TINY_IMAGENET_ZIP, TINY_IMAGENET_URL, TINY_IMAGENET_MD5)
+
+
+def _bring_zip(job: Job, name: str, url: str, md5: str) -> list[str]:
+    """Download and unpack one archive, or unpack the source."""
+    if job.needs_nothing(name):
         return []
-    archives = _archives(job.source or job.root / CORE50_ZIP)
+    archives = _archives(job.source or job.root / name)
     if job.source is None and not archives:
-        file = job.root / DOWNLOADS / CORE50_ZIP
-        with job.bar(f"downloading {CORE50_ZIP}", "B") as step:
-            download(CORE50_URL, file, CORE50_MD5, step)
+        file = job.root / DOWNLOADS / name
+        with job.bar(f"downloading {name}", "B") as step:
+            download(url, file, md5, step)
         job.unpack(file)
         job.say(f"{file} is no longer needed")
         return []
     for archive in archives:
-        if (got := md5_of(archive)) != CORE50_MD5:
-            words = f"{archive} has the MD5 checksum {got}, while that of {CORE50_ZIP} is {CORE50_MD5}"
-            if archive.name == CORE50_ZIP:
-                raise FrameTableError(f"{words}: it is damaged or incomplete. Download it: {CORE50_URL}")
+        if (got := md5_of(archive)) != md5:
+            words = f"{archive} has the MD5 checksum {got}, while that of {name} is {md5}"
+            if archive.name == name:
+                raise FrameTableError(f"{words}: it is damaged or incomplete. Download it: {url}")
             job.say(f"warning: {words}; used as it is")
     return bring_archives(job)
 
@@ -278,6 +293,17 @@ DATA_SETS = {
         _ending(r"(?:train|test)/", r"[^/]+/[^/]+\.(?:png|jpe?g)"),
     ),
     "imagenet": DataSet(imagenet, imagenet.ImageNetFrames, imagenet.FOLDERS, ("imagenet",), _nothing),
+    "tiny_imagenet": DataSet(
+        tiny_imagenet,
+        tiny_imagenet.TinyImageNetFrames,
+        ("train", "val", "test"),
+        (tiny_imagenet.FOLDER, "tiny_imagenet"),
+        _ending(
+            "(?:train|val|test)/",
+            r"(?:n\d{8}/(?:images/)?[^/]+\.(?:jpe?g|png)|images/val_[^/]+\.jpe?g|val_annotations\.txt)",
+        ),
+        whole="the data set",
+    ),
 }
 
 BRING: dict[str, Callable[[Job], list[str]]] = {
@@ -287,4 +313,5 @@ BRING: dict[str, Callable[[Job], list[str]]] = {
     "icub": bring_archives,
     "cifar100": bring_cifar100,
     "imagenet": bring_imagenet,
+    "tiny_imagenet": bring_tiny_imagenet,
 }

@@ -1,6 +1,6 @@
 """Data sets of single images in `<split>/<class>/<image>` folders, such as CIFAR-100 and ImageNet."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
@@ -11,7 +11,12 @@ EXTENSIONS = frozenset({".png", ".jpg", ".jpeg"})
 
 
 def image_tree_table(
-    root: str | Path, folders: tuple[str, str], name: str, layout: str, paths: Iterable[str] | None = None
+    root: str | Path,
+    folders: tuple[str, str],
+    name: str,
+    layout: str,
+    paths: Iterable[str] | None = None,
+    parts_of: Callable[[str], Sequence[str]] = lambda path: path.split("/"),
 ) -> FrameTable:
     """Make a table of two image folders: the first is the training split, the second the test split.
 
@@ -24,6 +29,7 @@ def image_tree_table(
         name: Name of the data set.
         layout: Layout of the tree, for messages.
         paths: Files below root if they are known; None lists the two folders.
+        parts_of: Returns folder, class and file name of a path, for trees in which the path itself does not.
 
     Raises:
         FrameTableError: If a folder is missing, an image lies at another depth, or the splits differ in their classes.
@@ -32,14 +38,16 @@ def image_tree_table(
     if paths is None:
         root = dataset_folder(root, folders, name, layout)
         paths = (path for folder in folders for path in files_below(root, folder))
-    return FrameTable(_frames(paths, folders, layout), root, name=name)
+    return FrameTable(_frames(paths, folders, layout, parts_of), root, name=name)
 
 
-def _frames(paths: Iterable[str], folders: tuple[str, str], layout: str) -> Iterator[Frame]:
+def _frames(
+    paths: Iterable[str], folders: tuple[str, str], layout: str, parts_of: Callable[[str], Sequence[str]]
+) -> Iterator[Frame]:
     splits = dict(zip(folders, ("train", "test"), strict=True))
     sessions = dict(zip(folders, "01", strict=True))
     for path in paths:
-        parts = path.split("/")
+        parts = parts_of(path)
         stem, _, extension = parts[-1].rpartition(".")
         if parts[-1][:1] in (".", "") or f".{extension.lower()}" not in EXTENSIONS:
             continue

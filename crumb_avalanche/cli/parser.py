@@ -98,7 +98,8 @@ def _add_positional(command: Any, settings: type) -> None:
     if settings is ExportSettings:  # crumb export mine.safetensors
         command.add_argument("model", metavar="MODEL", help="a learner's file")
     if settings is PrepareSettings:  # crumb prepare toybox --check
-        command.add_argument("name", metavar="NAME", help="core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet")
+        names = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet"
+        command.add_argument("name", metavar="NAME", help=names)
         command.add_argument(
             "--check",
             type=bool,

@@ -17,8 +17,8 @@ class RunSettings:
     given here.
 
     Attributes:
-        benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, eth80, toy_shapes,
-            toy_shapes_short, toy_dots, or clip_folder (your own class/object/clip/frame tree, or
+        benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, eth80, tiny_imagenet,
+            toy_shapes, toy_shapes_short, toy_dots, or clip_folder (your own class/object/clip/frame tree, or
             class/object/clip.mp4).
         dataset_root: folder with the benchmark's images.
         output: folder for the results.

@@ -15,7 +15,7 @@ from crumb_avalanche.runs.settings import RunSettings
 
 Row = TypeVar("Row")
 PROTOCOLS = ("class_instance", "class_iid")
-IMAGE_SETS = ("cifar100", "imagenet")  # no video: there is no class-instance order
+IMAGE_SETS = ("cifar100", "imagenet", "tiny_imagenet")  # no video: there is no class-instance order
 # Rendered shapes and a tiny untrained network: a whole script in about a minute; the numbers mean nothing.
 QUICK_BENCHMARK = "toy_shapes_short"  # shapes take longer to draw than to learn
 QUICK = dict(weights="none", backbone="small_cnn", image_size=32, first_epochs=1, preset="paper")

@@ -25,6 +25,7 @@ OWN = {
     "OnlineCIFAR100": {"protocol": "class_iid", "classes_per_experience": 5, "reference": False},
     "OnlineImageNet": {"protocol": "class_iid", "classes_per_experience": 100, "reference": False},
     "ETH80": {},
+    "TinyImageNet": {"protocol": "class_iid", "classes_per_experience": 10},
     "ClipFolder": {"held_out": None, "fps": 1.0},
     "ToyShapes": {"dataset_root": None, "table": inspect.Parameter.empty},
 }

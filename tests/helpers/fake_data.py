@@ -367,6 +367,24 @@ def image_tree_names(
     ]
 
 
+def write_tiny_imagenet(root: Path, classes: Iterable[str], train: int = 2, test: int = 1) -> Path:
+    """The official layout of Tiny-ImageNet with fewer classes and images; test image n is of class n % classes."""
+    classes = list(classes)
+    names = [f"val_{number}.JPEG" for number in range(test * len(classes))]
+    write_files(
+        root,
+        [
+            *(f"train/{wnid}/images/{wnid}_{number}.JPEG" for wnid in classes for number in range(train)),
+            *(f"train/{wnid}/{wnid}_boxes.txt" for wnid in classes),
+            *(f"val/images/{name}" for name in names),
+            *("test/images/test_0.JPEG", "wnids.txt", "words.txt"),
+        ],
+    )
+    lines = [f"{name}\t{classes[n % len(classes)]}\t0\t32\t44\t62\n" for n, name in enumerate(names)]
+    (root / "val" / "val_annotations.txt").write_text("".join(lines))
+    return root
+
+
 # Two classes of every benchmark, a few images each, with training and test frames.
 TINY: dict[str, list[str] | None] = {
     "core50": core50_names((1, 3), (1, 6), (10, 30)),
@@ -380,6 +398,7 @@ TINY: dict[str, list[str] | None] = {
     "cifar100": [f"{split}/{name}/1.png" for split in ("train", "test") for name in ("apple", "bed")],
     "imagenet": [f"{split}/n0000000{number}/1.JPEG" for split in ("train", "val") for number in (1, 2)],
     "eth80": None,
+    "tiny_imagenet": [f"{split}/n0000000{number}/1.JPEG" for split in ("train", "test") for number in (1, 2)],
     "clip_folder": None,
     "toy_shapes": None,
     "toy_shapes_short": None,
