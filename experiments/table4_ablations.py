@@ -9,7 +9,8 @@ rows change. `--starts` is a folder with a file for each such start. The script 
 each missing file, and with `--make-starts` makes the files from `--pretrain-data` (ImageNet as in the paper, or other
 images; the table names them). Each file serves all runs. Without `--starts`, all rows begin with stock weights and a
 fresh codebook, as the paper's "Vanilla pretrain" does: rows that change the stream or the codebook are run, rows about
-pretraining stay empty and name what they need. `--cifar100-start FILE` fills the row about pretraining on CIFAR-100.
+pretraining stay empty and name what they need. `--cifar100-start FILE` fills the row about pretraining on CIFAR-100,
+`--tiny-imagenet-start FILE` that on Tiny-ImageNet, which the paper does not have.
 
 Blocks are 256x8 and 200 maps are stored, as in the paper's ablations; the counts of other benchmarks are in
 `support/ablation_rows.py`. Writes the table as `.csv` and `.md`, its picture, `table4_runs.csv` with seed, settings and
@@ -23,7 +24,7 @@ from pathlib import Path
 from support.ablation_rows import MEM_SIZES, MEMORY_RECALL, ROWS, STOCK, Ablation
 from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, rows_named, run_script
 from support.paper_numbers import PaperNumbers, PaperValue, read_paper_numbers
-from support.pretrained_starts import CIFAR100, Starts
+from support.pretrained_starts import OTHER_IMAGES, Starts
 from support.saved_picture import publish
 from support.side_by_side import Cell, find
 from support.sweep import exit_code, grid
@@ -33,6 +34,11 @@ from crumb_avalanche.runs.settings import RunSettings
 
 TABLE, PAPER_DATASET, OURS = "table4", "core50", ROWS[0]
 QUICK_ROWS = ("MeRec replay", "Half capacity", "Pretrain weights", "Uniform init.", "16-dim. blocks", "Direct loss")
+
+
+def flag_of(start: str) -> str:
+    """The option that takes the file of a start."""
+    return f"--{start.replace('_', '-')}-start"
 
 
 def settings_of(row: Ablation, starts: Starts, mem_size: int) -> dict | str:
@@ -53,7 +59,7 @@ def settings_of(row: Ablation, starts: Starts, mem_size: int) -> dict | str:
     elif row.start != STOCK and starts.folder is not None:
         return f"needs {row.needs or 'CRUMB pretraining'}: {starts.folder / row.start}.safetensors"
     elif row.start != STOCK and row.needs:
-        return f"needs {row.needs}: --starts{' or --cifar100-start' * (row.start == CIFAR100)}"
+        return f"needs {row.needs}: --starts{f' or {flag_of(row.start)}' * (row.start in OTHER_IMAGES)}"
     elif changes.get("backbone") == "mobilenet_v2":
         changes["weights"] = starts.mobilenet_weights
     return changes
@@ -131,16 +137,19 @@ def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
         epochs=chosen.pretrain_epochs,
         batch_size=chosen.pretrain_batch_size,
         codebook_dim=8,
+        precision=options.base.precision,
         feature_cache=options.base.feature_cache,
+        cache_precision=options.base.cache_precision,
         device=options.base.device,
         threads=0,
         progress=False,
         **(dict(relu_logits=True, head_kernel=3) if options.base.preset == "reference" else {}),
     )
     mobilenet = "none" if options.quick else chosen.mobilenet_weights
-    if chosen.cifar100_start and not Path(chosen.cifar100_start).is_file():
-        raise ValueError(f"--cifar100-start {chosen.cifar100_start}: no such file; make it with crumb pretrain")
-    given = {CIFAR100: Path(chosen.cifar100_start)} if chosen.cifar100_start else {}
+    given = {name: Path(file) for name in OTHER_IMAGES if (file := getattr(chosen, f"{name}_start"))}
+    for name, file in given.items():
+        if not file.is_file():
+            raise ValueError(f"{flag_of(name)} {file}: no such file; make it with crumb pretrain")
     return Starts(Path(chosen.starts) if chosen.starts else None, base, mobilenet, given)
 
 
@@ -151,9 +160,8 @@ def main() -> int:
     parser.add_argument("--mem-size", type=int, help="number of maps that 'Ours' stores; default that of the paper")
     parser.add_argument("--mobilenet-weights", default="torchvision", help="weights of MobileNetV2, as for crumb run")
     parser.add_argument("--starts", metavar="DIR", help="folder of pretrained files; default: stock weights")
-    parser.add_argument(
-        "--cifar100-start", metavar="FILE", help="file for the row 'CIFAR100 pretrain', without --starts"
-    )
+    for start, row in (("cifar100", "CIFAR100 pretrain"), ("tiny_imagenet", "Tiny-ImageNet pretrain")):
+        parser.add_argument(flag_of(start), metavar="FILE", help=f"file for the row '{row}', without --starts")
     parser.add_argument("--make-starts", action="store_true", help="make missing pretrained files")
     parser.add_argument(
         "--pretrain-data", help="images to make them from: one folder for each class, or torchvision:NAME"

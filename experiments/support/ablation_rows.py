@@ -1,4 +1,4 @@
-"""The rows of the paper's Table 4 as changes of settings of the stream, of the start, or of both."""
+"""The rows of the paper's Table 4, and one more, as changes of settings of the stream, of the start, or of both."""
 
 from dataclasses import dataclass, field
 
@@ -88,6 +88,12 @@ ROWS: tuple[Ablation, ...] = (
     Ablation(_PRETRAINING, "Pretrain weights", start=WEIGHTS_OF_OURS, needs="CRUMB pretraining"),
     Ablation(_PRETRAINING, "Pretrain mem. blocks", start=BLOCKS_OF_OURS, needs="CRUMB pretraining"),
     Ablation(_PRETRAINING, "CIFAR100 pretrain", start="cifar100", needs="CRUMB pretraining on CIFAR-100"),
+    Ablation(
+        *(_PRETRAINING, "Tiny-ImageNet pretrain"),
+        start="tiny_imagenet",
+        needs="CRUMB pretraining on Tiny-ImageNet",
+        note="not in the paper",
+    ),
     Ablation("Freeze memory", "Freeze memory", dict(method=dict(freeze_codebook=True))),
     Ablation(_INIT, "Normal init.", {}, dict(codebook_init="normal"), "init_normal"),
     Ablation(_INIT, "Uniform init.", {}, dict(codebook_init="uniform"), "init_uniform"),

@@ -17,7 +17,8 @@ from crumb_avalanche.runs.settings import as_dict
 
 FRESH = "fresh"
 MIXED = {WEIGHTS_OF_OURS: (OURS, FRESH), BLOCKS_OF_OURS: (FRESH, OURS)}  # (weights, codebook)
-CIFAR100 = "cifar100"
+CIFAR100, TINY_IMAGENET = "cifar100", "tiny_imagenet"
+OTHER_IMAGES = (CIFAR100, TINY_IMAGENET)  # starts from other images than those of `ours`
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Starts:
         if self.file(OURS) is None:
             return f"pretrained files in {self.folder}, where that of Ours is missing"
         made = made_with(self.file(OURS))
-        images = f"{made.get('images')} images of {Path(str(made.get('data'))).name}"
+        images = f"{made.get('images')} images of {'/'.join(Path(str(made.get('data'))).parts[-2:])}"
         return f"Ours starts from CRUMB pretraining on {images}, {made.get('epochs')} epochs"
 
     def file(self, name: str) -> Path | None:
@@ -60,7 +61,7 @@ class Starts:
         """Settings of `crumb pretrain` that make a start.
 
         Raises:
-            ValueError: `crumb pretrain` has no such setting.
+            ValueError: `crumb pretrain` has no such setting, or the folder of the images is not known.
         """
         known = {item.name for item in fields(PretrainSettings)}
         if unknown := sorted(set(changes) - known):
@@ -70,6 +71,9 @@ class Starts:
             return replace(made, epochs=0, seed=self.base.seed + 1)
         if name == CIFAR100:
             return replace(made, data="torchvision:CIFAR100")
+        if name == TINY_IMAGENET:
+            own = command(replace(made, data="TINY_IMAGENET/train", dataset_root=None))
+            raise ValueError(f"the start {name!r} is made from another folder of images, with {own}")
         return replace(made, weights=self.mobilenet_weights) if made.backbone == "mobilenet_v2" else made
 
     def wanted(self, rows: Sequence[Ablation]) -> dict[str, dict]:
@@ -138,7 +142,7 @@ class Starts:
         if row.start in (STOCK, OURS, *MIXED) or not (file := self.file(row.start)) or not (ours := self.file(OURS)):
             return ""
         own = {*row.pretraining, *(["weights"] if "backbone" in row.pretraining else [])}
-        own |= {"data", "dataset_root"} if row.start == CIFAR100 else set()
+        own |= {"data", "dataset_root"} if row.start in OTHER_IMAGES else set()
         its, that = (
             {key: value for key, value in decisive(made_with(path)).items() if key not in own} for path in (file, ours)
         )

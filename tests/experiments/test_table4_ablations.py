@@ -38,7 +38,7 @@ def options(tmp_path, *more):
 
 def test_rows_are_those_of_the_paper():
     paper = [key[3] for key in read_paper_numbers() if key[0] == "table4" and key[2] == "class_iid"]
-    assert [row.name for row in ROWS] == paper
+    assert [row.name for row in ROWS if row.name != "Tiny-ImageNet pretrain"] == paper
 
 
 def test_rows_change_existing_settings(tmp_path):
@@ -46,8 +46,8 @@ def test_rows_change_existing_settings(tmp_path):
         RunSettings(**{name: value for name, value in row.stream.items()})
         changes = settings_of(row, starts(), 200)
         if row.needs:
-            own = " or --cifar100-start" if row.name == "CIFAR100 pretrain" else ""
-            assert changes == f"needs {row.needs}: --starts{own}"
+            own = {"CIFAR100 pretrain": " or --cifar100-start", "Tiny-ImageNet pretrain": " or --tiny-imagenet-start"}
+            assert changes == f"needs {row.needs}: --starts{own.get(row.name, '')}"
         else:
             RunPlan.of(replace(RunSettings(), **changes))
             assert "pretrained" not in changes and changes["codebook_dim"] in (4, 8, 16, 32)
@@ -86,21 +86,25 @@ def test_rows_with_starts(tmp_path):
     assert words == f"needs CRUMB pretraining: {tmp_path / 'no_direct_loss'}.safetensors"
 
 
-def test_a_cifar_start_alone_fills_its_row(tmp_path):
-    row = BY_NAME["CIFAR100 pretrain"]
-    assert settings_of(row, starts(), 200).endswith("on CIFAR-100: --starts or --cifar100-start")
+@pytest.mark.parametrize(
+    ("name", "flag"), [("CIFAR100", "--cifar100-start"), ("Tiny-ImageNet", "--tiny-imagenet-start")]
+)
+def test_a_start_from_other_images_alone_fills_its_row(tmp_path, name, flag):
+    row = BY_NAME[f"{name} pretrain"]
+    assert settings_of(row, starts(), 200) == f"needs {row.needs}: --starts or {flag}"
     file = tmp_path / "made.safetensors"
     parser = parser_for("Doc.", "runs")
-    for name in ("--cifar100-start", "--starts", "--pretrain-data", "--pretrain-root"):
+    for name in ("--cifar100-start", "--tiny-imagenet-start", "--starts", "--pretrain-data", "--pretrain-root"):
         parser.add_argument(name)
     parser.set_defaults(make_starts=False, mobilenet_weights="torchvision")
     parser.set_defaults(images_per_class=0, pretrain_epochs=10, pretrain_batch_size=128)
-    chosen = parser.parse_args(["--cifar100-start", str(file)])
-    with pytest.raises(ValueError, match=r"made\.safetensors: no such file; .*crumb pretrain"):
+    chosen = parser.parse_args([flag, str(file)])
+    with pytest.raises(ValueError, match=rf"{flag} .*made\.safetensors: no such file; .*crumb pretrain"):
         starts_of(chosen, common_options(chosen))
     file.write_bytes(b"")
     some = starts_of(chosen, common_options(chosen))
     assert settings_of(row, some, 200)["pretrained"] == str(file)
+    assert [row.name for row in ROWS if row.start in some.given] == [f"{name} pretrain"]
     assert "pretrained" not in settings_of(OURS, some, 200)
     assert some.described.endswith("without CRUMB pretraining, but where the row says otherwise")
 
@@ -119,6 +123,8 @@ def test_commands_that_make_starts(tmp_path):
         other = Starts(tmp_path, PretrainSettings(data=data, codebook_dim=8), "torchvision")
         (cifar,) = other.commands([BY_NAME["CIFAR100 pretrain"]])
         assert "--data torchvision:CIFAR100 " in cifar
+    (tiny,) = some.commands([BY_NAME["Tiny-ImageNet pretrain"]])
+    assert f"crumb pretrain --data TINY_IMAGENET/train {output}tiny_imagenet.safetensors --codebook-dim 8" in tiny
     assert "--cut-layer 3" in some.commands([BY_NAME["Early feature replay"]])[0]
     assert command(PretrainSettings("X", progress=False)) == "crumb pretrain --data X --progress false"
 

@@ -8,6 +8,7 @@ from fake_data import (
     ilab_names,
     image_tree_names,
     write_files,
+    write_tiny_imagenet,
 )
 from local_server import LocalServer
 from prepare_runs import Runner, files, pack, read_csv
@@ -18,6 +19,7 @@ from benchmarks_toybox_ilab.datasets.icub import ICubFrames
 from benchmarks_toybox_ilab.datasets.ilab import ILabFrames
 from benchmarks_toybox_ilab.datasets.ilab_core50 import ILabCORe50Frames
 from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames
+from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNetFrames
 from benchmarks_toybox_ilab.prepare import sources as _prepare_sources
 from benchmarks_toybox_ilab.prepare.core import check
 from benchmarks_toybox_ilab.prepare.download import DownloadError
@@ -123,6 +125,38 @@ def test_a_folder_that_has_the_layout(tmp_path, run, said, name, names, frames, 
     assert run(name, source / inner, source / inner) == []  # the same folder twice
     assert read_csv(source / inner, name).content_hash() == frames(source / inner).content_hash()
     assert frames(source).content_hash() == frames(source / inner).content_hash()  # the new file is in nobody's way
+
+
+def test_tiny_imagenet_is_downloaded_without_its_unlabelled_images(tmp_path, run, said, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    folder = write_tiny_imagenet(tmp_path / "made", ("n00000001", "n00000002"))
+    content = pack(tmp_path / "x.zip", folder, "tiny-imagenet-200/").read_bytes()
+    root = tmp_path / "root"
+    with LocalServer(content) as server:
+        monkeypatch.setattr(_prepare_sources, "TINY_IMAGENET_URL", f"{server.url}/tiny-imagenet-200.zip")
+        with pytest.raises(DownloadError, match="but 90528d7ca1a48142e341f4ef8d21d0de is expected, so it was deleted"):
+            run("tiny_imagenet", root)
+        monkeypatch.setattr(_prepare_sources, "TINY_IMAGENET_MD5", server.md5)
+        assert run("tiny_imagenet", root) == []
+    kept = {path for path in files(folder) if path.endswith(".JPEG") and not path.startswith("test/")}
+    assert set(files(root)) == kept | {
+        "val/val_annotations.txt",
+        "tiny_imagenet.csv",
+        ".download/tiny-imagenet-200.zip",
+    }
+    assert read_csv(root, "tiny_imagenet").content_hash() == TinyImageNetFrames(folder).content_hash()
+    assert "2 classes, 4 training and 2 test images; listed in" in "\n".join(said)
+    assert "These are not the data set's numbers; `crumb prepare tiny_imagenet" in "\n".join(said)
+    report = check("tiny_imagenet", root)
+    assert not report.complete and "2 classes; the data set has 200" in report.lines
+    assert "2 of 10000 images in val/images" in report.lines
+
+
+def test_tiny_imagenet_from_a_zip_file_of_the_simple_layout(tmp_path, run):
+    names = image_tree_names({"train": 2, "test": 1}, ("n00000001", "n00000002"), ".jpg")
+    archive = pack(tmp_path / "part.zip", write_files(tmp_path / "made", [*names, "classes.txt"]), "tiny_imagenet/")
+    assert run("tiny_imagenet", tmp_path / "root", archive) == []
+    assert files(tmp_path / "root") == sorted([*names, "tiny_imagenet.csv"])
 
 
 def test_ilab_from_its_archive(tmp_path, run, said):

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+import torch
 from learned import weights_of
 from safetensors.torch import load_file
 
@@ -49,6 +50,25 @@ def test_hidden_files_are_skipped_and_damaged_images_named(crumb, options, image
     (images / "cup" / "0.png").write_bytes(b"no picture")
     code, _, err = crumb(*options, "--overwrite", "true")
     assert code == 1 and f"cannot decode {images / 'cup' / '0.png'} (" in err and "; replace it or remove it" in err
+
+
+def test_precision_of_the_network_and_of_the_cache(crumb, options, tmp_path):
+    sizes = {}
+    for precision, cached in (("fp32", "fp32"), ("bf16", "fp16")):
+        output, folder = tmp_path / f"{precision}.safetensors", tmp_path / precision
+        given = ("--epochs", "1", "--precision", precision, "--cache-precision", cached, "--feature-cache", folder)
+        code, _, err = crumb(*options, *given, "--output", output)
+        assert code == 0, err
+        (maps,) = folder.glob("*.maps")
+        sizes[cached] = maps.stat().st_size
+    assert sizes["fp32"] == 2 * sizes["fp16"]
+    (weights, made_with), (others, _) = (read_pretrained(tmp_path / f"{name}.safetensors") for name in ("bf16", "fp32"))
+    assert made_with["precision"] == "bf16" and made_with["cache_precision"] == "fp16"
+    frozen = [name for name in weights if name.startswith("feature_extractor.")]
+    plastic = [name for name in weights if name.startswith("plastic_layers.")]
+    assert frozen and all(weights[name].equal(others[name]) for name in frozen)
+    assert any(not weights[name].equal(others[name]) for name in plastic)
+    assert all(tensor.dtype != torch.bfloat16 for tensor in weights.values())
 
 
 def test_an_interrupted_pretraining_resumes(crumb, options, tmp_path, monkeypatch):
