@@ -55,7 +55,7 @@ def TinyImageNetFrames(root: str | Path, run: int = 0) -> FrameTable:
     folders = ("train", "val" if official else "test")
     root = dataset_folder(root, folders, "tiny_imagenet", LAYOUT)
     classes = _annotated(root / ANNOTATIONS) if official else {}
-    paths = []
+    paths: list[str] = []
     for folder in folders:
         images = (path for path in files_below(root, folder) if Path(path).suffix.lower() in EXTENSIONS)
         paths += sorted(images, key=lambda path: _parts(path, classes))
