@@ -94,8 +94,8 @@ def test_a_start_from_other_images_alone_fills_its_row(tmp_path, name, flag):
     assert settings_of(row, starts(), 200) == f"needs {row.needs}: --starts or {flag}"
     file = tmp_path / "made.safetensors"
     parser = parser_for("Doc.", "runs")
-    for name in ("--cifar100-start", "--tiny-imagenet-start", "--starts", "--pretrain-data", "--pretrain-root"):
-        parser.add_argument(name)
+    for option in ("--cifar100-start", "--tiny-imagenet-start", "--starts", "--pretrain-data", "--pretrain-root"):
+        parser.add_argument(option)
     parser.set_defaults(make_starts=False, mobilenet_weights="torchvision")
     parser.set_defaults(images_per_class=0, pretrain_epochs=10, pretrain_batch_size=128)
     chosen = parser.parse_args([flag, str(file)])
