@@ -3,7 +3,7 @@
 ``ImageMemoryPlugin`` and ``draw`` are shared by all methods that store raw images and have their own losses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -154,10 +154,10 @@ class LogitImageBuffer(ImageBuffer):
     A row has the pixels, then the float32 logits; those of classes not seen by then are -10,000.
 
     Attributes:
-        offered: ``(B, classes)`` logits of the batch that is stored next.
+        offered: function from positions in the batch that is stored next to their ``(n, classes)`` logits.
     """
 
-    offered: Tensor | None = None
+    offered: Callable[[Sequence[int]], Tensor]
 
     @staticmethod
     def item_bytes(model):
@@ -165,7 +165,7 @@ class LogitImageBuffer(ImageBuffer):
 
     def to_rows(self, batch, positions, model):
         pixels = super().to_rows(batch, positions, model).flatten(1)
-        logits = self.offered[list(positions)].float().contiguous()
+        logits = self.offered(list(positions)).float().contiguous()
         return torch.cat([pixels, logits.view(torch.uint8)], 1)
 
     def to_maps(self, rows, model):
@@ -216,15 +216,19 @@ class DarkReplayPlugin(ImageMemoryPlugin):
             again = strategy._criterion(logits[len(first) :], labels[len(first) :])
         strategy.loss = strategy.loss + self.settings.alpha * dark + self.settings.beta * again
 
-    @torch.no_grad()
     def offer(self, strategy, batch):
-        logits = strategy.mb_output
-        if self.batch is None:
+        trained_on = self.batch is not None
+
+        @torch.no_grad()
+        def logits(positions: Sequence[int]) -> Tensor:
+            if trained_on and not self.settings.evaluation_logits:
+                return strategy.mb_output[positions]
             with evaluating(strategy.model):
-                logits = self.logits(strategy.model, batch.feature_map)
+                return self.logits(strategy.model, batch.feature_map[positions])
+
         self.storage_policy.offered = logits
         super().offer(strategy, batch)
-        self.storage_policy.offered = None
+        del self.storage_policy.offered  # it holds the batch
 
 
 def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_changes) -> StreamStrategy:

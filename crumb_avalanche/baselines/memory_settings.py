@@ -267,10 +267,13 @@ class DarkReplaySettings:
     Attributes:
         alpha: weight of the loss of the stored logits.
         beta: weight of the loss of the stored labels; 0 is plain DER.
+        evaluation_logits: store the logits of the network in evaluation mode, after the step of their batch, instead of
+            those of the step itself, whose dropout the network would then have to reproduce.
     """
 
     alpha: float = 0.1
     beta: float = 0.5
+    evaluation_logits: bool = True
 
     def __post_init__(self):
         if min(self.alpha, self.beta) < 0:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch import nn
 from torch.nn.functional import cross_entropy
 from watched import plugin_of
 
@@ -73,8 +74,11 @@ def choices(monkeypatch):
     return log
 
 
-def plain_loop(model, stream, choices, dark=None):
-    """ER, or DER++ with the weights ``dark``, on ``model``'s own layers; only the logged choices are taken over."""
+def plain_loop(model, stream, choices, dark=None, after_the_step=True):
+    """ER, or DER++ with the weights ``dark``, on ``model``'s own layers; only the logged choices are taken over.
+
+    The logits that are stored are those of the step, or of the network after it.
+    """
     optimizer = torch.optim.SGD(model.plastic_layers.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     chosen, drawn = iter(choices.chosen), iter(choices.drawn)
     memory, seen = {}, []  # slot -> (image, label, logits, classes seen by then)
@@ -112,6 +116,8 @@ def plain_loop(model, stream, choices, dark=None):
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                if after_the_step:
+                    logits = logits_of(batch)
                 if epoch == epochs - 1:
                     for place, slot in next(chosen):
                         memory[slot] = (batch[place], batch_labels[place], logits[place].detach(), list(seen))
@@ -137,11 +143,12 @@ def test_experience_replay_equals_the_plain_loop(make_model, make_stream, choice
         assert torch.equal(buffer.rows[slot].float(), image) and int(buffer.labels[slot]) == label
 
 
-@pytest.mark.parametrize("alpha, beta", [(0.1, 0.5), (2.0, 0.0), (0.0, 1.5)])
-def test_dark_replay_equals_the_plain_loop(make_model, make_stream, choices, alpha, beta):
+@pytest.mark.parametrize("alpha, beta, evaluation_logits", [(0.1, 0.5, True), (2.0, 0.0, False), (0.0, 1.5, True)])
+def test_dark_replay_equals_the_plain_loop(make_model, make_stream, choices, alpha, beta, evaluation_logits):
     model, plain = make_model(codebook=False), make_model(codebook=False)
-    strategy = train(DER, model, make_stream(), alpha=alpha, beta=beta)
-    memory = plain_loop(plain, make_stream(), choices, (alpha, beta))
+    settings = dict(alpha=alpha, beta=beta, evaluation_logits=evaluation_logits)
+    strategy = train(DER, model, make_stream(), **settings)
+    memory = plain_loop(plain, make_stream(), choices, (alpha, beta), after_the_step=evaluation_logits)
     same_weights(model, plain)
     buffer, early = strategy.storage_policy, 0
     for slot, (image, label, logits, known) in memory.items():
@@ -153,6 +160,20 @@ def test_dark_replay_equals_the_plain_loop(make_model, make_stream, choices, alp
         assert [label for label in range(4) if stored[label] != UNSEEN_LOGIT] == sorted(known)
         early += len(known) < 4
     assert early  # some memories are older than the last classes
+
+
+@pytest.mark.parametrize("evaluation_logits", [True, False])
+def test_stored_logits_have_no_dropout_noise(make_model, make_stream, evaluation_logits):
+    model, stream = make_model(codebook=False), make_stream()
+    model.plastic_layers.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(0.5))
+    still = LearningSettings(learning_rate=0.0, batch_size=BATCH, first_epochs=1)  # the weights stay as they are
+    buffer = train(DER, model, stream, settings=still, evaluation_logits=evaluation_logits).storage_policy
+    slots = torch.tensor(held_slots(buffer))
+    stored = buffer.logits(slots, model)
+    expected = model.eval()(buffer.rows[slots][:, : 3 * 16**2].view(-1, 3, 16, 16)).detach()
+    known = stored != UNSEEN_LOGIT
+    same = torch.isclose(stored, expected, rtol=1e-4, atol=1e-5)[known]
+    assert bool(same.all()) == evaluation_logits and known.any(1).all()
 
 
 def test_the_reservoir_holds_each_frame_with_the_same_chance():
@@ -215,7 +236,7 @@ def test_logits_come_back_bit_by_bit_beside_pixels_of_any_number(count):
     images = torch.randint(0, 256, (4, 3, 5, 5), dtype=torch.uint8)
     logits = torch.randn(4, 3)
     logits[2, 1] = UNSEEN_LOGIT
-    buffer.offered = logits
+    buffer.offered = lambda positions: logits[positions]
     buffer.store(StreamBatch(torch.tensor([0, 1, 2, 2]), torch.empty(0), None, lambda p: images[list(p)]), model)
     slots = torch.arange(4)[-count:]
     assert torch.equal(buffer.logits(slots, model), logits[slots])
@@ -332,7 +353,7 @@ def test_the_dark_loss_of_a_step_by_hand(make_model):
     images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     then = torch.tensor([[1.0, -2.0, UNSEEN_LOGIT, UNSEEN_LOGIT], [0.5, 0.25, 3.0, UNSEEN_LOGIT]])
     buffer = strategy.storage_policy
-    buffer.offered = then
+    buffer.offered = lambda positions: then[positions]
     buffer.store(StreamBatch(torch.tensor([1, 2]), torch.empty(0), None, lambda places: images[list(places)]), model)
     now = model(images).detach()
     # Two draws of both memories; the order does not matter for either mean.
