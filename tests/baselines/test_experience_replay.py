@@ -20,11 +20,12 @@ from crumb_avalanche.baselines.experience_replay import (
     ImageMemoryPlugin,
     LogitImageBuffer,
     Reservoir,
+    RingBuffer,
     dark_loss,
     draw,
     held_slots,
 )
-from crumb_avalanche.baselines.memory_settings import DarkReplaySettings
+from crumb_avalanche.baselines.memory_settings import DarkReplaySettings, ExperienceReplaySettings
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import Slots
@@ -58,18 +59,24 @@ def train(entry, model, stream, **arguments):
 @pytest.fixture
 def choices(monkeypatch):
     """What chance decided, in order: the pairs of the rule and the slots of each draw."""
-    log = SimpleNamespace(chosen=[], drawn=[])
-    choose, real_draw = Reservoir.choose, experience_replay.draw
+    log = SimpleNamespace(chosen=[], drawn=[], rules=set())
+    real_draw = experience_replay.draw
 
-    def logged_choose(rule, slots, labels):
-        log.chosen.append(choose(rule, slots, labels))
-        return log.chosen[-1]
+    def logged(kind):
+        choose = kind.choose
+
+        def logged_choose(rule, slots, labels):
+            log.rules.add(kind)
+            log.chosen.append(choose(rule, slots, labels))
+            return log.chosen[-1]
+
+        monkeypatch.setattr(kind, "choose", logged_choose)
 
     def logged_draw(buffer, count):
         log.drawn.append(real_draw(buffer, count))
         return log.drawn[-1]
 
-    monkeypatch.setattr(Reservoir, "choose", logged_choose)
+    logged(Reservoir), logged(RingBuffer)
     monkeypatch.setattr(experience_replay, "draw", logged_draw)
     return log
 
@@ -131,10 +138,12 @@ def same_weights(one, two):
         torch.testing.assert_close(value, two.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("mem_size", [5, 12])  # fewer memories than a batch has frames, and more
-def test_experience_replay_equals_the_plain_loop(make_model, make_stream, choices, mem_size):
+# Fewer memories than a batch has frames, and more; for four classes.
+@pytest.mark.parametrize("mem_size, ring_below, rule", [(5, 5, RingBuffer), (5, 1, Reservoir), (12, 3, Reservoir)])
+def test_experience_replay_equals_the_plain_loop(make_model, make_stream, choices, mem_size, ring_below, rule):
     model, plain = make_model(codebook=False), make_model(codebook=False)
-    strategy = train(ER, model, make_stream(), mem_size=mem_size)
+    strategy = train(ER, model, make_stream(), mem_size=mem_size, ring_below=ring_below)
+    assert choices.rules == {rule}
     memory = plain_loop(plain, make_stream(), choices)
     same_weights(model, plain)
     buffer = strategy.storage_policy
@@ -199,6 +208,30 @@ def test_the_reservoir_goes_on_where_it_was_saved():
     again = Reservoir()
     again.load_state_dict(rule.state_dict())
     assert again == rule and rule.seen == 4 and Reservoir() != rule
+
+
+def test_rings_by_hand():
+    rule, slots, held = RingBuffer(), Slots(3), {}
+
+    def holds(first, labels):
+        for place, slot in rule.choose(slots, labels):
+            held[slot] = first + place
+        return {label: [held[slot] for slot in members] for label, members in slots.by_class.items() if members}
+
+    assert holds(0, [0, 0, 0, 0]) == {0: [1, 2, 3]}  # one class has all places: its latest frames
+    assert holds(4, [1]) == {0: [2, 3], 1: [4]}  # another takes the oldest of the largest
+    assert holds(5, [1, 0]) == {0: [3, 6], 1: [5]}  # 2 gives way to 5, and then 4 to 6
+    assert holds(7, [2]) == {0: [6], 1: [5], 2: [7]}
+    assert holds(8, [1, 1]) == {0: [6], 1: [9], 2: [7]}  # each class has its ring of one
+    with pytest.raises(ValueError, match="mem_size=3 cannot hold a memory of each of the 4 classes"):
+        rule.begin_experience(slots, {3: 5}, 2)
+
+
+def test_a_smaller_ring_keeps_the_latest(make_model):
+    buffer = filled(make_model(codebook=False), [0, 0, 0, 1, 1, 1], rule=RingBuffer())
+    buffer.set_capacity(4)
+    images = {label: [int(buffer.rows[slot][0, 0, 0]) for slot in buffer.slots.by_class[label]] for label in (0, 1)}
+    assert images == {0: [1, 2], 1: [4, 5]}
 
 
 def filled(model, labels, mem_size=8, rule=None):
@@ -337,6 +370,8 @@ def test_wrong_settings_are_errors():
     for changes in ({"alpha": -0.1}, {"beta": -1.0}):
         with pytest.raises(ValueError, match=re.escape(f"{next(iter(changes))} is {next(iter(changes.values()))}")):
             DarkReplaySettings(**changes)
+    with pytest.raises(ValueError, match=r"ring_below is -1.*0 or more"):
+        ExperienceReplaySettings(ring_below=-1)
 
 
 @pytest.mark.parametrize("entry", [ER, DER])
