@@ -6,9 +6,11 @@ Skips finished runs; the same command resumes. Writes `competitors.csv`, `.md`, 
 run to --output.
 
 With --family fair (default), all methods train on the same frozen features with the same bytes, and each tunes its
-learning rate on the first experience. With --family paper, each has the network, resolution and learning rate of the
-paper's authors. Two rows have other bytes: the offline bound, which trains on all classes at once, so that one run
-serves both protocols; and raw-map replay, which stores as many maps as CRUMB (CRUMB's bytes hold six).
+learning rate on the first experience, whose classes or objects arrive in turn. A run that diverges counts with the
+accuracy of its last finite weights. `--strategies remind_single` is REMIND one image at a time, as its authors run it.
+With --family paper, each has the network, resolution and learning rate of the paper's authors. Two rows have other
+bytes: the offline bound, which trains on all classes at once, so that one run serves both protocols; and raw-map
+replay, which stores as many maps as CRUMB (CRUMB's bytes hold six).
 """
 
 import csv
@@ -30,6 +32,9 @@ from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
 TABLE, JOINT = "competitors", "joint"
+# One step for each new image, with 50 replays, as REMIND's authors run it: ten times the time of `remind`.
+REMIND_SINGLE = "remind_single"
+VARIANTS: dict[str, dict] = {REMIND_SINGLE: dict(strategy="remind", method={"samples_at_a_time": True})}
 QUICK = dict(image_size=64, budget_images=150)  # room for the statistics of every method
 
 
@@ -71,23 +76,40 @@ class Row:
 
     @property
     def runs(self) -> str:
-        """Number of runs; both numbers where the protocols differ."""
-        return "/".join(dict.fromkeys(str(len(values)) for values in self.accuracies.values()))
+        """Number of runs, both numbers where the protocols differ; with the number of those that diverged."""
+        counts = "/".join(dict.fromkeys(str(len(values)) for values in self.accuracies.values()))
+        diverged = sum(run.diverged for run in self._all)
+        return f"{counts} ({diverged} diverged)" if diverged else counts
+
+    @property
+    def label(self) -> str:
+        """Name in the table; of ``ranpac`` with its number of projections, which decides its accuracy and bytes."""
+        if self.name != "ranpac":
+            return {REMIND_SINGLE: "remind, one image at a time"}.get(self.name, self.name)
+        found = sorted(
+            {run.result["strategy_settings"]["projection"] for run in self._all if "strategy_settings" in run.result}
+        )
+        return f"ranpac ({' '.join(f'{number:,}' for number in found)} projections)" if found else self.name
 
 
-def rows_of(strategies: Sequence[str], protocols: Sequence[str], maps: int) -> dict[str, dict]:
+def settings_of_row(name: str) -> dict:
+    """Settings of a row: those of a strategy, or of REMIND as its authors run it."""
+    return VARIANTS.get(name) or dict(strategy=name)
+
+
+def rows_of(rows: Sequence[str], protocols: Sequence[str], maps: int) -> dict[str, dict]:
     """Settings of each row of the sweep, by its folder."""
     from crumb_avalanche.baselines.registry import get_strategy
 
-    rows = {}
-    for name in strategies:
-        for protocol in [JOINT] if get_strategy(name).joint else protocols:
-            rows[f"{protocol}/{name}"] = dict(strategy=name)
+    cells = {}
+    for name in rows:
+        for protocol in [JOINT] if get_strategy(settings_of_row(name)["strategy"]).joint else protocols:
+            cells[f"{protocol}/{name}"] = dict(settings_of_row(name))
             if protocol != JOINT:
-                rows[f"{protocol}/{name}"]["protocol"] = protocol
+                cells[f"{protocol}/{name}"]["protocol"] = protocol
             if name == "map_replay":
-                rows[f"{protocol}/{name}"] |= dict(mem_size=maps, budget_images=None)
-    return rows
+                cells[f"{protocol}/{name}"] |= dict(mem_size=maps, budget_images=None)
+    return cells
 
 
 def collect(output: Path, names: Sequence[str], protocols: Sequence[str], numbers: Sequence[int]) -> list[Row]:
@@ -120,7 +142,7 @@ def cells(row: Row, protocols: list[str]) -> list[str]:
     """Format a row as text."""
     accuracies = [mean_text(row.accuracies.get(protocol, [])) for protocol in protocols]
     rates = " ".join(f"{rate:g}" for rate in row.rates)
-    return [row.name, *accuracies, row.runs, f"{row.memory:,}", f"{row.seconds:.0f}", rates]
+    return [row.label, *accuracies, row.runs, f"{row.memory:,}", f"{row.seconds:.0f}", rates]
 
 
 def write_tables(output: Path, rows: Sequence[Row]) -> list[Path]:
@@ -165,7 +187,7 @@ def picture(rows: Sequence[Row], title: str) -> Figure:
                 capsize=2,
                 label=protocol.replace("_", "-"),
             )
-        axes.set(yticks=range(len(rows)), yticklabels=[row.name for row in rows], xlim=(0, 100))
+        axes.set(yticks=range(len(rows)), yticklabels=[row.label for row in rows], xlim=(0, 100))
         axes.set_xlabel("accuracy over all classes at the end (%): mean, standard deviation of runs")
         axes.grid(axis="x", color="0.9", lw=0.6)
         axes.legend(loc="lower right")
@@ -187,7 +209,11 @@ def main() -> int:
     parser = parser_for(__doc__, f"runs/{TABLE}")
     parser.add_argument("--family", choices=["fair", "paper"], default="fair", help="settings, as for crumb run")
     parser.add_argument(
-        "--strategies", nargs="+", metavar="NAME", default=list(STRATEGIES), help="methods; default all"
+        "--strategies",
+        nargs="+",
+        metavar="NAME",
+        default=list(STRATEGIES),
+        help=f"methods; default all; {REMIND_SINGLE} is REMIND one image at a time",
     )
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
     parser.add_argument(

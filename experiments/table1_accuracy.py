@@ -4,15 +4,16 @@
     python experiments/table1_accuracy.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
 With --family fair (default), all methods train on the same frozen features with the same bytes and tune their learning
-rate on the first experience. With --family paper, each has the network, resolution and rate of the paper's authors;
-only these results are comparable with the paper's numbers as they are. Image sets have no class-instance protocol. The
-offline bound trains on all classes at once, so that one set of runs serves both protocols. `fig3_curves.py` plots the
-same runs. Writes the table as `.csv` and `.md`, its picture, `table1_runs.csv` with seed, settings and accuracy of each
-run, and a folder for each run to --output.
+rate on the first experience; `--strategies crumb remind_single` is REMIND one image at a time. With --family paper,
+each has the network, resolution and rate of the paper's authors; only these results are comparable with the paper's
+numbers as they are. Image sets have no class-instance protocol. The offline bound trains on all classes at once, so
+that one set of runs serves both protocols. `fig3_curves.py` plots the same runs. Writes the table as `.csv` and `.md`,
+its picture, `table1_runs.csv` with seed, settings and accuracy of each run, and a folder for each run to --output.
 """
 
 from collections.abc import Sequence
 
+from competitors import settings_of_row
 from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
 from support.paper_methods import METHODS, QUICK_METHODS, cells_of, folder_of, title_of
 from support.paper_numbers import read_paper_numbers
@@ -37,7 +38,9 @@ def assembled(options: CommonOptions, methods: Sequence[str], protocols: Sequenc
                         benchmark=benchmark,
                         protocol=protocol,
                         folder=folder_of(options.output, benchmark, protocol, method),
-                        paper=paper.find(TABLE, benchmark, protocol, METHODS.get(method, method)),
+                        paper=paper.find(
+                            TABLE, benchmark, protocol, METHODS.get(settings_of_row(method)["strategy"], method)
+                        ),
                         paper_dataset=benchmark,
                         reference=folder_of(options.output, benchmark, protocol, "crumb") if tested else None,
                         paper_reference=paper.find(TABLE, benchmark, protocol, "crumb"),
@@ -50,7 +53,10 @@ def main() -> int:
     parser = parser_for(__doc__, "runs/table1", several=True)
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
     parser.add_argument(
-        "--strategies", nargs="+", metavar="NAME", help="names as in crumb strategies; default those of the paper"
+        "--strategies",
+        nargs="+",
+        metavar="NAME",
+        help="names as in crumb strategies, or remind_single; default those of the paper",
     )
     parser.add_argument("--family", choices=["fair", "paper"], default="fair", help="settings, as for crumb run")
     parser.add_argument(

@@ -3,7 +3,7 @@
 ``ImageMemoryPlugin`` and ``draw`` are shared by all methods that store raw images and have their own losses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
-from crumb_avalanche.baselines.memory_settings import DarkReplaySettings
+from crumb_avalanche.baselines.memory_settings import DarkReplaySettings, ExperienceReplaySettings
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.penultimate import evaluating
@@ -64,6 +64,34 @@ class Reservoir(SelectionRule):
 
     def load_state_dict(self, state):
         self.seen = state["seen"]
+
+
+class RingBuffer(SelectionRule):
+    """Stores every frame; a full buffer gives up the oldest memory of the largest class, that of the frame if equal.
+
+    So each class has a ring of its latest frames, and a class that came holds a memory however few there are, which a
+    reservoir does not grant. The authors set the rings' sizes by the number of classes of the whole stream, which
+    leaves memories unused until the last class comes; here the rings shrink when a class comes.
+    """
+
+    evenly_spread = False
+
+    def choose(self, slots, labels):
+        chosen = []
+        for position, label in enumerate(labels):
+            if not slots.free:
+                largest = slots.largest()
+                victim = label
+                if slots.count(label) < largest:
+                    victim = next(other for other in slots.classes if slots.count(other) == largest)
+                self.give_up(slots, victim)
+            chosen.append((position, slots.take(label)))
+        return chosen
+
+    def give_up(self, slots, label):
+        slot = slots.by_class[label].pop(0)  # in order of arrival
+        slots.free.append(slot)
+        return slot
 
 
 class ChosenFrames(SelectionRule):
@@ -154,10 +182,10 @@ class LogitImageBuffer(ImageBuffer):
     A row has the pixels, then the float32 logits; those of classes not seen by then are -10,000.
 
     Attributes:
-        offered: ``(B, classes)`` logits of the batch that is stored next.
+        offered: function from positions in the batch that is stored next to their ``(n, classes)`` logits.
     """
 
-    offered: Tensor | None = None
+    offered: Callable[[Sequence[int]], Tensor]
 
     @staticmethod
     def item_bytes(model):
@@ -165,7 +193,7 @@ class LogitImageBuffer(ImageBuffer):
 
     def to_rows(self, batch, positions, model):
         pixels = super().to_rows(batch, positions, model).flatten(1)
-        logits = self.offered[list(positions)].float().contiguous()
+        logits = self.offered(list(positions)).float().contiguous()
         return torch.cat([pixels, logits.view(torch.uint8)], 1)
 
     def to_maps(self, rows, model):
@@ -216,15 +244,19 @@ class DarkReplayPlugin(ImageMemoryPlugin):
             again = strategy._criterion(logits[len(first) :], labels[len(first) :])
         strategy.loss = strategy.loss + self.settings.alpha * dark + self.settings.beta * again
 
-    @torch.no_grad()
     def offer(self, strategy, batch):
-        logits = strategy.mb_output
-        if self.batch is None:
+        trained_on = self.batch is not None
+
+        @torch.no_grad()
+        def logits(positions: Sequence[int]) -> Tensor:
+            if trained_on and not self.settings.evaluation_logits:
+                return strategy.mb_output[positions]
             with evaluating(strategy.model):
-                logits = self.logits(strategy.model, batch.feature_map)
+                return self.logits(strategy.model, batch.feature_map[positions])
+
         self.storage_policy.offered = logits
         super().offer(strategy, batch)
-        self.storage_policy.offered = None
+        del self.storage_policy.offered  # it holds the batch
 
 
 def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_changes) -> StreamStrategy:
@@ -233,8 +265,10 @@ def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_chang
 
 
 def build_er(recipe: Recipe) -> StreamStrategy:
-    """Build experience replay."""
-    return memory_strategy(recipe, ExperienceReplayPlugin(ImageBuffer(recipe.mem_size, Reservoir(), recipe.seed)))
+    """Build experience replay; see ``ExperienceReplaySettings`` for the selection rule."""
+    rings = recipe.n_classes <= recipe.mem_size < recipe.method.ring_below * recipe.n_classes
+    rule = RingBuffer() if rings else Reservoir()
+    return memory_strategy(recipe, ExperienceReplayPlugin(ImageBuffer(recipe.mem_size, rule, recipe.seed)))
 
 
 def build_der(recipe: Recipe) -> StreamStrategy:
@@ -245,10 +279,11 @@ def build_der(recipe: Recipe) -> StreamStrategy:
 
 ER = Entry(
     name="er",
-    summary="raw images from a reservoir, trained on in one step with each new batch",
+    summary="raw images from rings or a reservoir, trained on in one step with each new batch",
     source="Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019",
     stores="raw images",
     build=build_er,
+    method=ExperienceReplaySettings,
     buffer=ImageBuffer,
 )
 DER = Entry(

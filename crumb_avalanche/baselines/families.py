@@ -78,6 +78,7 @@ _EXEMPLARS = PaperSettings(
 _OFFLINE = PaperSettings(
     batch_size=128,
     first_epochs=5,
+    method=dict(peak_rate=0.0),
     on={
         **{name: dict(batch_size=100) for name in ("toybox", "ilab")},
         "cifar100": dict(batch_size=100, first_epochs=10),

@@ -261,16 +261,37 @@ class MemoryRecallSettings:
 
 
 @dataclass(frozen=True)
+class ExperienceReplaySettings:
+    """Settings of experience replay (ER).
+
+    Attributes:
+        ring_below: with fewer memories than this for each class of the stream, each class has a ring buffer of its
+            latest images, else all share a reservoir, in which a rare class may have none. The authors advise rings for
+            tiny memories, and compare 1 to 13 memories a class. With fewer memories than classes, and with 0, it is
+            always the reservoir.
+    """
+
+    ring_below: int = 5
+
+    def __post_init__(self):
+        if self.ring_below < 0:
+            raise ValueError(f"ring_below is {self.ring_below}; it counts memories of a class: give 0 or more")
+
+
+@dataclass(frozen=True)
 class DarkReplaySettings:
     """Settings of DER++, with its authors' values.
 
     Attributes:
         alpha: weight of the loss of the stored logits.
         beta: weight of the loss of the stored labels; 0 is plain DER.
+        evaluation_logits: store the logits of the network in evaluation mode, after the step of their batch, instead of
+            those of the step itself, whose dropout the network would then have to reproduce.
     """
 
     alpha: float = 0.1
     beta: float = 0.5
+    evaluation_logits: bool = True
 
     def __post_init__(self):
         if min(self.alpha, self.beta) < 0:

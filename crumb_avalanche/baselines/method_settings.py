@@ -9,6 +9,7 @@ from crumb_avalanche.baselines.memory_settings import (
     BiCSettings,
     CoPESettings,
     DarkReplaySettings,
+    ExperienceReplaySettings,
     GEMSettings,
     GSSSettings,
     ICaRLSettings,
@@ -56,6 +57,28 @@ class NoSettings:
 
 
 @dataclass(frozen=True)
+class OfflineSettings:
+    """Settings of training on all classes at once.
+
+    Attributes:
+        peak_rate: largest learning rate of one cycle over all epochs, in which the rate rises and falls to almost 0, as
+            in torch's ``OneCycleLR``; learning rate and momentum of the run are then not used. With 0 the learning rate
+            of the run is kept throughout.
+    """
+
+    peak_rate: float = 1e-2
+
+    def __post_init__(self):
+        if self.peak_rate < 0:
+            raise ValueError(f"peak_rate is {self.peak_rate}; give 0 or more (0: a constant learning rate)")
+
+    @property
+    def own_rate(self) -> bool:
+        """Whether the method sets its own learning rate, so that none is tuned."""
+        return self.peak_rate > 0
+
+
+@dataclass(frozen=True)
 class CrumbSettings:
     """Settings of CRUMB.
 
@@ -78,7 +101,7 @@ class CrumbSettings:
 METHOD_SETTINGS: dict[str, type] = {
     "crumb": CrumbSettings,
     "finetune": NoSettings,
-    "offline": NoSettings,
+    "offline": OfflineSettings,
     "chance": NoSettings,
     "ewc": EWCSettings,
     "si": SISettings,
@@ -96,7 +119,7 @@ METHOD_SETTINGS: dict[str, type] = {
     "memory_recall": MemoryRecallSettings,
     "image_replay": NoSettings,
     "map_replay": NoSettings,
-    "er": NoSettings,
+    "er": ExperienceReplaySettings,
     "der": DarkReplaySettings,
     "ncm": NoSettings,
     "slda": SldaSettings,

@@ -17,6 +17,12 @@ RENAMED = {"storing_rule": "selection_rule"}
 OF_CRUMB = tuple(asdict(CrumbSettings()))  # were settings of every strategy, though only CRUMB used them
 FILE = "strategy_config"  # a YAML file with the settings of the method
 DERIVED = ("budget", "capacity")  # fields of a plan that are not settings
+# Values that methods had before these settings existed.
+BEFORE: dict[str, dict[str, Any]] = {
+    "offline": dict(peak_rate=0.0),
+    "er": dict(ring_below=0),
+    "der": dict(evaluation_logits=False),
+}
 DECIDED = ("classes_per_experience", "batch_size")  # None in older files meant the benchmark's value
 
 
@@ -92,6 +98,8 @@ def present_settings(values: dict[str, Any], result: dict | None = None) -> dict
         method = {} if file is None else read_method(file)
     if strategy in (None, "crumb"):
         method = {**of_crumb, **method}
+    if result is not None or set(DERIVED) & values.keys():  # written by a run, not by hand
+        method = {**BEFORE.get(str(strategy), {}), **method}
     if method or "method" in present:
         present["method"] = {**method, **(present.get("method") or {})}
     return {name: value for name, value in present.items() if name not in DERIVED}

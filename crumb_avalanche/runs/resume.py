@@ -30,6 +30,8 @@ class Progress:
         trials: trials of the learning rate, the chosen one first.
         tuning_seconds: duration of the trials.
         seconds: time from the start of the run to its latest checkpoint; work lost in interruptions is not counted.
+        diverged: number of the experience in which training diverged, if the run counts nevertheless. No checkpoint
+            follows: a resumed run diverges again.
     """
 
     matrix: list[list[float]] = field(default_factory=list)
@@ -38,6 +40,7 @@ class Progress:
     trials: list[Trial] = field(default_factory=list)
     tuning_seconds: float = 0.0
     seconds: float = 0.0
+    diverged: int | None = None
 
 
 class Resume:

@@ -44,6 +44,7 @@ from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.checkpoint_plugin import Position
 from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.plugins import TrainingDivergedError
 
 Finished = Callable[[Path, RunPlan, Stream], object]
 
@@ -132,13 +133,18 @@ class Recorder:
         return [self.bar, self.predictions]
 
 
-def run_once(plan: RunPlan, verbose: bool = True, finished: Finished | None = None) -> dict:
+def run_once(
+    plan: RunPlan, verbose: bool = True, finished: Finished | None = None, count_divergence: bool = False
+) -> dict:
     """Do one run in this process.
 
     Args:
         plan: plan of the run.
         verbose: whether to print the tables.
         finished: called with folder, plan and stream when all is written.
+        count_divergence: whether a run that diverges after the first experience ends there, with the accuracy of its
+            last finite weights on all classes, instead of raising ``TrainingDivergedError``. A table that left such
+            runs out would flatter their method.
 
     Returns:
         Content of ``result.json``.
@@ -147,12 +153,12 @@ def run_once(plan: RunPlan, verbose: bool = True, finished: Finished | None = No
         ValueError: settings, images or weights cannot be used.
     """
     try:
-        return run_plan(plan, verbose, finished)
+        return run_plan(plan, verbose, finished, count_divergence)
     finally:
         gc.collect()  # free strategy, plugins and evaluator, which refer to each other, before the next run
 
 
-def run_plan(plan: RunPlan, verbose: bool, finished: Finished | None) -> dict:
+def run_plan(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergence: bool) -> dict:
     """Do one run as ``run_once``, which frees its memory."""
     start, folder = time.perf_counter(), Path(plan.output)
     claim(folder, plan.overwrite)
@@ -168,14 +174,15 @@ def run_plan(plan: RunPlan, verbose: bool, finished: Finished | None) -> dict:
     with build_session(plan, stream, recorder, resume) as session:
         begin(folder, session, plan)
         try:
-            learn(session, folder, recorder.ledger, resume)
+            learn(session, folder, recorder.ledger, resume, count_divergence)
         except BaseException:
             # Keep what was learned so far after any error.
             recorder.bar.close()
             keep_interrupted(folder / INTERRUPTED, session, resume.position.experience)
             raise
         ledger = write_records(folder, session, recorder, resume)
-        keep_learner(folder, session, len(stream.benchmark.train_stream))
+        learned = len(resume.progress.ledgers) if resume.progress.diverged is None else resume.progress.diverged + 1
+        keep_learner(folder, session, learned)
         result = result_of(plan, session, resume) | images | {"provenance": hashes}
     write_json(folder / RESULT, result)
     tidy_up(folder)  # remove checkpoints and files of interrupted attempts
@@ -219,11 +226,11 @@ def begin(folder: Path, session: Session, plan: RunPlan) -> None:
     write_text(folder / "config.yaml", f"# sha256 of the plan: {planned.sha256}\n{planned}")
 
 
-def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume) -> None:
+def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume, count_divergence: bool) -> None:
     """Train on each remaining experience and evaluate on all classes seen so far.
 
     Adds the results to ``resume.progress`` and writes a checkpoint after each experience. The number of evaluations
-    does not change what is learned.
+    does not change what is learned. A run that diverges and counts is evaluated on the classes of all experiences.
     """
     plan, strategy, benchmark, joint = session.plan, session.strategy, session.stream.benchmark, session.entry.joint
     loader = {"num_workers": plan.workers}
@@ -231,7 +238,18 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume) 
     count = len(benchmark.train_stream)
     for number in range(resume.position.experience, count):
         experience = benchmark.train_stream[number]
-        strategy.train(experience, eval_streams=[], shuffle=joint, **loader)
+        try:
+            strategy.train(experience, eval_streams=[], shuffle=joint, **loader)
+        except TrainingDivergedError as error:
+            if not count_divergence or number == 0:
+                raise
+            print(f"{error}; the run ends here and counts")
+            progress.diverged = number
+            for _ in range(number, count - 1):
+                progress.matrix.append([])
+                progress.accuracy_after.append(None)
+                progress.ledgers.append(ledger.result())
+            number = count - 1
         of_each, of_all, found = [], None, "not tested"
         if number in (0, count - 1) or (number + 1) % plan.evaluate_every == 0:
             # The joint learner has seen every class after its one experience.
@@ -245,8 +263,11 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume) 
         progress.matrix.append(of_each)
         progress.accuracy_after.append(of_all)
         progress.ledgers.append(ledger.result())
-        resume.save(Position(number + 1))
+        if progress.diverged is None:
+            resume.save(Position(number + 1))
         print(f"after experience {number + 1}/{count}: {found}", flush=True)
+        if progress.diverged is not None:
+            return
 
 
 def accuracy_on(metrics: dict, experience: int) -> float:
@@ -288,6 +309,7 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
         "learning_rate_trials": [asdict(trial) for trial in progress.trials],
         "tuning_seconds": progress.tuning_seconds,
         "run": plan.run,
+        "diverged_in_experience": progress.diverged,
         "final_accuracy": progress.accuracy_after[-1],
         "accuracy_after": progress.accuracy_after,
         "final_accuracy_per_experience": progress.matrix[-1],

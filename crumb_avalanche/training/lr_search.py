@@ -1,13 +1,16 @@
-"""Choose a learning rate on the first experience of a stream."""
+"""Choose a learning rate on the first experience of a stream, taken as a small stream of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute, TaskAwareSupervisedClassificationDataset
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
 
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.labels import labels_of
@@ -19,15 +22,18 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 # Rates within these margins of the best count as equally good.
 POINTS = 1.0
 NATS = 0.01
+ARRIVALS = 4  # experiences of the small stream
+FEWEST = 4  # pieces that it takes for several of them
+MOST_IMAGES = 100  # of a piece
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of one learning rate on the held-out part of the first experience.
+    """Result of one learning rate on the held-out images of the first experience.
 
     Attributes:
         learning_rate: the rate.
-        accuracy: percent; 0 where training diverged.
+        accuracy: percent, after the last experience of the small stream; 0 where training diverged.
         loss: mean over the held-out images; infinite where training diverged.
     """
 
@@ -60,20 +66,129 @@ def split_experience(targets: Sequence[int], held_out: float = 0.2) -> tuple[lis
     return sorted(learned), sorted(tested)
 
 
+def pieces_of(labels: Sequence[int], objects: Sequence[Hashable] | None, most: int) -> list[list[int]]:
+    """Divide the images of a first experience into the classes of a small stream.
+
+    These are its own classes if there are at least four, else its objects, which are then told apart: what a class that
+    arrives does to earlier ones can be seen only where several arrive. Objects come class by class in turn.
+
+    Args:
+        labels: class of each image.
+        objects: object of each image, if known; those of two classes are different.
+        most: largest number of pieces, such as the outputs of the head.
+
+    Returns:
+        Places of the images of each piece, ascending, at most 100, evenly spread; a piece has at least two.
+    """
+    pieces = _grouped([(label,) for label in labels])
+    if objects is not None and len(pieces) < FEWEST:
+        finer = [piece for piece in _grouped(list(zip(labels, objects, strict=True))) if len(piece) > 1]
+        of_class = _grouped([labels[piece[0]] for piece in finer])
+        turns = [place for turn in zip_longest(*of_class) for place in turn if place is not None]
+        if len(turns) >= FEWEST:
+            pieces = [finer[place] for place in turns]
+    return [[piece[place] for place in _spread(len(piece), MOST_IMAGES)] for piece in pieces[:most]]
+
+
+def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the places of each key, keys in order of their first place."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return list(range(count)) if count <= most else [place * count // most for place in range(most)]
+
+
+def arrivals_of(pieces: int) -> list[list[int]]:
+    """Divide pieces into experiences: four of almost equal size, the first with two pieces or more; else a single one.
+
+    Fewer than four pieces, such as two classes of unknown objects, are one experience.
+    """
+    if pieces < FEWEST:
+        return [list(range(pieces))]
+    count = min(ARRIVALS, pieces - 1)
+    return [part.tolist() for part in np.array_split(np.arange(pieces), count)]
+
+
+class _Relabelled(Dataset):
+    """Images of a data set in given places, with given labels."""
+
+    def __init__(self, dataset, places: Sequence[int], labels: Sequence[int]):
+        self.dataset, self.places, self.labels = dataset, places, labels
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, number: int):
+        return self.dataset[self.places[number]][0], self.labels[number]
+
+
+def relabelled(dataset, label_of: dict[int, int]) -> AvalancheDataset:
+    """Return the images in some places of a data set, ascending, with other labels, as the stream gives them.
+
+    Args:
+        dataset: an Avalanche data set.
+        label_of: new labels by place.
+    """
+    places = sorted(label_of)
+    labels = [label_of[place] for place in places]
+    attributes = [DataAttribute(labels, "targets")]
+    if hasattr(dataset, "frame_row"):
+        attributes.append(DataAttribute([dataset.frame_row[place] for place in places], "frame_row"))
+    images = _Relabelled(dataset, places, labels)
+    if not hasattr(dataset, "targets_task_labels"):
+        return AvalancheDataset([images], data_attributes=attributes)
+    attributes.append(DataAttribute([0] * len(places), "targets_task_labels", use_in_getitem=True))
+    return TaskAwareSupervisedClassificationDataset([images], data_attributes=attributes)
+
+
+def small_stream(first_experience, objects: Sequence[Hashable] | None = None, most: int | None = None):
+    """Make a stream of the first experience alone, in which classes arrive one after the other.
+
+    Args:
+        first_experience: an experience of an Avalanche stream.
+        objects, most: see ``pieces_of``; without ``most`` the experience stays one, with its own labels.
+
+    Returns:
+        An Avalanche benchmark. The last fifth of each piece is its test.
+
+    Raises:
+        ValueError: a class has too few frames.
+    """
+    dataset = first_experience.dataset
+    labels = labels_of(dataset)
+    split_experience(labels)  # raises
+    if most is None:
+        label_of, experiences = dict(enumerate(labels)), [sorted(set(labels))]
+    else:
+        pieces = pieces_of(labels, objects, most)
+        label_of = {place: number for number, piece in enumerate(pieces) for place in piece}
+        experiences = arrivals_of(len(pieces))
+    train, test = [], []
+    for arrived in experiences:
+        places = [place for place in sorted(label_of) if label_of[place] in arrived]
+        for kept, part in zip((train, test), split_experience([label_of[place] for place in places]), strict=True):
+            kept.append(relabelled(dataset, {places[number]: label_of[places[number]] for number in part}))
+    return benchmark_from_datasets(train=train, test=test)
+
+
 def tune(
     make: Callable[[float, EvaluationPlugin], StreamStrategy],
-    first_experience,
+    parts,
     rates: Sequence[float] = RATES,
     head_loss: bool = False,
     **loader,
 ) -> list[Trial]:
-    """Train with each rate on four fifths of the first experience for one epoch, and test on the rest.
+    """Train with each rate on a small stream and test on its held-out images after the last experience.
 
     The global RNG state is restored.
 
     Args:
-        make: function of rate and evaluator that returns a new strategy with a new model, which trains for one epoch.
-        first_experience: an experience of an Avalanche stream.
+        make: function of rate and evaluator that returns a new strategy with a new model.
+        parts: the benchmark, see ``small_stream``.
         rates: learning rates to try.
         head_loss: use the loss of the head's logits, for a strategy that predicts by other scores.
         loader: keyword arguments of the data loaders, such as ``num_workers``.
@@ -82,11 +197,8 @@ def tune(
         The trials: the chosen one first (see ``chosen``), then the others from best to worst.
 
     Raises:
-        ValueError: a class has too few frames, or training diverged at every rate.
+        ValueError: training diverged at every rate.
     """
-    dataset = first_experience.dataset
-    learned, tested = split_experience(labels_of(dataset))
-    parts = benchmark_from_datasets(train=[dataset.subset(learned)], test=[dataset.subset(tested)])
     trials = []
     for rate in rates:
         with preserve_rng_state():
@@ -104,9 +216,9 @@ def tune(
 def chosen(trials: Sequence[Trial]) -> Trial:
     """Return the lowest rate that is as good as the best: within 1 point of accuracy and 0.01 nats of loss.
 
-    Several rates often fit a first experience of a few classes perfectly, and the highest of them then has the lowest
-    loss. A high rate may damage the network when new classes come, which the first experience cannot show; so the
-    lowest of equally good rates is chosen. 0.01 nats are 1 % of the probability of the right class.
+    Several rates often fit a few classes perfectly, and the highest of them then has the lowest loss. A high rate may
+    damage the network when more classes come than in a small stream; so the lowest of equally good rates is chosen.
+    0.01 nats are 1 % of the probability of the right class.
     """
     best = min(trials, key=lambda trial: (-trial.accuracy, trial.loss))
     as_good = [trial for trial in trials if trial.accuracy >= best.accuracy - POINTS and trial.loss <= best.loss + NATS]
@@ -135,7 +247,8 @@ def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
     of_head = HeadLoss()
     learner.plugins.insert(1, of_head)  # after the mask of unseen classes
     try:
-        learner.train(parts.train_stream[0], eval_streams=[], shuffle=False, **loader)
+        for experience in parts.train_stream:
+            learner.train(experience, eval_streams=[], shuffle=False, **loader)
     except TrainingDivergedError:
         return Trial(rate, 0.0, float("inf"))
     metrics = learner.eval(parts.test_stream, **loader)

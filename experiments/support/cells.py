@@ -59,11 +59,11 @@ class Outcome:
 
 
 def learn(settings: RunSettings) -> None:
-    """Do the run of a cell, as ``crumb run`` does."""
+    """Do the run of a cell, as ``crumb run`` does; one that diverges counts with what it reached."""
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.run import run_once
 
-    run_once(RunPlan.of(settings))
+    run_once(RunPlan.of(settings), count_divergence=True)
 
 
 def is_finished(cell: Cell) -> bool:

@@ -36,6 +36,11 @@ class FinishedRun:
         return self.result["final_accuracy"]
 
     @property
+    def diverged(self) -> bool:
+        """Whether training diverged; the accuracy is then that of the last finite weights."""
+        return self.result.get("diverged_in_experience") is not None
+
+    @property
     def first_task(self) -> float:
         """Accuracy after the first experience, in percent."""
         return self.result["accuracy_after"][0]

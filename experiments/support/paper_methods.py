@@ -7,7 +7,7 @@ the offline bound, which has no protocol, is in `joint/`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from competitors import rows_of
+from competitors import REMIND_SINGLE, rows_of, settings_of_row
 from support.cells import Cell
 from support.common_options import CommonOptions
 from support.sweep import grid
@@ -19,7 +19,12 @@ METHODS = {name: name for name in _SAME}
 METHODS |= {"finetune": "lower_bound", "offline": "upper_bound"}
 TITLES = {"crumb": "Ours", "remind": "REMIND", "icarl": "iCaRL", "gem": "GEM", "rainbow_memory": "RM", "aanets": "AAN"}
 TITLES |= {"gss": "GSS", "bic": "BiC", "cope": "CoPE", "ewc": "EWC", "mas": "MAS", "si": "SI", "lwf": "LwF"}
-TITLES |= {"stable_sgd": "Stable SGD", "finetune": "Lower bound", "offline": "Upper bound"}
+TITLES |= {
+    REMIND_SINGLE: "REMIND, one image at a time",
+    "stable_sgd": "Stable SGD",
+    "finetune": "Lower bound",
+    "offline": "Upper bound",
+}
 QUICK_METHODS = ("crumb", "ewc", "finetune", "offline")
 
 
@@ -32,7 +37,7 @@ def is_joint(method: str) -> bool:
     """Whether a method trains on all classes at once; raises ValueError for an unknown method."""
     from crumb_avalanche.baselines.registry import get_strategy
 
-    return get_strategy(method).joint
+    return get_strategy(settings_of_row(method)["strategy"]).joint
 
 
 def folder_of(output: Path, benchmark: str, protocol: str, method: str) -> Path:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch import nn
 from torch.nn.functional import cross_entropy
 from watched import plugin_of
 
@@ -19,11 +20,12 @@ from crumb_avalanche.baselines.experience_replay import (
     ImageMemoryPlugin,
     LogitImageBuffer,
     Reservoir,
+    RingBuffer,
     dark_loss,
     draw,
     held_slots,
 )
-from crumb_avalanche.baselines.memory_settings import DarkReplaySettings
+from crumb_avalanche.baselines.memory_settings import DarkReplaySettings, ExperienceReplaySettings
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import Slots
@@ -57,24 +59,33 @@ def train(entry, model, stream, **arguments):
 @pytest.fixture
 def choices(monkeypatch):
     """What chance decided, in order: the pairs of the rule and the slots of each draw."""
-    log = SimpleNamespace(chosen=[], drawn=[])
-    choose, real_draw = Reservoir.choose, experience_replay.draw
+    log = SimpleNamespace(chosen=[], drawn=[], rules=set())
+    real_draw = experience_replay.draw
 
-    def logged_choose(rule, slots, labels):
-        log.chosen.append(choose(rule, slots, labels))
-        return log.chosen[-1]
+    def logged(kind):
+        choose = kind.choose
+
+        def logged_choose(rule, slots, labels):
+            log.rules.add(kind)
+            log.chosen.append(choose(rule, slots, labels))
+            return log.chosen[-1]
+
+        monkeypatch.setattr(kind, "choose", logged_choose)
 
     def logged_draw(buffer, count):
         log.drawn.append(real_draw(buffer, count))
         return log.drawn[-1]
 
-    monkeypatch.setattr(Reservoir, "choose", logged_choose)
+    logged(Reservoir), logged(RingBuffer)
     monkeypatch.setattr(experience_replay, "draw", logged_draw)
     return log
 
 
-def plain_loop(model, stream, choices, dark=None):
-    """ER, or DER++ with the weights ``dark``, on ``model``'s own layers; only the logged choices are taken over."""
+def plain_loop(model, stream, choices, dark=None, after_the_step=True):
+    """ER, or DER++ with the weights ``dark``, on ``model``'s own layers; only the logged choices are taken over.
+
+    The logits that are stored are those of the step, or of the network after it.
+    """
     optimizer = torch.optim.SGD(model.plastic_layers.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     chosen, drawn = iter(choices.chosen), iter(choices.drawn)
     memory, seen = {}, []  # slot -> (image, label, logits, classes seen by then)
@@ -112,6 +123,8 @@ def plain_loop(model, stream, choices, dark=None):
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                if after_the_step:
+                    logits = logits_of(batch)
                 if epoch == epochs - 1:
                     for place, slot in next(chosen):
                         memory[slot] = (batch[place], batch_labels[place], logits[place].detach(), list(seen))
@@ -125,10 +138,12 @@ def same_weights(one, two):
         torch.testing.assert_close(value, two.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("mem_size", [5, 12])  # fewer memories than a batch has frames, and more
-def test_experience_replay_equals_the_plain_loop(make_model, make_stream, choices, mem_size):
+# Fewer memories than a batch has frames, and more; for four classes.
+@pytest.mark.parametrize("mem_size, ring_below, rule", [(5, 5, RingBuffer), (5, 1, Reservoir), (12, 3, Reservoir)])
+def test_experience_replay_equals_the_plain_loop(make_model, make_stream, choices, mem_size, ring_below, rule):
     model, plain = make_model(codebook=False), make_model(codebook=False)
-    strategy = train(ER, model, make_stream(), mem_size=mem_size)
+    strategy = train(ER, model, make_stream(), mem_size=mem_size, ring_below=ring_below)
+    assert choices.rules == {rule}
     memory = plain_loop(plain, make_stream(), choices)
     same_weights(model, plain)
     buffer = strategy.storage_policy
@@ -137,11 +152,12 @@ def test_experience_replay_equals_the_plain_loop(make_model, make_stream, choice
         assert torch.equal(buffer.rows[slot].float(), image) and int(buffer.labels[slot]) == label
 
 
-@pytest.mark.parametrize("alpha, beta", [(0.1, 0.5), (2.0, 0.0), (0.0, 1.5)])
-def test_dark_replay_equals_the_plain_loop(make_model, make_stream, choices, alpha, beta):
+@pytest.mark.parametrize("alpha, beta, evaluation_logits", [(0.1, 0.5, True), (2.0, 0.0, False), (0.0, 1.5, True)])
+def test_dark_replay_equals_the_plain_loop(make_model, make_stream, choices, alpha, beta, evaluation_logits):
     model, plain = make_model(codebook=False), make_model(codebook=False)
-    strategy = train(DER, model, make_stream(), alpha=alpha, beta=beta)
-    memory = plain_loop(plain, make_stream(), choices, (alpha, beta))
+    settings = dict(alpha=alpha, beta=beta, evaluation_logits=evaluation_logits)
+    strategy = train(DER, model, make_stream(), **settings)
+    memory = plain_loop(plain, make_stream(), choices, (alpha, beta), after_the_step=evaluation_logits)
     same_weights(model, plain)
     buffer, early = strategy.storage_policy, 0
     for slot, (image, label, logits, known) in memory.items():
@@ -153,6 +169,20 @@ def test_dark_replay_equals_the_plain_loop(make_model, make_stream, choices, alp
         assert [label for label in range(4) if stored[label] != UNSEEN_LOGIT] == sorted(known)
         early += len(known) < 4
     assert early  # some memories are older than the last classes
+
+
+@pytest.mark.parametrize("evaluation_logits", [True, False])
+def test_stored_logits_have_no_dropout_noise(make_model, make_stream, evaluation_logits):
+    model, stream = make_model(codebook=False), make_stream()
+    model.plastic_layers.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(0.5))
+    still = LearningSettings(learning_rate=0.0, batch_size=BATCH, first_epochs=1)  # the weights stay as they are
+    buffer = train(DER, model, stream, settings=still, evaluation_logits=evaluation_logits).storage_policy
+    slots = torch.tensor(held_slots(buffer))
+    stored = buffer.logits(slots, model)
+    expected = model.eval()(buffer.rows[slots][:, : 3 * 16**2].view(-1, 3, 16, 16)).detach()
+    known = stored != UNSEEN_LOGIT
+    same = torch.isclose(stored, expected, rtol=1e-4, atol=1e-5)[known]
+    assert bool(same.all()) == evaluation_logits and known.any(1).all()
 
 
 def test_the_reservoir_holds_each_frame_with_the_same_chance():
@@ -178,6 +208,30 @@ def test_the_reservoir_goes_on_where_it_was_saved():
     again = Reservoir()
     again.load_state_dict(rule.state_dict())
     assert again == rule and rule.seen == 4 and Reservoir() != rule
+
+
+def test_rings_by_hand():
+    rule, slots, held = RingBuffer(), Slots(3), {}
+
+    def holds(first, labels):
+        for place, slot in rule.choose(slots, labels):
+            held[slot] = first + place
+        return {label: [held[slot] for slot in members] for label, members in slots.by_class.items() if members}
+
+    assert holds(0, [0, 0, 0, 0]) == {0: [1, 2, 3]}  # one class has all places: its latest frames
+    assert holds(4, [1]) == {0: [2, 3], 1: [4]}  # another takes the oldest of the largest
+    assert holds(5, [1, 0]) == {0: [3, 6], 1: [5]}  # 2 gives way to 5, and then 4 to 6
+    assert holds(7, [2]) == {0: [6], 1: [5], 2: [7]}
+    assert holds(8, [1, 1]) == {0: [6], 1: [9], 2: [7]}  # each class has its ring of one
+    with pytest.raises(ValueError, match="mem_size=3 cannot hold a memory of each of the 4 classes"):
+        rule.begin_experience(slots, {3: 5}, 2)
+
+
+def test_a_smaller_ring_keeps_the_latest(make_model):
+    buffer = filled(make_model(codebook=False), [0, 0, 0, 1, 1, 1], rule=RingBuffer())
+    buffer.set_capacity(4)
+    images = {label: [int(buffer.rows[slot][0, 0, 0]) for slot in buffer.slots.by_class[label]] for label in (0, 1)}
+    assert images == {0: [1, 2], 1: [4, 5]}
 
 
 def filled(model, labels, mem_size=8, rule=None):
@@ -215,7 +269,7 @@ def test_logits_come_back_bit_by_bit_beside_pixels_of_any_number(count):
     images = torch.randint(0, 256, (4, 3, 5, 5), dtype=torch.uint8)
     logits = torch.randn(4, 3)
     logits[2, 1] = UNSEEN_LOGIT
-    buffer.offered = logits
+    buffer.offered = lambda positions: logits[positions]
     buffer.store(StreamBatch(torch.tensor([0, 1, 2, 2]), torch.empty(0), None, lambda p: images[list(p)]), model)
     slots = torch.arange(4)[-count:]
     assert torch.equal(buffer.logits(slots, model), logits[slots])
@@ -316,6 +370,8 @@ def test_wrong_settings_are_errors():
     for changes in ({"alpha": -0.1}, {"beta": -1.0}):
         with pytest.raises(ValueError, match=re.escape(f"{next(iter(changes))} is {next(iter(changes.values()))}")):
             DarkReplaySettings(**changes)
+    with pytest.raises(ValueError, match=r"ring_below is -1.*0 or more"):
+        ExperienceReplaySettings(ring_below=-1)
 
 
 @pytest.mark.parametrize("entry", [ER, DER])
@@ -332,7 +388,7 @@ def test_the_dark_loss_of_a_step_by_hand(make_model):
     images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     then = torch.tensor([[1.0, -2.0, UNSEEN_LOGIT, UNSEEN_LOGIT], [0.5, 0.25, 3.0, UNSEEN_LOGIT]])
     buffer = strategy.storage_policy
-    buffer.offered = then
+    buffer.offered = lambda positions: then[positions]
     buffer.store(StreamBatch(torch.tensor([1, 2]), torch.empty(0), None, lambda places: images[list(places)]), model)
     now = model(images).detach()
     # Two draws of both memories; the order does not matter for either mean.

@@ -5,10 +5,11 @@ import json
 
 import pytest
 from called_script import called
-from competitors import collect, write_tables
+from competitors import REMIND_SINGLE, collect, lines_of, rows_of, write_tables
 from made_runs import made_run
 from support.cells import Cell, verdict
 
+from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings
 
 
@@ -80,6 +81,33 @@ def test_a_missing_run_leaves_the_numbers_of_the_others(tmp_path):
     with open(tmp_path / "competitors.csv") as file:
         lines = [(line["run"], line["final_accuracy"], line["memory_bytes"]) for line in csv.DictReader(file)]
     assert lines == [("0", "50.0000", "1000"), ("2", "51.0000", "1002")]
+
+
+def with_result(folder, right, **more):
+    made_run(folder, right)
+    (folder / "ledger.json").write_text(json.dumps({"memory_bytes": 1000, "train_seconds": 5.0}))
+    result = json.loads((folder / "result.json").read_text()) | {"learning_rate": 0.1} | more
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def test_ranpac_is_labelled_with_its_projections_and_remind_with_its_way(tmp_path):
+    with_result(tmp_path / "class_iid" / "ranpac" / "run0", 100, strategy_settings={"projection": 1640, "ridge": 1.0})
+    with_result(tmp_path / "class_iid" / REMIND_SINGLE / "run0", 100)
+    rows = collect(tmp_path, ["ranpac", REMIND_SINGLE], ["class_iid"], [0])
+    assert [line[0] for line in lines_of(rows)[1:]] == ["ranpac (1,640 projections)", "remind, one image at a time"]
+    settings = rows_of(["remind", REMIND_SINGLE], ["class_iid"], 417)
+    single = settings["class_iid/" + REMIND_SINGLE]
+    assert RunPlan.of(RunSettings(**single)).method["samples_at_a_time"] is True
+    assert RunPlan.of(RunSettings(**single)).method["replays"] == 50
+    assert RunPlan.of(RunSettings(**settings["class_iid/remind"])).method["samples_at_a_time"] is False
+
+
+def test_a_run_that_diverged_counts_and_is_told_apart(tmp_path):
+    for number, more in enumerate(({}, {"diverged_in_experience": 3}, {"diverged_in_experience": None})):
+        with_result(tmp_path / "class_iid" / "der" / f"run{number}", 100 - 30 * number, **more)
+    header, line = lines_of(collect(tmp_path, ["der"], ["class_iid"], [0, 1, 2]))
+    assert dict(zip(header, line))["runs"] == "3 (1 diverged)"
+    assert dict(zip(header, line))["class-iid"].startswith("35.0"), "the mean of all three"
 
 
 def test_a_killed_run_is_named(tmp_path):

@@ -14,6 +14,7 @@ from crumb_avalanche.runs import tuning
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.lr_search import RATES, tune
 
 
@@ -25,7 +26,10 @@ def run(crumb, tiny, output, *more):
 
 def test_fair_tunes_and_then_learns_as_if_the_rate_had_been_given(crumb, tiny, tmp_path):
     tuned, out = run(crumb, tiny, tmp_path / "tuned", "--family", "fair", "--mem-size", "8")
-    assert "learning rates on held-out frames of the first experience" in out and "chosen" in out
+    assert (
+        "learning rates on held-out frames of the first experience, whose classes or objects arrive in turn" in out
+        and "chosen" in out
+    )
     assert sorted(trial["learning_rate"] for trial in tuned["learning_rate_trials"]) == sorted(RATES)
     assert tuned["learning_rate"] == tuned["learning_rate_trials"][0]["learning_rate"]
     assert tuned["tuning_seconds"] > 0
@@ -53,17 +57,21 @@ def test_statistics_are_within_the_budget_too(crumb, tiny, tmp_path):
     assert code == 1 and words in err
 
 
-def test_the_offline_bound_is_tuned_on_the_first_experience_too(crumb, tiny, tmp_path, monkeypatch):
+def test_tuning_sees_the_first_experience_only(crumb, tiny, tmp_path, monkeypatch):
     seen = []
 
-    def watched(make, experience, **loader):
-        seen.append(sorted(experience.classes_in_this_experience))
-        return tune(make, experience, **loader)
+    def watched(make, parts, **loader):
+        seen.append([sorted(set(labels_of(one.dataset))) for one in parts.train_stream])
+        return tune(make, parts, **loader)
 
     monkeypatch.setattr(tuning, "tune", watched)
-    for strategy in ("offline", "finetune"):
-        run(crumb, tiny, tmp_path / strategy, "--family", "fair", "--strategy", strategy)
-    assert seen[0] == seen[1] and len(seen[0]) == 2
+    fair = ("--family", "fair", "--strategy")
+    result, _ = run(crumb, tiny, tmp_path / "cycle", *fair, "offline")
+    assert not seen and result["learning_rate"] is None, "one cycle has its own rate"
+    run(crumb, tiny, tmp_path / "offline", *fair, "offline", "--method.peak_rate", "0")
+    run(crumb, tiny, tmp_path / "finetune", *fair, "finetune")
+    (joint,), arrivals = seen
+    assert len(joint) == 2 and arrivals == [[0, 1], [2], [3]], "its classes at once; its four objects in turn"
 
 
 def test_settings_override_family_which_overrides_preset():

@@ -48,6 +48,17 @@ def test_recorded_method_settings_override_a_missing_file():
     assert recorded["batch_size"] == 128, "the benchmark's"
 
 
+def test_runs_from_before_a_setting_did_what_they_did():
+    config = dict(strategy="offline", benchmark="eth80", budget=1, capacity=None, method={})
+    assert recorded_settings(config, {})["method"] == {"peak_rate": 0.0}
+    assert present_settings(config)["method"] == {"peak_rate": 0.0}  # to repeat it
+    newer = {**config, "method": {"peak_rate": 0.02}}
+    assert recorded_settings(newer, {"strategy_settings": {"peak_rate": 0.02}})["method"] == {"peak_rate": 0.02}
+    older = recorded_settings({**config, "strategy": "der"}, {"strategy_settings": {"alpha": 0.1, "beta": 0.5}})
+    assert older["method"] == {"alpha": 0.1, "beta": 0.5, "evaluation_logits": False}
+    assert present_settings({"strategy": "er", "run": 1}) == {"strategy": "er", "run": 1}  # written by hand
+
+
 def test_a_run_of_an_older_config(crumb, tiny, tmp_path):
     arguments = (*tiny, "--mem-size", "8", "--runs", "0")
     code, _, err = crumb(*arguments, "--output", tmp_path / "a", "--method.direct-weight", "0.5")

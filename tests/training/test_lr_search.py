@@ -1,4 +1,4 @@
-"""The learning rate is chosen on held-out frames of the first experience, without side effects."""
+"""The learning rate is chosen on a small stream of the first experience alone, without side effects."""
 
 import random
 import re
@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.training.lr_search import Trial, chosen, split_experience, tune
+from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.lr_search import (
+    Trial,
+    arrivals_of,
+    chosen,
+    pieces_of,
+    small_stream,
+    split_experience,
+    tune,
+)
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
@@ -32,7 +41,7 @@ def first(pixels):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 60, (20, *pixels.shape[1:]), dtype=torch.uint8, generator=generator)
     images[10:] += 150
-    return experience(images, torch.arange(20) // 10)
+    return small_stream(experience(images, torch.arange(20) // 10))
 
 
 def learner(model_maker, seen=None):
@@ -51,6 +60,79 @@ def learner(model_maker, seen=None):
         return made
 
     return make
+
+
+def test_few_classes_are_divided_into_their_objects():
+    labels = [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
+    objects = ["a", "b", "a", "b", "c", "a", "a", "d", "d", "e", "e"]  # "a" of class 1 is another one
+    # In turn: the first object of each class, the second of each; "c" has one image, which cannot be held out.
+    assert pieces_of(labels, objects, 8) == [[0, 2], [5, 6], [1, 3], [7, 8], [9, 10]]
+    assert pieces_of(labels, objects, 4) == [[0, 2], [5, 6], [1, 3], [7, 8]]
+    assert pieces_of(labels, None, 8) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10]]
+    assert pieces_of(labels, ["a"] * 11, 8) == pieces_of(labels, None, 8), "two objects are no more than the classes"
+    classes = [0, 1, 2, 3, 0, 1, 2, 3]
+    assert pieces_of(classes, range(8), 8) == [[0, 4], [1, 5], [2, 6], [3, 7]], "four classes are enough"
+    (many,) = pieces_of([0] * 250, None, 8)
+    assert len(many) == 100 and many[:3] == [0, 2, 5] and many[-1] == 247
+
+
+def test_pieces_arrive_in_up_to_four_experiences():
+    assert arrivals_of(8) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert arrivals_of(5) == [[0, 1], [2], [3], [4]]
+    assert arrivals_of(4) == [[0, 1], [2], [3]]
+    assert arrivals_of(10) == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+    assert arrivals_of(2) == [[0, 1]] and arrivals_of(3) == [[0, 1, 2]]
+
+
+def test_the_small_stream_of_two_classes_by_hand(make_stream):
+    first = make_stream().train_stream[0]  # two classes of two objects, a clip of five frames each
+    table = make_stream().frame_table
+    rows = list(first.dataset.frame_row)
+    stream = small_stream(first, [table.object_name[row] for row in rows], 4)
+    assert [sorted(set(labels_of(one.dataset))) for one in stream.train_stream] == [[0, 1], [2], [3]]
+    held_out, seen = [], {}
+    for train, test in zip(stream.train_stream, stream.test_stream, strict=True):
+        for part, count in ((train.dataset, 4), (test.dataset, 1)):
+            labels = labels_of(part)
+            assert all(labels.count(label) == count for label in set(labels))
+            for item, label, row in zip(part, labels, part.frame_row, strict=True):
+                assert torch.equal(item[0], first.dataset[rows.index(row)][0]) and list(item[1:]) == [label, 0]
+                seen.setdefault(label, []).append(row)
+        held_out += list(test.dataset.frame_row)
+    # A piece is one object of one class, and the last frame of its clip is held out.
+    assert all(len({(table.class_name[row], table.object_name[row]) for row in of}) == 1 for of in seen.values())
+    assert all(table.frame[row] == 4 for row in held_out)
+    assert {table.labels[of[0]] for label, of in seen.items() if label < 2} == set(labels_of(first.dataset))
+
+
+class Forgets(SupervisedPlugin):
+    """Answers with the classes of the latest experience only, if the rate is high."""
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.latest = torch.tensor(sorted(set(labels_of(strategy.experience.dataset))))
+
+    def after_eval_forward(self, strategy, **kwargs):
+        if strategy.optimizer.param_groups[0]["lr"] > 0.04:
+            kept = torch.full_like(strategy.mb_output, -10.0)
+            kept[:, self.latest] = strategy.mb_output[:, self.latest]
+            strategy.mb_output = kept
+
+
+def test_a_rate_that_forgets_is_found_out(make_model, make_stream):
+    """A single experience of two classes cannot tell the rates apart; arrivals can."""
+    first = make_stream().train_stream[0]
+
+    def make(rate, evaluator):
+        made = learner(make_model)(rate, evaluator)
+        made.plugins.append(Forgets())
+        return made
+
+    def accuracies(parts):
+        return {trial.learning_rate: trial.accuracy for trial in tune(make, parts, rates=(0.03, 0.05))}
+
+    together = accuracies(small_stream(first))
+    arriving = accuracies(small_stream(first, [row // 5 for row in first.dataset.frame_row], 4))
+    assert together[0.05] >= together[0.03] and arriving[0.05] <= 25.0
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
