@@ -69,7 +69,8 @@ FIGURES = {
 # Settings of `crumb run` that no method here reads, or that this script sets.
 LEFT_OUT = {
     *("strategy", "method", "family", "run", "checkpoint", "evaluate_quantized"),
-    *("budget_images", "budget_bytes", "mem_size", "replay_weight", "replay_steps", "fused", "selection_rule"),
+    *("budget_images", "budget_bytes", "mem_size", "replay_weight", "replay_steps", "replay_compute"),
+    *("fused", "selection_rule", "normalize_head"),
     *("codebook_size", "codebook_dim", "codebook_init"),
 }
 

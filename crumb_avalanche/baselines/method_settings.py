@@ -34,7 +34,7 @@ class LearningSettings:
     Attributes:
         learning_rate, momentum, weight_decay: arguments of SGD over all trainable weights, codebook included.
         batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
-        replay_weight, replay_steps, fused, selection_rule: see ``ReplaySettings``.
+        replay_weight, replay_steps, replay_compute, fused, selection_rule: see ``ReplaySettings``.
     """
 
     learning_rate: float = 1e-3
@@ -47,6 +47,7 @@ class LearningSettings:
     clamp_gradients: float | None = None
     replay_weight: float = ReplaySettings.replay_weight
     replay_steps: int = ReplaySettings.replay_steps
+    replay_compute: float | None = ReplaySettings.replay_compute
     fused: bool = ReplaySettings.fused
     selection_rule: str = ReplaySettings.selection_rule
 

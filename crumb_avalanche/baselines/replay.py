@@ -32,6 +32,7 @@ def replay_strategy(
         replay_weight=settings.replay_weight,
         replay_steps=settings.replay_steps,
         fused=settings.fused,
+        replay_compute=settings.replay_compute,
         **recipe.common(),
     )
 

@@ -46,7 +46,10 @@ class MemoryBuffer(ABC):
     Attributes:
         rows: ``(mem_size, ...)`` tensor, or ``None`` before the first memory; an empty slot is all zero.
         labels: ``(mem_size,)`` int16, -1 in empty slots; 2 bytes a memory. With a class above 32,767 int32, 4 bytes.
+        extracts: whether F runs on a memory that is replayed.
     """
+
+    extracts = False
 
     def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0):
         if mem_size < 1:
@@ -259,6 +262,8 @@ class CodeMemory(MemoryBuffer):
 
 class ImageMemory(MemoryBuffer):
     """Raw images as ``uint8`` pixels, ``3 * h * w`` bytes each (150,528 at 224 pixels); F runs again at replay."""
+
+    extracts = True
 
     @staticmethod
     def item_bytes(model):

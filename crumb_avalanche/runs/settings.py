@@ -25,7 +25,8 @@ class RunSettings:
         run: seed of everything: class order, clip order, test objects, initial weights.
         runs: several runs, such as 0-9 or 0,3,5; each is written to its own subfolder, and a summary is printed.
         preset: recommended is the most accurate at the same bytes (default for clip_folder), paper follows the paper
-            (default for the others), reference adds what its published code does.
+            (default for the others), reference adds what its published code does, tuned is CRUMB trained as well as
+            the time allows.
         strategy: a name that crumb strategies lists; default rda with preset recommended, else crumb.
         backbone: squeezenet1_0 (default), squeezenet1_1, mobilenet_v2, resnet18 or small_cnn; for small images
             also slim_resnet18, resnet32 and mlp, which have no frozen layers.
@@ -52,6 +53,8 @@ class RunSettings:
         clamp_gradients: largest absolute value of a gradient element; 0 disables clamping.
         replay_weight: factor of the replay loss.
         replay_steps: replay batches after each new batch.
+        replay_compute: cost of replay, in units of the training step without it, instead of replay_steps; 2 with preset
+            tuned. All classes are replayed alike then.
         fused: train on new and replayed batch in one optimiser step.
         selection_rule: which images are stored: every_jth (paper), reservoir (single pass) or reference.
         budget_bytes: memory budget in bytes, instead of budget_images.
@@ -61,10 +64,11 @@ class RunSettings:
         image_size: resize images to this many pixels square; default 224.
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
+        normalize_head: centre and scale the input of the head by running moments.
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block.
         codebook_init: matched (default), dense_matched, normal, uniform, sampled or kmeans.
-        evaluate_quantized: evaluate on maps rebuilt from memory blocks.
+        evaluate_quantized: evaluate on maps rebuilt from memory blocks, as in training.
         precision: fp32, or bf16 autocast.
         cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
         compile: compile F (takes half a minute once).
@@ -83,7 +87,7 @@ class RunSettings:
     output: str = "runs/latest"
     run: int = 0
     runs: str | None = None
-    preset: Literal["paper", "reference", "recommended"] | None = None
+    preset: Literal["paper", "reference", "recommended", "tuned"] | None = None
     strategy: str | None = None
     backbone: str | None = None
     weights: str | None = None
@@ -107,6 +111,7 @@ class RunSettings:
     clamp_gradients: float | None = None
     replay_weight: float | None = None
     replay_steps: int = ReplaySettings.replay_steps
+    replay_compute: float | None = None
     fused: bool = ReplaySettings.fused
     selection_rule: str | None = None
     budget_bytes: int | None = None
@@ -116,10 +121,11 @@ class RunSettings:
     image_size: int | None = None
     relu_logits: bool | None = None
     head_kernel: int | None = None
+    normalize_head: bool | None = None
     codebook_size: int = 256
     codebook_dim: int = 16
     codebook_init: str | None = None
-    evaluate_quantized: bool = False
+    evaluate_quantized: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"
     compile: bool = False

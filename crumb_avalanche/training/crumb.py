@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.training.balanced_replay import BalancedReplay
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.replay_settings import ReplaySettings
@@ -61,10 +62,14 @@ class CRUMBPlugin(StoringPlugin):
         replay_weight: factor of the replay loss (the reference code has 5).
         replay_steps: replay batches after each new batch; 0 stores but never replays.
         fused: new and replayed batch in one optimiser step instead of two.
+        replay_compute: cost of replay in units of the training step without it, instead of ``replay_steps``. Replay
+            batches then have all classes, those of the new batch too, with the same chance (see ``BalancedReplay``),
+            and the loss of the new batch is multiplied by its share of the classes.
         seen: the mask over the classes seen; default the one of the strategy.
 
     Raises:
-        ValueError: both loss weights are zero, or one is negative; when training starts, the plugin list has a
+        ValueError: both loss weights are zero, or one is negative; ``replay_compute`` is not above 0 or comes with
+            ``fused``; when training starts, the plugin list has a
             ``SeenClassesPlugin`` that was not handed over.
     """
 
@@ -76,6 +81,7 @@ class CRUMBPlugin(StoringPlugin):
         replay_weight: float = DEFAULTS.replay_weight,
         replay_steps: int = DEFAULTS.replay_steps,
         fused: bool = DEFAULTS.fused,
+        replay_compute: float | None = DEFAULTS.replay_compute,
         seen: SeenClassesPlugin | None = None,
     ):
         super().__init__(storage_policy, seen)
@@ -89,6 +95,9 @@ class CRUMBPlugin(StoringPlugin):
         self.replay_weight = replay_weight
         self.replay_steps = replay_steps
         self.fused = fused
+        if fused and replay_compute is not None:
+            raise ValueError("fused replay has one batch for each new one: leave out fused, or replay_compute")
+        self.balanced = None if replay_compute is None else BalancedReplay(replay_compute)
 
     def before_training_exp(self, strategy, **kwargs):
         model = strategy.model
@@ -106,7 +115,16 @@ class CRUMBPlugin(StoringPlugin):
         model.quantized_training = self.codebook_weight > 0
 
     def consequences_of_returning(self):
-        return [*super().consequences_of_returning(), "its memories are replayed beside its own new images, too"]
+        found = super().consequences_of_returning()
+        return found if self.balanced else [*found, "its memories are replayed beside its own new images, too"]
+
+    def state_dict(self):
+        return super().state_dict() | ({} if self.balanced is None else {"due": self.balanced.due})
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        if self.balanced is not None:
+            self.balanced.due = state["due"]
 
     def before_backward(self, strategy, **kwargs):
         if self.codebook_weight == 0:
@@ -116,6 +134,9 @@ class CRUMBPlugin(StoringPlugin):
             if self.direct_weight:
                 direct = self.logits(strategy.model, self.batch.feature_map)
                 strategy.loss = strategy.loss + self.direct_weight * strategy._criterion(direct, self.batch.labels)
+        if self.balanced is not None and self._replays(strategy):
+            new = set(self.batch.labels.tolist())
+            strategy.loss = strategy.loss * (len(new) / len(new.union(self.storage_policy.classes)))
         if self.fused:
             for _ in range(self.replay_steps):
                 with strategy.model.stopwatch.measure("replay"):
@@ -126,23 +147,40 @@ class CRUMBPlugin(StoringPlugin):
     def after_update(self, strategy, **kwargs):
         if self.fused:
             return
-        for _ in range(self.replay_steps):
+        for _ in range(self._steps(strategy)):
             with strategy.model.stopwatch.measure("replay"):
                 replay_loss = self._replay_loss(strategy, **kwargs)
                 if replay_loss is not None:
                     memory_step(strategy, replay_loss, **kwargs)
 
+    @staticmethod
+    def _replays(strategy) -> bool:
+        """Return whether there is replay: from the second experience on."""
+        return strategy.clock.train_exp_counter > 0
+
+    def _steps(self, strategy) -> int:
+        if self.balanced is None:
+            return self.replay_steps
+        if not self._replays(strategy):
+            return 0
+        return self.balanced.steps(len(self.batch.labels), strategy.model, self.storage_policy)
+
     def _replay_loss(self, strategy, **kwargs) -> Tensor | None:
         """Compute the weighted loss of a replay batch; ``None`` if there is none, as in the first experience."""
-        if strategy.clock.train_exp_counter == 0:
+        if not self._replays(strategy):
             return None
         labels = self.batch.labels
-        slots = self.storage_policy.sample(set(labels.tolist()) - self.returning, at_least=len(labels))
-        if len(slots) == 0:
-            return None
+        slots = None
+        if self.balanced is None:
+            slots = self.storage_policy.sample(set(labels.tolist()) - self.returning, at_least=len(labels))
+            if len(slots) == 0:
+                return None
         if not self.fused:
             trigger_plugins(strategy, "before_replay_step", **kwargs)
-        maps, targets = self.storage_policy.replay(slots, strategy.model)
+        if slots is None:
+            maps, targets = self.balanced.draw(self.batch, self.storage_policy, strategy.model)
+        else:
+            maps, targets = self.storage_policy.replay(slots, strategy.model)
         return self.replay_weight * strategy._criterion(self.logits(strategy.model, maps), targets)
 
 
@@ -168,7 +206,7 @@ class CRUMBStrategy(StreamStrategy):
         plugins: run before CRUMB's own replay step.
         mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
         storage_policy: the buffer; or give ``mem_size``.
-        direct_weight, codebook_weight, replay_weight, replay_steps, fused: see ``CRUMBPlugin``.
+        direct_weight, codebook_weight, replay_weight, replay_steps, fused, replay_compute: see ``CRUMBPlugin``.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
         first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10).
         stream_arguments: all others, such as ``divergence_guard``; see ``StreamStrategy``.
@@ -197,6 +235,7 @@ class CRUMBStrategy(StreamStrategy):
         replay_weight: float = DEFAULTS.replay_weight,
         replay_steps: int = DEFAULTS.replay_steps,
         fused: bool = DEFAULTS.fused,
+        replay_compute: float | None = DEFAULTS.replay_compute,
         clamp_gradients: float | None = None,
         first_epochs: int | None = None,
         **stream_arguments,
@@ -222,6 +261,8 @@ class CRUMBStrategy(StreamStrategy):
             eval_every=eval_every,
             clamp_gradients=clamp_gradients,
             first_epochs=first_epochs,
-            memory=CRUMBPlugin(buffer, direct_weight, codebook_weight, replay_weight, replay_steps, fused),
+            memory=CRUMBPlugin(
+                buffer, direct_weight, codebook_weight, replay_weight, replay_steps, fused, replay_compute
+            ),
             **stream_arguments,
         )

@@ -12,6 +12,8 @@ class ReplaySettings:
         codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
         replay_weight: factor of the replay loss; the reference code has 5.
         replay_steps: replay batches after each new batch; 0 stores but never replays.
+        replay_compute: cost of replay in units of the training step without it, instead of ``replay_steps``; all
+            classes are replayed alike (see ``BalancedReplay``).
         fused: new and replayed batch in one optimiser step instead of two.
         selection_rule: which images are stored: every_jth, reservoir or reference.
     """
@@ -20,5 +22,6 @@ class ReplaySettings:
     codebook_weight: float = 1.0
     replay_weight: float = 1.0
     replay_steps: int = 1
+    replay_compute: float | None = None
     fused: bool = False
     selection_rule: str = "every_jth"

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,17 +23,29 @@ CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences 
 BUDGET = 8 * 3 * 16**2
 
 
+VARIANTS = {"tuned": ("crumb", dict(replay_compute=2.0))}  # with a normalised head
+
+
+def entry_of(name):
+    """The registry entry of a strategy or of a variant of one."""
+    return STRATEGIES[VARIANTS[name][0] if name in VARIANTS else name]
+
+
 def build(name, make_model, make_stream, save, every=1):
     """A learner and its stream, as a new process would build them."""
-    entry = STRATEGIES[name]
+    entry = entry_of(name)
     torch.manual_seed(0)
     np.random.seed(0)
     stream = make_stream(classes=CLASSES)
     model = calibrate(make_model(n_classes=6, codebook=entry.codebook), stream.train_stream[0].dataset)
     count = entry.memories_in_budget(model, BUDGET, stream.n_classes)
+    settings = SETTINGS
+    if name in VARIANTS:
+        settings = replace(SETTINGS, **VARIANTS[name][1])
+        model.normalize_head()
     answers = Answers()
     strategy = build_strategy(
-        name, model, SETTINGS, count, 0, plugins=[answers], evaluator=EvaluationPlugin(loggers=[])
+        entry.name, model, settings, count, 0, plugins=[answers], evaluator=EvaluationPlugin(loggers=[])
     )
     checkpoints = CheckpointPlugin(save, every)
     strategy.plugins.append(checkpoints)
@@ -59,9 +72,9 @@ def without_seconds(tree):
     return tree
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [*STRATEGIES, *VARIANTS])
 def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
-    joint = STRATEGIES[name].joint
+    joint = entry_of(name).joint
     saved = []
 
     def keep(position):
