@@ -24,9 +24,9 @@ DEFAULTS = dict(
     evaluate_quantized=False,
 )
 
-# "reference" adds what the paper's code does beyond its text (see the README's table of deviations). "tuned" trains CRUMB
-# as well as three times the time of a step without replay allows. "recommended" is the most accurate at the same bytes
-# (see the README's table of the recommended preset).
+# "reference" adds what the paper's code does beyond its text (see the README's table of deviations). "tuned" is CRUMB
+# trained as well as three times the cost of a step without replay allows. "recommended" is the most accurate at the
+# same bytes (see the README's table of the recommended preset).
 PRESETS: dict[str, dict] = {
     "paper": {},
     "reference": dict(

@@ -111,7 +111,7 @@ class RunSettings:
     clamp_gradients: float | None = None
     replay_weight: float | None = None
     replay_steps: int = ReplaySettings.replay_steps
-    replay_compute: float | None = None
+    replay_compute: float | None = ReplaySettings.replay_compute
     fused: bool = ReplaySettings.fused
     selection_rule: str | None = None
     budget_bytes: int | None = None

@@ -111,7 +111,7 @@ def literal_defaults(path):
 
 
 def test_each_default_of_losses_and_replay_is_defined_once():
-    names = set(asdict(ReplaySettings()))
+    names = {name for name, value in asdict(ReplaySettings()).items() if value is not None}
     found = [pair for path in Path(crumb_avalanche.__file__).parent.rglob("*.py") for pair in literal_defaults(path)]
     # Pretraining has the same two losses with weights of its own.
     pretraining = {(name, file) for name in names for file in ("pretraining", "command_settings")}
@@ -126,7 +126,7 @@ def test_a_plan_leaves_only_optional_settings_at_none():
     still_open = {name for name, value in plan.items() if value is None}
     assert still_open == {
         *("dataset_root", "runs", "budget_images", "budget_bytes", "mem_size", "feature_cache", "family", "fps"),
-        *("cut_layer", "pretrained", "capacity"),
+        *("cut_layer", "pretrained", "capacity", "replay_compute"),
     }
     assert {name for name, value in settings.items() if value is None} > still_open - {"capacity"}
 
@@ -154,3 +154,11 @@ def test_only_a_session_builds_what_a_plan_describes():
         for name in calls_in(path) & builders
     }
     assert found == {("runs/session.py", name) for name in builders} | set(OTHER_BUILDERS)
+
+
+def test_tuned_is_crumb_with_more_training_and_no_other_method():
+    tuned, paper = (RunPlan.of(RunSettings(benchmark="clip_folder", preset=name)) for name in ("tuned", "paper"))
+    assert tuned.strategy == "crumb" and tuned.replay_compute == tuned.learning.replay_compute == 2
+    assert tuned.normalize_head and tuned.evaluate_quantized and tuned.budget == paper.budget
+    given = RunPlan.of(RunSettings(preset="tuned", replay_compute=1.0, normalize_head=False, evaluate_quantized=False))
+    assert (given.replay_compute, given.normalize_head, given.evaluate_quantized) == (1, False, False)

@@ -82,7 +82,7 @@ def test_what_fills_no_batch_stays_due(make_model):
 
 @pytest.mark.parametrize("compute", [0, -1, float("nan")])
 def test_no_replay_is_no_compute(compute):
-    with pytest.raises(ValueError, match="replay_compute.*above 0"):
+    with pytest.raises(ValueError, match=r"replay_compute.*above 0"):
         BalancedReplay(compute)
 
 
