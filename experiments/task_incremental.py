@@ -70,7 +70,7 @@ FIGURES = {
 LEFT_OUT = {
     *("strategy", "method", "family", "run", "checkpoint", "evaluate_quantized"),
     *("budget_images", "budget_bytes", "mem_size", "replay_weight", "replay_steps", "replay_compute"),
-    *("fused", "selection_rule", "normalize_head"),
+    *("fused", "selection_rule"),
     *("codebook_size", "codebook_dim", "codebook_init"),
 }
 

@@ -193,7 +193,6 @@ def split_backbone(
     relu_logits: bool = False,
     head_kernel: int = 1,
     image_size: int = 224,
-    normalize_head: bool = False,
 ) -> SplitModel:
     """Split a torchvision network and give it a new head.
 
@@ -211,7 +210,6 @@ def split_backbone(
         relu_logits: put a ReLU between SqueezeNet's last convolution and the pool (the reference code).
         head_kernel: kernel of SqueezeNet's last convolution, 1 (torchvision) or 3 (the reference code).
         image_size: side of the images in pixels.
-        normalize_head: centre and scale the head's input; see ``SplitModel.normalize_head``.
 
     Raises:
         ValueError: unknown name, or a cut beyond the last layer.
@@ -246,7 +244,7 @@ def split_backbone(
         layers = frozen + len(model.plastic_layers.features)
         raise ValueError(f"cut_layer is {cut_layer}, but {name} has {layers} layers to cut at; give 0 to {layers}")
     model.reset_head(n_classes)
-    return model.normalize_head() if normalize_head else model
+    return model
 
 
 __all__ = ["BACKBONES", "WeightsError", "split_backbone"]

@@ -1,4 +1,4 @@
-"""Layers of the plastic half: a head that averages first, fast dropout, a norm by running moments."""
+"""Layers that are faster on a CPU than torch's: a head that averages first, dropout from single random bits."""
 
 import torch
 from torch import Tensor, nn
@@ -46,45 +46,6 @@ def coin_mask(values: Tensor) -> Tensor:
     numbers = torch.arange(2**_BITS).unsqueeze(1)
     factors = ((numbers >> torch.arange(_BITS) & 1) * 2).to(values.dtype)  # (256, 8): of each number
     return factors.index_select(0, draws).view(-1).as_strided(values.shape, values.stride())
-
-
-class RunningNorm(nn.Module):
-    """Centre and scale features by running moments: ``(B, D, ...)`` -> the same shape.
-
-    Subtracts the mean of each feature over images and locations, and divides by one deviation: the root of the mean
-    over features of the variance between images. The moments are updated by every pass in training mode, the first
-    ``HORIZON`` passes with equal weights. They are constants for the gradient, and used in both modes alike, so the
-    output of an image does not depend on its batch. Before the first pass, the output is the input.
-
-    Args:
-        features: ``D``.
-    """
-
-    HORIZON = 200  # passes that the moments average over
-
-    def __init__(self, features: int):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(features))
-        self.register_buffer("variance", torch.zeros(features))
-        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return the centred and scaled ``values``."""
-        if self.training:
-            self._update(values.detach())
-        if not self.passes:
-            return values
-        shape = (-1, *[1] * (values.dim() - 2))
-        return (values - self.mean.view(shape)) / self.variance.mean().clamp_min(1e-12).sqrt()
-
-    @torch.no_grad()
-    def _update(self, values: Tensor) -> None:
-        images = values.float().flatten(2).mean(2) if values.dim() > 2 else values.float()
-        self.passes += 1
-        weight = 1 / min(int(self.passes), self.HORIZON)
-        variance = (images - self.mean).square().mean(0)
-        self.mean.lerp_(images.mean(0), weight)
-        self.variance.lerp_(variance, weight)
 
 
 def _is_dense(values: Tensor) -> bool:

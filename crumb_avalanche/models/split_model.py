@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.feature_memo import FeatureMemo
-from crumb_avalanche.models.layers import AveragingConv2d, RunningNorm, replace_dropout
+from crumb_avalanche.models.layers import AveragingConv2d, replace_dropout
 from crumb_avalanche.models.penultimate import head_input
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.models.stopwatch import Stopwatch
@@ -360,29 +360,6 @@ class SplitModel(nn.Module):
         owner = self.plastic_layers.get_submodule(parent)
         # setattr also registers under names such as "1" of an nn.Sequential
         setattr(owner, name, new.to(self.pixel_mean.device, memory_format=torch.channels_last))
-
-    def normalize_head(self) -> "SplitModel":
-        """Put a ``RunningNorm`` before the head, and before its dropout if there is one.
-
-        One learning rate then suits the heads of all networks, whatever the scale of their features. The names of the
-        head's weights in a state dict may change.
-
-        Raises:
-            ValueError: the model has one already.
-        """
-        if any(isinstance(layer, RunningNorm) for layer in self.plastic_layers.modules()):
-            raise ValueError("the head's input is normalised already: call normalize_head once")
-        head = self.plastic_layers.get_submodule(self.head)
-        dropout = isinstance(getattr(self.plastic_layers, "dropout", None), nn.Dropout)
-        parent, _, name = ("dropout" if dropout else self.head).rpartition(".")
-        owner = self.plastic_layers.get_submodule(parent)
-        norm = RunningNorm(head.in_channels if isinstance(head, nn.Conv2d) else head.in_features)
-        setattr(
-            owner, name, nn.Sequential(OrderedDict(norm=norm.to(self.pixel_mean.device), layer=getattr(owner, name)))
-        )
-        if not dropout:
-            self.head += ".layer"
-        return self
 
     @torch.no_grad()
     def fold_feature_scale(self, maps: Tensor, whole: Tensor | None = None) -> float:

@@ -20,8 +20,6 @@ DEFAULTS = dict(
     clamp_gradients=0.0,
     relu_logits=False,
     head_kernel=1,
-    normalize_head=False,
-    evaluate_quantized=False,
 )
 
 # "reference" adds what the paper's code does beyond its text (see the README's table of deviations). "tuned" is CRUMB

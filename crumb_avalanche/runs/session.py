@@ -161,7 +161,6 @@ def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:
         relu_logits=settings.relu_logits,
         head_kernel=settings.head_kernel,
         image_size=settings.image_size,
-        normalize_head=getattr(settings, "normalize_head", False),
     )
 
 
@@ -185,12 +184,12 @@ def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: 
                 f"{pretrained} was made with {name}={made_with.get(name)}, but this run has "
                 f"{name}={getattr(settings, name)}; give the same value, or pretrain again"
             )
-    model = split_backbone(weights=None, n_classes=made_with["classes"], **{**arguments, "normalize_head": False})
+    model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)
     if not codebook:
         state = {name: tensor for name, tensor in state.items() if not name.startswith("codebook.")}
     check_and_load(model, state, pretrained)
     model.reset_head(n_classes)
-    return model.normalize_head() if arguments["normalize_head"] else model
+    return model
 
 
 def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:

@@ -64,11 +64,10 @@ class RunSettings:
         image_size: resize images to this many pixels square; default 224.
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
-        normalize_head: centre and scale the input of the head by running moments.
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block.
         codebook_init: matched (default), dense_matched, normal, uniform, sampled or kmeans.
-        evaluate_quantized: evaluate on maps rebuilt from memory blocks, as in training.
+        evaluate_quantized: evaluate on maps rebuilt from memory blocks.
         precision: fp32, or bf16 autocast.
         cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
         compile: compile F (takes half a minute once).
@@ -121,11 +120,10 @@ class RunSettings:
     image_size: int | None = None
     relu_logits: bool | None = None
     head_kernel: int | None = None
-    normalize_head: bool | None = None
     codebook_size: int = 256
     codebook_dim: int = 16
     codebook_init: str | None = None
-    evaluate_quantized: bool | None = None
+    evaluate_quantized: bool = False
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"
     compile: bool = False

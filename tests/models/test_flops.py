@@ -25,7 +25,7 @@ def test_by_hand():
 
 @pytest.mark.parametrize("name", ["squeezenet1_0", "mobilenet_v2", "resnet18"])
 def test_counting_leaves_weights_and_rng_alone(name):
-    model = split_backbone(name, None, n_classes=10, image_size=64, normalize_head=True).train()
+    model = split_backbone(name, None, n_classes=10, image_size=64).train()
     before, state = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
     extraction, training = step_flops(model)
     assert extraction > 0 and training > 0

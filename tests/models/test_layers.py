@@ -1,11 +1,11 @@
-"""The head that averages before its convolution, dropout from single random bits, and the norm by running moments."""
+"""The head that averages before its convolution, and dropout from single random bits."""
 
 import pytest
 import torch
 from torch import nn
 
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.layers import AveragingConv2d, CoinDropout, RunningNorm, coin_mask, replace_dropout
+from crumb_avalanche.models.layers import AveragingConv2d, CoinDropout, coin_mask, replace_dropout
 
 
 def gradients(head, maps, wanted):
@@ -112,51 +112,3 @@ def test_every_dropout_of_a_network_is_replaced():
         nn.Dropout2d,
     ]
     assert (network[0].p, network[1][1].p) == (0.3, 0.5)
-
-
-def test_running_norm_by_hand():
-    norm = RunningNorm(2)
-    first = torch.tensor([[1.0, 10.0], [3.0, 10.0]])
-    assert torch.equal(norm.eval()(first), first), "without moments, nothing changes"
-    # Means 2 and 10; squared distances from the old means 0: (1 + 9) / 2 and 100, so their mean is 52.5.
-    torch.testing.assert_close(norm.train()(first), (first - torch.tensor([2.0, 10.0])) / 52.5**0.5)
-    # Half of the weight each: means 4 and 10, variances (5 + ((6 - 2)^2)) / 2 and (100 + 0) / 2.
-    second = torch.tensor([[6.0, 10.0]])
-    expected = (second - torch.tensor([4.0, 10.0])) / ((10.5 + 50.0) / 2) ** 0.5
-    torch.testing.assert_close(norm(second), expected)
-    torch.testing.assert_close(norm.eval()(second), expected)  # the moments stay
-
-
-def test_running_norm_takes_maps_by_their_means_and_is_a_constant_for_the_gradient():
-    maps = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    of_maps, of_means = RunningNorm(3), RunningNorm(3)
-    normal = of_maps(maps)
-    torch.testing.assert_close(normal.mean((2, 3)), of_means(maps.detach().mean((2, 3))))
-    (gradient,) = torch.autograd.grad(normal.sum(), maps)
-    deviation = of_maps.variance.mean().sqrt()
-    torch.testing.assert_close(gradient, torch.full_like(maps, 1.0) / deviation)
-
-
-def test_running_norm_forgets_moments_older_than_its_horizon():
-    norm = RunningNorm(1).train()
-    for _ in range(RunningNorm.HORIZON):
-        norm(torch.zeros(2, 1))
-    norm(torch.full((2, 1), 200.0))
-    torch.testing.assert_close(norm.mean, torch.tensor([200.0 / RunningNorm.HORIZON]))
-
-
-@pytest.mark.parametrize("name", ["squeezenet1_0", "mobilenet_v2", "resnet18", "small_cnn"])
-def test_a_normalised_head_keeps_the_logits_of_a_new_model(name):
-    torch.manual_seed(0)
-    plain = split_backbone(name, None, n_classes=4, image_size=64, codebook=None).eval()
-    torch.manual_seed(0)
-    normal = split_backbone(name, None, n_classes=4, image_size=64, codebook=None, normalize_head=True).eval()
-    images = torch.rand(2, 3, 64, 64)
-    torch.testing.assert_close(normal(images), plain(images))
-    normal.reset_head(7)
-    assert normal.n_classes == 7 and normal(images).shape == (2, 7)
-    normal.train()(images)
-    (norm,) = (layer for layer in normal.modules() if isinstance(layer, RunningNorm))
-    assert norm.passes == 1
-    with pytest.raises(ValueError, match="once"):
-        normal.normalize_head()

@@ -23,7 +23,7 @@ CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences 
 BUDGET = 8 * 3 * 16**2
 
 
-VARIANTS = {"tuned": ("crumb", dict(replay_compute=2.0))}  # with a normalised head
+VARIANTS = {"tuned": ("crumb", dict(replay_compute=2.0))}
 
 
 def entry_of(name):
@@ -42,7 +42,6 @@ def build(name, make_model, make_stream, save, every=1):
     settings = SETTINGS
     if name in VARIANTS:
         settings = replace(SETTINGS, **VARIANTS[name][1])
-        model.normalize_head()
     answers = Answers()
     strategy = build_strategy(
         entry.name, model, settings, count, 0, plugins=[answers], evaluator=EvaluationPlugin(loggers=[])
