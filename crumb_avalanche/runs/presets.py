@@ -8,6 +8,7 @@ CLIPS = "clip_folder"  # the benchmark of a user's own images
 DEFAULTS = dict(
     strategy="crumb",
     codebook_init="matched",
+    codebook_dim=16,
     weights="torchvision",
     backbone="squeezenet1_0",
     image_size=224,

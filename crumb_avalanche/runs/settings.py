@@ -65,7 +65,7 @@ class RunSettings:
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
         codebook_size: number of memory blocks.
-        codebook_dim: length of a memory block.
+        codebook_dim: length of a memory block; default 16.
         codebook_init: matched (default), dense_matched, normal, uniform, sampled or kmeans.
         evaluate_quantized: evaluate on maps rebuilt from memory blocks.
         precision: fp32, or bf16 autocast.
@@ -121,7 +121,7 @@ class RunSettings:
     relu_logits: bool | None = None
     head_kernel: int | None = None
     codebook_size: int = 256
-    codebook_dim: int = 16
+    codebook_dim: int | None = None
     codebook_init: str | None = None
     evaluate_quantized: bool = False
     precision: Literal["fp32", "bf16"] = "fp32"
