@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
+from variants import VARIANTS, entry_of
 from watched import Answers
 
 from crumb_avalanche.baselines.method_settings import LearningSettings
@@ -24,7 +25,7 @@ BUDGET = 8 * 3 * 16**2
 
 def build(name, make_model, make_stream, save, every=1):
     """A learner and its stream, as a new process would build them."""
-    entry = STRATEGIES[name]
+    entry, method = entry_of(name)
     torch.manual_seed(0)
     np.random.seed(0)
     stream = make_stream(classes=CLASSES)
@@ -32,7 +33,7 @@ def build(name, make_model, make_stream, save, every=1):
     count = entry.memories_in_budget(model, BUDGET, stream.n_classes)
     answers = Answers()
     strategy = build_strategy(
-        name, model, SETTINGS, count, 0, plugins=[answers], evaluator=EvaluationPlugin(loggers=[])
+        entry.name, model, SETTINGS, count, 0, method=method, plugins=[answers], evaluator=EvaluationPlugin(loggers=[])
     )
     checkpoints = CheckpointPlugin(save, every)
     strategy.plugins.append(checkpoints)
@@ -59,9 +60,9 @@ def without_seconds(tree):
     return tree
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [*STRATEGIES, *VARIANTS])
 def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
-    joint = STRATEGIES[name].joint
+    joint = entry_of(name)[0].joint
     saved = []
 
     def keep(position):
