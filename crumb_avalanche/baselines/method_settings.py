@@ -57,6 +57,9 @@ class NoSettings:
     """Settings of a method that has none."""
 
 
+READOUTS = ("head", "closed_form", "closed_form_stock")
+
+
 @dataclass(frozen=True)
 class OfflineSettings:
     """Settings of training on all classes at once.
@@ -87,13 +90,19 @@ class CrumbSettings:
         direct_weight: alpha of eq. 3, the weight of the loss on unquantized maps.
         codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
         freeze_codebook: keep the memory blocks as initialised.
+        readout: what answers. ``head`` is the paper's. ``closed_form`` trains as CRUMB does and answers by a
+            discriminant that is fitted to the decoded memories; ``closed_form_stock`` trains nothing and fits it to
+            memories of the stock layers.
     """
 
     direct_weight: float = ReplaySettings.direct_weight
     codebook_weight: float = ReplaySettings.codebook_weight
     freeze_codebook: bool = False
+    readout: str = "head"
 
     def __post_init__(self):
+        if self.readout not in READOUTS:
+            raise ValueError(f"readout is {self.readout!r}; use one of {', '.join(READOUTS)}")
         for name in ("direct_weight", "codebook_weight"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more")

@@ -1,7 +1,11 @@
 """CRUMB, and plain replay of images and of feature maps through the same two steps and the same selection rule."""
 
+from collections.abc import Callable
+from functools import partial
+
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.method_settings import CrumbSettings
+from crumb_avalanche.baselines.readout import ReadoutStrategy
 from crumb_avalanche.memory.selection import RULES, SelectionRule
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer, ImageBuffer, MapBuffer
@@ -20,11 +24,15 @@ def make_rule(name: str) -> SelectionRule:
 
 
 def replay_strategy(
-    recipe: Recipe, buffer: type[CompactBuffer], direct_weight: float, codebook_weight: float
+    recipe: Recipe,
+    buffer: type[CompactBuffer],
+    direct_weight: float,
+    codebook_weight: float,
+    kind: Callable[..., CRUMBStrategy] = CRUMBStrategy,
 ) -> CRUMBStrategy:
     """Build replay from a buffer with the settings that all strategies share."""
     settings = recipe.settings
-    return CRUMBStrategy(
+    return kind(
         optimizer=recipe.optimizer(),
         storage_policy=buffer(recipe.mem_size, make_rule(settings.selection_rule), recipe.seed),
         direct_weight=direct_weight,
@@ -38,10 +46,13 @@ def replay_strategy(
 
 
 def build_crumb(recipe: Recipe) -> StreamStrategy:
-    """Build CRUMB; the codebook is trained unless it is frozen."""
+    """Build CRUMB with its readout; the codebook is trained unless it is frozen."""
     method = recipe.method
     recipe.model.codebook.requires_grad_(not method.freeze_codebook)
-    return replay_strategy(recipe, CodeBuffer, method.direct_weight, method.codebook_weight)
+    kind: Callable[..., CRUMBStrategy] = CRUMBStrategy
+    if method.readout != "head":
+        kind = partial(ReadoutStrategy, train_layers=method.readout == "closed_form")
+    return replay_strategy(recipe, CodeBuffer, method.direct_weight, method.codebook_weight, kind)
 
 
 CRUMB = Entry(
@@ -56,6 +67,7 @@ CRUMB = Entry(
     fixed_bytes=lambda model, method, n_classes: model.codebook.blocks.numel(),
     round_up=True,
     codebook=True,
+    tuning={"readout": "head"},  # the rate is that of the layers, which the head shows
     each_class=True,
 )
 IMAGE_REPLAY = Entry(

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from crumb_avalanche.models.penultimate import evaluating, head_input, penultimate
 from crumb_avalanche.models.split_model import SplitModel
@@ -34,29 +35,34 @@ class FeatureMoments:
         maps: include moments of the feature map that enters the plastic layers.
         deviations: include deviations besides means.
         power: exponent of the absolute values; 1 leaves them unchanged.
+        equal_lengths: scale the features of each kind (means or deviations of one of the maps) to the length that
+            features of size 1 have, so that no kind and no bright image outweighs the others.
     """
 
-    def __init__(self, maps: bool = True, deviations: bool = True, power: float = 0.7):
-        self.maps, self.deviations, self.power = maps, deviations, power
+    def __init__(self, maps: bool = True, deviations: bool = True, power: float = 0.7, equal_lengths: bool = False):
+        self.maps, self.deviations, self.power, self.equal_lengths = maps, deviations, power, equal_lengths
 
     @torch.no_grad()
     def __call__(self, model: SplitModel, images: Tensor) -> Tensor:
         """Compute ``(B, D)`` float32 features of images as for ``SplitModel.features``, with P in evaluation mode."""
-        return self._of_maps(model, model.features(images))
+        return self.of_maps(model, model.features(images))
 
     def length(self, model: SplitModel) -> int:
         """Return ``D``, the number of features: 2,048 for SqueezeNet."""
-        return self._of_maps(model, torch.zeros(1, *model.map_shape, device=model.pixel_mean.device)).shape[1]
+        return self.of_maps(model, torch.zeros(1, *model.map_shape, device=model.pixel_mean.device)).shape[1]
 
     @torch.no_grad()
-    def _of_maps(self, model: SplitModel, maps: Tensor) -> Tensor:
+    def of_maps(self, model: SplitModel, maps: Tensor) -> Tensor:
+        """Compute ``(B, D)`` float32 features of ``(B, C, H, W)`` maps, with P in evaluation mode."""
         with evaluating(model):
             before_head = head_input(model, maps)
         moments: list[Tensor] = []
         for values in (maps, before_head) if self.maps else (before_head,):
             moments += [values] if values.dim() == 2 else mean_and_deviation(values)[: 1 + self.deviations]
-        joined = torch.cat(moments, 1)
-        return joined.sign() * joined.abs() ** self.power
+        raised = [values.sign() * values.abs() ** self.power for values in moments]
+        if self.equal_lengths:
+            raised = [functional.normalize(values) * values.shape[1] ** 0.5 for values in raised]
+        return torch.cat(raised, 1)
 
 
 def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional
 
 from crumb_avalanche.models.codebook import Codebook
 
@@ -98,10 +99,33 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
         ImportError: faiss is not installed.
         ValueError: fewer such slices than rows.
     """
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError("the k-means initialisation needs faiss: pip install faiss-cpu") from error
+    slices = _some_slices(codebook, maps, generator)
+    codebook.blocks.copy_(_centres(codebook, slices, generator))
+
+
+@torch.no_grad()
+def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """Set each row to the mean of the slices whose direction is nearest to one centre of a spherical k-means.
+
+    The search compares directions alone (eq. 1), so centres of directions make it choose better rows than those of
+    ``init_kmeans_``, and the mean of the chosen slices is the row with the least squared error.
+
+    Raises:
+        ImportError: faiss is not installed.
+        ValueError: fewer slices that are not all zero than rows.
+    """
+    slices = _some_slices(codebook, maps, generator)
+    directions = functional.normalize(slices)
+    centres = functional.normalize(_centres(codebook, directions, generator, spherical=True))
+    nearest = torch.cat([(some @ centres.mT).argmax(1) for some in directions.split(8192)])
+    counts = torch.bincount(nearest, minlength=len(centres)).unsqueeze(1)
+    sums = torch.zeros_like(centres).index_add_(0, nearest, slices)
+    # A centre that no slice is nearest to is never chosen for these slices: any length will do.
+    codebook.blocks.copy_(torch.where(counts > 0, sums / counts.clamp_min(1), centres))
+
+
+def _some_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> Tensor:
+    """Return the slices of maps that are not all zero, or 256 random ones for each row: ``(N, d)``."""
     codebook.groups(maps.shape[1])
     slices = maps.detach().float().cpu().permute(0, 2, 3, 1).reshape(-1, codebook.codebook_dim)
     slices = slices[slices.any(dim=1)]
@@ -113,11 +137,21 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
     wanted = 256 * codebook.codebook_size  # faiss itself subsamples above this
     if len(slices) > wanted:
         slices = slices[torch.randperm(len(slices), generator=generator)[:wanted]]
+    return slices.contiguous()
+
+
+def _centres(codebook: Codebook, slices: Tensor, generator: Generator, spherical: bool = False) -> Tensor:
+    """Return k-means centres of ``(N, d)`` slices, one for each row."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError("the k-means initialisations need faiss: pip install faiss-cpu") from error
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     faiss.omp_set_num_threads(torch.get_num_threads())
-    means = faiss.Kmeans(codebook.codebook_dim, codebook.codebook_size, niter=25, seed=seed, min_points_per_centroid=1)
-    means.train(slices.contiguous().numpy())
-    codebook.blocks.copy_(torch.from_numpy(means.centroids))
+    size = codebook.codebook_dim, codebook.codebook_size
+    means = faiss.Kmeans(*size, niter=25, seed=seed, min_points_per_centroid=1, spherical=spherical)
+    means.train(slices.numpy())
+    return torch.from_numpy(means.centroids)
 
 
 INITIALISERS: dict[str, Callable[[Codebook, Tensor, Generator], None]] = {
@@ -127,4 +161,5 @@ INITIALISERS: dict[str, Callable[[Codebook, Tensor, Generator], None]] = {
     "uniform": init_uniform_,
     "sampled": init_sampled_,
     "kmeans": init_kmeans_,
+    "spherical": init_spherical_,
 }

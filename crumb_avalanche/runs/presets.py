@@ -31,7 +31,7 @@ PRESETS: dict[str, dict] = {
     "reference": dict(
         replay_weight=5.0, selection_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3
     ),
-    "tuned": dict(codebook_init="kmeans", replay_compute=2.0, learning_rate=3e-3),
+    "tuned": dict(codebook_dim=32, codebook_init="spherical", replay_compute=2.0, learning_rate=3e-3),
     "recommended": dict(strategy="rda", codebook_init="kmeans"),
 }
 

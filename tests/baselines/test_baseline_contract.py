@@ -12,6 +12,7 @@ import pytest
 import torch
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from variants import VARIANTS, entry_of
 from watched import Answers, plugin_of
 
 import crumb_avalanche
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 BUDGET = 8 * 3 * 16**2  # eight images of 16 pixels
-STREAM_LEARNERS = [name for name, entry in STRATEGIES.items() if not entry.joint]
+STREAM_LEARNERS = [*(name for name, entry in STRATEGIES.items() if not entry.joint), *VARIANTS]
 
 
 class Outputs(SupervisedPlugin):
@@ -60,7 +61,7 @@ class Watch(SupervisedPlugin):
 
 def learn(name, make_model, make_stream, protocol="class_instance", experiences=2, method=None):
     """A strategy after some experiences, with what was watched; the global RNG state is set."""
-    entry = STRATEGIES[name]
+    entry, varied = entry_of(name)
     torch.manual_seed(0)
     np.random.seed(0)
     stream = make_stream(protocol=protocol, classes=CLASSES)
@@ -68,8 +69,9 @@ def learn(name, make_model, make_stream, protocol="class_instance", experiences=
     count = entry.memories_in_budget(model, BUDGET, stream.n_classes, exact=True)
     watch, answers = Watch(), Answers()
     evaluator = EvaluationPlugin(loggers=[])
+    method = varied | (method or {})
     strategy = build_strategy(
-        name, model, SETTINGS, count, 0, method=method, plugins=[watch, answers], evaluator=evaluator
+        entry.name, model, SETTINGS, count, 0, method=method, plugins=[watch, answers], evaluator=evaluator
     )
     for experience in stream.train_stream[:experiences]:
         strategy.train(experience)
@@ -145,7 +147,7 @@ def test_is_another_learner_than_fine_tuning(name, make_model, make_stream):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in STREAM_LEARNERS if STRATEGIES[name].budgeted])
+@pytest.mark.parametrize("name", [name for name in STREAM_LEARNERS if entry_of(name)[0].budgeted])
 def test_keeps_its_bytes_within_the_budget_at_every_step(name, make_model, make_stream):
     _, _, watch, _ = learn(name, make_model, make_stream)
     assert max(watch.bytes) <= BUDGET

@@ -188,7 +188,18 @@ def test_moments_by_hand():
         features = FeatureMoments(**changes)
         torch.testing.assert_close(features(model, images), torch.cat(parts, 1), rtol=1e-4, atol=1e-5)
         assert features.length(model) == features(model, images).shape[1]
+        torch.testing.assert_close(features.of_maps(model, maps), features(model, images))
     assert model.training
+
+
+def test_moments_of_equal_lengths():
+    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
+    maps = model.features(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
+    plain, equal = FeatureMoments().of_maps(model, maps), FeatureMoments(equal_lengths=True).of_maps(model, maps)
+    sizes = [model.map_shape[0], model.map_shape[0], plain.shape[1] - 2 * model.map_shape[0]]
+    for before, after, size in zip(plain.split(sizes, 1), equal.split(sizes, 1), sizes):
+        lengths = before.norm(dim=1, keepdim=True)
+        torch.testing.assert_close(after, before / lengths * size**0.5)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 4, 6), (2, 7, 9, 1), (4, 3, 8)])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
+from variants import VARIANTS, entry_of
 from watched import Answers
 
 from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
@@ -36,7 +37,7 @@ from crumb_avalanche.runs.usage import usage_of
 from crumb_avalanche.system.tensor_file import read_state, write_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
-KEPT = [name for name in STRATEGIES if name not in NOT_KEPT]
+KEPT = [*(name for name in STRATEGIES if name not in NOT_KEPT), *VARIANTS]
 SIZE = 32
 LEARNING = dict(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 NETWORK = dict(name="small_cnn", n_classes=6, image_size=SIZE)
@@ -71,11 +72,13 @@ def again(tmp_path_factory, clips):
 
     folders = {}
     for name in KEPT:
-        folder = folders[name, "full"] = tmp_path_factory.mktemp(name)
+        folder = folders[name, "full"] = tmp_path_factory.mktemp(name.replace(" ", "_"))
+        entry, method = entry_of(name)
         command = [
             *("run", "--benchmark", "clip_folder", "--dataset-root", clips, "--weights", "none", "--preset", "paper"),
             *("--backbone", "small_cnn", "--image-size", SIZE, "--batch-size", "4", "--first-epochs", "3"),
-            *("--threads", "1", "--progress", "false", "--strategy", name, "--mem-size", "8"),
+            *("--threads", "1", "--progress", "false", "--strategy", entry.name, "--mem-size", "8"),
+            *(part for key, value in method.items() for part in (f"--method.{key}", value)),
             *("--learning-rate", "0.003", "--checkpoint", "false", "--output", folder),
         ]
         assert main([str(part) for part in command]) == 0
@@ -95,13 +98,14 @@ def test_a_new_process_gives_the_answers_of_the_run(again, name, keep):
     expected = read_predictions(again[name, "full"])["answer"]
     assert np.array_equal(np.load(folder / "again.npz")["answer"], expected)
     header = read_header(folder / LEARNER)
-    assert header.strategy == name and header.keep == keep
+    entry, method = entry_of(name)
+    assert header.strategy == entry.name and header.keep == keep and method.items() <= header.method.items()
     assert {one["name"] for one in header.classes} == {"apple", "box", "cup", "dice"}
     result = json.loads((again[name, "full"] / "result.json").read_text())
     assert sum(one["images"] for one in header.classes) == result["images"]["train"]
 
 
-@pytest.mark.parametrize("name", ["crumb", "remind", "icarl", "er", "finetune", "rda"])
+@pytest.mark.parametrize("name", ["crumb", "crumb closed_form_stock", "remind", "icarl", "er", "finetune", "rda"])
 def test_crumb_predict_gives_the_answers_of_the_run(again, clips, crumb, name):
     table, said = ClipFolderFrames(clips), read_predictions(again[name, "full"])
     photos = [clips / table.path[row] for row in said["row"]]
@@ -112,7 +116,7 @@ def test_crumb_predict_gives_the_answers_of_the_run(again, clips, crumb, name):
         assert [one["label"] for one in found] == [table.classes[label] for label in said["answer"]]
         assert {one["known"] for one in found} == {None} or name == "rda"
     header = read_header(again[name, "full"] / LEARNER)
-    lines = usage_of(again[name, "full"], name, header.method)
+    lines = usage_of(again[name, "full"], header.strategy, header.method)
     assert f"crumb predict {again[name, 'full']} photo.jpg" in lines[0] and holds_weights(again[name, "full"] / LEARNER)
     assert any("crumb teach" in line and "crumb serve" in line for line in lines) == (name == "rda")
     assert bool(cannot_be_taught(header)) == (name != "rda")
@@ -134,14 +138,13 @@ def new_strategy(name, stream):
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
-    entry = STRATEGIES[name]
+    entry, method = entry_of(name)
     model = split_backbone(weights=None, codebook=Codebook(16, 16) if entry.codebook else None, **NETWORK)
     calibrate(model, stream.train_stream[0].dataset)
     mem_size = 12 if entry.budgeted else 0
-    strategy = build_strategy(
-        name, model, LearningSettings(**LEARNING), mem_size, 0, evaluator=EvaluationPlugin(loggers=[])
-    )
-    header = LearnerHeader(name, {}, LEARNING, mem_size, 0, NETWORK, (16, 16) if entry.codebook else None)
+    learning, evaluator = LearningSettings(**LEARNING), EvaluationPlugin(loggers=[])
+    strategy = build_strategy(entry.name, model, learning, mem_size, 0, method=method, evaluator=evaluator)
+    header = LearnerHeader(entry.name, method, LEARNING, mem_size, 0, NETWORK, (16, 16) if entry.codebook else None)
     return strategy, header
 
 
@@ -161,7 +164,7 @@ def outputs_of(strategy, stream):
     return answers.given
 
 
-@pytest.mark.parametrize("name", [name for name in KEPT if not STRATEGIES[name].joint])
+@pytest.mark.parametrize("name", [name for name in KEPT if not entry_of(name)[0].joint])
 def test_a_loaded_learner_trains_as_the_one_in_memory(name, tmp_path):
     stream = shapes()
     strategy, header = new_strategy(name, stream)

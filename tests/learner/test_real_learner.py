@@ -65,13 +65,13 @@ def test_it_recognises_new_objects_and_knows_why(photos, method):
         ((_, pixels),) = batches(next(iter(clips_of(photo))).frames, 1, 224)
         shares = evidence_by_location(model, features, known.statistics, pixels, known.taught).flatten()
         maps = model.features(pixels)
-        best = known.statistics.scores(features._of_maps(model, maps))[0].topk(2).indices
+        best = known.statistics.scores(features.of_maps(model, maps))[0].topk(2).indices
 
         def margin(removed, maps=maps, best=best):
             """The margin if locations hold the mean of the map."""
             changed = maps.flatten(2).clone()
             changed[:, :, removed] = changed.mean(2, keepdim=True)
-            scores = known.statistics.scores(features._of_maps(model, changed.view_as(maps)))[0, best]
+            scores = known.statistics.scores(features.of_maps(model, changed.view_as(maps)))[0, best]
             return float(scores[0] - scores[1])
 
         tenth = len(shares) // 10

@@ -15,6 +15,7 @@ from crumb_avalanche.models.codebook_init import (
     init_matched_,
     init_normal_,
     init_sampled_,
+    init_spherical_,
     init_uniform_,
 )
 from crumb_avalanche.models.search import faiss
@@ -114,6 +115,28 @@ def test_kmeans_finds_clusters():
 
 
 @needs_faiss
+def test_spherical_rows_are_means_of_the_slices_of_a_direction():
+    # Two directions with slices of length 1 and 9, and an outlier: k-means would take 1 and 9 of one direction apart.
+    slices = torch.tensor([[0.0, 1], [0, 9], [1, 0], [9, 0]]).repeat(20, 1)
+    maps = torch.cat([slices, torch.zeros(20, 2)]).t().reshape(1, 2, 10, 10)  # zero slices do not count
+    codebook = Codebook(2, 2)
+    init_spherical_(codebook, maps, generator())
+    assert sorted(codebook.blocks.tolist()) == [[0, 5], [5, 0]]
+
+
+@needs_faiss
+def test_spherical_rows_give_a_smaller_error_than_kmeans_where_lengths_vary():
+    random = torch.randn(4000, 4, generator=generator(5)).abs() ** 3
+    maps = random.t().reshape(1, 4, 40, 100)
+    errors = []
+    for name in ("spherical", "kmeans"):
+        codebook = Codebook(16, 4)
+        INITIALISERS[name](codebook, maps, generator())
+        errors.append(codebook.relative_error(maps))
+    assert errors[0] < 0.9 * errors[1]
+
+
+@needs_faiss
 def test_kmeans_needs_as_many_slices_as_rows():
     maps = torch.zeros(1, 2, 2, 2)
     maps[0, 0, 0] = 1
@@ -121,7 +144,9 @@ def test_kmeans_needs_as_many_slices_as_rows():
         init_kmeans_(Codebook(3, 2), maps, generator())
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=needs_faiss) if n == "kmeans" else n for n in INITIALISERS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=needs_faiss) if n in ("kmeans", "spherical") else n for n in INITIALISERS]
+)
 def test_same_seed_same_blocks(name):
     def blocks(seed):
         codebook = Codebook(16, 4)

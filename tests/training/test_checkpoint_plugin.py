@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
+from variants import VARIANTS, entry_of
 from watched import Answers
 
 from crumb_avalanche.baselines.method_settings import LearningSettings
@@ -19,32 +20,23 @@ from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Positio
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
+COMPUTED = "crumb with replay_compute"
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 BUDGET = 8 * 3 * 16**2
 
 
-VARIANTS = {"tuned": ("crumb", dict(replay_compute=2.0))}
-
-
-def entry_of(name):
-    """The registry entry of a strategy or of a variant of one."""
-    return STRATEGIES[VARIANTS[name][0] if name in VARIANTS else name]
-
-
 def build(name, make_model, make_stream, save, every=1):
     """A learner and its stream, as a new process would build them."""
-    entry = entry_of(name)
+    settings = replace(SETTINGS, replay_compute=2.0) if name == COMPUTED else SETTINGS
+    entry, method = entry_of("crumb" if name == COMPUTED else name)
     torch.manual_seed(0)
     np.random.seed(0)
     stream = make_stream(classes=CLASSES)
     model = calibrate(make_model(n_classes=6, codebook=entry.codebook), stream.train_stream[0].dataset)
     count = entry.memories_in_budget(model, BUDGET, stream.n_classes)
-    settings = SETTINGS
-    if name in VARIANTS:
-        settings = replace(SETTINGS, **VARIANTS[name][1])
     answers = Answers()
     strategy = build_strategy(
-        entry.name, model, settings, count, 0, plugins=[answers], evaluator=EvaluationPlugin(loggers=[])
+        entry.name, model, settings, count, 0, method=method, plugins=[answers], evaluator=EvaluationPlugin(loggers=[])
     )
     checkpoints = CheckpointPlugin(save, every)
     strategy.plugins.append(checkpoints)
@@ -71,9 +63,9 @@ def without_seconds(tree):
     return tree
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, *VARIANTS])
+@pytest.mark.parametrize("name", [*STRATEGIES, *VARIANTS, COMPUTED])
 def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
-    joint = entry_of(name).joint
+    joint = name in STRATEGIES and STRATEGIES[name].joint
     saved = []
 
     def keep(position):
