@@ -21,6 +21,7 @@ DEFAULTS = dict(
     clamp_gradients=0.0,
     relu_logits=False,
     head_kernel=1,
+    evaluate_quantized=False,
 )
 
 # "reference" adds what the paper's code does beyond its text (see the README's table of deviations). "tuned" is CRUMB
@@ -31,7 +32,9 @@ PRESETS: dict[str, dict] = {
     "reference": dict(
         replay_weight=5.0, selection_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3
     ),
-    "tuned": dict(codebook_dim=32, codebook_init="spherical", replay_compute=2.0, learning_rate=3e-3),
+    "tuned": dict(
+        codebook_dim=32, codebook_init="spherical", replay_compute=2.0, learning_rate=3e-3, evaluate_quantized=True
+    ),
     "recommended": dict(strategy="rda", codebook_init="kmeans"),
 }
 

@@ -67,7 +67,7 @@ class RunSettings:
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block; default 16.
         codebook_init: matched (default), dense_matched, normal, uniform, sampled or kmeans.
-        evaluate_quantized: evaluate on maps rebuilt from memory blocks.
+        evaluate_quantized: evaluate on maps rebuilt from memory blocks, as in training.
         precision: fp32, or bf16 autocast.
         cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
         compile: compile F (takes half a minute once).
@@ -123,7 +123,7 @@ class RunSettings:
     codebook_size: int = 256
     codebook_dim: int | None = None
     codebook_init: str | None = None
-    evaluate_quantized: bool = False
+    evaluate_quantized: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"
     compile: bool = False

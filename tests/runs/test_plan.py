@@ -159,6 +159,6 @@ def test_only_a_session_builds_what_a_plan_describes():
 def test_tuned_is_crumb_with_more_training_and_no_other_method():
     tuned, paper = (RunPlan.of(RunSettings(benchmark="clip_folder", preset=name)) for name in ("tuned", "paper"))
     assert tuned.strategy == "crumb" and tuned.replay_compute == tuned.learning.replay_compute == 2
-    assert (tuned.learning_rate, tuned.budget) == (3e-3, paper.budget)
+    assert (tuned.codebook_dim, tuned.evaluate_quantized, tuned.budget) == (32, True, paper.budget)
     given = RunPlan.of(RunSettings(preset="tuned", replay_compute=1.0, learning_rate=1e-2))
     assert (given.replay_compute, given.learning_rate) == (1, 1e-2)
