@@ -13,6 +13,7 @@ from crumb_avalanche.baselines.readout import ReadoutStrategy, fit_linear
 from crumb_avalanche.baselines.registry import build_strategy
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import CodeBuffer
 
@@ -182,12 +183,15 @@ def test_trained_layers_end_as_those_of_crumb():
 
 
 def test_bytes_are_those_of_crumb_and_the_readout_is_derived():
-    ours, plain = (LedgerMetric().count(taught(readout)[0]) for readout in ("closed_form_stock", "head"))
+    strategy, stream = taught("closed_form_stock")
+    ours, plain = (LedgerMetric().count(one) for one in (strategy, taught("head")[0]))
     for name in ("buffer_items", "buffer_bytes", "label_bytes", "codebook_bytes", "memory_bytes"):
         assert ours[name] == plain[name] > 0
     assert plain["derived_bytes"] == 0
     # Four classes seen: 24 weights and an offset of float32 each, and an int64 label.
     assert ours["derived_bytes"] == 4 * (4 * (24 + 1) + 8)
+    outputs_of(strategy, stream)
+    assert ours["derived_bytes"] == tensor_bytes(strategy._fitted().values()) == strategy.derived_bytes
 
 
 @pytest.mark.parametrize("readout", ["closed_form", "closed_form_stock"])
