@@ -1,6 +1,7 @@
 """CRUMB's readout in closed form: what it is fitted to, what it answers, what it keeps."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from small_models import make_model, make_stream
 
-from crumb_avalanche.baselines.method_settings import CrumbSettings, LearningSettings
+from crumb_avalanche.baselines.method_settings import READOUTS, CrumbSettings, LearningSettings
 from crumb_avalanche.baselines.readout import ReadoutStrategy, fit_linear
 from crumb_avalanche.baselines.registry import build_strategy
+from crumb_avalanche.baselines.replay import CRUMB
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.runs.tuning import trials
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import CodeBuffer
@@ -211,6 +214,13 @@ def test_another_readout_is_refused(value, facts):
     if value == "knn":
         with pytest.raises(ValueError, match=re.escape("readout is 'knn'")):
             CrumbSettings(readout=value)
+
+
+def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
+    plan = SimpleNamespace(learning_rate=None, method={"readout": "closed_form_stock"})
+    assert trials(SimpleNamespace(plan=plan, entry=CRUMB)) == []  # needs no stream
+    assert [CrumbSettings(readout=readout).own_rate for readout in READOUTS] == [False, False, True]
+    assert CrumbSettings(**{"readout": "closed_form", **CRUMB.tuning}).readout == "head"
 
 
 def test_is_a_strategy_of_its_own():
