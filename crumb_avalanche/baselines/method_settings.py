@@ -100,6 +100,11 @@ class CrumbSettings:
     freeze_codebook: bool = False
     readout: str = "head"
 
+    @property
+    def own_rate(self) -> bool:
+        """Whether no learning rate is tuned: nothing is trained."""
+        return self.readout == "closed_form_stock"
+
     def __post_init__(self):
         if self.readout not in READOUTS:
             raise ValueError(f"readout is {self.readout!r}; use one of {', '.join(READOUTS)}")

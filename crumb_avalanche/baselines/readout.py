@@ -8,7 +8,6 @@ from torch import Tensor
 from crumb_avalanche.closed_form.class_statistics import NO_DENSITY
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.crumb import CRUMBStrategy
 
 NOTHING_TRAINED = dict(
@@ -45,8 +44,7 @@ class ReadoutStrategy(CRUMBStrategy):
 
     The memories are decoded, and the discriminant is fitted to features of the decoded maps: means and deviations over
     locations, of the map and of the head's input. Images to evaluate are encoded and decoded too. It is fitted from
-    scratch to all memories, in the first evaluation or count of bytes after training, and nothing but the codes is
-    kept for it.
+    scratch to all memories in the first evaluation after training, and nothing but the codes is kept for it.
 
     Args:
         train_layers: whether plastic layers and codebook are trained as ``CRUMBStrategy`` does; otherwise nothing is
@@ -68,8 +66,8 @@ class ReadoutStrategy(CRUMBStrategy):
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes of the discriminant, which the memories give again."""
-        return tensor_bytes(self._fitted().values())
+        """Bytes of the discriminant, fitted or not: a column of float32 and an int64 label for each class."""
+        return len(self.storage_policy.classes) * (4 * (self.features.length(self.model) + 1) + 8)
 
     @torch.no_grad()
     def _fitted(self) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """CRUMB's readout in closed form: what it is fitted to, what it answers, what it keeps."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from small_models import make_model, make_stream
 
-from crumb_avalanche.baselines.method_settings import CrumbSettings, LearningSettings
+from crumb_avalanche.baselines.method_settings import READOUTS, CrumbSettings, LearningSettings
 from crumb_avalanche.baselines.readout import ReadoutStrategy, fit_linear
 from crumb_avalanche.baselines.registry import build_strategy
+from crumb_avalanche.baselines.replay import CRUMB
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.runs.tuning import trials
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import CodeBuffer
 
@@ -182,12 +186,15 @@ def test_trained_layers_end_as_those_of_crumb():
 
 
 def test_bytes_are_those_of_crumb_and_the_readout_is_derived():
-    ours, plain = (LedgerMetric().count(taught(readout)[0]) for readout in ("closed_form_stock", "head"))
+    strategy, stream = taught("closed_form_stock")
+    ours, plain = (LedgerMetric().count(one) for one in (strategy, taught("head")[0]))
     for name in ("buffer_items", "buffer_bytes", "label_bytes", "codebook_bytes", "memory_bytes"):
         assert ours[name] == plain[name] > 0
     assert plain["derived_bytes"] == 0
     # Four classes seen: 24 weights and an offset of float32 each, and an int64 label.
     assert ours["derived_bytes"] == 4 * (4 * (24 + 1) + 8)
+    outputs_of(strategy, stream)
+    assert ours["derived_bytes"] == tensor_bytes(strategy._fitted().values()) == strategy.derived_bytes
 
 
 @pytest.mark.parametrize("readout", ["closed_form", "closed_form_stock"])
@@ -207,6 +214,13 @@ def test_another_readout_is_refused(value, facts):
     if value == "knn":
         with pytest.raises(ValueError, match=re.escape("readout is 'knn'")):
             CrumbSettings(readout=value)
+
+
+def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
+    plan = SimpleNamespace(learning_rate=None, method={"readout": "closed_form_stock"})
+    assert trials(SimpleNamespace(plan=plan, entry=CRUMB)) == []  # needs no stream
+    assert [CrumbSettings(readout=readout).own_rate for readout in READOUTS] == [False, False, True]
+    assert CrumbSettings(**{"readout": "closed_form", **CRUMB.tuning}).readout == "head"
 
 
 def test_is_a_strategy_of_its_own():
