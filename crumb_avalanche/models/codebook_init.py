@@ -14,7 +14,6 @@ from crumb_avalanche.models.codebook import Codebook
 
 # The half-normal distribution with this multiple of the measured spread matched real activations best in the paper.
 SPREAD = 5 / 3
-SLICES_PER_ROW = 256  # of k-means; faiss itself takes no more
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def _some_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> Tens
             f"{len(slices)} slices that are not zero cannot make {codebook.codebook_size} k-means centres; "
             "give more feature maps"
         )
-    wanted = SLICES_PER_ROW * codebook.codebook_size
+    wanted = 256 * codebook.codebook_size  # faiss itself subsamples above this
     if len(slices) > wanted:
         slices = slices[torch.randperm(len(slices), generator=generator)[:wanted]]
     return slices.contiguous()

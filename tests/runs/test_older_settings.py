@@ -68,7 +68,8 @@ def test_a_run_of_an_older_config(crumb, tiny, tmp_path):
     method = config.pop("method")
     assert method == {"direct_weight": 0.5, "codebook_weight": 1.0, "freeze_codebook": False, "readout": "head"}
     older = {name: value for name, value in config.items() if name not in ("budget", "capacity", "selection_rule")}
-    older |= method | {"storing_rule": "every_jth", "strategy_config": None, "batch_size": 8}
+    older |= {name: value for name, value in method.items() if name != "readout"}  # it came later
+    older |= {"storing_rule": "every_jth", "strategy_config": None, "batch_size": 8}
     older["classes_per_experience"] = None
     (folder / "config.yaml").write_text(yaml.safe_dump(older))
     code, out, err = crumb(*arguments, "--output", tmp_path / "a", "--method.direct-weight", "0.5")
