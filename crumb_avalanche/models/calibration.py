@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from crumb_avalanche.models.codebook_init import INITIALISERS, SLICES_PER_ROW
+from crumb_avalanche.models.codebook_init import INITIALISERS
 from crumb_avalanche.models.split_model import SplitModel
 
 CHUNK = 4  # images that pass F at once
@@ -29,8 +29,7 @@ def calibrate(
         images: items ``(image, ...)`` of the first experience or of pretraining; images as for ``SplitModel.extract``.
         codebook_init: a name in ``codebook_init.INITIALISERS``.
         seed: seed of the initialiser.
-        measured_images: number of images to measure, evenly spread over the data set; ``spherical`` measures more where
-            its 256 slices for each row are not in them.
+        measured_images: number of images to measure, evenly spread over the data set.
 
     Returns:
         The model.
@@ -40,9 +39,6 @@ def calibrate(
     """
     if codebook_init not in INITIALISERS:
         raise ValueError(f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}")
-    if codebook_init == "spherical" and model.codebook is not None:
-        of_image = LOCATIONS * model.codebook.groups(model.map_shape[0])
-        measured_images = max(measured_images, -(-SLICES_PER_ROW * model.codebook.codebook_size // of_image))
     places = np.unique(np.linspace(0, len(images) - 1, measured_images).astype(int)).tolist()
 
     def maps_of_some() -> Iterator[torch.Tensor]:

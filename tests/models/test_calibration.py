@@ -34,17 +34,6 @@ def test_images_are_spread_over_the_data_set(make_model):
     assert few.asked == [0, 1, 2], "each once"
 
 
-def test_spherical_blocks_get_256_slices_a_row(make_model):
-    pytest.importorskip("faiss")
-    # 8 rows, and 16 locations of 2 slices in a map: 256 * 8 / 32 = 64 images, which six do not have.
-    data = Recorded(100)
-    calibrate(make_model(), data, "spherical", measured_images=6)
-    assert len(data.asked) == 64 and data.asked[0] == 0 and data.asked[-1] == 99
-    data = Recorded(100)
-    calibrate(make_model(), data, "spherical", measured_images=80)
-    assert len(data.asked) == 80
-
-
 def test_blocks_are_taken_from_maps_that_have_the_scale_already(make_model):
     blocks = []
     for seed in (1, 1, 2):

@@ -155,18 +155,23 @@ def test_the_ledger_counts_cached_maps_of_earlier_processes(crumb, tiny, tmp_pat
 
 
 def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
-    from crumb_avalanche.runs import tuning
+    from crumb_avalanche.runs import run, tuning
 
     arguments = (*tiny, "--family", "fair", "--mem-size", "8")
     assert crumb(*arguments, "--output", tmp_path / "undisturbed")[0] == 0
     whole, trained = json.loads((tmp_path / "undisturbed" / "result.json").read_text()), StreamStrategy.train
+    learn = run.learn
 
     def only_the_first(self, experience, *args, **kwargs):
         if experience.current_experience == 1:
             raise PowerCut
         return trained(self, experience, *args, **kwargs)
 
-    monkeypatch.setattr(StreamStrategy, "train", only_the_first)
+    def learn_the_first(*arguments):  # tuning has a stream of its own, which is not cut
+        monkeypatch.setattr(StreamStrategy, "train", only_the_first)
+        learn(*arguments)
+
+    monkeypatch.setattr(run, "learn", learn_the_first)
     with pytest.raises(PowerCut):
         crumb(*arguments, "--output", tmp_path / "cut")
     monkeypatch.undo()
