@@ -57,9 +57,6 @@ class NoSettings:
     """Settings of a method that has none."""
 
 
-READOUTS = ("head", "closed_form", "closed_form_stock")
-
-
 @dataclass(frozen=True)
 class OfflineSettings:
     """Settings of training on all classes at once.
@@ -80,6 +77,9 @@ class OfflineSettings:
     def own_rate(self) -> bool:
         """Whether the method sets its own learning rate, so that none is tuned."""
         return self.peak_rate > 0
+
+
+READOUTS = ("head", "closed_form", "closed_form_stock")
 
 
 @dataclass(frozen=True)

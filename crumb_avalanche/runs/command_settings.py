@@ -26,7 +26,7 @@ class PretrainSettings:
         weight_decay: of SGD.
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block.
-        codebook_init: matched, dense_matched, normal, uniform, sampled or kmeans.
+        codebook_init: matched, dense_matched, normal, uniform, sampled, kmeans or spherical.
         direct_weight: weight of the direct loss (alpha of eq. 3).
         codebook_weight: weight of the codebook-out loss (beta of eq. 3).
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.

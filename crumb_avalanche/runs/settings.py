@@ -66,7 +66,7 @@ class RunSettings:
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block; default 16.
-        codebook_init: matched (default), dense_matched, normal, uniform, sampled or kmeans.
+        codebook_init: matched (default), dense_matched, normal, uniform, sampled, kmeans or spherical.
         evaluate_quantized: evaluate on maps rebuilt from memory blocks, as in training.
         precision: fp32, or bf16 autocast.
         cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
