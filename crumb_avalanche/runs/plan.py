@@ -10,7 +10,7 @@ import yaml
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from crumb_avalanche.baselines.families import paper_method_settings, paper_settings
 from crumb_avalanche.baselines.method_settings import LearningSettings, method_settings
-from crumb_avalanche.runs.presets import DEFAULTS, PRESETS, preset_for
+from crumb_avalanche.runs.presets import DEFAULTS, PRESET_METHODS, PRESETS, preset_for
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, part_for
 
 PAPER_SIDE = 224  # side in pixels of the images that the paper counts a budget in
@@ -44,7 +44,7 @@ class RunPlan(RunSettings):
         preset = settings.preset or preset_for(settings.benchmark, settings.family)
         values = {**DEFAULTS, **PRESETS[preset]}
         strategy = settings.strategy or values["strategy"]
-        method: dict[str, Any] = {}
+        method: dict[str, Any] = PRESET_METHODS.get(preset, {}).get(strategy, {})
         if settings.family == "paper":
             row = paper_settings(strategy, settings.benchmark)
             values.update({name: value for name, value in row.items() if value is not None})

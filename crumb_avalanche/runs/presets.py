@@ -25,18 +25,18 @@ DEFAULTS = dict(
 )
 
 # "reference" adds what the paper's code does beyond its text (see the README's table of deviations). "tuned" is CRUMB
-# trained as well as three times the cost of a step without replay allows. "recommended" is the most accurate at the
-# same bytes (see the README's table of the recommended preset).
+# trained as well as three times the cost of a step without replay allows, and answers from its memories.
+# "recommended" is the most accurate at the same bytes (see the README's table of the recommended preset).
 PRESETS: dict[str, dict] = {
     "paper": {},
     "reference": dict(
         replay_weight=5.0, selection_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3
     ),
-    "tuned": dict(
-        codebook_dim=32, codebook_init="spherical", replay_compute=2.0, learning_rate=3e-3, evaluate_quantized=True
-    ),
+    "tuned": dict(codebook_dim=64, codebook_init="spherical", replay_compute=2.0),
     "recommended": dict(strategy="rda", codebook_init="kmeans"),
 }
+# Settings of a method (``method.*``) by preset and strategy.
+PRESET_METHODS: dict[str, dict[str, dict]] = {"tuned": {"crumb": dict(readout="closed_form")}}
 
 
 def preset_for(benchmark: str, family: str | None) -> str:
