@@ -289,6 +289,7 @@ def write_records(folder: Path, session: Session, recorder: Recorder, resume: Re
     ledger = progress.ledgers[-1]
     ledger["feature_cache_seconds"] = cache.seconds if cache else 0.0
     ledger["feature_cache_images_filled"] = cache.filled if cache else 0
+    ledger["feature_cache_images_damaged"] = cache.damaged if cache else 0
     write_json(folder / "ledger.json", {**ledger, "after_experience": progress.ledgers})
     return ledger
 
