@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
+from crumb_avalanche.models.finite import LARGEST_FEATURE, check_maps
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.progress import progress_bar
@@ -211,6 +212,7 @@ class MapStore:
 
         Raises:
             FeatureCacheError: the disk has too little room, or a map does not fit into float16.
+            BadFeaturesError: a map is not finite or too large.
         """
         self._verify(rows)
         while len(missing := np.flatnonzero(~self.present()[rows])):
@@ -247,10 +249,12 @@ class MapStore:
         for row in rows[(self._verified[rows] == 0) & ((entries[rows] != 0) | older[rows])]:
             self._maps.read_into(values, row)
             found = _entry(values)
-            if older[row]:
+            usable = not older[row] or np.abs(values).max() <= LARGEST_FEATURE  # false for NaN
+            if older[row] and usable:
                 unverifiable += 1
             elif found != entries[row]:
                 damaged += 1
+                self._older[row] = False
                 with self._writing():
                     self._checksums.write(np.zeros(1, np.uint64), row)
                 continue
@@ -275,7 +279,9 @@ class MapStore:
         with progress_bar(len(rows), "feature cache", show=self.progress) as bar:
             for image, *_ in loader:
                 batch = rows[order.taken.popleft()]
-                maps = self._converted(self.model.extract(image.to(device)).cpu().numpy())
+                extracted = self.model.extract(image.to(device)).cpu()
+                check_maps(extracted, image)
+                maps = self._converted(extracted.numpy())
                 for row, values in zip(batch, maps, strict=True):
                     self._write(int(row), np.ascontiguousarray(values))
                 self.filled += len(batch)

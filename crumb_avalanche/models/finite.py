@@ -1,0 +1,43 @@
+"""Refuse feature maps that are not finite, before anything is computed from them."""
+
+from torch import Tensor
+
+LARGEST_FEATURE = 1e12  # sums of squares of larger features overflow float32
+
+
+class BadFeaturesError(ValueError):
+    """Some images have feature maps that are not finite or too large.
+
+    Args:
+        message: the error.
+        images: ``(n, ...)``, these images.
+    """
+
+    def __init__(self, message: str, images: Tensor):
+        super().__init__(message)
+        self.images = images
+
+
+def check_maps(maps: Tensor, images: Tensor) -> None:
+    """Check the feature maps of a batch.
+
+    Args:
+        maps: ``(B, C, H, W)``.
+        images: ``(B, ...)``, what they were computed from.
+
+    Raises:
+        BadFeaturesError: a value is NaN, infinite, or above 1e12 in absolute value; says of which images.
+    """
+    low, high = maps.aminmax()  # NaN if a value is; one pass over the memory
+    if -LARGEST_FEATURE <= low and high <= LARGEST_FEATURE:
+        return
+    odd = ~(maps.flatten(1).abs() <= LARGEST_FEATURE)  # comparisons with NaN are false
+    rows = odd.any(1).nonzero().flatten()
+    value = float(maps.flatten(1)[rows[0]][odd[rows[0]]][0])
+    raise BadFeaturesError(
+        f"{len(rows)} of {len(maps)} images have feature maps that cannot be used, the first one (number "
+        f"{int(rows[0])} of its batch) with a value of {value}; feature maps must be finite and at most "
+        f"{LARGEST_FEATURE:g} in absolute value: replace the image or leave it out; if there are many, look at the "
+        "weights",
+        images[rows],
+    )
