@@ -1,5 +1,6 @@
 """Refuse feature maps that are not finite, before anything is computed from them."""
 
+import torch
 from torch import Tensor
 
 LARGEST_FEATURE = 1e12  # sums of squares of larger features overflow float32
@@ -28,8 +29,12 @@ def check_maps(maps: Tensor, images: Tensor) -> None:
     Raises:
         BadFeaturesError: a value is NaN, infinite, or above 1e12 in absolute value; says of which images.
     """
-    low, high = maps.aminmax()  # NaN if a value is; one pass over the memory
-    if -LARGEST_FEATURE <= low and high <= LARGEST_FEATURE:
+    if not maps.numel():
+        return
+    last = maps.is_contiguous(memory_format=torch.channels_last)
+    # In the order of memory, which is a hundred times faster; NaN if a value is.
+    low, high = (maps.permute(0, 2, 3, 1) if last else maps).aminmax()
+    if low >= -LARGEST_FEATURE and high <= LARGEST_FEATURE:
         return
     odd = ~(maps.flatten(1).abs() <= LARGEST_FEATURE)  # comparisons with NaN are false
     rows = odd.any(1).nonzero().flatten()
