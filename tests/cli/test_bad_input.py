@@ -62,6 +62,21 @@ def test_a_frame_of_floating_point_numbers_is_refused_or_skipped(crumb, tiny, cl
     assert json.loads((tmp_path / "b" / "result.json").read_text())["bad_frames_skipped"] == 1
 
 
+def test_a_video_that_cannot_be_read_is_an_error_or_skipped(crumb, tiny, clips, tmp_path):
+    pytest.importorskip("av")
+    root = tmp_path / "clips"
+    shutil.copytree(clips, root)
+    (root / "cup" / "object1" / "film.mp4").write_bytes(b"no video")
+    more = ["--dataset-root", root, "--strategy", "ncm", "--runs", "0"]
+    err = fails(crumb, *tiny, "--output", tmp_path / "a", *more)
+    assert "cup/object1/film.mp4 cannot be opened" in err and "--on-bad-frame skip" in err
+    options = [*tiny, "--output", tmp_path / "b", *more, "--on-bad-frame", "skip"]
+    assert crumb(*options)[0] == 0
+    result = json.loads((tmp_path / "b" / "run0" / "result.json").read_text())
+    assert result["bad_frames_skipped"] == 1 and "film.mp4" in result["bad_frames"][0]
+    assert "already finished" in crumb(*options)[1]
+
+
 @pytest.mark.parametrize("damage", ["truncated", "no image"])
 def test_a_frame_that_cannot_be_read(crumb, tiny, clips, tmp_path, damage):
     root = tmp_path / "clips"
