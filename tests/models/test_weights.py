@@ -126,7 +126,7 @@ def test_a_downloaded_file_of_torchvision_is_checked_before_every_use(tmp_path, 
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
     path = tmp_path / "checkpoints" / "squeezenet1_0-b66bff10.pth"
-    torch.save(models.squeezenet1_0().state_dict(), path)  # a whole file, but not torchvision's
+    torch.save(models.squeezenet1_0().state_dict(), path)  # undamaged, but not torchvision's
     with pytest.raises(WeightsError, match=r"squeezenet1_0-b66bff10\.pth is damaged"):
         split_backbone("squeezenet1_0", "torchvision", n_classes=2)
 
