@@ -53,8 +53,22 @@ class Benchmark:
     options: tuple[str, ...] = ()
     class_groups: Callable[[FrameTable, bool], Sequence[Sequence[str]] | None] = _one_group
 
-    def table(self, root: str | None, run: int, reference: bool = False, fps: float | None = None) -> FrameTable:
+    def table(
+        self,
+        root: str | None,
+        run: int,
+        reference: bool = False,
+        fps: float | None = None,
+        bad_videos: list[str] | None = None,
+    ) -> FrameTable:
         """Make the table of a run.
+
+        Args:
+            root: Folder of the data set.
+            run: Number of the run.
+            reference: Whether to choose frames as the paper's published code does.
+            fps: Frames per second taken from a video of a clip folder.
+            bad_videos: See `ClipFolderFrames`.
 
         Raises:
             FrameTableError: If a root is needed and not given, or the data set does not take `fps`.
@@ -64,7 +78,7 @@ class Benchmark:
             raise FrameTableError(f"benchmark {self.name} needs --dataset-root; expected there: {self.layout}{own}")
         if fps is not None and "fps" not in self.options:
             raise FrameTableError(f"benchmark {self.name} reads no video files; fps={fps:g} is for clip_folder.")
-        given = {"reference": reference, "fps": 1.0 if fps is None else fps}
+        given = {"reference": reference, "fps": 1.0 if fps is None else fps, "bad_videos": bad_videos}
         return self.frames(root, run, **{name: given[name] for name in self.options})
 
 
@@ -112,7 +126,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         ),
         Benchmark(
             *("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True),
-            *(clip_folder.LAYOUT, "your own images and videos", ("fps",)),
+            *(clip_folder.LAYOUT, "your own images and videos", ("fps", "bad_videos")),
         ),
         Benchmark(
             *("toy_shapes", _streamed_shapes, 2, 21, 15, False),

@@ -2,6 +2,7 @@
 
 import tempfile
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,13 @@ FRAMES_FOLDER = ".crumb_frames"  # below the root: the frames of its videos
 SHORT_SIDE = 512  # pixels; frames of larger videos are reduced
 
 
-def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int | None = None, fps: float = 1.0) -> FrameTable:
+def ClipFolderFrames(
+    root: str | Path,
+    run: int = 0,
+    held_out: int | None = None,
+    fps: float = 1.0,
+    bad_videos: list[str] | None = None,
+) -> FrameTable:
     """The table of a folder of clips, which are folders of images, video files, or both.
 
     All names are sorted in natural order (frame2 before frame10), and a frame's number is its position in its clip.
@@ -59,6 +66,8 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int | None = None
             an only clip still holds out the last fifth. 0 keeps everything for training, which gives a table but no
             benchmark.
         fps: Frames per second taken from a video.
+        bad_videos: Collects a message for each video that cannot be read to its end, which is left out as if it were
+            not there. None makes such a video an error.
 
     Raises:
         FrameTableError: If the folder is missing or empty, an image or video lies at another depth, a folder is empty,
@@ -75,14 +84,16 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int | None = None
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT}")
     tree = {class_folder: _objects(class_folder) for class_folder in _folders(root, "class")}
-    test_clips = set()
-    for class_folder, objects in tree.items():
-        test_clips |= clips_to_test(class_folder.name, objects, run, held_out)
+    test_clips = _test_clips(tree, run, held_out)
     _warn_of_unread(root, tree)
     split_clips = {} if held_out == 0 else only_clips(tree)
     images = {clip: _images(clip) for clip in clip_paths(tree) if clip.is_dir()}
     check_two_images(split_clips, images)
-    images |= _video_images(root, [clip for clip in clip_paths(tree) if clip not in images], fps)
+    videos = [clip for clip in clip_paths(tree) if clip not in images]
+    images |= _video_images(root, videos, fps, bad_videos)
+    if not images.keys() >= set(videos):
+        tree = _only(tree, images)
+        test_clips, split_clips = _test_clips(tree, run, held_out), {} if held_out == 0 else only_clips(tree)
     check_two_images(split_clips, images)
 
     frames = []
@@ -96,6 +107,27 @@ def ClipFolderFrames(root: str | Path, run: int = 0, held_out: int | None = None
                     split = "train" if position < trained else "test"
                     frames.append(Frame(image.relative_to(root).as_posix(), *names, position, split))
     return FrameTable(frames, root, UprightImages(root), root.name)
+
+
+def _test_clips(tree: Tree, run: int, held_out: int | None) -> set[Path]:
+    """The clips in the test split."""
+    found = set()
+    for class_folder, objects in tree.items():
+        found |= clips_to_test(class_folder.name, objects, run, held_out)
+    return found
+
+
+def _only(tree: Tree, kept: Collection[Path]) -> Tree:
+    """The tree with some clips only, without objects and classes that have none of them."""
+    clips = {
+        class_folder: {
+            object_folder: {name: source for name, source in clips.items() if source in kept}
+            for object_folder, clips in objects.items()
+        }
+        for class_folder, objects in tree.items()
+    }
+    objects = {folder: {one: left for one, left in found.items() if left} for folder, found in clips.items()}
+    return {folder: left for folder, left in objects.items() if left}
 
 
 def held_out_of(table: FrameTable) -> dict[str, str]:
@@ -210,28 +242,34 @@ def _images(clip: Path) -> list[Path]:
     return images
 
 
-def _video_images(root: Path, videos: list[Path], fps: float) -> dict[Path, list[Path]]:
-    """The frames of each video, extracted unless that was done before."""
+def _video_images(root: Path, videos: list[Path], fps: float, bad_videos: list[str] | None) -> dict[Path, list[Path]]:
+    """The frames of each video that can be read, extracted unless that was done before."""
     if not videos:
         return {}
     from tqdm import tqdm
 
     folder = root / FRAMES_FOLDER / f"{str(fps).removesuffix('.0')}fps"
     jobs = [Job(video, folder / video.relative_to(root), "%06d.png", fps, SHORT_SIDE) for video in videos]
+    bad = set()
     if any(job.finished() is None for job in jobs):
         _check_writable(root, folder)
         # disable=None: silent unless stderr is a terminal.
         with tqdm(total=len(jobs), unit=" videos", desc="extracting frames", disable=None) as bar:
             failures = extract_many(jobs, progress=lambda done, total, frames: bar.update(done - bar.n))
-        if failures:
+        if bad_videos is not None:
+            bad = {video for video, _ in failures}
+            bad_videos += [message for _, message in failures]
+        elif failures:
             listed = "".join(f"\n  {message}" for _, message in failures)
             raise FrameTableError(
                 f"{len(failures)} of {len(jobs)} videos below {root} cannot be read to their end; remove or replace "
-                "them (--on-bad-frame skip leaves out images only). The frames of the others are kept."
+                "them, or leave them out with --on-bad-frame skip. The frames of the others are kept."
                 f"{listed}"
             )
     images = {}
     for job in jobs:
+        if job.video in bad:
+            continue
         names = job.finished()
         if names is None:
             raise FrameTableError(f"video {job.video} was changed while its frames were extracted; run the same again.")

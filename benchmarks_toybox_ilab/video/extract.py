@@ -17,6 +17,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.digests import digest_of
 from benchmarks_toybox_ilab.tables.disk import check_room
 from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
 from benchmarks_toybox_ilab.video.processes import run_in_processes
@@ -113,14 +114,20 @@ class Job:
         }
 
     def finished(self) -> list[str] | None:
-        """Names of the frames if all exist and neither the video nor the arguments have changed, else None."""
+        """Names of the frames if all are as written and neither the video nor the arguments have changed, else None.
+
+        Frames of earlier versions have no digests; it is enough that they exist.
+        """
         try:
             marked = json.loads(self.marker.read_text(encoding="utf-8"))
             names = [self.name(number + 1) for number in range(marked.pop("frames"))]
+            digest = marked.pop("frames_sha256", None)
             there = set(os.listdir(self.folder))
+            if not names or marked != self.record() or not there.issuperset(names):
+                return None
+            return names if digest in (None, digest_of([self.folder / name for name in names])) else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return names if names and marked == self.record() and there.issuperset(names) else None
 
 
 def extract_frames(
@@ -129,8 +136,8 @@ def extract_frames(
     """Write the frames of a video at times 0, 1/fps, 2/fps ... after its first frame as PNG files.
 
     Frames are written to a hidden folder and moved to `folder` at the end; then a hidden marker file records that the
-    clip is finished. Nothing is done if the marker exists and neither the video (its size and modification time) nor
-    the arguments have changed. Frames are rotated as players show them.
+    clip is finished. Nothing is done if the marker exists and neither the video (its size and modification time), the
+    frames (their content), nor the arguments have changed. Frames are rotated as players show them.
 
     Args:
         video: The file.
@@ -227,6 +234,7 @@ def _write(job: Job, record: dict, images: Iterable[Image.Image]) -> list[str]:
         for number, image in enumerate(images, 1):
             names.append(job.name(number))
             _save(image, part / names[-1])
+        digest = digest_of([part / name for name in names])
         finished = job.finished()
         if finished is not None:
             return finished
@@ -236,7 +244,8 @@ def _write(job: Job, record: dict, images: Iterable[Image.Image]) -> list[str]:
                 os.unlink(job.folder / entry)
         for name in names:
             os.replace(part / name, job.folder / name)
-        (part / "marker").write_text(json.dumps({**record, "frames": len(names)}), encoding="utf-8")
+        marked = {**record, "frames": len(names), "frames_sha256": digest}
+        (part / "marker").write_text(json.dumps(marked), encoding="utf-8")
         os.replace(part / "marker", job.marker)
     finally:
         shutil.rmtree(part, ignore_errors=True)

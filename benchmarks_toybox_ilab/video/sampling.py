@@ -227,6 +227,8 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         stream.codec_context.thread_count = threads
+        # Errors that the decoder detects, which it would hide by repeating earlier pixels.
+        stream.codec_context.options = {"err_detect": "explode"}
         yield container, stream
 
 

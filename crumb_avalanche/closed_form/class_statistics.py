@@ -9,12 +9,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from crumb_avalanche.models.finite import LARGEST_FEATURE
 from crumb_avalanche.system.tensor_bytes import storage_bytes, tensors_of
 from crumb_avalanche.system.tensor_file import StateError
 
 NO_DENSITY = -1e30  # score of a class without images: below all others, and finite in float32
 LOWEST_SCORE = -1e29  # of a class with images
-LARGEST_FEATURE = 1e12  # sums of squares of larger features overflow float32
 
 
 Statistics = TypeVar("Statistics", bound="ClassStatistics")

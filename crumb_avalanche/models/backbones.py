@@ -4,6 +4,7 @@ Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``f
 """
 
 from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.weights import WeightsError, check_and_load, read_weights
+from crumb_avalanche.models.weights import WeightsError, check_and_load, check_hub_name, read_weights
 
 
 def _squeezenet(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
@@ -224,7 +225,11 @@ def split_backbone(
 
         if name not in models.list_models():
             raise ValueError(f"torchvision has no weights of {name}; train it as crumb demo does, or give None")
-        state = models.get_model_weights(name).DEFAULT.get_state_dict(check_hash=True, weights_only=True)
+        chosen = models.get_model_weights(name).DEFAULT
+        known = Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(chosen.url).name
+        if known.is_file():  # torch.hub checks the digest after a download only
+            check_hub_name(known)
+        state = chosen.get_state_dict(check_hash=True, weights_only=True)
         check_and_load(network, state, f"torchvision's weights of {name}")
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))

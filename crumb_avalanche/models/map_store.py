@@ -8,7 +8,8 @@ import time
 import warnings
 import zlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,16 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
+from crumb_avalanche.models.finite import LARGEST_FEATURE, check_maps
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.row_file import RowFile, resize
 
 FILL_BATCH = 32
 # Upper half of a row's entry in the checksum file; the lower half is the CRC-32 of the map.
 WRITTEN = 0x4D415000 << 32
+ENTRY_BYTES = 8
 
 
 class FeatureCacheError(ValueError):
@@ -58,7 +62,8 @@ class MissingRows(Sampler):
     change which images make a batch, and drawing it leaves the global RNG state unchanged.
 
     Args:
-        entries: ``(count,)`` uint64, shared with the other processes; 0 where a map is missing.
+        entries: function of row numbers that returns their entries, shared with the other processes; 0 where a map is
+            missing.
         rows: ``(N,)`` row number of each item.
         size: items in a batch.
 
@@ -66,7 +71,7 @@ class MissingRows(Sampler):
         taken: the items of each batch that was drawn, oldest first.
     """
 
-    def __init__(self, entries: np.ndarray, rows: np.ndarray, size: int):
+    def __init__(self, entries: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, size: int):
         self.entries = entries
         self.rows = rows
         self.size = size
@@ -76,7 +81,7 @@ class MissingRows(Sampler):
         starts = np.arange(0, len(self.rows), self.size)
         for start in np.random.default_rng().permutation(starts):
             items = np.arange(start, min(start + self.size, len(self.rows)))
-            items = items[self.entries[self.rows[items]] == 0]
+            items = items[self.entries(self.rows[items]) == 0]
             if len(items):
                 self.taken.append(items)
                 yield items.tolist()
@@ -90,8 +95,9 @@ class MapStore:
     kind of device, the shapes, and ``key``. Maps are stored before the feature scale. Several processes may fill one
     store at the same time.
 
-    A process verifies the checksum of each map before its first use. A damaged map is computed again, with a warning.
-    Maps of version 0.1 have no checksums; they are used with one warning.
+    ``dataset`` verifies the checksum of each map that this process has not verified yet; a damaged map is computed
+    again, with a warning. Every later reading verifies it, too, and raises where the file was changed in between. Maps
+    of version 0.1 have no checksums; they are used with one warning.
 
     Args:
         folder: folder of the files.
@@ -106,6 +112,9 @@ class MapStore:
         seconds: time spent filling.
         filled: images computed.
         damaged: maps whose checksum did not match.
+
+    Raises:
+        FeatureCacheError: the files cannot be written.
     """
 
     def __init__(
@@ -122,31 +131,40 @@ class MapStore:
         what = f"{weights_hash(model.feature_extractor)} {_structure(model.feature_extractor)} {model.precision} "
         what += f"{compiled} {model.pixel_mean.device.type} {(count, *model.map_shape)} {key}{' half' * half}"
         path = Path(folder) / hashlib.sha256(what.encode()).hexdigest()[:24]
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.model = model
         self.workers = workers
         self.progress = progress
         self.path = path.with_suffix(".maps")
+        self.count = count
         self.shape = tuple(model.map_shape)
         self.dtype = np.dtype(np.float16 if half else np.float32)
         self.bytes_per_map = math.prod(self.shape) * self.dtype.itemsize
         self.seconds = 0.0
         self.filled = 0
         self.damaged = 0
-        older = path.with_suffix(".done")  # of version 0.1: one byte per map, no checksums
-        size = count * self.bytes_per_map
-        if not self.path.is_file() or self.path.stat().st_size != size:
-            older.unlink(missing_ok=True)  # first, since a file of full size would make it count again
-        complete = _extend(self.path, size)
-        self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - close() does
-        _extend(path.with_suffix(".crc32"), count * 8)
-        self._entries = np.memmap(path.with_suffix(".crc32"), np.uint64, "r+", shape=(count,))
-        if not complete:  # new, removed to make room, or cut off while it was copied
-            self._entries[:] = 0
-        self._verified = np.zeros(count, bool)
+        with self._writing():
+            complete = self._open()
+        self._verified = np.zeros(count, np.uint64)  # entries of the maps that this process has verified, else 0
         self._older = np.zeros(count, bool)
+        older = path.with_suffix(".done")  # of version 0.1: one byte per map, no checksums
         if complete and older.is_file() and older.stat().st_size == count:
-            self._older = (np.fromfile(older, np.uint8) == 1) & (self._entries == 0)
+            self._older = (np.fromfile(older, np.uint8) == 1) & (self._entries() == 0)
+
+    def _open(self) -> bool:
+        """Open both files, at their full size; returns whether the file of maps had it before."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        size = self.count * self.bytes_per_map
+        if not self.path.is_file() or self.path.stat().st_size != size:
+            # First, since a file of full size would make it count again.
+            self.path.with_suffix(".done").unlink(missing_ok=True)
+        complete = resize(self.path, size)
+        checksums = self.path.with_suffix(".crc32")
+        if not complete:  # new, removed to make room, or cut off while it was copied
+            resize(checksums, 0)
+        resize(checksums, self.count * ENTRY_BYTES)
+        self._maps = RowFile(self.path, self.bytes_per_map, writable=True)
+        self._checksums = RowFile(checksums, ENTRY_BYTES, writable=True)
+        return complete
 
     def __enter__(self) -> "MapStore":
         return self
@@ -155,20 +173,34 @@ class MapStore:
         self.close()
 
     def __getstate__(self):  # for loader processes that are not forked; they only read
-        return {**self.__dict__, "_file": None, "_entries": None, "model": None}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115
+        return {**self.__dict__, "model": None}
 
     def close(self) -> None:
         """Close the files. No map can be read afterwards."""
-        self._file.close()
-        self._entries = None  # unmaps the file
+        self._maps.close()
+        self._checksums.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise ``FeatureCacheError`` where the files cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            raise FeatureCacheError(
+                f"{self.path} cannot be written ({error.strerror or error}); make room there, or choose another "
+                "--feature-cache; the maps written so far are kept"
+            ) from error
+
+    def _entries(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the entries of some rows, default of all; 0 where a map is missing, as beyond the file's end."""
+        first, end = (0, self.count) if rows is None else (int(rows.min()), int(rows.max()) + 1)
+        span = np.zeros(end - first, np.uint64)
+        self._checksums.read_into(span, first)
+        return span if rows is None else span[rows - first]
 
     def present(self) -> np.ndarray:
         """Return whether each map is stored, ``(count,)`` bool."""
-        return (self._entries != 0) | self._older
+        return (self._entries() != 0) | self._older
 
     def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
         """Return the maps of a data set of images; computes those that are missing or damaged.
@@ -180,6 +212,7 @@ class MapStore:
 
         Raises:
             FeatureCacheError: the disk has too little room, or a map does not fit into float16.
+            BadFeaturesError: a map is not finite or too large.
         """
         self._verify(rows)
         while len(missing := np.flatnonzero(~self.present()[rows])):
@@ -191,48 +224,52 @@ class MapStore:
         return MapDataset(self, rows, labels)
 
     def read(self, row: int) -> Tensor:
-        """Read the map of a row, ``(C, H, W)``.
+        """Read the map of a row, ``(C, H, W)``, and verify its checksum.
 
         Raises:
-            FeatureCacheError: the file was truncated while it was in use.
+            FeatureCacheError: the file was truncated or the map damaged since ``dataset`` verified it.
         """
         values = np.empty(self.shape, self.dtype)
-        if self._read_into(values, row) < self.bytes_per_map:
-            raise FeatureCacheError(f"{self.path} was truncated while in use; start the same command again")
+        read = self._maps.read_into(values, row)
+        if read < self.bytes_per_map or _entry(values) != (self._verified[row] or self._entries(np.array([row]))[0]):
+            what = "truncated" if read < self.bytes_per_map else "damaged"
+            raise FeatureCacheError(
+                f"{self.path} was {what} while in use (map {row}); start the same command again, which computes "
+                "missing and damaged maps again"
+            )
         return torch.from_numpy(values)
-
-    def _read_into(self, values: np.ndarray, row: int) -> int:
-        """Read a map into an array; returns the number of bytes read."""
-        # Plain reads: the pages of a memory map would count as memory of the process.
-        if hasattr(os, "preadv"):  # leaves alone the position in the file, which forked loader processes share
-            return os.preadv(self._file.fileno(), [values], int(row) * self.bytes_per_map)
-        self._file.seek(int(row) * self.bytes_per_map)
-        return self._file.readinto(values)
 
     def _verify(self, rows: np.ndarray) -> None:
         """Compare maps not yet verified by this process with their checksums; damaged ones count as missing then."""
         values = np.empty(self.shape, self.dtype)
-        damaged = 0
-        for row in rows[~self._verified[rows] & (self._entries[rows] != 0)]:
-            self._read_into(values, row)
-            if self._entries[row] == _entry(values):
-                self._verified[row] = True
-            else:
-                self._entries[row] = 0
+        entries = self._entries()
+        older = self._older & (entries == 0)
+        first_use = not self._verified[self._older].any()
+        damaged, unverifiable = 0, 0
+        for row in rows[(self._verified[rows] == 0) & ((entries[rows] != 0) | older[rows])]:
+            self._maps.read_into(values, row)
+            found = _entry(values)
+            usable = not older[row] or np.abs(values).max() <= LARGEST_FEATURE  # false for NaN
+            if older[row] and usable:
+                unverifiable += 1
+            elif found != entries[row]:
                 damaged += 1
+                self._older[row] = False
+                with self._writing():
+                    self._checksums.write(np.zeros(1, np.uint64), row)
+                continue
+            self._verified[row] = found
         if damaged:
             self.damaged += damaged
             warnings.warn(
                 f"{damaged} of {len(rows)} maps in {self.path} are damaged; they are computed again", stacklevel=3
             )
-        older = rows[self._older[rows] & ~self._verified[rows]]
-        if len(older) and not self._verified[self._older].any():
+        if unverifiable and first_use:
             warnings.warn(
                 f"{self.path} was written by version 0.1, without checksums; its maps are not verified. Remove it to "
                 "compute them again",
                 stacklevel=3,
             )
-        self._verified[older] = True
 
     def _fill(self, images: Dataset, rows: np.ndarray) -> None:
         order = MissingRows(self._entries, rows, FILL_BATCH)
@@ -242,7 +279,9 @@ class MapStore:
         with progress_bar(len(rows), "feature cache", show=self.progress) as bar:
             for image, *_ in loader:
                 batch = rows[order.taken.popleft()]
-                maps = self._converted(self.model.extract(image.to(device)).cpu().numpy())
+                extracted = self.model.extract(image.to(device)).cpu()
+                check_maps(extracted, image)
+                maps = self._converted(extracted.numpy())
                 for row, values in zip(batch, maps, strict=True):
                     self._write(int(row), np.ascontiguousarray(values))
                 self.filled += len(batch)
@@ -250,14 +289,15 @@ class MapStore:
             bar.total = bar.n  # other processes computed the rest
 
     def _write(self, row: int, values: np.ndarray) -> None:
-        self._file.seek(row * self.bytes_per_map)
-        try:
-            values.tofile(self._file)
-        except OSError as error:
-            raise FeatureCacheError(f"{self.path} cannot be written ({error}); choose another folder") from error
-        # After the map: a run that is cut off in between leaves a missing map.
-        self._entries[row] = _entry(values)
-        self._verified[row] = True
+        # On some devices the same map has other bits in another batch: the first process to write it is right.
+        if self._entries(np.array([row]))[0]:
+            return
+        entry = _entry(values)
+        with self._writing():
+            self._maps.write(values, row)
+            # After the map: a run that is cut off in between leaves a missing map.
+            self._checksums.write(np.array([entry], np.uint64), row)
+        self._verified[row] = entry
 
     def _converted(self, maps: np.ndarray) -> np.ndarray:
         largest = np.finfo(self.dtype).max
@@ -297,14 +337,6 @@ def _structure(network: nn.Module) -> str:
     """Return layers and code of traced parts; a hash of weights does not cover layers without weights."""
     code = [part.code for part in network.modules() if isinstance(part, GraphModule)]
     return "\n".join([repr(network), *code])
-
-
-def _extend(path: Path, size: int) -> bool:
-    """Extend a file with zeros, or make it; returns whether it had the size before."""
-    with open(path, "ab") as file:
-        complete = file.tell() == size
-        file.truncate(size)
-    return complete
 
 
 def _entry(values: np.ndarray) -> np.uint64:

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.models.finite import check_maps
 from crumb_avalanche.models.layers import AveragingConv2d, replace_dropout
 from crumb_avalanche.models.penultimate import head_input
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
@@ -280,6 +281,9 @@ class SplitModel(nn.Module):
 
         Returns:
             ``(B, C, H, W)`` float32, channels-last in memory.
+
+        Raises:
+            BadFeaturesError: the maps of an image are not finite or too large.
         """
         if images.shape[1] == self.map_shape[0] != 3:
             maps = images
@@ -287,6 +291,7 @@ class SplitModel(nn.Module):
             maps = self.feature_memo.maps(images, self.extract)
         else:
             maps = self.extract(images)
+        check_maps(maps, images)
         # One pass over the memory if a cache gives half precision or another order of axes.
         copied = maps.to(torch.float32, memory_format=torch.channels_last)
         return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)

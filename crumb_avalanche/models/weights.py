@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors
 
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")
+_HUB_NAME = re.compile(r".*-(?!\d{8}\.)([0-9a-f]{8})\.pth")  # eight decimal digits are a date
 
 
 class WeightsError(TensorFileError):
@@ -21,7 +24,9 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
     """Read ``name -> tensor`` from ``.npz``, ``.safetensors``, ``.pth`` or ``.pt``.
 
     Pickled code is refused: ``.npz`` must not hold object arrays, and ``.pth`` is read with ``weights_only=True``. The
-    checksums of a ``.safetensors`` file are verified where it has them (see ``read_tensors``).
+    checksums of a ``.safetensors`` file are verified where it has them (see ``read_tensors``), those of ``.npz``,
+    ``.pth`` and ``.pt`` files that are zip archives, and the digits of the SHA-256 in a name as torch.hub gives it (see
+    ``check_hub_name``).
 
     Raises:
         WeightsError: the file is absent, has another suffix, is damaged, or holds anything but tensors.
@@ -31,12 +36,17 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
         raise WeightsError(f"there is no weight file {path}; give a {', '.join(SUFFIXES)} file, or 'torchvision'")
     if path.suffix not in SUFFIXES:
         raise WeightsError(f"weight file {path} ends in {path.suffix!r}; known are {', '.join(SUFFIXES)}")
+    check_hub_name(path)
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         if path.suffix == ".safetensors":
             return read_tensors(path)[0]
+        if zipfile.is_zipfile(path):  # torch.load ignores its checksums
+            with zipfile.ZipFile(path) as archive:
+                if (damaged := archive.testzip()) is not None:
+                    raise zipfile.BadZipFile(f"the checksum of {damaged} does not match")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = (str(error).splitlines() or ["no reason given"])[0]  # a truncated pickle gives none
@@ -47,6 +57,26 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise WeightsError(f"weight file {path} does not hold a state dict (name -> tensor); save model.state_dict()")
     return state
+
+
+def check_hub_name(path: str | os.PathLike) -> None:
+    """Check the digits at the end of a name such as ``resnet18-f37072fd.pth``, the first of the file's SHA-256.
+
+    torch.hub names files so, those of torchvision among them, and checks them once after the download.
+
+    Raises:
+        WeightsError: the file has another SHA-256.
+    """
+    match = _HUB_NAME.fullmatch(Path(path).name)
+    if match is None:
+        return
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if not found.startswith(match[1]):
+        raise WeightsError(
+            f"{path} is damaged: its SHA-256 begins with {found[:8]}, but its name says {match[1]}, as in names of "
+            "torch.hub; remove it and fetch it again, or rename it if these digits mean something else"
+        )
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike) -> None:

@@ -15,8 +15,8 @@ import yaml
 
 from crumb_avalanche.report.curves import Curve
 from crumb_avalanche.runs.older_settings import recorded_settings
-from crumb_avalanche.runs.provenance import recorded_provenance
-from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, DamagedRunError
+from crumb_avalanche.runs.provenance import IMAGES, recorded_provenance
+from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, DamagedRunError, check_digests
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 
@@ -67,14 +67,17 @@ class Run:
             out["protocol"] = JOINT
         return out | {"experiences": len(self.matrix), "classes": sorted(self.result.get("classes_order") or ())}
 
-    def identity(self, by_content: bool) -> str:
+    def identity(self, by_content: bool, by_images: bool) -> str:
         """Key that is equal for the runs of a group: the compared settings, and the content of the files they name.
 
         Args:
             by_content: compare files by content; off where a run has no hashes, and their names are compared.
+            by_images: compare the content of images, too; off where a run of an older version has none of them.
         """
         out = self.compared
         content = recorded_provenance(self.result) if by_content else {}
+        if not by_images:
+            content.pop(IMAGES, None)
         if "dataset_root" in out and "dataset_root" in content:  # its hash covers names and sizes of images only
             content = {**content, "dataset_root": [out["dataset_root"], content["dataset_root"]]}
         return json.dumps(out | content, sort_keys=True, default=str)
@@ -153,9 +156,10 @@ def read_run(folder: Path) -> Run:
     """Read a finished run.
 
     Raises:
-        DamagedRunError: a file is missing, cannot be parsed or lacks an entry that every run has.
+        DamagedRunError: a file is missing, was changed, cannot be parsed or lacks an entry that every run has.
     """
     result = _read(folder / RESULT, _result)
+    check_digests(folder, result)
     settings = _read(folder / "config.yaml", lambda text: _mapping(yaml.safe_load(text), IDENTITY[:4]))
     settings = flat(recorded_settings(settings, result))
     ledger = _read(folder / "ledger.json", lambda text: _mapping(json.loads(text), LEDGER_ENTRIES, int | float))
@@ -211,8 +215,10 @@ def groups_of(runs: list[Run]) -> list[Group]:
     """Group runs that differ in their seed only, in the order they were found, with distinct labels."""
     by_settings: dict[str, list[Run]] = {}
     by_content = all({"provenance", "made_from"} & run.result.keys() for run in runs)
+    clips = [found for found in (recorded_provenance(run.result) for run in runs) if "dataset_root" in found]
+    by_images = all(IMAGES in found for found in clips)
     for run in runs:
-        by_settings.setdefault(run.identity(by_content), []).append(run)
+        by_settings.setdefault(run.identity(by_content, by_images), []).append(run)
     groups = [Group(same[0].settings["strategy"], same[0].compared, same) for same in by_settings.values()]
     for group, streams in zip(groups, streams_of(groups)):
         if len(streams) == 1:  # a joint learner beside runs of one protocol is shown under that protocol

@@ -7,8 +7,8 @@ import yaml
 
 from crumb_avalanche.runs.older_settings import recorded_settings
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.provenance import frame_table_hash, provenance, recorded_provenance
-from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, FinishedRunError
+from crumb_avalanche.runs.provenance import IMAGES, frame_table_hash, provenance, recorded_provenance
+from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, FinishedRunError, check_digests
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict, flat
 
 
@@ -17,18 +17,20 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
 
     Raises:
         FinishedRunError: the settings, files or frames differ, or are not recorded.
-        DamagedRunError: a file of the run cannot be read.
+        DamagedRunError: a file of the run cannot be read, or was changed.
     """
     if not (folder / "config.yaml").exists():
         raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
     result = read_mapping(folder / RESULT, json.loads)
+    check_digests(folder, result)
     then = recorded_settings(read_mapping(folder / "config.yaml", yaml.safe_load), result)
     start_over = "use another --output, or start over with crumb run --overwrite true"
     hashes_then, hashes_now = recorded_provenance(result), provenance(plan)
     for name in hashes_then.keys() & hashes_now.keys():
         if hashes_then[name] == hashes_now[name]:
-            then[name] = getattr(plan, name)  # the same content, perhaps at another path
-        elif name == "dataset_root":
+            if name != IMAGES:
+                then[name] = getattr(plan, name)  # the same content, perhaps at another path
+        elif name in ("dataset_root", IMAGES):
             raise FinishedRunError(
                 f"{folder} holds a finished run of other clips: some in {plan.dataset_root} were added, removed or "
                 f"changed since; {start_over}"

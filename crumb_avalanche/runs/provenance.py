@@ -7,9 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
+from benchmarks_toybox_ilab.tables.digests import digest_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
 
+IMAGES = "images"  # entry of the content of all images of a clip folder
 LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu")
 
 
@@ -19,7 +21,7 @@ def provenance(plan: RunPlan) -> dict[str, str]:
     Returns:
         ``sha256:`` and a hash by the name of the setting. ``weights`` and ``pretrained``: tensors of the file (its
         bytes if it is not a ``.safetensors`` file), if the setting is a file. ``dataset_root``: names and sizes of all
-        images of a clip folder.
+        images of a clip folder, also those taken out of videos; ``images``: their content.
 
     Raises:
         ValueError: a clip folder cannot be read.
@@ -31,9 +33,11 @@ def provenance(plan: RunPlan) -> dict[str, str]:
             state = Path(value).stat()
             found[name] = _file_hash(str(Path(value).resolve()), state.st_mtime_ns, state.st_size)
     if plan.benchmark == CLIPS:
-        table = get_benchmark(CLIPS).table(plan.dataset_root, plan.run, fps=plan.fps)
-        listed = "".join(f"{path}\n{(table.root / path).stat().st_size}\n" for path in table.path)
+        table = get_benchmark(CLIPS).table(plan.dataset_root, plan.run, fps=plan.fps, bad_videos=_left_out(plan))
+        paths = [table.root / path for path in table.path]
+        listed = "".join(f"{path}\n{file.stat().st_size}\n" for path, file in zip(table.path, paths))
         found["dataset_root"] = f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
+        found[IMAGES] = f"sha256:{digest_of(paths)}"
     return found
 
 
@@ -57,13 +61,19 @@ def frame_table_hash(plan: RunPlan, bad_frames: list[str]) -> str | None:
     benchmark = get_benchmark(plan.benchmark)
     if bad_frames or (benchmark.needs_root and not (plan.dataset_root and Path(plan.dataset_root).is_dir())):
         return None
-    return _table_hash(plan.benchmark, plan.dataset_root, plan.run, plan.reference_stream, plan.fps)
+    skip = plan.on_bad_frame == "skip"
+    return _table_hash(plan.benchmark, plan.dataset_root, plan.run, plan.reference_stream, plan.fps, skip)
 
 
 @lru_cache(maxsize=256)
-def _table_hash(benchmark: str, root: str | None, run: int, reference: bool, fps: float | None) -> str:
+def _table_hash(benchmark: str, root: str | None, run: int, reference: bool, fps: float | None, skip: bool) -> str:
     """Hash a frame table; cached because a sweep asks once for each of its rows."""
-    return get_benchmark(benchmark).table(root, run, reference, fps).content_hash()
+    return get_benchmark(benchmark).table(root, run, reference, fps, [] if skip else None).content_hash()
+
+
+def _left_out(plan: RunPlan) -> list[str] | None:
+    """A list for the messages of the videos that a plan leaves out; ``None`` if they are errors."""
+    return [] if plan.on_bad_frame == "skip" else None
 
 
 def versions() -> dict[str, str]:

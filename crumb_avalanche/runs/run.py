@@ -31,6 +31,7 @@ from crumb_avalanche.runs.run_folder import (
     claim,
     metrics_csv,
     tidy_up,
+    with_digests,
     write_json,
     write_matrix,
     write_text,
@@ -183,7 +184,7 @@ def run_plan(plan: RunPlan, verbose: bool, finished: Finished | None, count_dive
         ledger = write_records(folder, session, recorder, resume)
         learned = len(resume.progress.ledgers) if resume.progress.diverged is None else resume.progress.diverged + 1
         keep_learner(folder, session, learned)
-        result = result_of(plan, session, resume) | images | {"provenance": hashes}
+        result = with_digests(folder, result_of(plan, session, resume) | images | {"provenance": hashes})
     write_json(folder / RESULT, result)
     tidy_up(folder)  # remove checkpoints and files of interrupted attempts
     if verbose:
@@ -289,6 +290,7 @@ def write_records(folder: Path, session: Session, recorder: Recorder, resume: Re
     ledger = progress.ledgers[-1]
     ledger["feature_cache_seconds"] = cache.seconds if cache else 0.0
     ledger["feature_cache_images_filled"] = cache.filled if cache else 0
+    ledger["feature_cache_images_damaged"] = cache.damaged if cache else 0
     write_json(folder / "ledger.json", {**ledger, "after_experience": progress.ledgers})
     return ledger
 

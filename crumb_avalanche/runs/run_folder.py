@@ -1,6 +1,7 @@
 """Files of a run folder, written atomically."""
 
 import csv
+import hashlib
 import io
 import json
 import shutil
@@ -13,6 +14,9 @@ RESULT = "result.json"
 RESUME = "resume"  # subfolder of checkpoints
 INTERRUPTED = "interrupted"
 MISTAKES = "mistakes.html"
+RECORDS = ("config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz")
+_FILES, _RESULT_SHA256 = "files", "result_sha256"  # entries of a result
+DIGESTS = (_FILES, _RESULT_SHA256)
 
 
 class FinishedRunError(ValueError):
@@ -20,7 +24,7 @@ class FinishedRunError(ValueError):
 
 
 class DamagedRunError(ValueError):
-    """A file of a finished run cannot be read."""
+    """A file of a finished run cannot be read, or was changed."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -47,6 +51,47 @@ def write_matrix(path: Path, matrix: list[list[float]]) -> None:
     lines = [["after", *[f"experience_{j}" for j in range(width)]]]
     lines += [[i, *[f"{value:.4f}" for value in row], *[""] * (width - len(row))] for i, row in enumerate(matrix)]
     write_csv(path, lines)
+
+
+def with_digests(folder: Path, result: dict) -> dict:
+    """Return a result with the SHA-256 of the other files of the run and of itself.
+
+    The learner file is not among them: it has checksums of its own, and may be taught on.
+    """
+    result = {**result, _FILES: {name: _sha256(folder / name) for name in RECORDS if (folder / name).is_file()}}
+    return {**result, _RESULT_SHA256: _result_sha256(result)}
+
+
+def check_digests(folder: Path, result: dict) -> None:
+    """Compare a finished run with the digests in its result; runs of older versions have none.
+
+    Raises:
+        DamagedRunError: a file was changed since the run; says which.
+    """
+    if DIGESTS[0] not in result and DIGESTS[1] not in result:
+        return
+    files = result.get(_FILES)
+    changed = [RESULT] if result.get(_RESULT_SHA256) != _result_sha256(result) or not isinstance(files, dict) else []
+    if not changed:  # else the other digests cannot be relied on
+        there = [name for name in RECORDS if (folder / name).is_file()]
+        changed = [name for name in there if files.get(name) != _sha256(folder / name)]
+    if changed:
+        raise DamagedRunError(
+            f"{folder / changed[0]} is not what the run wrote: its SHA-256 is not the one in {RESULT}, so one of them "
+            f"was damaged or changed later; restore it, repeat the run with --overwrite true, or move {folder} "
+            "elsewhere"
+        )
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _result_sha256(result: dict) -> str:
+    """SHA-256 of all entries but itself, in any order."""
+    rest = {name: value for name, value in result.items() if name != _RESULT_SHA256}
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(rest)), sort_keys=True).encode()).hexdigest()
 
 
 def claim(folder: Path, overwrite: bool) -> None:

@@ -23,7 +23,7 @@ class Stream:
         entry: catalog entry of the benchmark.
         table: the frames, without those left out.
         benchmark: the Avalanche benchmark.
-        bad_frames: messages of the frames left out.
+        bad_frames: messages of the frames and videos left out.
         images_key: key of the images and their transform in the feature cache; changes if a file changes.
     """
 
@@ -49,13 +49,14 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
 
     joint = get_strategy(plan.strategy).joint if joint is None else joint
     entry = get_benchmark(plan.benchmark)
-    table = entry.table(plan.dataset_root, plan.run, plan.reference_stream, plan.fps)
-    bad = []
-    if plan.on_bad_frame == "skip":
+    skipped: list[str] = []
+    skip = plan.on_bad_frame == "skip"
+    table = entry.table(plan.dataset_root, plan.run, plan.reference_stream, plan.fps, skipped if skip else None)
+    if skip:
         with progress_bar(len(table), "checking frames", show=plan.progress) as bar:
             bad = table.bad_rows(progress=lambda done, total: bar.update(1))
         table = table.without([row for row, _ in bad])
-        bad = [message for _, message in bad]
+        skipped += [message for _, message in bad]
     transform = pixel_transform(plan.image_size)
     benchmark = make_benchmark(
         table,
@@ -73,7 +74,7 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
             images += f" {type(table.reader).__name__}"
     else:
         images = f"{table.frames_hash()} {table.reader!r}"
-    return Stream(entry, benchmark.frame_table, benchmark, bad, f"{images} {transform!r}")
+    return Stream(entry, benchmark.frame_table, benchmark, skipped, f"{images} {transform!r}")
 
 
 def describe(stream: Stream) -> tuple[dict[str, Any], str]:

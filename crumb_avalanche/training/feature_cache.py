@@ -36,11 +36,13 @@ class FeatureCache(StatefulPlugin):
             least 512 and at most 2 GiB.
 
     Raises:
-        FeatureCacheError: the disk has too little room for the missing maps, or a map does not fit into float16.
+        FeatureCacheError: the disk has too little room for the missing maps, a map does not fit into float16, or the
+            files cannot be written.
 
     Attributes:
         seconds: time spent filling, in all processes of a resumed run.
         filled: images computed, in all processes of a resumed run.
+        damaged: maps that were computed again because their checksum did not match, in all processes of a resumed run.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class FeatureCache(StatefulPlugin):
         self.model: SplitModel | None = None
         self.seconds = 0.0
         self.filled = 0
+        self.damaged = 0
 
     def __enter__(self) -> "FeatureCache":
         return self
@@ -85,10 +88,12 @@ class FeatureCache(StatefulPlugin):
 
     def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
         """Return the maps of a data set of images (see ``MapStore.dataset``)."""
-        filled, seconds = self.store.filled, self.store.seconds
-        maps = self.store.dataset(images, rows, labels)
-        self.filled += self.store.filled - filled
-        self.seconds += self.store.seconds - seconds
+        store = self.store
+        filled, damaged, seconds = store.filled, store.damaged, store.seconds
+        maps = store.dataset(images, rows, labels)
+        self.filled += store.filled - filled
+        self.damaged += store.damaged - damaged
+        self.seconds += store.seconds - seconds
         return maps
 
     def before_training(self, strategy, **kwargs):
@@ -115,7 +120,8 @@ class FeatureCache(StatefulPlugin):
         return AvalancheDataset([maps], data_attributes=attributes)
 
     def state_dict(self):
-        return {"filled": self.filled, "seconds": self.seconds}
+        return {"filled": self.filled, "damaged": self.damaged, "seconds": self.seconds}
 
     def load_state_dict(self, state):
         self.filled, self.seconds = state["filled"], state["seconds"]
+        self.damaged = state.get("damaged", 0)  # checkpoints of older versions do not count them

@@ -13,6 +13,7 @@ from torch import nn
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.avalanche_fixes import check_strategy, keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
+from crumb_avalanche.training.frame_names import named_frames
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
 from crumb_avalanche.training.storage_policies import CompactBuffer
@@ -116,6 +117,16 @@ class StreamStrategy(SupervisedTemplate):
     def storage_policy(self) -> CompactBuffer | None:
         """The buffer of the plugin that stores memories; ``None`` if there is no such plugin."""
         return None if self.memory is None else self.memory.storage_policy
+
+    def train(self, *arguments, **keywords):
+        """Train as Avalanche's strategies do; an image whose feature maps cannot be used is refused by name."""
+        with named_frames(self):
+            return super().train(*arguments, **keywords)
+
+    def eval(self, *arguments, **keywords):
+        """Evaluate as Avalanche's strategies do; an image whose feature maps cannot be used is refused by name."""
+        with named_frames(self):
+            return super().eval(*arguments, **keywords)
 
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
         """Make Avalanche's data loader, in the order of the stream unless ``train(..., shuffle=True)`` was called."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from crumb_avalanche.runs.run_folder import RESULT
+from crumb_avalanche.runs.run_folder import RESULT, check_digests
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
     """The finished runs among `folder/runN`, in the order of `numbers`.
 
     Raises:
-        ValueError: a `result.json` that cannot be read, or lacks keys that every run writes.
+        ValueError: a `result.json` that cannot be read, or lacks keys that every run writes; or a file of a run was
+            changed since.
     """
     found = []
     for number in numbers:
@@ -81,5 +82,6 @@ def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
             raise ValueError(f"{path} is damaged ({error}); run it again with --overwrite true") from error
         if missing:
             raise ValueError(f"{path} has no {', '.join(sorted(missing))}; it was not made by crumb run: remove it")
+        check_digests(path.parent, result)
         found.append(FinishedRun(path.parent, number, result))
     return found

@@ -8,11 +8,11 @@ import torch
 
 from crumb_avalanche.learner.file import LEARNER
 from crumb_avalanche.runs.predictions import read_predictions
-from crumb_avalanche.runs.run_folder import RESULT
+from crumb_avalanche.runs.run_folder import DIGESTS, RESULT
 from crumb_avalanche.system.tensor_file import read_tensors
 
 # Values of a result that depend on the machine and the moment.
-IGNORED = ("seconds", "tuning_seconds", "versions")
+IGNORED = ("seconds", "tuning_seconds", "versions", *DIGESTS)
 MATRIX = "accuracy_matrix.csv"
 
 

@@ -3,9 +3,11 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from learned import buffer_of, weights_of
+from PIL import Image
 from safetensors import SafetensorError
 
 from crumb_avalanche.learner.file import LEARNER, read_header
@@ -41,6 +43,38 @@ def test_missing_and_empty_roots_are_refused(crumb, tiny, tmp_path):
             assert str(root) in err and ("<object>" in err or "class/object/clip" in err or "layout" in err)
     err = fails(crumb, "run", "--benchmark", "eth80", "--output", tmp_path / "o")
     assert "needs --dataset-root" in err
+
+
+@pytest.mark.parametrize("value", [np.nan, 3e38])
+@pytest.mark.parametrize("strategy", ["slda", "crumb"])
+def test_a_frame_of_floating_point_numbers_is_refused_or_skipped(crumb, tiny, clips, tmp_path, strategy, value):
+    root = tmp_path / "clips"
+    shutil.copytree(clips, root)
+    folder = root / "cup" / "object1" / "clip0"
+    (folder / "frame2.png").unlink()
+    pixels = np.zeros((32, 32), np.float32)
+    pixels[3, 3] = value
+    Image.fromarray(pixels).save(folder / "frame2.tif")
+    more = ["--dataset-root", root, "--strategy", strategy]
+    err = fails(crumb, *tiny, "--output", tmp_path / "a", *more)
+    assert "cup/object1/clip0/frame2.tif" in err and "mode F" in err and "--on-bad-frame skip" in err
+    assert crumb(*tiny, "--output", tmp_path / "b", *more, "--on-bad-frame", "skip")[0] == 0
+    assert json.loads((tmp_path / "b" / "result.json").read_text())["bad_frames_skipped"] == 1
+
+
+def test_a_video_that_cannot_be_read_is_an_error_or_skipped(crumb, tiny, clips, tmp_path):
+    pytest.importorskip("av")
+    root = tmp_path / "clips"
+    shutil.copytree(clips, root)
+    (root / "cup" / "object1" / "film.mp4").write_bytes(b"no video")
+    more = ["--dataset-root", root, "--strategy", "ncm", "--runs", "0"]
+    err = fails(crumb, *tiny, "--output", tmp_path / "a", *more)
+    assert "cup/object1/film.mp4 cannot be opened" in err and "--on-bad-frame skip" in err
+    options = [*tiny, "--output", tmp_path / "b", *more, "--on-bad-frame", "skip"]
+    assert crumb(*options)[0] == 0
+    result = json.loads((tmp_path / "b" / "run0" / "result.json").read_text())
+    assert result["bad_frames_skipped"] == 1 and "film.mp4" in result["bad_frames"][0]
+    assert "already finished" in crumb(*options)[1]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no image"])

@@ -1,3 +1,4 @@
+import json
 import shutil
 import sys
 
@@ -341,17 +342,53 @@ def test_bad_videos_are_listed_and_the_others_are_kept(tmp_path):
     for name in ("cup/red/bad1.mp4", "mug/x/bad2.AVI"):
         (tmp_path / name).write_bytes(b"no video")
     words = (
-        r"2 of 6 videos below .* cannot be read to their end; remove or replace them \(--on-bad-frame skip leaves out "
-        r"images only\)\. .* are kept\.\n .*bad1.mp4 cannot .*\n .*bad2.AVI cannot"
+        r"2 of 6 videos below .* cannot be read to their end; remove or replace them, or leave them out with "
+        r"--on-bad-frame skip\. .* are kept\.\n .*bad1.mp4 cannot .*\n .*bad2.AVI cannot"
     )
     with pytest.raises(FrameTableError, match=words):
         ClipFolderFrames(tmp_path)
     assert len(frame_files(tmp_path)) == 8
+    bad = []
+    skipped = ClipFolderFrames(tmp_path, bad_videos=bad)
+    assert [message.split(" cannot")[0][-8:] for message in bad] == ["bad1.mp4", "bad2.AVI"]
     times = [(tmp_path / name).stat().st_mtime_ns for name in frame_files(tmp_path)]
     for name in ("cup/red/bad1.mp4", "mug/x/bad2.AVI"):
         (tmp_path / name).unlink()
-    assert len(ClipFolderFrames(tmp_path)) == 16
+    whole = ClipFolderFrames(tmp_path)
+    assert len(whole) == 16 and list(whole) == list(skipped), "as if the bad ones were not there"
     assert [(tmp_path / name).stat().st_mtime_ns for name in frame_files(tmp_path)] == times
+
+
+def test_a_class_whose_only_video_is_bad_is_left_out(tmp_path):
+    write_mixed(tmp_path)
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog" / "only.mp4").write_bytes(b"no video")
+    bad = []
+    assert ClipFolderFrames(tmp_path, bad_videos=bad).classes == ("cup", "mug") and len(bad) == 1
+
+
+@pytest.mark.parametrize("damage", ["flipped", "zeroed"])
+def test_damaged_frames_of_a_video_are_taken_out_again(tmp_path, damage):
+    write_mixed(tmp_path)
+    ClipFolderFrames(tmp_path)
+    path = tmp_path / frame_files(tmp_path)[0]
+    whole, times = path.read_bytes(), path.stat()
+    path.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:] if damage == "flipped" else bytes(len(whole)))
+    ClipFolderFrames(tmp_path)
+    assert path.read_bytes() == whole
+    assert path.stat().st_mtime_ns != times.st_mtime_ns
+
+
+def test_frames_that_an_earlier_version_took_out_are_used(tmp_path):
+    write_mixed(tmp_path)
+    ClipFolderFrames(tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in map(tmp_path.joinpath, frame_files(tmp_path))}
+    for marker in (tmp_path / ".crumb_frames").rglob(".*.json"):
+        marked = json.loads(marker.read_text())
+        assert len(marked.pop("frames_sha256")) == 64
+        marker.write_text(json.dumps(marked))
+    ClipFolderFrames(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
 @pytest.mark.parametrize(

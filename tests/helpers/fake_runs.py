@@ -7,6 +7,7 @@ import yaml
 
 from crumb_avalanche.report.report import main
 from crumb_avalanche.runs.command_settings import ReportSettings
+from crumb_avalanche.runs.run_folder import DIGESTS
 
 CONFIG = {
     "benchmark": "toy_shapes",
@@ -53,6 +54,13 @@ def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger: dict | Non
     result = {"run": run, "final_accuracy": final, "accuracy_after": after, "classes_order": CLASSES}
     (folder / "result.json").write_text(json.dumps({**result, "frame_table_sha256": "abc"}))
     return folder
+
+
+def without_digests(folder: Path, **changes) -> None:
+    """Rewrite the result of a run as versions without digests wrote it, with some entries changed."""
+    result = json.loads((folder / "result.json").read_text())
+    rest = {name: value for name, value in result.items() if name not in DIGESTS}
+    (folder / "result.json").write_text(json.dumps(rest | changes))
 
 
 def report(*folders: Path, output: Path | None = None) -> None:

@@ -1,8 +1,13 @@
 """Stored maps are F's own, each is computed once, and damaged ones are computed again."""
 
+import errno
+import os
 import pickle
 import random
+import re
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +39,13 @@ def stacked(maps):
     return torch.stack([values for values, _ in maps])
 
 
+def overwrite_row(path, row, start=bytes(8)):
+    """Overwrite the start of a row of ten."""
+    with open(path, "r+b") as file:
+        file.seek(row * (path.stat().st_size // 10))
+        file.write(start)
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -52,10 +64,12 @@ def test_maps_are_what_the_model_extracts(tmp_path, model, pixels, images):
 def test_only_what_is_missing_is_computed(tmp_path, model, pixels, images):
     store = store_of(tmp_path, model)
     store.dataset(TensorDataset(pixels[:2]), ROWS[:2], [0] * 2)
-    store._entries[4] = 0  # as a run leaves it that was cut off while writing row 4
-    store._file.write(b"half a map")
+    store.close()
+    overwrite_row(store.path.with_suffix(".crc32"), 4)  # as a run leaves it that was cut off while writing row 4
+    overwrite_row(store.path, 4, b"half a map")
+    store = store_of(tmp_path, model)
     maps = store.dataset(images, ROWS, [0] * 6)
-    assert store.filled == 2 + 5
+    assert store.filled == 5 and store.damaged == 0
     assert torch.equal(stacked(maps), model.extract(pixels))
 
 
@@ -260,8 +274,8 @@ def test_no_flipped_bit_is_used_silently(tmp_path, model, images):
 def test_a_map_is_verified_once_a_process(tmp_path, model, images, monkeypatch):
     store_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
     store, rows = store_of(tmp_path, model), []
-    read = store._read_into
-    monkeypatch.setattr(store, "_read_into", lambda values, row: rows.append(int(row)) or read(values, row))
+    read = store._maps.read_into
+    monkeypatch.setattr(store._maps, "read_into", lambda values, row: rows.append(int(row)) or read(values, row))
     for _ in range(3):
         store.dataset(images, ROWS, [0] * 6)
     assert rows == ROWS.tolist()
@@ -328,3 +342,91 @@ def test_a_file_that_was_truncated_in_use_is_an_error(tmp_path, model, images):
     store.path.write_bytes(b"")
     with pytest.raises(FeatureCacheError, match="was truncated while in use"):
         maps[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_map_that_is_damaged_in_use_is_an_error_and_computed_again_by_the_next_process(
+    tmp_path, model, images, workers
+):
+    with store_of(tmp_path, model) as store:
+        maps = store.dataset(images, ROWS, [0] * 6)
+        wanted = stacked(maps)
+        overwrite_row(store.path, 9, bytes(store.bytes_per_map))  # ROWS[2]
+        overwrite_row(store.path.with_suffix(".crc32"), 9)  # checked against what this process verified
+        assert torch.equal(maps[1][0], wanted[1])
+        with pytest.raises(FeatureCacheError, match=r"damaged while in use.*map 9.*start the same command again"):
+            list(DataLoader(maps, batch_size=2, num_workers=workers))
+        with pytest.raises(FeatureCacheError, match="damaged while in use"):
+            pickle.loads(pickle.dumps(maps))[2]
+    assert torch.equal(stacked(store_of(tmp_path, model).dataset(images, ROWS, [0] * 6)), wanted)
+
+
+@pytest.mark.parametrize("suffix", ["maps", "crc32"])
+def test_zeroed_pages_change_nothing(tmp_path, model, images, suffix):
+    with store_of(tmp_path, model) as store:
+        wanted = stacked(store.dataset(images, ROWS, [0] * 6))
+    path = store.path.with_suffix(f".{suffix}")
+    path.write_bytes(bytes(path.stat().st_size))
+    with store_of(tmp_path, model) as again, warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        assert torch.equal(stacked(again.dataset(images, ROWS, [0] * 6)), wanted)
+    # Entries of zeros say that maps are missing, not that they are damaged.
+    assert again.filled == 6 and again.damaged == (6 if suffix == "maps" else 0)
+
+
+FILL_A_SMALL_DISK = """
+mount -t tmpfs -o size=128k none "$1" || exit 77
+[ "$2" = 0 ] || head -c 1M /dev/zero > "$1/other" 2> /dev/null
+exec "$3" -c '
+import shutil, sys
+from types import SimpleNamespace
+import numpy, torch
+from small_models import make_model
+from crumb_avalanche.models.map_store import FeatureCacheError, MapStore
+shutil.disk_usage = lambda folder: SimpleNamespace(free=10**12)  # another process takes the room afterwards
+try:
+    with MapStore(sys.argv[1], make_model(), 4000, "toy", progress=False) as store:
+        store.dataset(torch.utils.data.TensorDataset(torch.zeros(4000, 3, 16, 16)), numpy.arange(4000), [0] * 4000)
+except FeatureCacheError as error:
+    print(store.filled, error)
+' "$1"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("unshare"), reason="needs Linux and unshare")
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_disk_that_fills_up_meanwhile_is_an_error(tmp_path, full):
+    paths = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")])
+    command = ["unshare", "-rm", "sh", "-c", FILL_A_SMALL_DISK, "sh", str(tmp_path), str(full), sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    if done.returncode in (1, 77) and "unshare" in done.stderr + "mount" * (done.returncode == 77):
+        pytest.skip("this system refuses private mounts")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"cannot be written \(No space left on device\); make room", done.stdout)
+
+
+@pytest.mark.parametrize("room", [0, 300, 1500])  # bytes; a map takes 512
+def test_a_write_that_fails_is_an_error_and_leaves_a_missing_map(tmp_path, model, images, monkeypatch, room):
+    store = store_of(tmp_path, model)
+
+    class Full:
+        """A file on a disk with some room, which takes a part of the last write."""
+
+        left = room
+
+        def seek(self, place):
+            return file.seek(place)
+
+        def write(self, data):
+            if not self.left:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written = file.write(data[: self.left])
+            self.left -= written
+            return written
+
+    file = store._maps._file
+    monkeypatch.setattr(store._maps, "_file", Full())
+    with pytest.raises(FeatureCacheError, match=r"cannot be written \(No space left on device\); make room"):
+        store.dataset(images, ROWS, [0] * 6)
+    assert store.present().sum() == room // store.bytes_per_map

@@ -1,5 +1,6 @@
 """Weight files: values come back, damage is found, and no code in them is run."""
 
+import hashlib
 import pickle
 import random
 import re
@@ -9,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torchvision import models
 
 from crumb_avalanche.models import weights
+from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import (
     WeightsError,
     check_and_load,
@@ -83,6 +86,49 @@ def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path, suffix):
         path.write_bytes(whole[:end])
         with pytest.raises(WeightsError, match=re.escape(f"weight file {path} cannot be read")):
             read_weights(path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pth"])
+def test_no_flipped_bit_gives_other_weights(tmp_path, suffix):
+    path, wanted = tmp_path / f"w{suffix}", network().state_dict()
+    if suffix == ".safetensors":
+        write_tensors(path, wanted, {})
+    else:
+        write(path, wanted)
+    whole, draws, refused = path.read_bytes(), random.Random(0), 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[draws.randrange(len(whole))] ^= 1 << draws.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            check_and_load(found := network(1), read_weights(path), str(path))
+        except WeightsError:
+            refused += 1
+        else:
+            assert all(torch.equal(value, wanted[name]) for name, value in found.state_dict().items())
+    assert refused > 50
+
+
+def test_the_digits_of_the_hash_in_a_name_are_checked(tmp_path):
+    path = write(tmp_path / "w.pth", network().state_dict())
+    digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    good = path.rename(tmp_path / f"resnet18-{digits}.pth")
+    assert read_weights(good).keys() == network().state_dict().keys()
+    other = good.rename(tmp_path / "resnet18-f37072fd.pth")
+    with pytest.raises(
+        WeightsError, match=rf"is damaged: its SHA-256 begins with {digits}, but its name says f37072fd"
+    ):
+        read_weights(other)
+    assert read_weights(other.rename(tmp_path / "resnet18-20240131.pth"))  # a date
+
+
+def test_a_downloaded_file_of_torchvision_is_checked_before_every_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    path = tmp_path / "checkpoints" / "squeezenet1_0-b66bff10.pth"
+    torch.save(models.squeezenet1_0().state_dict(), path)  # undamaged, but not torchvision's
+    with pytest.raises(WeightsError, match=r"squeezenet1_0-b66bff10\.pth is damaged"):
+        split_backbone("squeezenet1_0", "torchvision", n_classes=2)
 
 
 def test_other_objects_than_state_dicts_are_errors(tmp_path):

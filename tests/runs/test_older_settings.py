@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from fake_runs import without_digests
 
 from crumb_avalanche.runs.arguments import run_arguments
 from crumb_avalanche.runs.older_settings import present_settings, recorded_settings
@@ -72,6 +73,7 @@ def test_a_run_of_an_older_config(crumb, tiny, tmp_path):
     older |= {"storing_rule": "every_jth", "strategy_config": None, "batch_size": 8}
     older["classes_per_experience"] = None
     (folder / "config.yaml").write_text(yaml.safe_dump(older))
+    without_digests(folder)
     code, out, err = crumb(*arguments, "--output", tmp_path / "a", "--method.direct-weight", "0.5")
     assert code == 0 and "already finished" in out, err
     code, _, err = crumb(*arguments, "--output", tmp_path / "a")
@@ -90,7 +92,7 @@ def test_a_finished_run_of_another_split_is_refused(crumb, tiny, tmp_path):
     path = tmp_path / "run0" / "result.json"
     result = json.loads(path.read_text())
     assert "already finished" in crumb(*arguments)[1]
-    path.write_text(json.dumps(result | {"frame_table_sha256": "0" * 64}))
+    without_digests(path.parent, frame_table_sha256="0" * 64)
     code, _, err = crumb(*arguments)
     assert code == 1 and "other frames" in err and "0" * 16 in err and result["frame_table_sha256"][:16] in err
     assert "--overwrite true" in err

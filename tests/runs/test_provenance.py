@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import yaml
-from fake_runs import fake_run
+from fake_runs import fake_run, without_digests
 
 from crumb_avalanche.report.runs import find_runs, groups_of, notes_on, read_run
 
@@ -42,7 +42,9 @@ def test_other_contents_are_refused(several, tmp_path):
     assert code == 1 and "holds a finished run with method.own=0.0, not 0.5; use another --output" in err
     (tmp_path / "own.yaml").write_text("own: 0.0\n")
     image = next((tmp_path / "clips").rglob("*.png"))
-    for change in (lambda: image.write_bytes(image.read_bytes() + b"more"), image.unlink):
+    content = bytearray(image.read_bytes())
+    content[-20] ^= 1  # of the same size
+    for change in (lambda: image.write_bytes(content), lambda: image.write_bytes(content + b"more"), image.unlink):
         change()
         code, _, err = several()
         assert code == 1 and f"of other clips: some in {tmp_path / 'clips'} were added, removed or changed" in err
@@ -103,6 +105,48 @@ def test_clip_folders_at_other_roots_are_separate_groups(tmp_path):
         folder = fake_run(tmp_path / root, run=number, benchmark="clip_folder", dataset_root=root)
         with_hashes(folder, dataset_root="sha256:1")
     assert len(groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])) == 2
+
+
+CHANGES = {
+    "truncated config": ("config.yaml", lambda content: content[: len(content) // 2]),
+    "other strategy": ("config.yaml", lambda content: content.replace(b"strategy: rda", b"strategy: ncm")),
+    "other count": ("ledger.json", lambda content: content.replace(b'"buffer_items": 0', b'"buffer_items": 7')),
+    "other accuracy": ("accuracy_matrix.csv", lambda content: content.replace(b"1,", b"1,5.5000,", 1)),
+    "other result": ("result.json", lambda content: content.replace(b'"run": 0', b'"run": 1')),
+    "flipped answer": ("predictions.npz", lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]),
+}
+
+
+def test_changed_files_of_a_run_are_noticed(several, crumb, tmp_path):
+    folder = tmp_path / "out" / "run0"
+    result = json.loads((folder / "result.json").read_text())
+    assert result["files"].keys() == {
+        *("config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz")
+    }
+    for name, change in CHANGES.values():
+        whole = (folder / name).read_bytes()
+        assert change(whole) != whole
+        (folder / name).write_bytes(change(whole))
+        for code, _, err in (several(), crumb("report", folder, "--output", tmp_path / "report")):
+            assert code == 1 and f"{folder / name} is not what the run wrote" in err, err
+            assert "restore it, repeat the run with --overwrite true, or move" in err
+        (folder / name).write_bytes(whole)
+    assert "already finished" in several()[1]
+    assert crumb("report", folder, "--output", tmp_path / "report")[0] == 0
+    (folder / "config.yaml").write_bytes((folder / "config.yaml").read_bytes() + b"# a note\n")
+    without_digests(folder)  # as an older version left it
+    assert crumb("report", folder, "--output", tmp_path / "report")[0] == 0
+    assert "already finished" in several()[1]
+
+
+def test_runs_with_and_without_hashes_of_images_are_one_group(tmp_path):
+    with_hashes(fake_run(tmp_path / "0", run=0, benchmark="clip_folder", dataset_root="a"), dataset_root="sha256:1")
+    for run, digest in ((1, "2"), (2, "2"), (3, "3")):
+        folder = fake_run(tmp_path / str(run), run=run, benchmark="clip_folder", dataset_root="a")
+        with_hashes(folder, dataset_root="sha256:1", images=f"sha256:{digest}")
+    runs = [read_run(folder) for folder in find_runs([str(tmp_path)])[0]]
+    assert len(groups_of(runs)) == 1
+    assert [len(group.runs) for group in groups_of(runs[1:])] == [2, 1]
 
 
 def test_a_refused_overwrite_keeps_the_finished_run(crumb, tiny, tmp_path):

@@ -265,6 +265,25 @@ def test_filling_the_cache_does_not_change_dropout(crumb, tiny, tmp_path):
         torch.testing.assert_close(value, weights[0][key], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*maps in .* are damaged")
+def test_damaged_maps_of_the_feature_cache_change_no_result_and_are_counted(crumb, tiny, tmp_path):
+    more = ("--strategy", "slda", "--feature-cache", tmp_path / "cache")
+    results, ledgers = [], []
+    for name in ("whole", "flipped", "repaired"):
+        if name == "flipped":
+            (path,) = (tmp_path / "cache").glob("*.maps")
+            damaged = bytearray(path.read_bytes())
+            size = len(damaged) // 120
+            damaged[5 * size + 3] ^= 0x40  # an exponent
+            damaged[70 * size : 72 * size] = bytes(2 * size)
+            path.write_bytes(damaged)
+        results.append(run(crumb, tiny, tmp_path / name, *more)[0]["accuracy_after"])
+        ledgers.append(json.loads((tmp_path / name / "ledger.json").read_text()))
+    assert results[0] == results[1] == results[2]
+    assert [ledger["feature_cache_images_damaged"] for ledger in ledgers] == [0, 3, 0]
+    assert [ledger["feature_cache_images_filled"] for ledger in ledgers] == [120, 3, 0]
+
+
 def test_the_feature_cache_detects_a_changed_image(crumb, tiny, clips, tmp_path):
     root = tmp_path / "clips"
     shutil.copytree(clips, root)

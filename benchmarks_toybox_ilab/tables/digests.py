@@ -1,0 +1,26 @@
+"""Digests of the contents of files."""
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """SHA-256 over the contents of files, in their order.
+
+    Raises:
+        OSError: If a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        status = path.stat()
+        digest.update(_content(str(path), status.st_mtime_ns, status.st_size))
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=2**17)
+def _content(path: str, changed: int, size: int) -> bytes:
+    """SHA-256 of a file; cached by modification time and size because a process asks several times."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
