@@ -6,11 +6,13 @@ Zhuang et al., "ACIL: Analytic Class-Incremental Learning with Absolute Memoriza
 Learning", NeurIPS 2024.
 
 These are the classifier of ``ranpac``: their recursion gives the weights that the Gram matrix and the class sums give
-at once, for the same ridge. They differ in settings alone: number and activation of the random features, ridge, and, for
-F-OAL, features of several layers. A ridge is in units of the mean of the Gram matrix's diagonal, so it grows with the
-images, where the authors' is a constant. ACIL trains its network on the first classes; here it stays frozen. F-OAL
-averages the class tokens of all blocks of a transformer; here the means of the map at the cut and of the head's input
-are joined, which the random projection adds up.
+at once, for the same ridge. They differ in settings alone: number and activation of the random features, ridge, and,
+for F-OAL, features of several layers.
+
+Deviations: a ridge is in units of the mean of the Gram matrix's diagonal, so it grows with the images, where the
+authors' is a constant. ACIL trains its network on the first classes; here it stays frozen. F-OAL averages the outputs
+of all blocks of a transformer, which have equal sizes; here the means of the map at the cut and of the head's input,
+which may have different sizes, are joined, and the random projection adds them up.
 """
 
 from functools import partial

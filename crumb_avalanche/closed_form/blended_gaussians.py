@@ -28,7 +28,7 @@ class BlendedGaussians(ClassGaussians):
     def _solve(self, seen):
         own, share, ridge = self._weights()
         common, rows, outside = self.covariances(seen)
-        variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
+        variance = self.mean_variance(common, seen)
         common *= share
         common.diagonal().add_(ridge * variance)
         root = torch.linalg.cholesky(common)

@@ -8,14 +8,16 @@ from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics, copy_tensors
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 
+EQUAL = 1e-10  # share of the mean square below which a variance is one of rounding
+
 
 class ClassGaussians(ClassStatistics):
     """Base class of classifiers by class means, class covariances and a common covariance.
 
     A class covariance is stored as principal directions in half precision. It is exact, up to rounding, for a class of
     at most one image more than ``directions``, and for all classes where ``directions`` is the number of features,
-    which take ``2 D**2`` bytes a class. Without a common scatter, the common covariance is the sum over the classes. With a
-    common scatter and ``directions=0``, classes have no covariance of their own, and no bytes for one.
+    which take ``2 D**2`` bytes a class. Without a common scatter, the common covariance is the sum over the classes.
+    With a common scatter and ``directions=0``, classes have no covariance of their own, and no bytes for one.
 
     ``merge`` and ``forget`` are those of ``RegularizedDiscriminant``.
 
@@ -62,6 +64,11 @@ class ClassGaussians(ClassStatistics):
         rows = [its / count**0.5 for its, count in zip(rows, counts.tolist())]
         return common / counts.sum(), rows, outside / counts
 
+    def mean_variance(self, covariance: Tensor, seen: Tensor) -> float:
+        """Return the mean of a covariance's diagonal, or 1 for a single image of each class or equal ones."""
+        variance, size = float(covariance.diagonal().mean()), float(self.classes.means[seen].double().square().mean())
+        return variance if variance > EQUAL * size else 1.0
+
     @property
     def image_counts(self):
         return self.classes.counts
@@ -82,7 +89,7 @@ class ClassGaussians(ClassStatistics):
 
     def tensors(self):
         strips = [] if self.scatter is None else self.scatter.strips
-        return [*self.classes.tensors(), *(self.directions.tensors() if self.directions else ()), *strips]
+        return [*self.classes.tensors(), *([] if self.directions is None else self.directions.tensors()), *strips]
 
     def named_tensors(self):
         return {name: tensor for part in self._parts() for name, tensor in part.named_tensors().items()}

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.closed_form.class_gaussians import ClassGaussians, LowRankCovariance
+from crumb_avalanche.closed_form.class_gaussians import EQUAL, ClassGaussians, LowRankCovariance
 
 COVARIANCES = ("class", "common")
 LEAST_ROUND = 1e-6  # share of the mean variance below which a covariance counts as singular
-EQUAL = 1e-10  # share of the squared mean below which a variance is one of rounding
 
 
 class FeCAM(ClassGaussians):
@@ -20,9 +19,9 @@ class FeCAM(ClassGaussians):
 
     Deviations: the sign of a feature is kept and its absolute value raised to the power, because the power of negative
     features is undefined (the paper leaves out the power there). A covariance without variance, such as that of one
-    image or of equal ones, is the unit matrix after scaling. The common covariance is that within classes, weighted by images. The
-    published code shrinks twice, which equals ``shrink = s (2 + s)``: the default 3 is the paper's 1, applied twice.
-    With fewer ``directions`` than a class needs, the rest of its variance is spread evenly.
+    image or of equal ones, is the unit matrix after scaling. The common covariance is that within classes, weighted by
+    images. Avalanche's ``FeCAM`` shrinks twice, which equals once with ``s (2 + s)``: the default 3 is its 1. With
+    fewer ``directions`` than a class needs, the rest of its variance is spread evenly.
 
     Args:
         n_classes, length: see ``ClassMeans``.

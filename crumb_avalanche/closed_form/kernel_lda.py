@@ -64,7 +64,7 @@ class KernelLDA(ClassGaussians):
 
     def _solve(self, seen):
         common, _, _ = self.covariances(seen)
-        variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
+        variance = self.mean_variance(common, seen)
         common.diagonal().add_(self.settings["shrinkage"] * variance)
         means = self.classes.means[seen].double()
         weights = torch.cholesky_solve(means.mT, torch.linalg.cholesky(common)).mT

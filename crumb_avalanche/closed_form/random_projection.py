@@ -21,7 +21,7 @@ def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
 
     For ``N`` images with one-hot targets the error is ``N r / (N - p)^2``, with the sum of squared residuals ``r`` and
     the number of effective parameters ``p``. Both follow from the Gram matrix and the class sums. Ridges with ``p``
-    above 95 % of the images are left out; if all are, the largest ridge is returned. Of equally good ones the largest is.
+    above 95 % of the images are left out; if all are, the largest ridge is returned, and so it is of equally good ones.
 
     Args:
         values: eigenvalues of the Gram matrix, ``(M,)``.

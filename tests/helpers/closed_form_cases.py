@@ -122,7 +122,7 @@ class Twin:
         if name == "slda":
             return linear(features, means, 0.99 * self.common + 0.01 * torch.eye(D))
         if name == "klda":
-            return linear(features, means, self.common + 0.01 * self.variance(self.common) * torch.eye(20))
+            return linear(features, means, self.common + 0.01 * self.variance(self.common, means) * torch.eye(20))
         if name.startswith("ranpac"):
             sums = torch.stack([self.hidden(self.group(label)).sum(0) for label in labels], 1)
             ridge = self.chosen_ridge(sums) if "chosen" in name else 0.01
@@ -136,14 +136,15 @@ class Twin:
             return self.log_densities(features, labels, means, common)
         shares = torch.tensor([len(self.images[label]) / self.total() for label in labels], dtype=torch.float64)
         own, rest, ridge = (0.36, 0.54, 0.1) if name == "srda" else (0.5, 0.8, 0.1)
-        unit = ridge * self.variance(common) * torch.eye(D)
+        unit = ridge * self.variance(common, means) * torch.eye(D)
         gaussians = [MultivariateNormal(mean, own * its + rest * common + unit) for mean, its in zip(means, owns)]
         scores = torch.stack([gaussian.log_prob(features) for gaussian in gaussians], 1)
         return scores + shares.log() if name == "srda" else scores
 
     @staticmethod
-    def variance(covariance):
-        return float(covariance.diagonal().mean()) or 1.0
+    def variance(covariance, means):
+        variance = float(covariance.diagonal().mean())
+        return variance if variance > 1e-10 * means.square().mean() else 1.0
 
     def ridged(self, ridge):
         return self.gram + ridge * (float(self.gram.diagonal().mean()) or 1.0) * torch.eye(20)
@@ -161,7 +162,8 @@ class Twin:
         return best
 
     def log_densities(self, features, labels, means, common):
-        common = common + min(1, D / self.total()) * self.variance(common) * torch.eye(D)
+        spread = float(common.diagonal().mean()) or 1.0
+        common = common + min(1, D / self.total()) * spread * torch.eye(D)
         whitening = torch.linalg.inv(torch.linalg.cholesky(common)).T
         centre = means.mean(0)
         space = torch.linalg.svd((means - centre) @ whitening, full_matrices=False)[2][: len(means) - 1].T
