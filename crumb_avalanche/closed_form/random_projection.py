@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics, grown
 
-RIDGES = tuple(10.0**power for power in range(-6, 3))
+RIDGES = tuple(10.0**power for power in range(-5, 3))  # smaller ones are near the rounding of a float32 matrix
 MOST_FITTED = 0.95  # share of the images beyond which so many effective parameters fit noise
 ROUNDING = 1e-5  # sum of squared residuals of an image below which float32 sums say nothing
 BETTER = 1e-3  # share by which a smaller ridge has to lower the error, so that rounding decides nothing
