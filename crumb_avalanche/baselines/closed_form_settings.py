@@ -115,7 +115,7 @@ class AcilSettings(ProjectionSettings):
             0.1 for ACIL and 100 for GACL.)
     """
 
-    ridge: float = 1e-3
+    ridge: float = 1e-2
 
     def __post_init__(self):
         super().__post_init__()
@@ -129,7 +129,7 @@ class FoalSettings(AcilSettings):
 
     maps: bool = True
     equal_lengths: bool = True
-    ridge: float = 1e-5
+    ridge: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class KldaSettings(ProjectionSettings):
     """
 
     equal_lengths: bool = True
-    gamma: float = 1e-3
-    shrinkage: float = 1e-3
+    gamma: float = 1e-4
+    shrinkage: float = 0.1
 
     def __post_init__(self):
         super().__post_init__()
@@ -192,8 +192,8 @@ class SrdaSettings(FeatureSettings):
         shrinkage: share of the unit matrix, in units of the mean variance.
     """
 
-    own: float = 0.3
-    shrinkage: float = 1e-2
+    own: float = 0.1
+    shrinkage: float = 0.1
 
     def __post_init__(self):
         super().__post_init__()
@@ -213,9 +213,9 @@ class LrRgdaSettings(FeatureSettings):
         rank: largest number of directions of a class, where the budget buys more.
     """
 
-    own: float = 0.3
-    common: float = 0.7
-    ridge: float = 1e-2
+    own: float = 0.1
+    common: float = 0.9
+    ridge: float = 0.1
     rank: int = 64
 
     def __post_init__(self):

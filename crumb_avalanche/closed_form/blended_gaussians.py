@@ -71,7 +71,7 @@ class StreamingRda(BlendedGaussians):
         shrinkage: share ``e`` of the unit matrix, above 0 and below 1.
     """
 
-    def __init__(self, n_classes: int, length: int, directions: int, own: float = 0.3, shrinkage: float = 1e-2):
+    def __init__(self, n_classes: int, length: int, directions: int, own: float = 0.1, shrinkage: float = 0.1):
         self.settings = {
             "n_classes": n_classes,
             "length": length,
@@ -121,9 +121,9 @@ class LowRankRda(BlendedGaussians):
         length: int,
         directions: int,
         whole: bool = True,
-        own: float = 0.3,
-        common: float = 0.7,
-        ridge: float = 1e-2,
+        own: float = 0.1,
+        common: float = 0.9,
+        ridge: float = 0.1,
     ):
         self.settings = {
             "n_classes": n_classes,

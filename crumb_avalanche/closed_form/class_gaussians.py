@@ -47,8 +47,8 @@ class ClassGaussians(ClassStatistics):
         """
         counts = self.classes.counts[seen].double()
         if self.directions is None:
-            length = self.scatter.length
-            rows, outside = [torch.zeros(0, length, dtype=torch.float64)] * len(counts), torch.zeros_like(counts)
+            none = torch.zeros(0, self.classes.means.shape[1], dtype=torch.float64)
+            rows, outside = [none] * len(counts), torch.zeros_like(counts)
         else:
             labels = seen.nonzero().flatten().tolist()
             rows, outside = (

@@ -34,8 +34,8 @@ class KernelLDA(ClassGaussians):
         n_classes: int,
         length: int,
         projection: int = 640,
-        gamma: float = 1e-3,
-        shrinkage: float = 1e-3,
+        gamma: float = 1e-4,
+        shrinkage: float = 0.1,
         seed: int = 0,
     ):
         self.settings = {

@@ -177,7 +177,7 @@ def test_the_chosen_ridge_by_hand():
 
     The weight of a class sum t is t / (2 + 2 s), the effective parameters are p = 1 / (1 + s). Two images of one class
     (t = 2) have the error 2 s^2 / (1 + s)^2 / (2 - p)^2 = 2 s^2 / (1 + 2 s)^2, which rises with s: a small ridge. Two
-    images of two classes (t = 1 twice) cannot be told apart; the residuals rise from 1 to 2 with s, but the squared
+    images of two classes (t = 1 twice) look the same; the residuals rise from 1 to 2 with s, but the squared
     denominator rises from 1 to 4: the largest ridge.
     """
     one = torch.ones(1, dtype=torch.float64)
