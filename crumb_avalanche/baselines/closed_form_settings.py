@@ -65,3 +65,167 @@ class RdaSettings:
             raise ValueError(f"shrinkage is {self.shrinkage}; give a positive number, or some covariance is singular")
         if not 0 < self.power <= 1:
             raise ValueError(f"power is {self.power}; features are raised to it: above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class FeatureSettings:
+    """Settings of the features of a classifier in closed form; the defaults are the averaged input of the head.
+
+    Attributes:
+        maps: use features of the map that enters the plastic layers, besides those of the head's input.
+        deviations: use deviations over locations, besides means.
+        power: exponent of the features' absolute values; 1 leaves them unchanged.
+        equal_lengths: scale the features of each kind, of each image, to a mean square of 1.
+    """
+
+    maps: bool = False
+    deviations: bool = False
+    power: float = 1.0
+    equal_lengths: bool = False
+
+    def __post_init__(self):
+        if not 0 < self.power <= 1:
+            raise ValueError(f"power is {self.power}; features are raised to it: above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class ProjectionSettings(FeatureSettings):
+    """Settings of random features.
+
+    Attributes:
+        projection: number of random features; 0 for as many as the budget buys, or 640 without a budget.
+    """
+
+    projection: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.projection < 0:
+            raise ValueError(
+                f"projection is {self.projection}; give at least 1 random feature, or 0 to fill the budget"
+            )
+
+
+@dataclass(frozen=True)
+class AcilSettings(ProjectionSettings):
+    """Settings of ACIL.
+
+    Attributes:
+        ridge: ridge of the regression, in units of the mean of the Gram matrix's diagonal. (The authors' is a constant:
+            0.1 for ACIL and 100 for GACL.)
+    """
+
+    ridge: float = 1e-2
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.ridge > 0:
+            raise ValueError(f"ridge is {self.ridge}; give a positive number, or the equations may have no solution")
+
+
+@dataclass(frozen=True)
+class FoalSettings(AcilSettings):
+    """Settings of F-OAL, whose features are those of several layers; see ``AcilSettings``. The authors' ridge is 1."""
+
+    maps: bool = True
+    equal_lengths: bool = True
+    ridge: float = 1e-3
+
+
+@dataclass(frozen=True)
+class KldaSettings(ProjectionSettings):
+    """Settings of kernel linear discriminant analysis.
+
+    Attributes:
+        gamma: factor of the squared distance in the kernel. Features have a mean square of 1 (``equal_lengths``), so
+            that it does not depend on their scale.
+        shrinkage: share of the unit matrix in the covariance, in units of the mean variance.
+    """
+
+    equal_lengths: bool = True
+    gamma: float = 1e-4
+    shrinkage: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("gamma", "shrinkage"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; give a positive number")
+
+
+@dataclass(frozen=True)
+class FecamSettings(FeatureSettings):
+    """Settings of FeCAM.
+
+    Attributes:
+        covariance: ``class`` for a covariance of each class, as principal directions: as many as the budget buys, and
+            the full covariance where it buys as many as there are features (``2 D**2`` bytes a class). ``common`` for
+            one covariance of all classes, in ``2 D (D + 64)`` bytes.
+        shrink_diagonal, shrink_others: shrinkage of variances and of other elements, in units of their means.
+        tukey: exponent of the features' absolute values, after ``power``.
+    """
+
+    covariance: str = "class"
+    shrink_diagonal: float = 3.0
+    shrink_others: float = 3.0
+    tukey: float = 0.5
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.covariance not in ("class", "common"):
+            raise ValueError(f"covariance is {self.covariance!r}; use class or common")
+        if not 0 <= self.shrink_others <= self.shrink_diagonal or not self.shrink_diagonal > 0:
+            raise ValueError(
+                f"shrink_diagonal is {self.shrink_diagonal} and shrink_others {self.shrink_others}; give a positive "
+                "shrink_diagonal, and shrink_others from 0 to shrink_diagonal, or some covariance is singular"
+            )
+        if not 0 < self.tukey <= 1:
+            raise ValueError(f"tukey is {self.tukey}; features are raised to it: above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class SrdaSettings(FeatureSettings):
+    """Settings of Deep SRDA.
+
+    Attributes:
+        own: share of a class's own covariance; the rest is the common one.
+        shrinkage: share of the unit matrix, in units of the mean variance.
+    """
+
+    own: float = 0.1
+    shrinkage: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.own < 1:
+            raise ValueError(f"own is {self.own}; it is a share: at least 0 and below 1")
+        if not 0 < self.shrinkage < 1:
+            raise ValueError(f"shrinkage is {self.shrinkage}; it is a share: above 0 and below 1")
+
+
+@dataclass(frozen=True)
+class LrRgdaSettings(FeatureSettings):
+    """Settings of LR-RGDA.
+
+    Attributes:
+        own, common, ridge: weights of a class's own covariance, of the common one, and of the unit matrix in units of
+            the mean variance.
+        rank: largest number of directions of a class, where the budget buys more.
+    """
+
+    own: float = 0.1
+    common: float = 0.9
+    ridge: float = 0.1
+    rank: int = 64
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.own >= 0:
+            raise ValueError(f"own is {self.own}; give at least 0")
+        for name in ("common", "ridge"):
+            if not getattr(self, name) > 0:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; give a positive number, or some covariance is singular"
+                )
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}; give at least 1 direction")

@@ -3,7 +3,18 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from crumb_avalanche.baselines.closed_form_settings import RanpacSettings, RdaSettings, SldaSettings
+from crumb_avalanche.baselines.closed_form_settings import (
+    AcilSettings,
+    FecamSettings,
+    FoalSettings,
+    KldaSettings,
+    LrRgdaSettings,
+    ProjectionSettings,
+    RanpacSettings,
+    RdaSettings,
+    SldaSettings,
+    SrdaSettings,
+)
 from crumb_avalanche.baselines.memory_settings import (
     AANetsSettings,
     BiCSettings,
@@ -140,6 +151,13 @@ METHOD_SETTINGS: dict[str, type] = {
     "slda": SldaSettings,
     "ranpac": RanpacSettings,
     "rda": RdaSettings,
+    "fecam": FecamSettings,
+    "klda": KldaSettings,
+    "acil": AcilSettings,
+    "foal": FoalSettings,
+    "ranpac_gcv": ProjectionSettings,
+    "srda": SrdaSettings,
+    "lr_rgda": LrRgdaSettings,
 }
 
 

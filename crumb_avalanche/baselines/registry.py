@@ -3,15 +3,19 @@
 from typing import Any
 
 from crumb_avalanche.baselines.aanets import AANETS
+from crumb_avalanche.baselines.analytic_learning import ACIL, FOAL, RANPAC_GCV
 from crumb_avalanche.baselines.bic import BIC
+from crumb_avalanche.baselines.blended_gaussians import LR_RGDA, SRDA
 from crumb_avalanche.baselines.bounds import CHANCE, FINETUNE, OFFLINE
 from crumb_avalanche.baselines.class_statistics import NCM, SLDA
 from crumb_avalanche.baselines.cope import COPE
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.experience_replay import DER, ER
+from crumb_avalanche.baselines.fecam import FECAM
 from crumb_avalanche.baselines.gem import GEM
 from crumb_avalanche.baselines.gss import GSS
 from crumb_avalanche.baselines.icarl import ICARL
+from crumb_avalanche.baselines.kernel_lda import KLDA
 from crumb_avalanche.baselines.memory_recall import MEMORY_RECALL
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.rainbow_memory import RAINBOW_MEMORY
@@ -33,6 +37,7 @@ STRATEGIES: dict[str, Entry] = {
         *(EWC, SI, MAS, LWF, STABLE_SGD),
         *(GEM, ICARL, BIC, GSS, COPE, AANETS, REMIND, RAINBOW_MEMORY, MEMORY_RECALL),
         *(IMAGE_REPLAY, MAP_REPLAY, ER, DER, NCM, SLDA, RANPAC, RDA),
+        *(FECAM, KLDA, ACIL, FOAL, RANPAC_GCV, SRDA, LR_RGDA),
     )
 }
 

@@ -1,6 +1,12 @@
 """Regularised discriminant analysis in a stream (Friedman, "Regularized Discriminant Analysis", JASA 1989).
 
 The covariance of each class is stored as a few principal directions, which are updated batch by batch.
+
+Prior art: Deep SRDA (Khawand, Hanappe and Colliaux, ICCV Workshops 2023, arXiv 2309.08353) updates full covariances
+of classes image by image, on frozen features, and blends them with a common one. LR-RGDA (Rao et al., arXiv 2602.00144)
+gives each class a covariance of low rank beside a common one, and solves with Woodbury's identity. Both are in
+``blended_gaussians``. What differs here: the common covariance is shrunk by ``D / N``, classes are compared in the
+whitened space that their means span, and directions are in half precision, updated in the stream, within a budget.
 """
 
 from collections.abc import Sequence
@@ -16,6 +22,8 @@ from crumb_avalanche.closed_form.packed_scatter import PackedScatter, mirrored
 
 class RegularizedDiscriminant(ClassStatistics):
     """Classifier by Gaussians whose covariances lie between a common one and that of each class.
+
+    The blend is Friedman's and Deep SRDA's, the low rank of a class's own covariance and its solution LR-RGDA's.
 
     The diagonal of the common within-class covariance ``S`` is increased by ``e`` times its mean, with
     ``e = min(1, s D / N)`` for ``N`` images: fewer images give more shrinkage. The class means, whitened with ``S``,

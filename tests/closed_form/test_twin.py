@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from closed_form_cases import MAKE, D, Twin, images
+from closed_form_cases import DENSITIES, HALF, MAKE, D, Twin, images
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ def take(step, statistics, twin, make):
             twin.forget(label)
         case "merge", seed, count, order:
             features, labels = images(count, 5, seed)
-            other, its_twin = make(5), Twin()
+            other, its_twin = make(5), Twin(twin.name)
             other.update(features, labels)
             its_twin.update(features, labels)
             numbers = dict(enumerate(order))
@@ -48,15 +48,15 @@ def take(step, statistics, twin, make):
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEPS, min_size=1, max_size=8))
 def test_statistics_and_answers_after_any_steps(name, steps):
-    statistics, twin, make = MAKE[name](0), Twin(), MAKE[name]
+    statistics, twin, make = MAKE[name](0), Twin(name), MAKE[name]
     for step in steps:
         statistics = take(step, statistics, twin, make)
     counts = {label: count for label, count in enumerate(statistics.image_counts.tolist()) if count}
     assert counts == {label: len(group) for label, group in twin.images.items()}
-    for label in counts if name != "ranpac" else ():
+    for label in counts if not name.startswith("ranpac") else ():
         means = getattr(statistics, "classes", statistics).means
         torch.testing.assert_close(means[label].double(), twin.mean(label), rtol=1e-5, atol=1e-5)
-    if name.startswith("rda"):
+    if name.startswith(HALF) and statistics.directions is not None:
         for label in counts:
             directions, scatter = statistics.directions.of_class(label), twin.scatter(label)
             assert len(directions) <= min(D, counts[label] - 1)
@@ -71,9 +71,10 @@ def test_statistics_and_answers_after_any_steps(name, steps):
     assert (scores[:, empty] == NO_DENSITY).all() and (scores[:, ~empty] > NO_DENSITY).all()
     # The discriminant space of equal means is arbitrary.
     apart = len(counts) > 1 and torch.pdist(torch.stack([twin.mean(label) for label in counts])).min() > 1e-3
-    if apart or (counts and not name.startswith("rda")):
-        expected, scores = twin.scores(name, fresh), scores[:, ~empty]
-        if name.startswith("rda"):  # up to a constant
+    if apart if name.startswith("rda") else len(counts) > name.startswith(DENSITIES):
+        expected, scores = twin.scores(fresh), scores[:, ~empty]
+        if name.startswith(DENSITIES):  # up to a constant
             expected, scores = expected - expected[:, :1], scores - scores[:, :1]
         error = (scores - expected).abs().max() / expected.abs().max()
-        assert error < (2e-2 if name.startswith("rda") else 1e-4)
+        # A chosen ridge may be so small that it amplifies the rounding of the Gram matrix.
+        assert error < (2e-2 if name.startswith(HALF) or "chosen" in name else 1e-4)

@@ -2,8 +2,12 @@
 
 import torch
 from torch.distributions import MultivariateNormal
+from torch.nn import functional
 
+from crumb_avalanche.closed_form.blended_gaussians import LowRankRda, StreamingRda
 from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.closed_form.fecam import FeCAM
+from crumb_avalanche.closed_form.kernel_lda import KernelLDA
 from crumb_avalanche.closed_form.random_projection import RandomProjection
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
@@ -15,7 +19,20 @@ MAKE = {
     "ranpac": lambda n_classes: RandomProjection(n_classes, D, projection=20, ridge=0.01, seed=3),
     "rda": lambda n_classes: RegularizedDiscriminant(n_classes, D, directions=D),
     "rda, common scatter": lambda n_classes: RegularizedDiscriminant(n_classes, D, directions=D, whole=True),
+    "ranpac, chosen ridge": lambda n_classes: RandomProjection(n_classes, D, projection=20, ridge=0, seed=3),
+    "ranpac, sigmoid": lambda n_classes: RandomProjection(n_classes, D, 20, 0.01, seed=3, activation="sigmoid"),
+    "klda": lambda n_classes: KernelLDA(n_classes, D, projection=20, gamma=0.01, shrinkage=0.01, seed=3),
+    "fecam": lambda n_classes: FeCAM(n_classes, D, directions=D, shrink_diagonal=2.0, shrink_others=1.0),
+    "fecam, common scatter": lambda n_classes: FeCAM(n_classes, D, shrink_diagonal=2.0, shrink_others=1.0),
+    "srda": lambda n_classes: StreamingRda(n_classes, D, directions=D, own=0.4, shrinkage=0.1),
+    "lr-rgda, common scatter": lambda n_classes: LowRankRda(n_classes, D, D, own=0.5, common=0.8, ridge=0.1),
 }
+# Their answers are densities: they depend on the unit of the features, and are compared up to a constant.
+DENSITIES = ("rda", "srda", "lr-rgda")
+# Their directions are in half precision.
+HALF = (*DENSITIES, "fecam")
+# Their answers depend on the scale of the features, for which they have a setting.
+SCALED = ("slda", "ranpac, sigmoid", "klda")
 
 
 def images(count, n_classes, seed=0):
@@ -40,10 +57,20 @@ class Twin:
     left, the Gram matrix a sum over all images.
     """
 
-    def __init__(self):
-        self.images = {}
-        self.common, self.gram = torch.zeros(D, D, dtype=torch.float64), torch.zeros(20, 20, dtype=torch.float64)
-        self.weights = torch.randn(D, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    def __init__(self, name):
+        self.name, self.images = name, {}
+        generator = torch.Generator().manual_seed(3)
+        self.weights = torch.randn(D, 20, generator=generator, dtype=torch.float64)
+        self.phases = torch.rand(20, generator=generator, dtype=torch.float64)
+        length = len(self.transformed(torch.zeros(1, D))[0])
+        self.common = torch.zeros(length, length, dtype=torch.float64)
+        self.gram = torch.zeros(20, 20, dtype=torch.float64)
+
+    def transformed(self, features):
+        features = features.double()
+        if self.name == "klda":
+            return (2 / 20) ** 0.5 * torch.cos(features @ self.weights * 0.02**0.5 + 2 * torch.pi * self.phases)
+        return torch.copysign(features.abs().sqrt(), features) if self.name.startswith("fecam") else features
 
     def group(self, label):
         return torch.stack(self.images[label])
@@ -59,14 +86,15 @@ class Twin:
         return sum(map(len, self.images.values()))
 
     def within(self):
-        return sum((self.scatter(label) for label in self.images), torch.zeros(D, D, dtype=torch.float64))
+        return sum((self.scatter(label) for label in self.images), torch.zeros_like(self.common))
 
     def hidden(self, features):
-        return (features.double() @ self.weights).relu()
+        values = features.double() @ self.weights
+        return (values / D**0.5).sigmoid() if "sigmoid" in self.name else values.relu()
 
     def update(self, features, labels):
         before, scatter = self.within(), self.common * self.total()
-        for feature, label in zip(features.double(), labels.tolist()):
+        for feature, label in zip(self.transformed(features), labels.tolist()):
             self.images.setdefault(label, []).append(feature)
         self.common = (scatter + self.within() - before) / self.total()
         self.gram = self.gram + self.hidden(features).T @ self.hidden(features)
@@ -84,24 +112,55 @@ class Twin:
         self.common = (scatter + self.within() - before) / self.total()
         self.gram = self.gram + other.gram
 
-    def scores(self, name, features):
+    def scores(self, features):
         """Scores of the classes with images, in the order of their numbers."""
-        labels, features = sorted(self.images), features.double()
+        name, labels, features = self.name, sorted(self.images), self.transformed(features)
         means = torch.stack([self.mean(label) for label in labels])
         if name == "ncm":
             return torch.stack([torch.cosine_similarity(features, mean[None]) for mean in means], 1)
         if name == "slda":
-            inverse = torch.linalg.inv(0.99 * self.common + 0.01 * torch.eye(D))
-            return features @ inverse @ means.T - ((means @ inverse) * means).sum(1) / 2
-        if name == "ranpac":
-            gram = self.gram + 0.01 * self.gram.diagonal().mean() * torch.eye(20)
+            return linear(features, means, 0.99 * self.common + 0.01 * torch.eye(D))
+        if name == "klda":
+            return linear(features, means, self.common + 0.01 * self.variance(self.common, means) * torch.eye(20))
+        if name.startswith("ranpac"):
             sums = torch.stack([self.hidden(self.group(label)).sum(0) for label in labels], 1)
-            return self.hidden(features) @ torch.linalg.inv(gram) @ sums
-        return self.log_densities(features, labels, means, self.common if "common" in name else None)
+            ridge = self.chosen_ridge(sums) if "chosen" in name else 0.01
+            return self.hidden(features) @ torch.linalg.inv(self.ridged(ridge)) @ sums
+        common = self.common if "common" in name else self.within() / self.total()
+        owns = [self.scatter(label) / len(self.images[label]) for label in labels]
+        if name.startswith("fecam"):
+            owns = [common] * len(labels) if "common" in name else owns
+            return torch.stack([-mahalanobis(features, mean, own) for mean, own in zip(means, owns)], 1)
+        if name.startswith("rda"):
+            return self.log_densities(features, labels, means, common)
+        shares = torch.tensor([len(self.images[label]) / self.total() for label in labels], dtype=torch.float64)
+        own, rest, ridge = (0.36, 0.54, 0.1) if name == "srda" else (0.5, 0.8, 0.1)
+        unit = ridge * self.variance(common, means) * torch.eye(D)
+        gaussians = [MultivariateNormal(mean, own * its + rest * common + unit) for mean, its in zip(means, owns)]
+        scores = torch.stack([gaussian.log_prob(features) for gaussian in gaussians], 1)
+        return scores + shares.log() if name == "srda" else scores
+
+    @staticmethod
+    def variance(covariance, means):
+        variance = float(covariance.diagonal().mean())
+        return variance if variance > 1e-10 * means.square().mean() else 1.0
+
+    def ridged(self, ridge):
+        return self.gram + ridge * (float(self.gram.diagonal().mean()) or 1.0) * torch.eye(20)
+
+    def chosen_ridge(self, sums):
+        """Generalised cross validation over eight powers of ten, from matrices instead of eigenvalues."""
+        images, best, least = self.total(), 100.0, float("inf")
+        for ridge in (10.0**power for power in range(2, -6, -1)):
+            inverse = torch.linalg.inv(self.ridged(ridge))
+            weights, fitted = inverse @ sums, float((self.gram @ inverse).trace())
+            residuals = images - 2 * float((weights * sums).sum()) + float((weights.T @ self.gram @ weights).trace())
+            error = max(residuals, 1e-5 * images) / (images - fitted) ** 2
+            if fitted <= 0.95 * images and error < 0.999 * least:
+                best, least = ridge, error
+        return best
 
     def log_densities(self, features, labels, means, common):
-        if common is None:
-            common = self.within() / self.total()
         spread = float(common.diagonal().mean()) or 1.0
         common = common + min(1, D / self.total()) * spread * torch.eye(D)
         whitening = torch.linalg.inv(torch.linalg.cholesky(common)).T
@@ -114,3 +173,20 @@ class Twin:
             placed = [(point - centre) @ whitening @ space for point in (features, mean)]
             scores.append(MultivariateNormal(placed[1], covariance).log_prob(placed[0]))
         return torch.stack(scores, 1)
+
+
+def linear(features, means, covariance):
+    """Scores of linear discriminant analysis."""
+    inverse = torch.linalg.inv(covariance)
+    return features @ inverse @ means.T - ((means @ inverse) * means).sum(1) / 2
+
+
+def mahalanobis(features, mean, covariance):
+    """FeCAM's distance by its definition, for the shrinkage in ``MAKE``."""
+    variances, others = covariance.diagonal().mean(), covariance[~torch.eye(D, dtype=torch.bool)].mean()
+    shrunk = covariance + 2 * variances * torch.eye(D) + others * (1 - torch.eye(D))
+    deviations = shrunk.diagonal().sqrt()
+    unequal = variances > 1e-10 * mean.square().mean()
+    correlation = shrunk / deviations / deviations[:, None] if unequal else torch.eye(D, dtype=torch.float64)
+    rest = functional.normalize(features) - functional.normalize(mean, dim=0)
+    return ((rest @ torch.linalg.inv(correlation)) * rest).sum(1)

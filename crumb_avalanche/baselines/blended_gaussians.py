@@ -1,0 +1,75 @@
+"""Deep SRDA and LR-RGDA as strategies.
+
+Khawand, Hanappe and Colliaux, "Continual Learning with Deep Streaming Regularized Discriminant Analysis", ICCV
+Workshops 2023 (arXiv 2309.08353). Rao, Ha, Zhao, Liu and Alippi, "Scalable Analytic Classifiers with Associative Drift
+Compensation for Class-Incremental Learning of Vision Transformers", 2026 (arXiv 2602.00144).
+"""
+
+import math
+
+from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy, closed_form
+from crumb_avalanche.baselines.closed_form_budget import (
+    direction_bytes,
+    directions_of,
+    features_of,
+    gaussian_bytes,
+    length_of,
+)
+from crumb_avalanche.baselines.closed_form_settings import LrRgdaSettings, SrdaSettings
+from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.baselines.regularized_discriminant import LEAST_BESIDE_WHOLE
+from crumb_avalanche.closed_form.blended_gaussians import LowRankRda, StreamingRda
+from crumb_avalanche.closed_form.packed_scatter import PackedScatter
+
+
+def build_srda(recipe: Recipe) -> ClosedFormStrategy:
+    """Build the strategy with the directions per class that the budget buys: full covariances if it buys as many.
+
+    Raises:
+        ValueError: the budget does not buy a direction for each class.
+    """
+    method, length = recipe.method, length_of(recipe.model, recipe.method)
+    directions = min(directions_of(recipe), length)
+    statistics = StreamingRda(recipe.n_classes, length, directions, method.own, method.shrinkage)
+    return closed_form(recipe, statistics, features_of(method))
+
+
+def build_lr_rgda(recipe: Recipe) -> ClosedFormStrategy:
+    """Build the strategy with the directions per class, and perhaps the full common covariance, that the budget buys.
+
+    Raises:
+        ValueError: the budget does not buy a direction for each class.
+    """
+    method, length = recipe.method, length_of(recipe.model, recipe.method)
+    directions = directions_of(recipe)
+    beside_whole = directions - math.ceil(PackedScatter.bytes_of(length) / (2 * length * recipe.n_classes))
+    whole = beside_whole >= LEAST_BESIDE_WHOLE
+    kept = min(beside_whole if whole else directions, method.rank, length)
+    statistics = LowRankRda(recipe.n_classes, length, kept, whole, method.own, method.common, method.ridge)
+    return closed_form(recipe, statistics, features_of(method))
+
+
+SRDA = Entry(
+    name="srda",
+    summary="a Gaussian of frozen features for each class, its covariance blended with the common one",
+    source="Khawand et al., Continual Learning with Deep Streaming Regularized Discriminant Analysis, ICCVW 2023",
+    stores="a mean and principal directions for each class, all of them where the budget buys as many",
+    build=build_srda,
+    method=SrdaSettings,
+    item_bytes=direction_bytes,
+    fixed_bytes=lambda model, method, n_classes: gaussian_bytes(length_of(model, method), n_classes),
+    each_class=True,
+    gradient=False,
+)
+LR_RGDA = Entry(
+    name="lr_rgda",
+    summary="a Gaussian of frozen features for each class, with a covariance of low rank beside the common one",
+    source="Rao et al., Scalable Analytic Classifiers with Associative Drift Compensation, arXiv 2602.00144",
+    stores="a mean and principal directions for each class, and the common covariance where there is room for it",
+    build=build_lr_rgda,
+    method=LrRgdaSettings,
+    item_bytes=direction_bytes,
+    fixed_bytes=lambda model, method, n_classes: gaussian_bytes(length_of(model, method), n_classes),
+    each_class=True,
+    gradient=False,
+)

@@ -1,0 +1,71 @@
+"""What a budget of bytes buys of classifiers in closed form."""
+
+from collections.abc import Callable
+
+from crumb_avalanche.baselines.closed_form_settings import FeatureSettings, ProjectionSettings
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments
+from crumb_avalanche.models.split_model import SplitModel
+
+# Random features have no fixed bytes each, because matrices grow with their square: they are bought by the page.
+PAGE = 4096
+WITHOUT_BUDGET = 640  # random features
+
+
+def features_of(settings: FeatureSettings) -> FeatureMoments:
+    """Build the features of the settings."""
+    return FeatureMoments(
+        maps=settings.maps,
+        deviations=settings.deviations,
+        power=settings.power,
+        equal_lengths=settings.equal_lengths,
+    )
+
+
+def length_of(model: SplitModel, settings: FeatureSettings) -> int:
+    """Return ``D``, the number of features."""
+    return features_of(settings).length(model)
+
+
+def fixed_projection_bytes(bytes_of: Callable[[int, int], int]) -> Callable[[SplitModel, ProjectionSettings, int], int]:
+    """Return ``Entry.fixed_bytes`` of a method with random features, given their bytes by ``projection_of``."""
+    return lambda model, method, n_classes: bytes_of(method.projection, n_classes) if method.projection else 0
+
+
+def projection_of(recipe: Recipe, bytes_of: Callable[[int, int], int]) -> int:
+    """Return the number of random features: that of the settings, or the largest that the budget buys.
+
+    Args:
+        recipe: arguments of the strategy, with the budget in pages.
+        bytes_of: function of the numbers of random features and of classes that returns the bytes of the statistics.
+    """
+    if recipe.method.projection or not recipe.mem_size:
+        return recipe.method.projection or WITHOUT_BUDGET
+    bought = 1
+    while bytes_of(bought + 1, recipe.n_classes) <= recipe.mem_size * PAGE:
+        bought += 1
+    return bought
+
+
+def directions_of(recipe: Recipe) -> int:
+    """Return the number of principal directions of each class that the budget buys.
+
+    Raises:
+        ValueError: it does not buy a direction for each class.
+    """
+    if recipe.mem_size < recipe.n_classes:
+        raise ValueError(
+            f"the budget buys {recipe.mem_size} principal directions, but the stream has {recipe.n_classes} classes, "
+            "which need at least one each; raise the budget (mem_size)"
+        )
+    return recipe.mem_size // recipe.n_classes
+
+
+def direction_bytes(model: SplitModel, settings: FeatureSettings) -> int:
+    """Return the bytes of one direction of one class."""
+    return 2 * length_of(model, settings)
+
+
+def gaussian_bytes(length: int, n_classes: int) -> int:
+    """Return the bytes of class means, counts, and what directions need besides their rows."""
+    return 4 * n_classes * (length + 4)
