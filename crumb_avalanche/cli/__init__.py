@@ -8,6 +8,7 @@ from importlib import import_module
 
 from crumb_avalanche.cli.parser import COMMANDS, parser, present
 from crumb_avalanche.system.atomic_file import DISK_FULL
+from crumb_avalanche.system.setting_ranges import check_ranges
 from crumb_avalanche.system.threads import limit_openmp_spin
 
 
@@ -25,8 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
         name = chosen.command
         values = chosen[name].as_dict()
         values.pop("config", None)
+        settings = COMMANDS[name][0](**values)
+        check_ranges(settings)
         with short_warnings():
-            import_module(f"crumb_avalanche.cli.{name}").main(COMMANDS[name][0](**values))
+            import_module(f"crumb_avalanche.cli.{name}").main(settings)
     except KeyboardInterrupt:
         kept = "what was finished is kept, and the same command resumes there"
         if name == "run":
