@@ -16,6 +16,7 @@ import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+from benchmarks_toybox_ilab.tables.image import open_image
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapDataset, MapStore, files_key
 from crumb_avalanche.models.weights import weights_hash
@@ -248,11 +249,10 @@ def load_image(path: str):
     Raises:
         ValueError: the file cannot be decoded; names it.
     """
-    from torchvision.datasets.folder import default_loader
-
     try:
-        return default_loader(path)
-    except OSError as error:
+        with open_image(path) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError) as error:
         raise ValueError(f"cannot decode {path} ({error}); replace it or remove it") from error
 
 
