@@ -11,8 +11,10 @@ _NOT_NEGATIVE += " replay_steps replay_weight run threads weight_decay workers i
 LOWEST = dict.fromkeys(f"{_ABOVE_ZERO} head_kernel image_size".split(), 1) | dict.fromkeys(_NOT_NEGATIVE.split(), 0)
 # Beyond these a run cannot end, fit into memory, or be computed in float32.
 HIGHEST = {
+    "budget": 10**15,  # bytes of the most images of the largest size
     "budget_bytes": 10**12,
     "budget_images": 10**7,
+    "capacity": 10**7,
     "checkpoint_every": NEVER,
     "codebook_size": 2**15,
     "epochs": 10**5,

@@ -13,7 +13,6 @@ import pytest
 from crumb_avalanche.cli import words_for
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import WeightsError
-from crumb_avalanche.runs.provenance import recorded_provenance
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
 
 HEADERS = {
@@ -112,10 +111,6 @@ def test_damaged_results_are_named(crumb, tiny, tmp_path):
         (damaged / "result.json").write_text(text)
         err = fails(crumb, "report", damaged)
         assert f"{damaged / 'result.json'} cannot be used" in err and name in err
-
-
-def test_a_provenance_of_null_is_none():
-    assert recorded_provenance({"made_from": None}) == recorded_provenance({"provenance": None}) == {}
 
 
 def test_a_pretraining_that_diverges(crumb, clips, tmp_path):
