@@ -1,5 +1,6 @@
 """A folder of clips as a data set: `class/object/clip/frame.jpg` or `class/object/clip.mp4`."""
 
+import os
 import tempfile
 import warnings
 from collections.abc import Collection
@@ -84,6 +85,9 @@ def ClipFolderFrames(
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT}")
     tree = {class_folder: _objects(class_folder) for class_folder in _folders(root, "class")}
+    for name in (folder for clip in clip_paths(tree) for folder in clip.relative_to(root).parts):
+        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise FrameTableError(f"the name {os.fsencode(name)!r} below {root} is not UTF-8 text; rename that folder.")
     test_clips = _test_clips(tree, run, held_out)
     _warn_of_unread(root, tree)
     split_clips = {} if held_out == 0 else only_clips(tree)
@@ -215,9 +219,10 @@ def _warn_of_unread(root: Path, tree: Tree) -> None:
     folders |= {clip for clip in clip_paths(tree) if clip.is_dir()}
     unread = [path for folder in folders for path in folder.iterdir() if _is_unread(path)]
     if unread:
-        first = min(unread, key=lambda path: natural_key(str(path)))
+        names = sorted((path.relative_to(root).as_posix() for path in unread), key=natural_key)
+        more = f" and {len(names) - 3} more" * (len(names) > 3)
         warnings.warn(
-            f"{len(unread)} photo(s) below {root} are ignored, the first of them {first}: "
+            f"{len(unread)} photo(s) below {root} are ignored: {', '.join(names[:3])}{more}. "
             f"{', '.join(UNREAD_EXTENSIONS)} are not read; convert them to JPEG or PNG.",
             stacklevel=3,
         )

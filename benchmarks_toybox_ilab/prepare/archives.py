@@ -11,11 +11,13 @@ from benchmarks_toybox_ilab.prepare.archive_kinds import (
     open_archive,
     safe_name,
 )
-from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room
+from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
+MOST_RATIO = 100  # of unpacked to packed bytes; of images it is at most 10
 _CHUNK = 1 << 20
+_SMALL = 100_000_000  # bytes that are unpacked in any case
 
 Choose = Callable[[str], bool | str | None]
 
@@ -51,6 +53,7 @@ def unpack(
         with damage_named(archive):
             members = _wanted(_without_target(source.members(), archive, target), archive, only)
         missing = [member for member in members if not _exists(target / member.name, member.size)]
+        _check_ratio(archive, sum(member.size for member in members))
         check_room(target, sum(member.size for member in missing), f"unpacking {archive}")
         done = len(members) - len(missing)
         if progress is not None:
@@ -75,6 +78,16 @@ def holds(archive: Path, only: Choose) -> bool:
 def archives_in(folder: Path) -> list[Path]:
     """The archives directly in a folder, in natural order of their names."""
     return [entry for entry in visible_entries(folder) if entry.name.lower().endswith(ENDINGS) and entry.is_file()]
+
+
+def _check_ratio(archive: Path, unpacked: int) -> None:
+    packed = archive.stat().st_size if archive.is_file() else unpacked
+    if unpacked > max(_SMALL, MOST_RATIO * packed):
+        raise FrameTableError(
+            f"archive {archive} is refused, and nothing was unpacked: {readable_size(packed)} would become "
+            f"{readable_size(unpacked)}, more than {MOST_RATIO} times as much, which no images do. Download it from "
+            "its original source, or unpack it yourself and give the folder."
+        )
 
 
 def _exists(path: Path, size: int) -> bool:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from crumb_avalanche.system.setting_ranges import InRange
+
 
 @dataclass(frozen=True)
-class SldaSettings:
+class SldaSettings(InRange):
     """Settings of streaming LDA.
 
     Attributes:
@@ -14,12 +16,13 @@ class SldaSettings:
     shrinkage: float = 1e-4
 
     def __post_init__(self):
+        super().__post_init__()
         if not 0 < self.shrinkage <= 1:
             raise ValueError(f"shrinkage is {self.shrinkage}; it is a share: above 0 and at most 1")
 
 
 @dataclass(frozen=True)
-class RanpacSettings:
+class RanpacSettings(InRange):
     """Settings of RanPAC.
 
     Attributes:
@@ -33,6 +36,7 @@ class RanpacSettings:
     ridge: float = 1e-3
 
     def __post_init__(self):
+        super().__post_init__()
         if self.projection < 1:
             raise ValueError(f"projection is {self.projection}; give at least 1 random feature")
         if not self.ridge > 0:
@@ -40,7 +44,7 @@ class RanpacSettings:
 
 
 @dataclass(frozen=True)
-class RdaSettings:
+class RdaSettings(InRange):
     """Settings of regularised discriminant analysis.
 
     Attributes:
@@ -59,6 +63,7 @@ class RdaSettings:
     power: float = 0.7
 
     def __post_init__(self):
+        super().__post_init__()
         if not 0 <= self.own < 1:
             raise ValueError(f"own is {self.own}; it is a share: at least 0 and below 1")
         if not self.shrinkage > 0:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from crumb_avalanche.system.setting_ranges import InRange
+
 
 @dataclass(frozen=True)
-class GEMSettings:
+class GEMSettings(InRange):
     """Settings of GEM.
 
     Attributes:
@@ -15,12 +17,13 @@ class GEMSettings:
     margin: float = 0.5
 
     def __post_init__(self):
+        super().__post_init__()
         if self.margin < 0:
             raise ValueError(f"margin is {self.margin}, but must not be negative")
 
 
 @dataclass(frozen=True)
-class ICaRLSettings:
+class ICaRLSettings(InRange):
     """Settings of iCaRL; its only other one is the number of exemplars, which the budget sets.
 
     Attributes:
@@ -31,7 +34,7 @@ class ICaRLSettings:
 
 
 @dataclass(frozen=True)
-class BiCSettings:
+class BiCSettings(InRange):
     """Settings of BiC.
 
     Attributes:
@@ -53,6 +56,7 @@ class BiCSettings:
     half_old_network: bool = True
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}, but must be above 0")
         if not 0 < self.validation_share < 1:
@@ -66,7 +70,7 @@ class BiCSettings:
 
 
 @dataclass(frozen=True)
-class GSSSettings:
+class GSSSettings(InRange):
     """Settings of GSS-greedy.
 
     Attributes:
@@ -81,13 +85,14 @@ class GSSSettings:
     chunk: int = 32
 
     def __post_init__(self):
+        super().__post_init__()
         for name in ("compared", "chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
 
 
 @dataclass(frozen=True)
-class CoPESettings:
+class CoPESettings(InRange):
     """Settings of CoPE.
 
     Attributes:
@@ -103,6 +108,7 @@ class CoPESettings:
     random_prototypes: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         if not 0 <= self.prototype_momentum <= 1:
             raise ValueError(f"prototype_momentum is {self.prototype_momentum}, but must be from 0 to 1")
         if not self.temperature > 0:
@@ -110,7 +116,7 @@ class CoPESettings:
 
 
 @dataclass(frozen=True)
-class AANetsSettings:
+class AANetsSettings(InRange):
     """Settings of AANets on iCaRL's loss, with the authors' values except where they fail in a single pass.
 
     Attributes:
@@ -133,6 +139,7 @@ class AANetsSettings:
     count_stable_branch: bool = True
 
     def __post_init__(self):
+        super().__post_init__()
         if self.outer_every < 1:
             raise ValueError(f"outer_every is {self.outer_every}; it counts inner steps: give 1 or more")
         if self.a_learning_rate < 0 or self.distillation < 0:
@@ -144,7 +151,7 @@ class AANetsSettings:
 
 
 @dataclass(frozen=True)
-class RemindSettings:
+class RemindSettings(InRange):
     """Settings of REMIND.
 
     Attributes:
@@ -181,6 +188,7 @@ class RemindSettings:
     rate_images: int = 1300
 
     def __post_init__(self):
+        super().__post_init__()
         for name in ("sub_quantizers", "fit_vectors", "replays", "batch_replays", "rate_step", "rate_images"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
@@ -211,7 +219,7 @@ class RemindSettings:
 
 
 @dataclass(frozen=True)
-class RainbowSettings:
+class RainbowSettings(InRange):
     """Settings of Rainbow Memory, with its authors' values.
 
     Attributes:
@@ -230,6 +238,7 @@ class RainbowSettings:
     stream_rate: float = 0.1
 
     def __post_init__(self):
+        super().__post_init__()
         if self.copies < 1 or self.candidates < 1:
             raise ValueError(f"copies is {self.copies} and candidates is {self.candidates}; give 1 or more")
         if self.memory_epochs < 0:
@@ -241,7 +250,7 @@ class RainbowSettings:
 
 
 @dataclass(frozen=True)
-class MemoryRecallSettings:
+class MemoryRecallSettings(InRange):
     """Settings of Memory Recall.
 
     Attributes:
@@ -261,7 +270,7 @@ class MemoryRecallSettings:
 
 
 @dataclass(frozen=True)
-class ExperienceReplaySettings:
+class ExperienceReplaySettings(InRange):
     """Settings of experience replay (ER).
 
     Attributes:
@@ -274,12 +283,13 @@ class ExperienceReplaySettings:
     ring_below: int = 5
 
     def __post_init__(self):
+        super().__post_init__()
         if self.ring_below < 0:
             raise ValueError(f"ring_below is {self.ring_below}; it counts memories of a class: give 0 or more")
 
 
 @dataclass(frozen=True)
-class DarkReplaySettings:
+class DarkReplaySettings(InRange):
     """Settings of DER++, with its authors' values.
 
     Attributes:
@@ -294,5 +304,6 @@ class DarkReplaySettings:
     evaluation_logits: bool = True
 
     def __post_init__(self):
+        super().__post_init__()
         if min(self.alpha, self.beta) < 0:
             raise ValueError(f"alpha is {self.alpha} and beta is {self.beta}; give 0 or more")

@@ -35,11 +35,12 @@ from crumb_avalanche.baselines.penalty_settings import (
     SISettings,
     StableSGDSettings,
 )
+from crumb_avalanche.system.setting_ranges import InRange
 from crumb_avalanche.training.replay_settings import ReplaySettings
 
 
 @dataclass(frozen=True)
-class LearningSettings:
+class LearningSettings(InRange):
     """Settings that all strategies share.
 
     Attributes:
@@ -64,12 +65,12 @@ class LearningSettings:
 
 
 @dataclass(frozen=True)
-class NoSettings:
+class NoSettings(InRange):
     """Settings of a method that has none."""
 
 
 @dataclass(frozen=True)
-class OfflineSettings:
+class OfflineSettings(InRange):
     """Settings of training on all classes at once.
 
     Attributes:
@@ -81,6 +82,7 @@ class OfflineSettings:
     peak_rate: float = 1e-2
 
     def __post_init__(self):
+        super().__post_init__()
         if self.peak_rate < 0:
             raise ValueError(f"peak_rate is {self.peak_rate}; give 0 or more (0: a constant learning rate)")
 
@@ -94,7 +96,7 @@ READOUTS = ("head", "closed_form", "closed_form_stock")
 
 
 @dataclass(frozen=True)
-class CrumbSettings:
+class CrumbSettings(InRange):
     """Settings of CRUMB.
 
     Attributes:
@@ -117,6 +119,7 @@ class CrumbSettings:
         return self.readout == "closed_form_stock"
 
     def __post_init__(self):
+        super().__post_init__()
         if self.readout not in READOUTS:
             raise ValueError(f"readout is {self.readout!r}; use one of {', '.join(READOUTS)}")
         for name in ("direct_weight", "codebook_weight"):

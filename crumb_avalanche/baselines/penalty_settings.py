@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from crumb_avalanche.system.setting_ranges import InRange
+
 
 def _not_negative(settings: object, *names: str) -> None:
     for name in names:
@@ -22,7 +24,7 @@ def _above_0(settings: object, *names: str) -> None:
 
 
 @dataclass(frozen=True)
-class EWCSettings:
+class EWCSettings(InRange):
     """Settings of EWC.
 
     Attributes:
@@ -36,12 +38,13 @@ class EWCSettings:
     decay: float = 1.0
 
     def __post_init__(self):
+        super().__post_init__()
         _not_negative(self, "weight")
         _between_0_and_1(self, "decay")
 
 
 @dataclass(frozen=True)
-class SISettings:
+class SISettings(InRange):
     """Settings of SI.
 
     Attributes:
@@ -53,12 +56,13 @@ class SISettings:
     damping: float = 0.1
 
     def __post_init__(self):
+        super().__post_init__()
         _not_negative(self, "weight")
         _above_0(self, "damping")
 
 
 @dataclass(frozen=True)
-class MASSettings:
+class MASSettings(InRange):
     """Settings of MAS.
 
     Attributes:
@@ -70,12 +74,13 @@ class MASSettings:
     decay: float = 1.0
 
     def __post_init__(self):
+        super().__post_init__()
         _not_negative(self, "weight")
         _between_0_and_1(self, "decay")
 
 
 @dataclass(frozen=True)
-class LwFSettings:
+class LwFSettings(InRange):
     """Settings of LwF.
 
     Attributes:
@@ -87,12 +92,13 @@ class LwFSettings:
     temperature: float = 2.0
 
     def __post_init__(self):
+        super().__post_init__()
         _not_negative(self, "alpha")
         _above_0(self, "temperature")
 
 
 @dataclass(frozen=True)
-class StableSGDSettings:
+class StableSGDSettings(InRange):
     """Settings of Stable SGD, with its authors' values on split CIFAR-100.
 
     The rate of the first experience is the one that all strategies share: the authors' 0.15 is for a small ResNet
@@ -113,6 +119,7 @@ class StableSGDSettings:
     batch_size: int = 10
 
     def __post_init__(self):
+        super().__post_init__()
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma is {self.gamma}; it is a factor of the rate: above 0 and at most 1")
         _not_negative(self, "lowest_rate")

@@ -1,14 +1,20 @@
 """The command ``crumb``: parse arguments, call the code of a subcommand, print."""
 
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
-from crumb_avalanche.cli.parser import COMMANDS, parser, present
-from crumb_avalanche.system.atomic_file import DISK_FULL
+from crumb_avalanche.cli.parser import COMMANDS, parser, present, usable_paths
+from crumb_avalanche.system.atomic_file import cured
+from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
+from crumb_avalanche.system.setting_ranges import check_ranges
 from crumb_avalanche.system.threads import limit_openmp_spin
+
+NO_MEMORY = "can't allocate memory"  # in torch's error
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,32 +25,61 @@ def main(arguments: list[str] | None = None) -> int:
     """
     limit_openmp_spin()
     given = sys.argv[1:] if arguments is None else arguments
+    with terminated_as_interrupted():
+        return run_command(given)
+
+
+def run_command(given: list[str]) -> int:
+    """Run a subcommand as ``main`` does."""
     name, values = given[0] if given else "", {}
     try:
-        chosen = parser().parse_args(present(given))
+        with interrupted_later():
+            chosen = parsed(given)
         name = chosen.command
-        values = chosen[name].as_dict()
+        values = usable_paths(chosen[name].as_dict())
         values.pop("config", None)
+        settings = COMMANDS[name][0](**values)
+        check_ranges(settings)
         with short_warnings():
-            import_module(f"crumb_avalanche.cli.{name}").main(COMMANDS[name][0](**values))
-    except KeyboardInterrupt:
+            with interrupted_later():
+                command = import_module(f"crumb_avalanche.cli.{name}")
+            command.main(settings)
+    except KeyboardInterrupt as error:
         kept = "what was finished is kept, and the same command resumes there"
         if name == "run":
             kept = "the same command resumes after the last finished experience, or later with --checkpoint-every"
             if not values.get("checkpoint", True):
                 kept = "what was learned so far is in interrupted/ in the output folder"
         print(f"crumb {name}: stopped; {kept}", file=sys.stderr)
-        return 130  # as shells have it
-    except (ValueError, OSError, ImportError, TypeError, RuntimeError) as error:
-        full = getattr(error, "errno", None) in DISK_FULL
-        curable = isinstance(error, ValueError | ImportError | FileExistsError | PermissionError) or full
-        curable |= isinstance(error, FileNotFoundError) and error.errno is None  # with a message of ours
-        if type(error).__module__ == "builtins" and not curable:
+        return 128 + (signal.SIGTERM if isinstance(error, TerminatedError) else signal.SIGINT)  # as shells have it
+    except (ValueError, OSError, ImportError, TypeError, RuntimeError, MemoryError) as error:
+        if (text := words_for(error)) is None:
             raise  # a bug, not bad input: show the traceback
-        cure = "; make room on that disk and give the same command again" * full
-        print(f"crumb {name}: {error}{cure}", file=sys.stderr)
+        print(f"crumb {name}: {text}", file=sys.stderr)
         return 1
     return 0
+
+
+def parsed(given: list[str]) -> Any:
+    """Parse the arguments.
+
+    Raises:
+        ValueError: a value is nested too deeply, or a file of settings cannot be read.
+    """
+    if any(argument.count("[") + argument.count("{") > 100 for argument in given):  # would be parsed for minutes
+        raise ValueError("an argument is nested too deeply; give plain values as --NAME VALUE")
+    return parser().parse_args(present(given))
+
+
+def words_for(error: Exception) -> str | None:
+    """Return what to print for an error that the user can cure; ``None`` for a bug."""
+    if isinstance(error, MemoryError) or (type(error) is RuntimeError and NO_MEMORY in str(error)):
+        return "there is too little memory; close other programs, or lower --batch-size, --image-size or --workers"
+    if isinstance(error, OSError) and (text := cured(error)) is not None:
+        return text
+    curable = isinstance(error, ValueError | ImportError | FileExistsError)
+    curable |= isinstance(error, FileNotFoundError) and error.errno is None  # with a message of ours
+    return None if type(error).__module__ == "builtins" and not curable else str(error)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """The command line of ``crumb``, built without importing torch."""
 
+import os
+import re
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments, underscored
 from crumb_avalanche.runs.command_settings import (
@@ -42,6 +44,16 @@ POSITIONAL = {
     "export": "MODEL ",
 }
 BARE = ("--check", "--json", "--csv", "--without-weights", "--thumbnails")  # flags that may stand alone
+# Settings that are paths, in any command; --weights may be a word too.
+PATHS = {"certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key", "model", "output"}
+PATHS |= {"pretrained", "source", "sources", "weights"}
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "dict": "names and values",
+}
 ACTIONS = ("show", "forget", "rename", "undo", "merge")
 
 
@@ -49,9 +61,18 @@ def parser() -> Any:
     """Build the parser of all commands."""
     from jsonargparse import ActionConfigFile, ArgumentParser
 
+    class Parser(ArgumentParser):
+        """Print what is wrong with a value in one line, without the usage."""
+
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            if (line := one_line(message)) is None:
+                super().error(message, ex)
+            command = getattr(ex, "subcommand_parser", None) or self
+            self.exit(2, f"{command.prog.replace(' [options]', '')}: {line}\n")
+
     from crumb_avalanche import __version__
 
-    main_parser = ArgumentParser(
+    main_parser = Parser(
         prog="crumb",
         description="CRUMB learns new object classes from a stream seen once and does not forget the old ones.",
         version=__version__,
@@ -59,7 +80,7 @@ def parser() -> Any:
     )
     commands = main_parser.add_subcommands(required=True, dest="command")
     for name, (settings, summary) in COMMANDS.items():
-        command = ArgumentParser(
+        command = Parser(
             prog=f"crumb {name}",
             # argparse prints the usage before every error: a list of all options would fill a page.
             usage=f"crumb {name} {POSITIONAL.get(name, '')}[--OPTION VALUE ...]",
@@ -75,6 +96,45 @@ def parser() -> Any:
             command.add_class_arguments(settings, skip=added & {item.name for item in fields(settings)})
         commands.add_subcommand(name, command, help=summary)
     return main_parser
+
+
+def one_line(message: str) -> str | None:
+    """Return the parser's error about a value in one line; ``None`` for an error of another kind."""
+    found = re.match(r'Parser key "(.+?)":\s*(.*)', message, re.DOTALL)
+    if not found:
+        return None
+    name, reason = found.groups()
+    value = re.search(r"(?:Given value|Got value): (.*)", reason, re.DOTALL)
+    kinds = re.findall(r"Expected an? (?:typing\.Literal\[(.*?)\]|<class '(\w+)'>)", reason)
+    expected = [names.replace("'", "") or KINDS.get(kind, kind) for names, kind in kinds if kind != "NoneType"]
+    if value and expected:
+        return f"{name} is {shorten(value[1].strip(), 60)!r}; give {' or '.join(dict.fromkeys(expected))}"
+    return f"{name}: {' '.join(reason.split())}"
+
+
+def shorten(text: str, length: int) -> str:
+    """Cut a text that is too long."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def usable_paths(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with ``~`` in paths expanded.
+
+    Raises:
+        ValueError: a path is empty.
+    """
+    out = dict(values)
+    for name in PATHS & values.keys():
+        if values[name] is None:
+            continue
+        given = values[name] if isinstance(values[name], list) else [values[name]]
+        if not all(given):
+            raise ValueError(f"{name} is empty; give a path, or '.' for the current folder")
+        if any("\0" in path for path in given):
+            raise ValueError(f"{name} is {values[name]!r}, but a path holds no zero byte; give another one")
+        expanded = [os.path.expanduser(path) for path in given]
+        out[name] = expanded if isinstance(values[name], list) else expanded[0]
+    return out
 
 
 def _add_positional(command: Any, settings: type) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.interrupts import interrupted_later
 
 if TYPE_CHECKING:
     from crumb_avalanche.runs.stream import Stream
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 def main(settings: RunSettings) -> None:
     """Check the settings before importing torch, which takes seconds; then do the runs."""
     RunPlan.of(settings)
-    from crumb_avalanche.runs.run import main
+    with interrupted_later():
+        from crumb_avalanche.runs.run import main
 
     main(settings, page_of_mistakes)
 

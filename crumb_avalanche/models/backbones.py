@@ -4,7 +4,10 @@ Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``f
 """
 
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path, PurePosixPath
+from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +17,7 @@ from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, check_and_load, check_hub_name, read_weights
+from crumb_avalanche.system.atomic_file import cured
 
 
 def _squeezenet(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
@@ -184,6 +188,25 @@ BACKBONES: dict[str, tuple[Callable[..., SplitModel], int]] = {
 }
 
 
+def _downloaded(weights: Any, name: str) -> dict[str, torch.Tensor]:
+    """Return torchvision's weights from its cache, or download them.
+
+    Raises:
+        WeightsError: they cannot be fetched, or the file is damaged.
+        OSError: the cache cannot be written.
+    """
+    try:
+        return weights.get_state_dict(check_hash=True, weights_only=True)
+    except (OSError, HTTPException, RuntimeError, EOFError, UnpicklingError) as error:
+        if isinstance(error, OSError) and cured(error):
+            raise
+        raise WeightsError(
+            f"torchvision's weights of {name} cannot be fetched from {weights.url} "
+            f"({getattr(error, 'reason', error)}); connect to the network, or fetch this file elsewhere and give it "
+            "with --weights FILE"
+        ) from error
+
+
 def split_backbone(
     name: str = "squeezenet1_0",
     weights: str | None = "torchvision",
@@ -229,7 +252,7 @@ def split_backbone(
         known = Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(chosen.url).name
         if known.is_file():  # torch.hub checks the digest after a download only
             check_hub_name(known)
-        state = chosen.get_state_dict(check_hash=True, weights_only=True)
+        state = _downloaded(chosen, name)
         check_and_load(network, state, f"torchvision's weights of {name}")
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))

@@ -23,6 +23,7 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.row_file import RowFile, resize
+from crumb_avalanche.system.sizes import bytes_text
 
 FILL_BATCH = 32
 # Upper half of a row's entry in the checksum file; the lower half is the CRC-32 of the map.
@@ -314,8 +315,8 @@ class MapStore:
         free = shutil.disk_usage(self.path.parent).free
         if needed > free:
             raise FeatureCacheError(
-                f"the feature cache in {self.path.parent} needs {needed / 1e9:.2f} GB more for {missing} images, but "
-                f"{free / 1e9:.2f} GB are free; choose another folder, keep it at half precision, or go without it"
+                f"the feature cache in {self.path.parent} needs {bytes_text(needed)} more for {missing} images, but "
+                f"{bytes_text(free)} are free; choose another folder, keep it at half precision, or go without it"
             )
 
 

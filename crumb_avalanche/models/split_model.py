@@ -5,6 +5,7 @@ Paper: "Feature extraction and classification". F is never trained, and its batc
 
 import contextlib
 import copy
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class SplitModel(nn.Module):
         self.stopwatch = Stopwatch()
         self.feature_memo: FeatureMemo | None = None
         self._same_alone: dict[tuple, bool] = {}
+        self._range_checked = False
         self._compiled = [None]  # in a list: not to be registered as a second copy of F
         self.register_buffer("feature_scale", torch.ones(()))
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), persistent=False)
@@ -245,6 +247,8 @@ class SplitModel(nn.Module):
                 f"the images are {tuple(images.shape)}, not (B, 3, h, w); for grey images, repeat the channel in the "
                 "transform: transforms.Lambda(lambda image: image.expand(3, -1, -1)) after ToTensor()"
             )
+        if images.dtype != torch.uint8 and not self._range_checked:
+            self._check_range(images)
         with self.stopwatch.measure("features"):
             if images.device.type != "cpu":
                 return self._extract(images)
@@ -270,6 +274,17 @@ class SplitModel(nn.Module):
         images = images.contiguous(memory_format=torch.channels_last)
         with self.autocast():
             return (self._compiled[0] or self.feature_extractor)(images).float()
+
+    def _check_range(self, images: Tensor) -> None:
+        """Warn if the first float images seem to be from 0 to 255 where 0 to 1 is meant."""
+        self._range_checked = True
+        if float((images * self.pixel_std + self.pixel_mean).max()) > 10:  # white is 1
+            white = float(((1 - self.pixel_mean) / self.pixel_std).max())
+            warnings.warn(
+                f"the images have values up to {float(images.max()):.0f}, where white is expected to be about "
+                f"{white:.1f}: divide by 255 before the normalisation, or call model.set_normalization([0], [1 / 255])",
+                stacklevel=2,
+            )
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:

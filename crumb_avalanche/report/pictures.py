@@ -19,6 +19,7 @@ from crumb_avalanche.report.curves import (
 )
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS
 from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.system.sizes import bytes_text
 
 STYLE = {
     "font.size": 10,
@@ -175,12 +176,3 @@ def _seconds(axes: Axes, ledger: dict[str, float]) -> None:
     axes.set_xlabel(f"seconds of training ({ledger['images_per_second']:.1f} images/s)")
     if start:
         axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.75), ncols=2, fontsize=8, handlelength=1)
-
-
-def bytes_text(count: float) -> str:
-    """Bytes in decimal units: ``2.27 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return ""

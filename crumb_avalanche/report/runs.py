@@ -26,6 +26,7 @@ IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # in every config.ya
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and first in labels
 JOINT = "joint"  # protocol of a learner of all classes at once, an upper bound for every protocol
 SIGNS_OF_WORK = {"config.yaml", "error.txt", INTERRUPTED}  # of a run that was started
+OPTIONAL = {"classes_order": list, "classes_per_experience": list, "strategy_settings": dict}  # of result.json
 LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
 
 
@@ -169,7 +170,7 @@ def read_run(folder: Path) -> Run:
 def _read(path: Path, parse):
     try:
         return parse(path.read_text())
-    except (OSError, ValueError, TypeError, yaml.YAMLError, csv.Error) as error:
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError, csv.Error) as error:
         reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
         cure = f"restore it, repeat the run with --overwrite true, or move {path.parent} elsewhere"
         text = (
@@ -191,6 +192,12 @@ def _result(text: str) -> dict:
     tested = [value for value in result["accuracy_after"] if value is not None]
     for value in [*tested, result["final_accuracy"]]:
         _percent(value)
+    for key, kind in OPTIONAL.items():
+        if not isinstance(result.get(key, kind()), kind):
+            raise ValueError(f"its {key} is {result[key]!r}, not a {kind.__name__}")
+    if any(type(count) is not int for count in result.get("classes_per_experience", [])):
+        raise ValueError(f"its classes_per_experience is {result['classes_per_experience']!r}, not counts")
+    recorded_provenance(result)
     return result
 
 

@@ -62,7 +62,7 @@ def read_mapping(path: Path, parse) -> dict:
     """
     try:
         found = parse(path.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         found, reason = None, " ".join(str(error).split())
     else:
         reason = f"it holds a {type(found).__name__}, not names and values"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def _present_config(path: str) -> str:
     """Return a configuration file translated to YAML text; the path itself if nothing in it needs translation."""
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is no file of settings ({error}); write a line 'name: value' for each") from error
     except (OSError, ValueError, yaml.YAMLError):
         return path  # the parser raises an error that says why
     if not isinstance(values, dict) or not {*RENAMED, *OF_CRUMB, FILE, *DERIVED} & values.keys():
@@ -74,7 +77,8 @@ def _present_config(path: str) -> str:
     beside = Path(path).with_name("result.json")
     result = None
     if values.get(FILE) is not None and not Path(values[FILE]).is_file() and beside.is_file():
-        result = json.loads(beside.read_text(encoding="utf-8"))
+        with suppress(ValueError, RecursionError):  # damaged: the missing file is reported
+            result = json.loads(beside.read_text(encoding="utf-8"))
     return yaml.safe_dump(present_settings(values, result), sort_keys=False)
 
 
@@ -149,7 +153,7 @@ def read_method(path: str) -> dict[str, Any]:
         raise ValueError(f"there is no strategy config {file}; give the method's settings as --method.NAME VALUE")
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{file} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{file} holds {values!r}; it must hold settings, one 'name: value' per line")

@@ -9,12 +9,14 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+from benchmarks_toybox_ilab.tables.image import open_image
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapDataset, MapStore, files_key
 from crumb_avalanche.models.weights import weights_hash
@@ -23,6 +25,7 @@ from crumb_avalanche.runs.process import check_device, set_up_process
 from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import as_dict, part_for
 from crumb_avalanche.runs.tables import table
+from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
 from crumb_avalanche.system.process_group import SingleProcess, processes
 from crumb_avalanche.system.tensor_file import read_metadata
@@ -212,7 +215,15 @@ def open_images(settings: PretrainSettings) -> Dataset:
                 f"torchvision's {name} has no train=True argument to select its training images (CIFAR10, CIFAR100 and "
                 "FashionMNIST do); unpack it as an image folder (one folder per class) and give that"
             )
-        return factory(settings.dataset_root or "data", train=True, download=True, transform=transform)
+        try:
+            return factory(settings.dataset_root or "data", train=True, download=True, transform=transform)
+        except (OSError, HTTPException, RuntimeError) as error:  # torchvision raises RuntimeError for wrong checksums
+            if isinstance(error, OSError) and cured(error):
+                raise
+            raise ValueError(
+                f"torchvision's {name} cannot be fetched ({getattr(error, 'reason', error)}); connect to the network, "
+                "or give a folder that holds it as --dataset-root"
+            ) from error
     if not Path(settings.data).is_dir():
         raise ValueError(
             f"data {settings.data} is not a folder; give an image folder (one folder per class) or torchvision:NAME"
@@ -238,11 +249,10 @@ def load_image(path: str):
     Raises:
         ValueError: the file cannot be decoded; names it.
     """
-    from torchvision.datasets.folder import default_loader
-
     try:
-        return default_loader(path)
-    except OSError as error:
+        with open_image(path) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError) as error:
         raise ValueError(f"cannot decode {path} ({error}); replace it or remove it") from error
 
 

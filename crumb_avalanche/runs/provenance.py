@@ -10,6 +10,7 @@ from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.digests import digest_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
+from crumb_avalanche.runs.run_folder import RESULT
 
 IMAGES = "images"  # entry of the content of all images of a clip folder
 LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu")
@@ -42,8 +43,14 @@ def provenance(plan: RunPlan) -> dict[str, str]:
 
 
 def recorded_provenance(result: dict) -> dict:
-    """Return the content hashes in a ``result.json`` of any version."""
-    found = result.get("provenance", result.get("made_from", {}))
+    """Return the content hashes in a ``result.json`` of any version.
+
+    Raises:
+        ValueError: the entry holds something else.
+    """
+    found = result.get("provenance", result.get("made_from")) or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"the provenance in {RESULT} is {found!r}, not names and hashes")
     return {name: value for name, value in found.items() if name != "strategy_config"}
 
 
@@ -93,9 +100,13 @@ def _file_hash(path: str, changed: int, size: int) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         if path.endswith(".safetensors"):  # leave out the metadata, whose order is random
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            header.pop("__metadata__", None)
-            digest.update(json.dumps(header, sort_keys=True).encode())
+            length = int.from_bytes(file.read(8), "little")
+            try:
+                header = json.loads(file.read(length) if length < size else b"")
+                header.pop("__metadata__", None)
+                digest.update(json.dumps(header, sort_keys=True).encode())
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                file.seek(0)  # what reads the file says that it is damaged
         while part := file.read(2**20):
             digest.update(part)
     return f"sha256:{digest.hexdigest()}"

@@ -39,10 +39,21 @@ def write_json(path: Path, value) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Sequence]) -> None:
-    """Write rows as CSV atomically."""
+    """Write rows as CSV atomically; texts that spreadsheets would take for formulas begin with an apostrophe."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([harmless(value) for value in row] for row in rows)
     write_text(path, text.getvalue())
+
+
+def harmless(value: object) -> object:
+    """Put an apostrophe before a text that begins as a formula does; numbers such as -1.5 stay as they are."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def write_matrix(path: Path, matrix: list[list[float]]) -> None:

@@ -18,6 +18,7 @@ from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.process import check_device
 from crumb_avalanche.runs.stream import Stream, open_stream
+from crumb_avalanche.system.setting_ranges import HIGHEST
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.lr_search import Trial
 from crumb_avalanche.training.pretraining import read_pretrained
@@ -216,6 +217,11 @@ def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
         charged = plan.family != "paper" or entry.codebook
         exact = plan.family == "fair"
         count = entry.memories_in_budget(model, plan.budget, n_classes, method, charged, exact)
+    if count > HIGHEST["mem_size"]:
+        raise ValueError(
+            f"a budget of {plan.budget:,} bytes buys {count:,} memories; lower it, or give --mem-size "
+            f"{HIGHEST['mem_size']} or less"
+        )
     if entry.each_class and count < n_classes:
         raise ValueError(
             f"mem_size={count} cannot hold a memory of each of the {n_classes} classes; raise --mem-size, "

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from crumb_avalanche.system.setting_ranges import check_range, check_ranges
 from crumb_avalanche.training.replay_settings import ReplaySettings
 
 Protocol = Literal["class_instance", "class_iid"]
 Value = int | float | bool | str | None
+MOST_RUNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -140,13 +142,7 @@ class RunSettings:
         Raises:
             ValueError: names the setting, the rule and the accepted values.
         """
-        for name, lowest in LOWEST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= lowest:
-                counted = f"it counts {COUNTED[name]}: " if name in COUNTED else ""
-                raise ValueError(f"{name} is {value}; {counted}give {lowest} or more")
-        if self.momentum is not None and self.momentum >= 1:
-            raise ValueError(f"momentum is {self.momentum}; give 0 or more, but less than 1")
+        check_ranges(self)
         given = [name for name in ("budget_images", "budget_bytes", "mem_size") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; set the memory by one of them")
@@ -155,18 +151,22 @@ class RunSettings:
         """Return the numbers of the runs to do.
 
         Raises:
-            ValueError: ``runs`` does not have the form 0-9 or 0,3,5, or a range is empty.
+            ValueError: ``runs`` does not have the form 0-9 or 0,3,5, or a range is empty or too long.
         """
         if self.runs is None:
             return [self.run]
         numbers: list[int] = []
         for part in self.runs.split(","):
             first, dash, last = part.strip().partition("-")
-            if not first.isdigit() or (dash and not last.isdigit()):
+            if not all(number.isascii() and number.isdecimal() for number in ([first, last] if dash else [first])):
                 raise ValueError(f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list")
+            for number in (first, last or first):
+                check_range("run", int(number[:20]))  # converting thousands of digits is refused
             more = range(int(first), int(last if dash else first) + 1)
             if not more:
                 raise ValueError(f"runs is {self.runs!r}, where {part.strip()} is an empty range; write {last}-{first}")
+            if len(more) > MOST_RUNS:
+                raise ValueError(f"runs is {self.runs!r}, which are {len(more):,} runs; give {MOST_RUNS:,} or fewer")
             numbers += more
         return list(dict.fromkeys(numbers))
 
@@ -177,13 +177,6 @@ GROUPS = {
     "how good": ("preset", "strategy", "backbone", "weights", "budget_images"),
     "how fast": ("feature_cache", "threads", "device"),
 }
-
-# Lowest values of numeric settings, and the unit of some of them.
-_ABOVE_ZERO = "batch_size classes_per_experience codebook_dim codebook_size epochs evaluate_every first_epochs"
-_NOT_NEGATIVE = "budget_bytes budget_images checkpoint_every clamp_gradients cut_layer learning_rate mem_size momentum"
-_NOT_NEGATIVE += " replay_steps replay_weight run threads weight_decay workers"
-LOWEST = dict.fromkeys(f"{_ABOVE_ZERO} head_kernel image_size".split(), 1) | dict.fromkeys(_NOT_NEGATIVE.split(), 0)
-COUNTED = {"evaluate_every": "experiences", "checkpoint_every": "steps", "batch_size": "images", "cut_layer": "layers"}
 
 # Paths, progress, speed, and fields that follow from other settings.
 NON_RESULT_SETTINGS = frozenset(

@@ -9,7 +9,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk and an exceeded quota
+# What to do about errors of a disk or a path, by their number.
+CURES = {
+    **dict.fromkeys(DISK_FULL, "make room on that disk and give the same command again"),
+    errno.EROFS: "choose another folder, or make the disk writable",
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EPERM: "change its permissions, or choose another path",
+    errno.ENOENT: "check the path; some folders, such as /proc, take no files",
+    errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EISDIR: "give a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "a link leads back to itself: choose another path",
+    errno.EMFILE: "raise the limit (ulimit -n), or lower --workers",
+    errno.EIO: "the disk or its connection may be failing: check it, or choose another one",
+    errno.ESTALE: "the connection to the disk was lost: give the same command again",
+}
 _OLD = 3600  # seconds; a younger file may belong to a process on another machine
+
+
+def cured(error: OSError) -> str | None:
+    """Return path, reason and cure of an error of a disk or a path; ``None`` for an error of another kind."""
+    if (cure := CURES.get(error.errno or 0)) is None:
+        return None
+    path = "" if error.filename is None else f"{error.filename}: "
+    return f"{path}{error.strerror or error}; {cure}"
 
 
 @contextmanager

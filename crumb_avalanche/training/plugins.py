@@ -37,8 +37,13 @@ def check_outputs(labels: Iterable[int], outputs: int) -> None:
     """Check that a head has an output for every class.
 
     Raises:
-        ValueError: a class has none.
+        ValueError: a class has none, or its number is negative.
     """
+    labels = list(labels)
+    if min(labels, default=0) < 0:
+        raise ValueError(
+            f"the labels hold {min(labels)}; classes count from 0: remove such images, or number them anew"
+        )
     highest = max(labels, default=-1)
     if highest >= outputs:
         raise ValueError(

@@ -20,6 +20,10 @@ from crumb_avalanche.training.pretraining_state import State
 FORMAT = "crumb-pretrained-1"
 
 
+class PretrainingDivergedError(RuntimeError):
+    """The loss became NaN or infinite."""
+
+
 @dataclass(frozen=True)
 class PretrainingSettings:
     """Settings of ``pretrain``; the losses are eq. 3 with alpha = beta = 1."""
@@ -136,7 +140,7 @@ def pretrain(
                 loss = settings.direct_weight * criterion(direct, labels)
                 loss = loss + settings.codebook_weight * criterion(quantized, labels)
                 if not torch.isfinite(loss):
-                    raise RuntimeError(
+                    raise PretrainingDivergedError(
                         f"the pretraining loss became {loss.item()} in epoch {epoch + 1}; lower --learning-rate"
                     )
                 optimizer.zero_grad()

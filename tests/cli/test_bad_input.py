@@ -161,6 +161,17 @@ def test_sizes_that_do_not_fit(crumb, tiny, tmp_path):
         ("cut_layer -1", "cut_layer is -1; it counts layers: give 0 or more"),
         ("cut_layer 99", "cut_layer is 99, but small_cnn has 14 layers to cut at; give 0 to 14"),
         ("image_size 4", "the feature extractor cannot take images of 4 pixels"),
+        ("epochs 1000000000000000000", "epochs is 1000000000000000000; give 100,000 or less"),
+        ("weight_decay 1e300", "weight_decay is 1e+300; give 1,000 or less"),
+        ("weight_decay .inf", "weight_decay is inf; give a finite number"),
+        ("budget_images .inf", "budget_images is inf; give a finite number"),
+        ("learning_rate .nan", "learning_rate is nan; give a finite number"),
+        ("replay_compute 1e18", "replay_compute is 1e+18; give 1,000 or less"),
+        ("threads 1000000000000", "threads is 1000000000000; give 1,024 or less"),
+        ("run 99999999999", "run is 99999999999; give 4,294,967,295 or less"),
+        ("runs 0-99999999999", "run is 99999999999; give 4,294,967,295 or less"),
+        ("runs 0-1000000", "1,000,001 runs; give 10,000 or fewer"),
+        ("budget_bytes 1000000000000", "memories; lower it, or give --mem-size 10000000 or less"),
         ("device foo", "device is 'foo'; give cpu, cuda, or one of several such as cuda:1"),
         ("device cuda:99", "device is cuda:99, but torch sees"),
     ],
@@ -265,7 +276,7 @@ def test_keyboard_interrupt_keeps_what_was_learned(crumb, tiny, tmp_path, monkey
 
 
 def test_a_loss_that_turns_nan_stops_with_the_last_good_state(crumb, tiny, tmp_path):
-    err = fails(crumb, *tiny, "--output", tmp_path, "--learning-rate", "1e30", "--strategy", "finetune")
+    err = fails(crumb, *tiny, "--output", tmp_path, "--learning-rate", "1e6", "--strategy", "finetune")
     assert "the loss became" in err and "--clamp-gradients 10" in err
     weights = weights_of(tmp_path / "interrupted")
     assert all(bool(torch.isfinite(value.float()).all()) for value in weights.values())

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import sys
 
@@ -235,7 +236,8 @@ def test_photos_that_are_not_read_are_counted_in_one_warning(tmp_path):
     (tmp_path / "class1" / "object0" / "wave.gif").mkdir()  # a clip of that name
     write_image(tmp_path / "class1" / "object0" / "wave.gif" / "1.png")
     words = (
-        r"^4 photo\(s\) below .* are ignored, the first of them .*clip0/IMG_9.HEIC: \.heic, .* \.gif are not read; "
+        r"^4 photo\(s\) below .* are ignored: class1/object0/clip0/IMG_9.HEIC, class1/object0/clip0/IMG_10.heic, "
+        r"class1/object0/clip1/walk.gif and 1 more. \.heic, .* \.gif are not read; "
         "convert them to JPEG or PNG.$"
     )
     with pytest.warns(UserWarning, match=words) as warned:
@@ -469,3 +471,11 @@ def test_the_generator_passes_on_the_rate(tmp_path):
     benchmark = ClipFolder(tmp_path, "offline", fps=2)
     assert benchmark.frame_table.content_hash() == ClipFolderFrames(tmp_path, fps=2).content_hash()
     assert len(benchmark.frame_table) == 4 * (2 + 4)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names are not bytes")
+def test_a_name_that_is_not_utf8_is_named(tmp_path):
+    write_clip_folder(tmp_path)
+    os.rename(os.fsencode(tmp_path / "class1"), os.fsencode(tmp_path) + b"/cl\xff")
+    with pytest.raises(FrameTableError, match=r"the name b'cl\\xff' below .* is not UTF-8 text; rename"):
+        ClipFolderFrames(tmp_path)

@@ -220,7 +220,7 @@ def test_a_full_disk_is_reported_before_anything_is_computed(tmp_path, model, im
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     monkeypatch.setattr(model, "extract", lambda batch: pytest.fail("F ran"))
     # 6 maps of 8 x 4 x 4 numbers of 4 bytes
-    with pytest.raises(FeatureCacheError, match=r"needs 0.00 GB more for 6 images, but 0.00 GB are free; choose"):
+    with pytest.raises(FeatureCacheError, match=r"needs 3.07 kB more for 6 images, but 1 kB are free; choose"):
         store_of(tmp_path, model).dataset(images, ROWS, [0] * 6)
     monkeypatch.undo()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=6 * 8 * 4 * 4 * 2))

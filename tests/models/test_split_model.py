@@ -350,3 +350,16 @@ def test_the_stopwatch_sees_every_part(model, pixels):
     seconds = dict(model.stopwatch.seconds)
     assert seconds.keys() == {"features", "search", "plastic"}
     assert all(value > 0 for value in seconds.values())
+
+
+def test_float_images_up_to_255_give_one_warning(model, pixels):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.features(pixels)
+        model.set_normalization([0.0], [1 / 255]).features(pixels.float())
+    other = copy.deepcopy(model).set_normalization([0.5], [0.5])
+    other._range_checked = False
+    with pytest.warns(UserWarning, match=r"values up to 25\d, where white is expected .*divide by 255") as warned:
+        other.features(pixels.float())
+        other.features(pixels.float())
+    assert len(warned) == 1

@@ -368,3 +368,14 @@ def test_the_archives_of_a_folder(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "folder.zip").mkdir()
     assert [path.name for path in archives_in(tmp_path)] == ["a2.zip", "a10.zip", "b.TAR", "c.tar.gz", "d.tgz"]
+
+
+def test_an_archive_of_zeros_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "zeros.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(11):
+            archive.writestr(f"{number}.png", bytes(10**7))
+    with pytest.raises(
+        FrameTableError, match=r"nothing was unpacked: .* kB would become 110.0 MB, more than 100 times"
+    ):
+        unpack(tmp_path / "zeros.zip", tmp_path / "target")
+    assert not (tmp_path / "target").exists()

@@ -1,6 +1,7 @@
 """``crumb report`` on hand-made run folders: tables, CSV, pictures and errors."""
 
 import csv
+import io
 import json
 import os
 import subprocess
@@ -11,8 +12,10 @@ import pytest
 from fake_runs import CLASSES, LEDGER, fake_run, report, sweep
 
 from crumb_avalanche.report.curves import Curve
-from crumb_avalanche.report.pictures import bytes_text, comparison_picture, run_picture
+from crumb_avalanche.report.pictures import comparison_picture, run_picture
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
+from crumb_avalanche.runs.run_folder import write_csv
+from crumb_avalanche.system.sizes import bytes_text
 
 
 def check_pictures(folder: Path) -> None:
@@ -285,3 +288,9 @@ def test_needs_neither_torch_nor_avalanche_nor_a_display(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_texts_in_csv_files_are_no_formulas(tmp_path):
+    write_csv(tmp_path / "a.csv", [["=1+1", "+x", "-x", "@x", "\tx", "x", "-1.5", "+3", -1.5, "-inf"]])
+    found = next(csv.reader(io.StringIO((tmp_path / "a.csv").read_text())))
+    assert found == ["'=1+1", "'+x", "'-x", "'@x", "'\tx", "x", "-1.5", "+3", "-1.5", "-inf"]

@@ -8,6 +8,7 @@ import yaml
 from fake_runs import fake_run, without_digests
 
 from crumb_avalanche.report.runs import find_runs, groups_of, notes_on, read_run
+from crumb_avalanche.runs.provenance import recorded_provenance
 
 
 @pytest.fixture
@@ -157,3 +158,7 @@ def test_a_refused_overwrite_keeps_the_finished_run(crumb, tiny, tmp_path):
     assert code == 1 and "there is no folder" in err
     assert {name: (tmp_path / "out" / name).read_text() for name in before} == before
     assert yaml.safe_load(before["config.yaml"])["overwrite"] is False
+
+
+def test_a_provenance_of_null_is_none():
+    assert recorded_provenance({"made_from": None}) == recorded_provenance({"provenance": None}) == {}

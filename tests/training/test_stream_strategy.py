@@ -27,6 +27,7 @@ from crumb_avalanche.training.plugins import (
     DivergenceGuard,
     SeenClassesPlugin,
     TrainingDivergedError,
+    check_outputs,
 )
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -428,3 +429,8 @@ def test_a_strategy_clamps_before_it_steps(build, make_stream):
     strategy.optimizer.register_step_pre_hook(look)
     strategy.train(make_stream().train_stream[0])
     assert largest == pytest.approx([1e-3] * 4)
+
+
+def test_a_negative_label_is_refused():
+    with pytest.raises(ValueError, match="the labels hold -1; classes count from 0"):
+        check_outputs([0, -1, 3], 4)

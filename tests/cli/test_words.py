@@ -1,0 +1,159 @@
+"""Damaged inputs, unusable paths and interrupts end in a line of words, not in a traceback."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import struct
+import urllib.error
+
+import pytest
+
+from crumb_avalanche.cli import words_for
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.weights import WeightsError
+from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
+
+HEADERS = {
+    "longer than memory": struct.pack("<Q", 2**62) + b"{}",
+    "longer than an index": struct.pack("<Q", 2**63 + 5) + b"{}",
+    "nested": struct.pack("<Q", 200_000) + b"[" * 200_000,
+    "another encoding": struct.pack("<Q", 8) + "{}".encode("utf-32-be"),
+    "null": struct.pack("<Q", 4) + b"null",
+    "empty": b"",
+}
+
+
+def fails(crumb, *arguments) -> str:
+    code, _, err = crumb(*arguments)
+    assert code not in (0, None)
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("damage", HEADERS)
+def test_a_damaged_header_of_a_weight_file(crumb, tiny, tmp_path, damage):
+    file = tmp_path / "file.safetensors"
+    file.write_bytes(HEADERS[damage])
+    err = fails(crumb, *tiny, "--output", tmp_path / "run", "--pretrained", file)
+    assert str(file) in err and "no complete .safetensors file" in err
+
+
+@pytest.mark.parametrize("setting", ["output", "feature_cache"])
+def test_paths_that_cannot_be_used(crumb, tiny, tmp_path, setting):
+    (tmp_path / "notes").write_text("mine")
+    arguments = [*tiny, "--output", tmp_path / "run", f"--{setting}"]
+    assert "Not a directory; a part of the path is a file" in fails(crumb, *arguments, tmp_path / "notes" / "x")
+    assert "File name too long; choose a shorter name" in fails(crumb, *arguments, tmp_path / ("a" * 300))
+    assert f"{setting} is empty; give a path" in fails(crumb, *arguments, "")
+    assert "zero byte" in fails(crumb, *arguments, "a\0b")
+
+
+def test_a_home_folder_is_expanded(crumb, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "runs").mkdir()
+    assert f"{tmp_path / 'runs'} holds no finished run" in fails(crumb, "report", "~/runs")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO, errno.EACCES, errno.ENOSPC])
+def test_errors_of_a_disk_name_path_reason_and_cure(crumb, tiny, tmp_path, monkeypatch, number):
+    def fail(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("crumb_avalanche.runs.run_folder.atomic_write", fail)
+    err = fails(crumb, *tiny, "--output", tmp_path)
+    assert f"{tmp_path / 'config.yaml'}: {os.strerror(number)}; " in err
+
+
+def test_too_little_memory_and_bugs():
+    assert "too little memory" in words_for(MemoryError())
+    assert "too little memory" in words_for(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert (
+        words_for(RuntimeError("shape '[2]' is invalid"))
+        is words_for(TypeError("x"))
+        is words_for(OSError("x"))
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--image-size 224px", "image_size is '224px'; give a whole number"),
+        ("--learning-rate high", "learning_rate is 'high'; give a number"),
+        ("--overwrite maybe", "overwrite is 'maybe'; give true or false"),
+        ("--preset best", "preset is 'best'; give paper, reference, recommended, tuned"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line(crumb, arguments, said):
+    assert fails(crumb, "run", *arguments.split()) == f"crumb run: {said}\n"
+
+
+def test_nested_settings(crumb, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("[" * 500)
+    assert f"{file} is no file of settings" in fails(crumb, "run", "--config", file)
+    file.write_bytes(b"\xff\xfe\x00\xd8")
+    assert f"{file} is no file of settings" in fails(crumb, "run", "--config", file)
+    assert "nested too deeply" in fails(crumb, "run", "--method.alpha", "[" * 500)
+
+
+def test_damaged_results_are_named(crumb, tiny, tmp_path):
+    run = tmp_path / "run"
+    assert crumb(*tiny, "--output", run, "--strategy", "ncm", "--keep-learner", "none")[0] == 0
+    result = json.loads((run / "result.json").read_text())
+    changes = [("provenance", [1]), ("classes_order", 3), ("classes_per_experience", "x"), ("strategy_settings", 3)]
+    texts = {name: json.dumps(result | {name: value}) for name, value in changes} | {"recursion": "[" * 100_000}
+    for number, (name, text) in enumerate(texts.items()):
+        damaged = tmp_path / f"damaged{number}"
+        shutil.copytree(run, damaged)
+        (damaged / "result.json").write_text(text)
+        err = fails(crumb, "report", damaged)
+        assert f"{damaged / 'result.json'} cannot be used" in err and name in err
+
+
+def test_a_pretraining_that_diverges(crumb, clips, tmp_path):
+    arguments = ["--weights", "none", "--backbone", "small_cnn", "--image-size", 32, "--batch-size", 8, "--threads", 1]
+    output = ["--output", tmp_path / "p.safetensors", "--progress", "false", "--learning-rate", "1e6"]
+    err = fails(crumb, "pretrain", "--data", clips, *arguments, *output)
+    assert "loss became" in err and "lower --learning-rate" in err
+
+
+@pytest.mark.parametrize("error", [urllib.error.URLError("no network"), RuntimeError("invalid hash value")])
+def test_without_a_network_the_weights_are_named(monkeypatch, error):
+    def fail(*arguments, **keywords):
+        raise error
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
+    with pytest.raises(WeightsError, match=r"resnet18.* https://\S+\.pth .*(no network|invalid hash).*--weights FILE"):
+        split_backbone("resnet18", n_classes=2)
+
+
+def test_sigterm_saves_as_an_interrupt_does(crumb, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "crumb_avalanche.training.stream_strategy.StreamStrategy.optimizer_step",
+        lambda self: signal.raise_signal(signal.SIGTERM),
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    code, _, err = crumb(*tiny, "--output", tmp_path)
+    assert code == 128 + signal.SIGTERM and "stopped; the same command resumes" in err.splitlines()[-1]
+    assert (tmp_path / "interrupted" / "error.txt").exists() and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_interrupt_waits_for_the_end_of_imports():
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupted_later():
+        signal.raise_signal(signal.SIGINT)
+        done.append("import")
+    assert done == ["import"]
+    with pytest.raises(TerminatedError), terminated_as_interrupted(), interrupted_later():
+        signal.raise_signal(signal.SIGTERM)
+        done.append("import")
+    assert len(done) == 2
+
+
+def test_an_interrupt_during_the_imports_of_a_command(crumb, monkeypatch):
+    monkeypatch.setattr("crumb_avalanche.cli.import_module", lambda name: signal.raise_signal(signal.SIGINT))
+    code, _, err = crumb("report", "x")
+    assert code == 130 and err.startswith("crumb report: stopped; ")
