@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
+from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.progress import progress_bar
@@ -87,8 +88,8 @@ class MapStore:
 
     The file takes ``4 * C * H * W`` bytes per map (346,112 for 512x13x13), half of that at half precision; it is sparse
     until filled. Its name is a hash of everything that decides F(x): the layers and weights of F, its precision, the
-    kind of device, the shapes, and ``key``. Maps are stored before the feature scale. Several processes may fill one
-    store at the same time.
+    kind of device, the shapes, the normalisation of pixels if it is not ImageNet's, and ``key``. Maps are stored before
+    the feature scale. Several processes may fill one store at the same time.
 
     A process verifies the checksum of each map before its first use. A damaged map is computed again, with a warning.
     Maps of version 0.1 have no checksums; they are used with one warning.
@@ -121,6 +122,7 @@ class MapStore:
         compiled = "compiled" if model.is_compiled else "eager"
         what = f"{weights_hash(model.feature_extractor)} {_structure(model.feature_extractor)} {model.precision} "
         what += f"{compiled} {model.pixel_mean.device.type} {(count, *model.map_shape)} {key}{' half' * half}"
+        what += _normalisation(model)
         path = Path(folder) / hashlib.sha256(what.encode()).hexdigest()[:24]
         path.parent.mkdir(parents=True, exist_ok=True)
         self.model = model
@@ -297,6 +299,13 @@ def _structure(network: nn.Module) -> str:
     """Return layers and code of traced parts; a hash of weights does not cover layers without weights."""
     code = [part.code for part in network.modules() if isinstance(part, GraphModule)]
     return "\n".join([repr(network), *code])
+
+
+def _normalisation(model: SplitModel) -> str:
+    """Return how F normalises pixels, if it is not the usual way."""
+    mean, std = (tuple(one.flatten().tolist()) for one in (model.pixel_mean, model.pixel_std))
+    usual = tuple(tuple(torch.tensor(one).tolist()) for one in (PIXEL_MEAN, PIXEL_STD))
+    return "" if (mean, std) == usual else f" {mean} {std}"
 
 
 def _extend(path: Path, size: int) -> bool:

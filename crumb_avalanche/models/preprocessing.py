@@ -47,6 +47,14 @@ def full_name(backbone: str) -> str:
     return timm_backbones.full_name(backbone)
 
 
+def source_of(backbone: str) -> str:
+    """Say where the published weights of one of timm's networks come from; errors as for ``full_name``."""
+    from crumb_avalanche.models import timm_backbones
+
+    licence = timm_backbones.licence_of(backbone)
+    return f"the weights of {backbone}" + (f" ({licence})" if licence else "")
+
+
 def preprocessing_of(backbone: str) -> Preprocessing:
     """Return what a backbone expects; errors as for ``full_name``."""
     if not is_timm(backbone):

@@ -11,6 +11,7 @@ from crumb_avalanche.models.preprocessing import PREFIX, Preprocessing
 from crumb_avalanche.models.split_model import Layout, SplitModel
 from crumb_avalanche.models.stages import CutError, split_after
 from crumb_avalanche.models.weights import WeightsError, read_weights
+from crumb_avalanche.system.rng_state import preserve_rng_state
 
 
 def _timm() -> ModuleType:
@@ -70,6 +71,14 @@ def preprocessing_of(name: str) -> Preprocessing:
 def licence_of(name: str) -> str:
     """Return the licence of timm's weights of ``timm:NAME``, in timm's words; empty if it gives none."""
     return _config(name.removeprefix(PREFIX)).license or ""
+
+
+@lru_cache(maxsize=64)
+def map_channels(name: str, cut_layer: int | str | None, image_size: int) -> int:
+    """Return the number of channels of the map at the cut; see ``split_timm``. Does not change the RNG state."""
+    with preserve_rng_state():
+        model = split_timm(name, None, n_classes=1, cut_layer=cut_layer, image_size=image_size)
+    return model.map_shape[0]
 
 
 def split_timm(

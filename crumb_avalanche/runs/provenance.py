@@ -10,7 +10,7 @@ from benchmarks_toybox_ilab.catalog import get_benchmark
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
 
-LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu")
+LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu", "timm")
 
 
 def provenance(plan: RunPlan) -> dict[str, str]:
