@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of, source_of
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.preprocessing import full_name, is_timm, preprocessing_of, source_of
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.rng_state import preserve_rng_state

@@ -120,7 +120,7 @@ def _freeze_norms(layers: nn.Module) -> None:
     """Freeze statistics and weights of batch norms: a clip of one class says nothing of those of all images."""
     for name, layer in layers.named_children():
         if isinstance(layer, nn.BatchNorm2d) and type(layer) is not nn.BatchNorm2d:  # of timm, with its activation
-            from timm.utils import freeze_batch_norm_2d
+            from timm.utils.model import freeze_batch_norm_2d
 
             setattr(layers, name, freeze_batch_norm_2d(layer))
         elif isinstance(layer, nn.BatchNorm2d):

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from crumb_avalanche.models.backbone_names import PREFIX, is_timm, preprocessing_of
 from crumb_avalanche.models.codebook import Codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.networks import NETWORKS
-from crumb_avalanche.models.preprocessing import PREFIX, Preprocessing, is_timm, preprocessing_of
+from crumb_avalanche.models.preprocessing import Preprocessing
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, check_and_load, read_weights
 

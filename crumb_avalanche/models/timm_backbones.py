@@ -1,76 +1,15 @@
 """Networks of timm as backbones: ``timm:NAME``, with timm's weights and preprocessing. Needs the extra ``timm``."""
 
-import difflib
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from crumb_avalanche.models.preprocessing import PREFIX, Preprocessing
+from crumb_avalanche.models.backbone_names import PREFIX, config_of, import_timm
 from crumb_avalanche.models.split_model import Layout, SplitModel
 from crumb_avalanche.models.stages import CutError, split_after
 from crumb_avalanche.models.weights import WeightsError, read_weights
 from crumb_avalanche.system.rng_state import preserve_rng_state
-
-
-def _timm() -> ModuleType:
-    try:
-        import timm
-    except ImportError as error:
-        raise ImportError(f"{PREFIX}NAME needs timm: pip install 'crumb_avalanche[timm]'") from error
-    return timm
-
-
-@lru_cache(maxsize=64)
-def _config(name: str) -> Any:
-    """Return timm's ``PretrainedCfg`` of a name without the prefix.
-
-    Raises:
-        ImportError: timm is not installed.
-        ValueError: timm has no network of that name.
-    """
-    timm = _timm()
-    if not timm.is_model(name):
-        near = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), 5, 0.5)
-        nearest = f"the nearest names are {', '.join(near)}" if near else "none is near"
-        raise ValueError(f"timm has no network {name!r}; {nearest}: timm.list_models('*WORD*') finds others")
-    try:
-        return timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg()
-    except RuntimeError as error:
-        network = name.partition(".")[0]
-        raise ValueError(f"{error} timm has weights {', '.join(timm.list_pretrained(f'{network}.*'))}") from error
-
-
-def full_name(name: str) -> str:
-    """Return ``timm:NETWORK.TAG`` of ``timm:NETWORK``: which weights are the default may change with timm's version.
-
-    Raises:
-        ImportError: timm is not installed.
-        ValueError: timm has no network of that name.
-    """
-    short = name.removeprefix(PREFIX)
-    tag = _config(short).tag
-    return name if "." in short or not tag else f"{PREFIX}{short}.{tag}"
-
-
-def preprocessing_of(name: str) -> Preprocessing:
-    """Return side, filter and normalisation of the images, as timm gives them for ``timm:NAME``.
-
-    Raises:
-        ImportError: timm is not installed.
-        ValueError: timm has no network of that name.
-    """
-    config = _config(name.removeprefix(PREFIX))
-    from timm.data import resolve_data_config
-
-    found = resolve_data_config({}, pretrained_cfg=config.to_dict())
-    return Preprocessing(found["input_size"][-1], found["interpolation"], tuple(found["mean"]), tuple(found["std"]))
-
-
-def licence_of(name: str) -> str:
-    """Return the licence of timm's weights of ``timm:NAME``, in timm's words; empty if it gives none."""
-    return _config(name.removeprefix(PREFIX)).license or ""
 
 
 @lru_cache(maxsize=64)
@@ -136,7 +75,7 @@ def split_timm(
 
 def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
     short = name.removeprefix(PREFIX)
-    config = _config(short)
+    config = config_of(name)
     arguments: dict[str, Any] = {}
     # Networks of a fixed size take it as an argument; others take any size.
     if config.fixed_input_size and image_size != config.input_size[-1]:
@@ -176,11 +115,11 @@ def _overlay(state: dict, count: int) -> dict[str, Any]:
 
 
 def _created(name: str, pretrained: bool, arguments: dict[str, Any]) -> nn.Module:
-    network = _timm().create_model(name, pretrained=pretrained, **arguments)
+    network = import_timm().create_model(name, pretrained=pretrained, **arguments)
     if not getattr(network, "dynamic_img_size", False):
         return network
     # Sizes that depend on the image cannot be traced.
-    fixed = _timm().create_model(name, dynamic_img_size=False, **arguments)
+    fixed = import_timm().create_model(name, dynamic_img_size=False, **arguments)
     fixed.load_state_dict(network.state_dict())
     return fixed
 

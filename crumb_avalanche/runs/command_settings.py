@@ -141,6 +141,21 @@ class StrategiesSettings:
 
 
 @dataclass
+class BackbonesSettings:
+    """List backbones: cut, map, size, and images per second measured on this computer with random weights.
+
+    Attributes:
+        names: backbones such as resnet18 or timm:vit_small_patch16_224; default the built-in ones.
+        image_size: side of the images in pixels; default that of the backbone.
+        threads: CPU threads; 0 takes one per core.
+    """
+
+    names: list[str]
+    image_size: int | None = None
+    threads: int = 0
+
+
+@dataclass
 class TeachSettings:
     """Teach a learner what images show: makes the file MODEL or goes on with it.
 

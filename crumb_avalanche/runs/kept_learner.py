@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from crumb_avalanche.learner.file import LEARNER, NOT_KEPT, Keep, LearnerHeader, save_learner
-from crumb_avalanche.models.preprocessing import is_timm, preprocessing_of
+from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
 from crumb_avalanche.runs.provenance import versions
 from crumb_avalanche.runs.session import Session, network_of
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict

@@ -10,7 +10,7 @@ import yaml
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from crumb_avalanche.baselines.families import paper_method_settings, paper_settings
 from crumb_avalanche.baselines.method_settings import LearningSettings, method_settings
-from crumb_avalanche.models.preprocessing import full_name, is_timm, preprocessing_of
+from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
 from crumb_avalanche.runs.presets import DEFAULTS, PRESET_METHODS, PRESETS, preset_for
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, part_for
 
