@@ -22,7 +22,7 @@ def main(settings: BackbonesSettings) -> None:
         shape = "x".join(map(str, facts.map_shape))
         cut, dim = (facts.cut, str(facts.codebook_dim)) if facts.cut else ("-", "-")
         row = [name, str(facts.image_size), cut, shape, dim, f"{facts.features:,}"]
-        rows.append([*row, f"{facts.bytes / 1e6:.1f}", f"{facts.flops / 1e9:.2f}", f"{facts.images_per_second:.0f}"])
+        rows.append([*row, f"{facts.bytes / 1e6:.1f}", f"{facts.flops / 1e9:.2f}", f"{facts.images_per_second:.3g}"])
     print(table(COLUMNS, rows))
     print(f"images/s: forward passes of 8 images with random weights, {torch.get_num_threads()} threads")
     if not settings.names:
