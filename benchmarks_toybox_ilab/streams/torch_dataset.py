@@ -43,19 +43,28 @@ class FrameDataset(Dataset):
         return (image if self.transform is None else self.transform(image)), self.targets[index]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PixelTransform:
-    """PIL image -> `(3, size, size)` uint8, resized with Pillow's antialiased bilinear filter.
+    """PIL image -> `(3, size, size)` uint8, resized with one of Pillow's antialiased filters.
 
     The aspect ratio is not kept, as in the paper. The repr describes the whole transform, so it can key a cache.
+
+    Args:
+        size: Side in pixels.
+        interpolation: Name of the filter: `bilinear`, `bicubic` or another of `PIL.Image.Resampling`, in lower case.
     """
 
     size: int = 224
+    interpolation: str = "bilinear"
+
+    def __repr__(self) -> str:  # without the usual filter, as in the keys of older caches
+        other = f", interpolation={self.interpolation!r}" if self.interpolation != "bilinear" else ""
+        return f"PixelTransform(size={self.size}{other})"
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Transform one image."""
         image = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
-        image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        image = image.resize((self.size, self.size), Image.Resampling[self.interpolation.upper()])
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
@@ -84,9 +93,9 @@ def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.to(torch.float32).div(255).sub(mean).div(std)
 
 
-def pixel_transform(size: int = 224) -> PixelTransform:
+def pixel_transform(size: int = 224, interpolation: str = "bilinear") -> PixelTransform:
     """Transform frames to uint8, a quarter of the bytes of float32, for caches or to normalise on the accelerator."""
-    return PixelTransform(size)
+    return PixelTransform(size, interpolation)
 
 
 def imagenet_transform(size: int = 224) -> ImageNetTransform:

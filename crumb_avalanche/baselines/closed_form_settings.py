@@ -73,7 +73,7 @@ class RdaSettings(InRange):
 
 
 @dataclass(frozen=True)
-class FeatureSettings:
+class FeatureSettings(InRange):
     """Settings of the features of a classifier in closed form; the defaults are the averaged input of the head.
 
     Attributes:
@@ -89,6 +89,7 @@ class FeatureSettings:
     equal_lengths: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         if not 0 < self.power <= 1:
             raise ValueError(f"power is {self.power}; features are raised to it: above 0 and at most 1")
 

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.memory.packing import pack, unpack
-from crumb_avalanche.memory.product_quantizer import ProductQuantizer, largest_divisor
+from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.models.codebook import largest_divisor
 from crumb_avalanche.training.storage_policies import CompactBuffer
 
 

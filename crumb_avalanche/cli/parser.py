@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments, underscored
 from crumb_avalanche.runs.command_settings import (
+    BackbonesSettings,
     DemoSettings,
     ExportSettings,
     LearnerSettings,
@@ -25,6 +26,7 @@ COMMANDS = {
     "prepare": (PrepareSettings, "convert a downloaded data set to the layout that its benchmark reads"),
     "run": (RunSettings, "learn a stream with one strategy"),
     "strategies": (StrategiesSettings, "list the methods: source, what each stores, what a budget buys"),
+    "backbones": (BackbonesSettings, "list the networks: cut, map, size, and measured images per second"),
     "pretrain": (PretrainSettings, "pretrain plastic layers and codebook"),
     "report": (ReportSettings, "show finished runs as tables and pictures"),
     "teach": (TeachSettings, "teach a learner what images show"),
@@ -37,6 +39,7 @@ POSITIONAL = {
     "prepare": "NAME ",
     "report": "FOLDER [FOLDER ...] ",
     "strategies": "[NAME] ",
+    "backbones": "[NAME ...] ",
     "teach": "MODEL [SOURCE] ",
     "predict": "MODEL [SOURCE ...] ",
     "serve": "MODEL ",
@@ -143,6 +146,8 @@ def _add_positional(command: Any, settings: type) -> None:
         command.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of runs")
     if settings is StrategiesSettings:  # crumb strategies remind
         command.add_argument("name", nargs="?", metavar="NAME", help="show this method only")
+    if settings is BackbonesSettings:  # crumb backbones resnet18 timm:convnext_atto
+        command.add_argument("names", nargs="*", metavar="NAME", help="backbones; default the built-in ones")
     if settings is TeachSettings:  # crumb teach mine.safetensors clips/mug --label mug
         command.add_argument("model", metavar="MODEL", help="the learner's file; made if absent")
         command.add_argument("source", nargs="?", metavar="SOURCE", help="an image, video, folder or glob pattern")

@@ -47,9 +47,11 @@ def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
     """Load the learner, or make one if there is no file."""
     refuse_folder(path)
     if path.exists():
-        return Learner.load(path, settings.weights if settings.weights != "torchvision" else None)
-    weights = None if settings.weights == "none" else settings.weights
-    return Learner(settings.method, settings.backbone, weights, settings.image_size, settings.budget_bytes)
+        return Learner.load(path, settings.weights)
+    weights = None if settings.weights == "none" else settings.weights or "torchvision"
+    return Learner(
+        settings.method, settings.backbone, weights, settings.image_size, settings.budget_bytes, settings.cut_layer
+    )
 
 
 def source_of(settings: TeachSettings) -> str | Clip | None:

@@ -29,7 +29,8 @@ def pooled_features(model: SplitModel, images: Tensor) -> Tensor:
 class FeatureMoments:
     """Compute means and deviations over locations, of the feature map and of the head's input.
 
-    Absolute values are raised to a power, which makes the skewed activations more Gaussian.
+    Absolute values are raised to a power, which makes the skewed activations more Gaussian. Of a transformer's map,
+    class token and registers do not count; its class token is the head's input, if the network has one.
 
     Args:
         maps: include moments of the feature map that enters the plastic layers.
@@ -57,7 +58,7 @@ class FeatureMoments:
         with evaluating(model):
             before_head = head_input(model, maps)
         moments: list[Tensor] = []
-        for values in (maps, before_head) if self.maps else (before_head,):
+        for values in (model.places(maps), before_head) if self.maps else (before_head,):
             moments += [values] if values.dim() == 2 else mean_and_deviation(values)[: 1 + self.deviations]
         raised = [values.sign() * values.abs() ** self.power for values in moments]
         if self.equal_lengths:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.evidence import TEMPERATURES, evidence
-from crumb_avalanche.learner.graph import OPERATORS, Familiarity, Graph, Probabilities
+from crumb_avalanche.learner.graph import FILTERS, OPERATORS, Familiarity, Graph, Probabilities
 from crumb_avalanche.learner.kinds import KINDS, REPLAY
 from crumb_avalanche.learner.learner import AT_A_TIME, Learner, NothingTaughtError
 from crumb_avalanche.learner.pixels import batches
@@ -109,6 +109,11 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
                 f"a learner by replay ({learner.method}) cannot be exported; those in closed form can: "
                 f"{', '.join(KINDS)}"
             )
+        if learner.network.interpolation not in FILTERS:
+            raise ExportError(
+                f"{learner.network.backbone} takes images resized with {learner.network.interpolation}, which is "
+                f"not exported; {' and '.join(FILTERS)} are"
+            )
         graph = onnx_graph(learner)
         session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
         parity = compare(learner, session, _noise(learner.network.image_size) if images is None else images)
@@ -182,7 +187,7 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
     known, size = learner._knowledge, learner.network.image_size
     count, error, other, familiarity_error, other_known = 0, 0.0, 0, 0.0, 0
     for some in _pieces(frame for clip in clips_of(images, on_bad="skip") for frame in clip.frames):
-        ((_, pixels),) = batches(some, AT_A_TIME, size)
+        ((_, pixels),) = batches(some, AT_A_TIME, size, learner.network.interpolation)
         features = learner._features(learner.network.model, pixels)
         scores = known.statistics.scores(features)[:, known.taught].numpy()
         familiarity = known.confidence.familiarity(evidence(known.statistics, features)).numpy()

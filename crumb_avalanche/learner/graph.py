@@ -18,21 +18,36 @@ from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.models.split_model import SplitModel
 
 
+def _triangle(distances: Tensor) -> Tensor:
+    return (1 - distances).clamp_min(0)
+
+
+def _cubic(distances: Tensor) -> Tensor:
+    """Return Pillow's bicubic filter (Catmull-Rom: the parameter is -0.5)."""
+    near = (1.5 * distances - 2.5) * distances**2 + 1
+    far = ((2.5 - 0.5 * distances) * distances - 4) * distances + 2
+    return torch.where(distances < 1, near, torch.where(distances < 2, far, torch.zeros_like(distances)))
+
+
+FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
+
+
 class Resize(nn.Module):
     """Resize ``(B, H, W, 3)`` uint8 images of any size; ``(B, 3, size, size)`` float64 pixels, whole numbers 0 to 255.
 
-    Two matrix products with the weights of Pillow's triangle filter, which are multiples of ``2**-22``, so that their
+    Two matrix products with the weights of Pillow's filter, which are multiples of ``2**-22``, so that their
     sums are exact in double precision. The result is that of ``PixelTransform``, or one level beside it: of pixels with
     a tie, and of images that Pillow resizes along their height first. ONNX's own ``Resize`` with ``antialias=1`` is up
     to 19 levels from Pillow in ONNX Runtime.
 
     Args:
         size: side in pixels of the results.
+        interpolation: ``bilinear`` or ``bicubic``.
     """
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, interpolation: str = "bilinear"):
         super().__init__()
-        self.size = size
+        self.size, self.filter = size, FILTERS[interpolation]
 
     def forward(self, images: Tensor) -> Tensor:
         pixels = images.permute(0, 3, 1, 2).double()
@@ -40,7 +55,7 @@ class Resize(nn.Module):
         return _shifted(self._weights(images.shape[1], images.device, 1) @ pixels)
 
     def _weights(self, length: int, device: torch.device, axis: int) -> Tensor:
-        """Compute ``2**22`` times the weights of the triangle filter, from ``length`` pixels on ``axis`` to ``size``.
+        """Compute ``2**22`` times the weights of the filter, from ``length`` pixels on ``axis`` to ``size``.
 
         Not transposed afterwards: ONNX Runtime before 1.20 has no product with a transposed matrix of doubles.
         """
@@ -49,7 +64,7 @@ class Resize(nn.Module):
         scale = (places[-1:] + 1) / self.size
         centres = (torch.arange(self.size, device=device).double() + 0.5) * scale
         differences = places.unsqueeze(1 - axis) - centres.unsqueeze(axis)
-        weights = (1 - (differences + 0.5).abs() * (1 / scale.clamp_min(1))).clamp_min(0)
+        weights = self.filter((differences + 0.5).abs() * (1 / scale.clamp_min(1)))
         return (weights / weights.sum(axis, keepdim=True) * 2**22 + 0.5).floor()
 
 
@@ -67,7 +82,7 @@ class Features(nn.Module):
 
     def __init__(self, model: SplitModel, moments: FeatureMoments):
         super().__init__()
-        self.extract, self.moments = model.feature_extractor, moments
+        self.extract, self.moments, self.grid = model.feature_extractor, moments, model.places
         self.mean, self.std, self.scale = model.pixel_mean, model.pixel_std, model.feature_scale
         names = [name for name, _ in model.plastic_layers.named_children()]
         self.below_head = model.plastic_layers[: names.index(model.head)].eval()
@@ -76,7 +91,7 @@ class Features(nn.Module):
         maps = self.extract((pixels.float() / 255 - self.mean) / self.std) * self.scale
         used = [self.below_head(maps)]
         parts: list[Tensor] = []
-        for values in [maps, *used] if self.moments.maps else used:
+        for values in [self.grid(maps), *used] if self.moments.maps else used:
             if values.dim() == 2:
                 parts.append(values)
                 continue
@@ -247,7 +262,7 @@ class Graph(nn.Module):
         further: Iterable[nn.Module] = (),
     ):
         super().__init__()
-        self.resize, self.features = Resize(size), Features(model, moments)
+        self.resize, self.features = Resize(size, model.interpolation), Features(model, moments)
         self.classifier = CLASSIFIERS[type(statistics)](statistics)
         self.further = nn.ModuleList(further)
 

@@ -49,11 +49,13 @@ class Learner:
     Args:
         method: ``recommended`` (``rda``), or another of ``KINDS``: ``slda``, ``ncm``, ``ranpac``; or of ``REPLAY``,
             which train the layers after the cut: ``crumb``, ``remind``, ``er``, ``icarl``.
-        backbone: a name in ``BACKBONES``.
-        weights: ``"torchvision"`` downloads its ImageNet weights; or a weight file.
-        image_size: side in pixels to which images are resized.
+        backbone: a name in ``BACKBONES``, or ``timm:NAME``.
+        weights: ``"torchvision"`` or ``"timm"`` downloads the weights that the network's library publishes; or a weight
+            file.
+        image_size: side in pixels to which images are resized; default 224, or that of a network of timm.
         budget_bytes: most bytes of what is learned; default the size of the network. If it is full, ``teach`` says what
             gives way. Trained layers count as part of the network.
+        cut_layer: where the network is cut, if not at the usual layer; see ``split_backbone``.
 
     Attributes:
         lessons: what each call of ``teach`` did, in order.
@@ -65,13 +67,14 @@ class Learner:
         method: str = "recommended",
         backbone: str = "squeezenet1_0",
         weights: str | os.PathLike | None = "torchvision",
-        image_size: int = 224,
+        image_size: int | None = None,
         budget_bytes: int | None = None,
+        cut_layer: int | str | None = None,
     ):
         method = RECOMMENDED if method == "recommended" else method
         if method not in {**KINDS, **REPLAY}:
             raise ValueError(f"method is {method!r}; known are recommended, {', '.join([*KINDS, *REPLAY])}")
-        self._set_up(method, FrozenNetwork.build(backbone, weights, image_size), budget_bytes)
+        self._set_up(method, FrozenNetwork.build(backbone, weights, image_size, cut_layer), budget_bytes)
 
     def _set_up(self, method: str, network: FrozenNetwork, budget_bytes: int | None) -> None:
         """Initialise a learner without classes."""
@@ -142,7 +145,7 @@ class Learner:
 
     def _values(self, clip: Clip) -> Iterator[tuple[list[str], Tensor]]:
         """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""
-        for paths, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size):
+        for paths, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size, self.network.interpolation):
             with self._lock:  # the network's hooks serve one batch at a time
                 values = self._features(self.network.model, pixels)
             yield paths, values
@@ -209,12 +212,12 @@ class Learner:
         """
         if not self.classes:
             raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
-        pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, self.network.image_size)]
+        size, interpolation = self.network.image_size, self.network.interpolation
+        pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, size, interpolation)]
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
         with self._lock:
             shares = self._knowledge.explain(self.network.model, self._features, pixels[0])
-        size = (self.network.image_size,) * 2
         return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
 
     # What is known

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of, source_of
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
-SOURCES = {"torchvision": "torchvision's ImageNet weights (BSD-3-Clause)"}
+TORCHVISION = "torchvision's ImageNet weights (BSD-3-Clause)"
+PUBLISHED = ("torchvision", "timm")  # weights that are downloaded
 
 
 class NetworkError(ValueError):
@@ -38,7 +40,7 @@ class FrozenNetwork:
 
     @property
     def backbone(self) -> str:
-        """Its name in ``BACKBONES``."""
+        """Its name, as for ``split_backbone``."""
         return self.arguments["name"]
 
     @property
@@ -46,12 +48,35 @@ class FrozenNetwork:
         """Side in pixels of the images."""
         return self.arguments["image_size"]
 
+    @property
+    def interpolation(self) -> str:
+        """Filter that images are resized with."""
+        return self.model.interpolation
+
     @classmethod
-    def build(cls, backbone: str, weights: str | os.PathLike | None, image_size: int) -> "FrozenNetwork":
-        """Build a network with weights of torchvision or of a file; see ``split_backbone``."""
+    def build(
+        cls,
+        backbone: str,
+        weights: str | os.PathLike | None,
+        image_size: int | None = None,
+        cut_layer: int | str | None = None,
+    ) -> "FrozenNetwork":
+        """Build a network with published weights or those of a file; see ``split_backbone``."""
+        expected = preprocessing_of(backbone)
+        arguments: dict[str, Any] = {"name": full_name(backbone), "image_size": image_size or expected.size}
+        if is_timm(backbone):
+            arguments["preprocessing"] = expected.as_dict()
+        if cut_layer is not None:
+            arguments["cut_layer"] = cut_layer
+        return cls.of_arguments(arguments, weights)
+
+    @classmethod
+    def of_arguments(cls, arguments: dict[str, Any], weights: str | os.PathLike | None) -> "FrozenNetwork":
+        """Build a network from the ``arguments`` of another, with published weights or those of a file."""
         name = str(weights) if weights is not None else None
-        source = SOURCES.get(name or "", f"the file {os.path.basename(name)}" if name else "random weights")
-        arguments = {"name": backbone, "image_size": image_size}
+        source = f"the file {os.path.basename(name)}" if name else "random weights"
+        if name in PUBLISHED:
+            source = source_of(arguments["name"]) if is_timm(arguments["name"]) else TORCHVISION
         return cls._of(_model(name, arguments), arguments, source)
 
     @classmethod

@@ -46,7 +46,7 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Image.Image]]:
 
 
 def batches(
-    frames: Iterable[tuple[str, Image.Image]], size: int, image_size: int
+    frames: Iterable[tuple[str, Image.Image]], size: int, image_size: int, interpolation: str = "bilinear"
 ) -> "Iterator[tuple[list[str], torch.Tensor]]":
     """Yield images in batches, resized to a square as `crumb run` does (`PixelTransform`).
 
@@ -57,6 +57,7 @@ def batches(
         frames: Pairs of path and image, such as `Clip.frames`.
         size: Number of images in a batch; the last one may have less.
         image_size: Side in pixels.
+        interpolation: Filter, as for `PixelTransform`.
 
     Yields:
         The paths, and `(B, 3, image_size, image_size)` uint8.
@@ -68,7 +69,8 @@ def batches(
 
     from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 
-    size, transform = whole_number("size", size, 1), PixelTransform(whole_number("image_size", image_size, 1))
+    size, side = whole_number("size", size, 1), whole_number("image_size", image_size, 1)
+    transform = PixelTransform(side, interpolation)
     paths: list[str] = []
     pixels: list[torch.Tensor] = []
     for path, image in frames:

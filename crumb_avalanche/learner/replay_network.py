@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from crumb_avalanche.memory.product_quantizer import ProductQuantizer
+from crumb_avalanche.models.backbones import usual_codebook_dim
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.feature_memo import FeatureMemo
 from crumb_avalanche.models.penultimate import penultimate
@@ -39,8 +40,7 @@ class ReplayNetwork:
         self.model: SplitModel = copy.deepcopy(frozen, {id(frozen.feature_extractor): frozen.feature_extractor})
         _freeze_norms(self.model.plastic_layers)
         if codebook:
-            self.model.codebook = Codebook()
-            self.model.codebook.groups(self.model.map_shape[0])
+            self.model.codebook = Codebook(codebook_dim=usual_codebook_dim(self.model))
         if images:
             self.model.use_feature_memo(FeatureMemo(REMEMBERED_MAPS))
         self.quantizer: ProductQuantizer | None = None
@@ -119,7 +119,11 @@ class ReplayNetwork:
 def _freeze_norms(layers: nn.Module) -> None:
     """Freeze statistics and weights of batch norms: a clip of one class says nothing of those of all images."""
     for name, layer in layers.named_children():
-        if isinstance(layer, nn.BatchNorm2d):
+        if isinstance(layer, nn.BatchNorm2d) and type(layer) is not nn.BatchNorm2d:  # of timm, with its activation
+            from timm.utils.model import freeze_batch_norm_2d
+
+            setattr(layers, name, freeze_batch_norm_2d(layer))
+        elif isinstance(layer, nn.BatchNorm2d):
             from torchvision.ops.misc import FrozenBatchNorm2d  # takes a second to import
 
             frozen = FrozenBatchNorm2d(layer.num_features, layer.eps)

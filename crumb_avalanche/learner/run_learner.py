@@ -51,6 +51,7 @@ class RunLearner:
         saved = load_to_answer(Path(path) / LEARNER if os.path.isdir(path) else path)
         self._strategy, header = saved.strategy, saved.header
         self.method, self.image_size = header.strategy, int(header.transform["size"])
+        self._interpolation = header.transform["interpolation"]
         self.classes = [ClassInfo(one["name"], one["images"], 0) for one in header.classes]
         self._labels = [one["label"] for one in header.classes]
         self._outputs = OutputsPlugin()
@@ -67,7 +68,7 @@ class RunLearner:
         """Answer for each image and clip of a source, in order; see ``Learner.predict_all``."""
         for clip in clips_of(source, on_bad=on_bad, report=report):
             paths, outputs = [], []
-            for some, pixels in batches(clip.frames, AT_A_TIME, self.image_size):
+            for some, pixels in batches(clip.frames, AT_A_TIME, self.image_size, self._interpolation):
                 paths += some
                 with self._lock:
                     outputs.append(self._evaluate(pixels))

@@ -15,7 +15,7 @@ import torch
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.file import FORMAT as FORMAT_OF_RUNS
 from crumb_avalanche.learner.file import LEARNER, LearnerError
-from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
+from crumb_avalanche.learner.network import PUBLISHED, FrozenNetwork, NetworkError
 from crumb_avalanche.learner.of_run import learner_of_run
 from crumb_avalanche.learner.thumbnails import counts_of
 from crumb_avalanche.models.weights import WeightsError
@@ -158,14 +158,15 @@ def _network(
     path: str | os.PathLike, header: dict[str, Any], state: dict | None, weights: str | os.PathLike | None
 ) -> FrozenNetwork:
     described = header["network"]
-    if state is not None and weights in (None, "torchvision"):  # which are there already, if they are the same
+    if state is not None and weights in (None, *PUBLISHED):  # which are there already, if they are the same
         return FrozenNetwork.of_state(described, state)
     if weights is None:
         raise LearnerError(
             f"{Path(path).name} holds no weights: give those of {described['source']}, SHA-256 "
-            f"{described['weights_sha256'][:12]}..., with weights=FILE or weights='torchvision' (--weights of crumb)"
+            f"{described['weights_sha256'][:12]}..., with weights=FILE, or 'torchvision' or 'timm' to download them "
+            "(--weights of crumb)"
         )
-    network = FrozenNetwork.build(described["arguments"]["name"], weights, described["arguments"]["image_size"])
+    network = FrozenNetwork.of_arguments(described["arguments"], weights)
     network.check_hash(described["weights_sha256"])
     return network
 

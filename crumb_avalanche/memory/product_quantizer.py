@@ -10,14 +10,10 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
+from crumb_avalanche.models.codebook import largest_divisor
 from crumb_avalanche.models.search import nearest_rows
 
 LARGEST_TABLE = 256  # a code is a byte
-
-
-def largest_divisor(channels: int, limit: int) -> int:
-    """Return the largest divisor of ``channels`` up to ``limit``."""
-    return next(number for number in range(min(limit, channels), 0, -1) if channels % number == 0)
 
 
 class ProductQuantizer(nn.Module):

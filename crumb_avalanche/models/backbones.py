@@ -1,4 +1,4 @@
-"""Splits of known networks; ``split_at`` splits any other.
+"""Splits of known networks, and of timm's by name; ``split_at`` splits any other.
 
 Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``features[8]``.
 """
@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.backbone_names import PREFIX, is_timm, preprocessing_of
+from crumb_avalanche.models.codebook import Codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.networks import NETWORKS
+from crumb_avalanche.models.preprocessing import Preprocessing
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, check_and_load, check_hub_name, read_weights
 from crumb_avalanche.system.atomic_file import cured
@@ -207,41 +209,86 @@ def _downloaded(weights: Any, name: str) -> dict[str, torch.Tensor]:
         ) from error
 
 
+CODEBOOK_DIM = 16  # the paper's
+
+
+def usual_codebook_dim(model: SplitModel) -> int:
+    """Return the length of memory blocks that suits a model: 16, or the largest divisor of its channels below."""
+    return largest_divisor(model.map_shape[0], CODEBOOK_DIM)
+
+
 def split_backbone(
     name: str = "squeezenet1_0",
     weights: str | None = "torchvision",
     *,
     n_classes: int,
     codebook: Codebook | bool | None = True,
-    cut_layer: int | None = None,
+    cut_layer: int | str | None = None,
     relu_logits: bool = False,
     head_kernel: int = 1,
-    image_size: int = 224,
+    image_size: int | None = None,
+    preprocessing: dict[str, Any] | None = None,
 ) -> SplitModel:
-    """Split a torchvision network and give it a new head.
+    """Split a network of torchvision or timm and give it a new head.
 
     Args:
-        name: one of ``BACKBONES``. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14 (MobileNetV2) and
-            512x7x7 (ResNet-18); ``small_cnn`` gives 128x8x8 at 64 pixels. ``slim_resnet18``, ``resnet32`` and ``mlp``
-            are Avalanche's, for small images, and are not cut.
-        weights: ``"torchvision"`` downloads ImageNet weights from torchvision; a path reads a ``.npz``,
-            ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
+        name: one of ``BACKBONES``, or ``timm:NAME`` for a network of timm (extra ``timm``), with the last stage, or the
+            last block of a transformer, after the cut. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14
+            (MobileNetV2) and 512x7x7 (ResNet-18); ``small_cnn`` gives 128x8x8 at 64 pixels. ``slim_resnet18``,
+            ``resnet32`` and ``mlp`` are Avalanche's, for small images, and are not cut.
+        weights: ``"torchvision"`` or ``"timm"`` downloads the weights that the library of the network publishes; a path
+            reads a ``.npz``, ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
         n_classes: outputs of the new head.
-        codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256 memory blocks of 16 values,
-            unless F is empty; ``None`` makes a model without one.
-        cut_layer: number of leading ``features`` modules (ResNet-18: see ``_resnet18``) in F; default the
-            paper's. 0 leaves F empty: the whole network is plastic, and its maps are the normalised images.
+        codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256 memory blocks of 16 values (see
+            ``usual_codebook_dim``), unless F is empty; ``None`` makes a model without one.
+        cut_layer: number of leading ``features`` modules (ResNet-18: see ``_resnet18``; timm: of stages) in F, or for
+            timm the name of its last module; default the paper's. 0 leaves F empty: the whole network is plastic, and
+            its maps are the normalised images.
         relu_logits: put a ReLU between SqueezeNet's last convolution and the pool (the reference code).
         head_kernel: kernel of SqueezeNet's last convolution, 1 (torchvision) or 3 (the reference code).
-        image_size: side of the images in pixels.
+        image_size: side of the images in pixels; default 224, or that of a network of timm.
+        preprocessing: ``Preprocessing.as_dict()``, instead of that of the network's name.
 
     Raises:
+        ImportError: timm is needed and not installed.
         ValueError: unknown name, or a cut beyond the last layer.
         WeightsError: weights that cannot be read or are another model's.
     """
-    if name not in BACKBONES:
-        raise ValueError(f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)}; for others use split_at")
+    timm = is_timm(name)
+    if name not in BACKBONES and not timm:
+        raise ValueError(
+            f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)} and {PREFIX}NAME for those of timm; for "
+            "others use split_at"
+        )
+    wanted = Preprocessing(**preprocessing) if preprocessing else preprocessing_of(name)
+    image_size = image_size or wanted.size
+    if timm:
+        _only_squeezenet(relu_logits, head_kernel)
+        from crumb_avalanche.models.timm_backbones import split_timm
+
+        source = "timm" if weights == "torchvision" else weights
+        model = split_timm(name, source, n_classes=n_classes, cut_layer=cut_layer, image_size=image_size)
+        model.set_normalization(wanted.mean, wanted.std)
+        model.normalization_set = False  # the Normalize of a data set's own transform replaces it
+        model.interpolation = wanted.interpolation
+    else:
+        model = _split_own(name, weights, cut_layer, relu_logits, head_kernel, image_size)
+        model.reset_head(n_classes)
+    if isinstance(codebook, bool):
+        codebook = Codebook(codebook_dim=usual_codebook_dim(model)) if codebook and len(model.stages) else None
+    if codebook is not None:
+        codebook.groups(model.map_shape[0])
+    model.codebook = codebook
+    return model
+
+
+def _split_own(
+    name: str, weights: str | None, cut_layer: int | str | None, relu_logits: bool, head_kernel: int, image_size: int
+) -> SplitModel:
+    """Split one of ``BACKBONES``, without a codebook, and keep its head."""
     split, default_cut = BACKBONES[name]
+    if isinstance(cut_layer, str):
+        raise ValueError(f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: give a number")
     network = _network(name, image_size)
     if weights == "torchvision":
         from torchvision import models  # takes seconds and 170 MB to import
@@ -257,21 +304,17 @@ def split_backbone(
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))
     cut_layer = default_cut if cut_layer is None else cut_layer
-    if isinstance(codebook, bool):
-        codebook = Codebook() if codebook and cut_layer else None
     model = split(
         network,
         cut_layer=cut_layer,
         relu_logits=relu_logits,
         head_kernel=head_kernel,
-        codebook=codebook,
         image_size=image_size,
     )
     frozen = len(model.feature_extractor)
     if frozen != cut_layer:  # a slice beyond the end raises nothing
         layers = frozen + len(model.plastic_layers.features)
         raise ValueError(f"cut_layer is {cut_layer}, but {name} has {layers} layers to cut at; give 0 to {layers}")
-    model.reset_head(n_classes)
     return model
 
 

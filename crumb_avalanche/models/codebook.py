@@ -15,6 +15,11 @@ def code_dtype(codebook_size: int) -> torch.dtype:
     return torch.uint8 if codebook_size <= 256 else torch.int16
 
 
+def largest_divisor(channels: int, limit: int) -> int:
+    """Return the largest divisor of ``channels`` up to ``limit``."""
+    return next(number for number in range(min(limit, channels), 0, -1) if channels % number == 0)
+
+
 class RowsByNumber(torch.autograd.Function):
     """``functional.embedding`` with a gradient of the same bits that takes less than half the time on a CPU."""
 
@@ -84,7 +89,8 @@ class Codebook(nn.Module):
         if channels % self.codebook_dim:
             raise ValueError(
                 f"the feature map has {channels} channels, which codebook_dim={self.codebook_dim} does not divide; "
-                "choose another codebook_dim, or a cut_layer whose channel count it divides"
+                f"choose another codebook_dim, such as {largest_divisor(channels, self.codebook_dim)}, or a cut_layer "
+                "whose channel count it divides"
             )
         return channels // self.codebook_dim
 

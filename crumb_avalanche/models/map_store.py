@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
 from crumb_avalanche.models.finite import LARGEST_FEATURE, check_maps
+from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.progress import progress_bar
@@ -93,8 +94,8 @@ class MapStore:
 
     The file takes ``4 * C * H * W`` bytes per map (346,112 for 512x13x13), half of that at half precision; it is sparse
     until filled. Its name is a hash of everything that decides F(x): the layers and weights of F, its precision, the
-    kind of device, the shapes, and ``key``. Maps are stored before the feature scale. Several processes may fill one
-    store at the same time.
+    kind of device, the shapes, the normalisation of pixels if it is not ImageNet's, and ``key``. Maps are stored before
+    the feature scale. Several processes may fill one store at the same time.
 
     ``dataset`` verifies the checksum of each map that this process has not verified yet; a damaged map is computed
     again, with a warning. Every later reading verifies it, too, and raises where the file was changed in between. Maps
@@ -131,6 +132,7 @@ class MapStore:
         compiled = "compiled" if model.is_compiled else "eager"
         what = f"{weights_hash(model.feature_extractor)} {_structure(model.feature_extractor)} {model.precision} "
         what += f"{compiled} {model.pixel_mean.device.type} {(count, *model.map_shape)} {key}{' half' * half}"
+        what += _normalisation(model)
         path = Path(folder) / hashlib.sha256(what.encode()).hexdigest()[:24]
         self.model = model
         self.workers = workers
@@ -143,6 +145,7 @@ class MapStore:
         self.seconds = 0.0
         self.filled = 0
         self.damaged = 0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._writing():
             complete = self._open()
         self._verified = np.zeros(count, np.uint64)  # entries of the maps that this process has verified, else 0
@@ -153,7 +156,6 @@ class MapStore:
 
     def _open(self) -> bool:
         """Open both files, at their full size; returns whether the file of maps had it before."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         size = self.count * self.bytes_per_map
         if not self.path.is_file() or self.path.stat().st_size != size:
             # First, since a file of full size would make it count again.
@@ -338,6 +340,13 @@ def _structure(network: nn.Module) -> str:
     """Return layers and code of traced parts; a hash of weights does not cover layers without weights."""
     code = [part.code for part in network.modules() if isinstance(part, GraphModule)]
     return "\n".join([repr(network), *code])
+
+
+def _normalisation(model: SplitModel) -> str:
+    """Return how F normalises pixels, if it is not the usual way."""
+    mean, std = (tuple(one.flatten().tolist()) for one in (model.pixel_mean, model.pixel_std))
+    usual = tuple(tuple(torch.tensor(one).tolist()) for one in (PIXEL_MEAN, PIXEL_STD))
+    return "" if (mean, std) == usual else f" {mean} {std}"
 
 
 def _entry(values: np.ndarray) -> np.uint64:

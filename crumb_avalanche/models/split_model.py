@@ -5,6 +5,7 @@ Paper: "Feature extraction and classification". F is never trained, and its batc
 
 import contextlib
 import copy
+import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,13 +23,12 @@ from crumb_avalanche.models.finite import check_maps
 from crumb_avalanche.models.layers import AveragingConv2d, replace_dropout
 from crumb_avalanche.models.penultimate import head_input
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
+from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.stopwatch import Stopwatch
 
 # The paper's learning rate of 1e-3 suits maps whose positive values have the standard deviation of torchvision's
 # SqueezeNet-1.0 maps; the maps of other weights are scaled to it.
 REFERENCE_SCALE = 14.0
-PIXEL_MEAN = (0.485, 0.456, 0.406)
-PIXEL_STD = (0.229, 0.224, 0.225)
 # Most images that F and P take at a time on a CPU. They fit its caches: a third faster than batches of 24 for F and of
 # 128 for P. Convolutions treat each image of a batch of 2 to 8 alike, so a map does not depend on its batch.
 IMAGES_AT_A_TIME = 8
@@ -48,6 +48,25 @@ class ForwardRecord:
     images: Tensor
     feature_map: Tensor
     codes: Tensor | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of what the stages of a network return.
+
+    Attributes:
+        prefix_tokens: number of class tokens and registers before the patches of a transformer.
+        channels_last: whether maps are ``(B, H, W, C)``.
+    """
+
+    prefix_tokens: int = 0
+    channels_last: bool = False
+
+    def grid(self, tokens: int) -> tuple[int, int]:
+        """Return height and width of the patches among a number of tokens; images are square."""
+        patches = tokens - self.prefix_tokens
+        side = math.isqrt(patches)
+        return (side, side) if side**2 == patches else (patches, 1)
 
 
 class SplitModel(nn.Module):
@@ -74,6 +93,11 @@ class SplitModel(nn.Module):
         normalization_set: whether ``set_normalization`` was called.
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: keeps F's output of stored images, or ``None`` (see ``use_feature_memo``).
+        interpolation: Pillow's filter that images are resized with, in lower case.
+        stages: names of modules of F whose outputs are maps or tokens, in order; the last one is the cut.
+        layout: layout of what the stages return.
+        token_grid: height and width of the grid of patches if the map is ``(B, C, N, 1)`` tokens with others before
+            the patches; else ``None``.
     """
 
     def __init__(
@@ -95,6 +119,10 @@ class SplitModel(nn.Module):
         self.precision = "fp32"
         self.calibrated = False
         self.normalization_set = False
+        self.interpolation = "bilinear"
+        self.stages = tuple(name for name, _ in feature_extractor.named_children())
+        self.layout = Layout()
+        self.token_grid: tuple[int, int] | None = None
         self._map_hooks: OrderedDict[int, Callable[[ForwardRecord], None]] = OrderedDict()
         self.stopwatch = Stopwatch()
         self.feature_memo: FeatureMemo | None = None
@@ -310,6 +338,12 @@ class SplitModel(nn.Module):
         # One pass over the memory if a cache gives half precision or another order of axes.
         copied = maps.to(torch.float32, memory_format=torch.channels_last)
         return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)
+
+    def places(self, maps: Tensor) -> Tensor:
+        """Return the part of ``(B, C, H, W)`` maps that is a grid on the image: without class token and registers."""
+        if self.token_grid is None:
+            return maps
+        return maps[:, :, -math.prod(self.token_grid) :, 0].unflatten(2, self.token_grid)
 
     def encode(self, feature_map: Tensor) -> Tensor:
         """Encode maps ``(B, C, H, W)`` as codes ``(B, G, H, W)``."""

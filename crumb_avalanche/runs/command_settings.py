@@ -14,10 +14,12 @@ class PretrainSettings:
         dataset_root: folder that holds a torchvision data set or receives its download.
         output: the .safetensors file to write. An interrupted pretraining resumes from the folder OUTPUT.checkpoints.
         overwrite: replace an existing file.
-        weights: 'torchvision' (downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
-        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
-        cut_layer: number of leading layers that are frozen; default the paper's cut.
-        image_size: resize images to this many pixels square.
+        weights: 'torchvision' or 'timm' (both download what the backbone's library publishes), a .npz, .safetensors or
+            .pth file, or 'none' for random weights.
+        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18, small_cnn or timm:NAME.
+        cut_layer: number of leading layers that are frozen, or for timm:NAME of stages or the name of the last frozen
+            module; default the paper's cut.
+        image_size: resize images to this many pixels square; default 224, or what timm:NAME was trained with.
         images_per_class: number of images of each class to use; 0 takes all.
         epochs: passes over the images.
         batch_size: images per batch.
@@ -25,7 +27,7 @@ class PretrainSettings:
         momentum: of SGD.
         weight_decay: of SGD.
         codebook_size: number of memory blocks.
-        codebook_dim: length of a memory block.
+        codebook_dim: length of a memory block; default 16, or the largest divisor below of timm:NAME's channels.
         codebook_init: matched, dense_matched, normal, uniform, sampled, kmeans or spherical.
         direct_weight: weight of the direct loss (alpha of eq. 3).
         codebook_weight: weight of the codebook-out loss (beta of eq. 3).
@@ -47,8 +49,8 @@ class PretrainSettings:
     overwrite: bool = False
     weights: str = "torchvision"
     backbone: str = "squeezenet1_0"
-    cut_layer: int | None = None
-    image_size: int = 224
+    cut_layer: int | str | None = None
+    image_size: int | None = None
     images_per_class: int = 0
     epochs: int = 10
     batch_size: int = 128
@@ -56,7 +58,7 @@ class PretrainSettings:
     momentum: float = 0.9
     weight_decay: float = 1e-4
     codebook_size: int = 256
-    codebook_dim: int = 16
+    codebook_dim: int | None = None
     codebook_init: str = "matched"
     direct_weight: float = 1.0
     codebook_weight: float = 1.0
@@ -139,6 +141,21 @@ class StrategiesSettings:
 
 
 @dataclass
+class BackbonesSettings:
+    """List backbones: cut, map, size, and images per second measured on this computer with random weights.
+
+    Attributes:
+        names: backbones such as resnet18 or timm:vit_small_patch16_224; default the built-in ones.
+        image_size: side of the images in pixels; default that of the backbone.
+        threads: CPU threads; 0 takes one per core.
+    """
+
+    names: list[str]
+    image_size: int | None = None
+    threads: int = 0
+
+
+@dataclass
 class TeachSettings:
     """Teach a learner what images show: makes the file MODEL or goes on with it.
 
@@ -149,9 +166,11 @@ class TeachSettings:
         camera: learn from this camera instead of a source, such as 0.
         seconds: how long to watch the camera.
         method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
-        weights: for a new MODEL, or one without weights: 'torchvision' (downloads) or a weight file.
-        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
-        image_size: for a new MODEL: resize images to this many pixels square.
+        weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download) or a weight file;
+            default that of the backbone's library.
+        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18, small_cnn or timm:NAME.
+        cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
+        image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
         without_weights: leave the network's weights out of the file, which is then smaller but needs --weights.
         thumbnails: keep a JPEG of 64 pixels of each class, one a lesson; else no image is kept.
@@ -166,9 +185,10 @@ class TeachSettings:
     camera: str | None = None
     seconds: float = 10.0
     method: str = "recommended"
-    weights: str = "torchvision"
+    weights: str | None = None
     backbone: str = "squeezenet1_0"
-    image_size: int = 224
+    cut_layer: int | str | None = None
+    image_size: int | None = None
     budget_bytes: int | None = None
     without_weights: bool = False
     thumbnails: bool = False
@@ -189,7 +209,7 @@ class PredictSettings:
         json: print one JSON object a line.
         csv: print comma-separated values.
         html: also write this page of all answers, with images, runners-up and heat maps, mistakes first.
-        weights: for a MODEL without weights: 'torchvision' (downloads) or a weight file.
+        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
         threads: CPU threads; 0 takes one per core.
     """
 
@@ -215,9 +235,11 @@ class ServeSettings:
         certificate: PEM file with the certificate for https.
         key: PEM file with its private key.
         method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
-        weights: for a new MODEL, or one without weights: 'torchvision' (downloads) or a weight file.
-        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18 or small_cnn.
-        image_size: for a new MODEL: resize images to this many pixels square.
+        weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download) or a weight file;
+            default that of the backbone's library.
+        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18, small_cnn or timm:NAME.
+        cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
+        image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
         threads: CPU threads; 0 takes one per core.
     """
@@ -228,9 +250,10 @@ class ServeSettings:
     certificate: str | None = None
     key: str | None = None
     method: str = "recommended"
-    weights: str = "torchvision"
+    weights: str | None = None
     backbone: str = "squeezenet1_0"
-    image_size: int = 224
+    cut_layer: int | str | None = None
+    image_size: int | None = None
     budget_bytes: int | None = None
     threads: int = 0
 
@@ -244,7 +267,7 @@ class LearnerSettings:
         model: a learner's file.
         names: what the action needs besides.
         output: the file that merge writes.
-        weights: for a MODEL without weights: 'torchvision' (downloads) or a weight file.
+        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
     """
 
     action: str
@@ -263,7 +286,7 @@ class ExportSettings:
         to: format; onnx runs in ONNX Runtime and many others, without torch and this package.
         output: the file to write; default MODEL with the format's extension.
         images: photos on which the result is compared with the learner; default noise.
-        weights: for a MODEL without weights: 'torchvision' (downloads) or a weight file.
+        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
         threads: CPU threads; 0 takes one per core.
     """
 

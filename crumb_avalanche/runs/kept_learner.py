@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from crumb_avalanche.learner.file import LEARNER, NOT_KEPT, Keep, LearnerHeader, save_learner
-from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD
+from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
 from crumb_avalanche.runs.provenance import versions
 from crumb_avalanche.runs.session import Session, network_of
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict
@@ -39,18 +39,21 @@ def header_of(session: Session, experiences: int, keep: Keep = "full") -> Learne
     labels = [list(map(int, one.dataset.targets)) for one in benchmark.train_stream[:experiences]]
     images = Counter(label for experience in labels for label in experience)
     names = benchmark.class_names
-    blocks = model.codebook
+    blocks, expected = model.codebook, preprocessing_of(plan.backbone).as_dict()
+    network = {**network_of(plan), "n_classes": model.n_classes}
+    if is_timm(plan.backbone):
+        network["preprocessing"] = expected
     return LearnerHeader(
         strategy=plan.strategy,
         method=dict(plan.method),
         learning=asdict(plan.learning),
         mem_size=plan.capacity,
         seed=plan.run,
-        network={**network_of(plan), "n_classes": model.n_classes},
+        network=network,
         codebook=None if blocks is None else (blocks.codebook_size, blocks.codebook_dim),
         precision=plan.precision,
         evaluate_quantized=plan.evaluate_quantized,
-        transform=dict(size=plan.image_size, interpolation="bilinear", mean=PIXEL_MEAN, std=PIXEL_STD),
+        transform={**expected, "size": plan.image_size},
         classes=[dict(label=label, name=names[label], images=count) for label, count in images.items()],
         lessons=[
             dict(experience=number, labels=sorted(set(given)), images=len(given)) for number, given in enumerate(labels)

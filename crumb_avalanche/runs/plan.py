@@ -10,6 +10,7 @@ import yaml
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from crumb_avalanche.baselines.families import paper_method_settings, paper_settings
 from crumb_avalanche.baselines.method_settings import LearningSettings, method_settings
+from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
 from crumb_avalanche.runs.presets import DEFAULTS, PRESET_METHODS, PRESETS, preset_for
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, part_for
 
@@ -56,6 +57,10 @@ class RunPlan(RunSettings):
             values.setdefault(name, getattr(benchmark, name))
         given = {item.name: getattr(settings, item.name) for item in fields(RunSettings)}
         given |= {name: value for name, value in values.items() if given[name] is None}
+        if is_timm(given["backbone"]):
+            from crumb_avalanche.baselines.registry import get_strategy  # imports torch
+
+            given |= settings_of_timm(settings, given, get_strategy(strategy).codebook)
         given["method"] = asdict(method_settings(strategy, {**method, **settings.method}))
         images = benchmark.budget_images if settings.budget_images is None else settings.budget_images
         # The paper counts a budget in images of 224 pixels, also for methods whose network takes small images.
@@ -88,3 +93,27 @@ class RunPlan(RunSettings):
 
     def __str__(self) -> str:
         return yaml.safe_dump(as_dict(self), sort_keys=False)
+
+
+def settings_of_timm(settings: Any, given: dict[str, Any], codebook: bool) -> dict[str, Any]:
+    """Return the settings that follow from a backbone of timm where ``settings`` gives none.
+
+    Args:
+        settings: settings of a command, ``None`` where timm decides.
+        given: values of ``backbone`` and ``cut_layer``, and the longest ``codebook_dim``.
+        codebook: whether a codebook is trained; its ``codebook_dim`` must divide the channels of the map.
+
+    Raises:
+        ImportError: timm is not installed.
+        ValueError: timm has no network of that name, or it cannot be cut.
+    """
+    name = full_name(given["backbone"])
+    side = settings.image_size or preprocessing_of(name).size
+    found: dict[str, Any] = {"backbone": name, "image_size": side, "weights": settings.weights or "timm"}
+    if settings.codebook_dim is None and codebook and given["cut_layer"] != 0:
+        from crumb_avalanche.models.codebook import largest_divisor
+        from crumb_avalanche.models.timm_backbones import map_channels
+
+        channels = map_channels(name, given["cut_layer"], side)
+        found["codebook_dim"] = largest_divisor(channels, given["codebook_dim"])
+    return found

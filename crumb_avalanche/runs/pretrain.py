@@ -15,12 +15,15 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset, Subset
 
-from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
 from benchmarks_toybox_ilab.tables.image import open_image
+from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
+from crumb_avalanche.models.backbones import CODEBOOK_DIM
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapDataset, MapStore, files_key
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.plan import settings_of_timm
 from crumb_avalanche.runs.process import check_device, set_up_process
 from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import as_dict, part_for
@@ -46,6 +49,7 @@ def main(settings: PretrainSettings) -> None:
         tidy_up(output)
         refuse(output)
     settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
+    settings = with_defaults(settings)
     with processes(settings.device) as group:
         if group.size > 1:  # they share the cores of the machine, and one of them prints
             threads = settings.threads or max(1, (os.cpu_count() or 1) // group.local_size)
@@ -55,6 +59,13 @@ def main(settings: PretrainSettings) -> None:
             with group.leader_first():  # it may download
                 images = open_images(settings)
             pretrain_on(images, settings, group)
+
+
+def with_defaults(settings: PretrainSettings) -> PretrainSettings:
+    """Fill in the settings that are ``None``."""
+    side, dim = settings.image_size or preprocessing_of(settings.backbone).size, settings.codebook_dim or CODEBOOK_DIM
+    filled = replace(settings, image_size=side, codebook_dim=dim)
+    return replace(filled, **settings_of_timm(settings, as_dict(filled), True)) if is_timm(filled.backbone) else filled
 
 
 def checkpoints_of(output: Path) -> Path:
@@ -145,7 +156,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     # Rows count the whole data set: pretrainings on other choices of its images share the cache file.
     samples = getattr(images, "samples", None)
     names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
-    key = f"{names} {len(images)} {pixel_transform(settings.image_size)!r}"
+    key = f"{names} {len(images)} {transform_of(settings)!r}"
     decides = {name: value for name, value in as_dict(settings).items() if name not in NON_RESULT_SETTINGS}
     decides["frozen_weights"] = weights_hash(model.feature_extractor)  # a file of the same name may hold others
     if samples:
@@ -195,6 +206,12 @@ def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, store: MapSto
     return store.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
 
 
+def transform_of(settings: PretrainSettings) -> PixelTransform:
+    """Return the conversion of an image to pixels."""
+    expected = preprocessing_of(settings.backbone)
+    return pixel_transform(settings.image_size or expected.size, expected.interpolation)
+
+
 def open_images(settings: PretrainSettings) -> Dataset:
     """Open the labelled images of ``--data`` as a data set of ``uint8`` tensors with ``targets``.
 
@@ -203,7 +220,7 @@ def open_images(settings: PretrainSettings) -> Dataset:
     """
     from torchvision import datasets
 
-    transform = pixel_transform(settings.image_size)
+    transform = transform_of(settings)
     if settings.data.startswith("torchvision:"):
         name = settings.data.removeprefix("torchvision:")
         factory = getattr(datasets, name, None)

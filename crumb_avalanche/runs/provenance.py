@@ -13,7 +13,7 @@ from crumb_avalanche.runs.presets import CLIPS
 from crumb_avalanche.runs.run_folder import RESULT
 
 IMAGES = "images"  # entry of the content of all images of a clip folder
-LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu")
+LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu", "timm")
 
 
 def provenance(plan: RunPlan) -> dict[str, str]:

@@ -31,8 +31,10 @@ class RunSettings:
             the time allows.
         strategy: a name that crumb strategies lists; default rda with preset recommended, else crumb.
         backbone: squeezenet1_0 (default), squeezenet1_1, mobilenet_v2, resnet18 or small_cnn; for small images
-            also slim_resnet18, resnet32 and mlp, which have no frozen layers.
-        weights: 'torchvision' (default; downloads), a .npz, .safetensors or .pth file, or 'none' for random weights.
+            also slim_resnet18, resnet32 and mlp, which have no frozen layers; timm:NAME for any network of timm.
+            crumb backbones lists them.
+        weights: 'torchvision', or 'timm' for timm:NAME (default; both download), a .npz, .safetensors or .pth file, or
+            'none' for random weights.
         budget_images: memory budget, in raw images; default the benchmark's.
         feature_cache: folder for the cached F(x), which all runs share.
         threads: CPU threads of torch and faiss; 0 takes one per core.
@@ -60,13 +62,14 @@ class RunSettings:
         selection_rule: which images are stored: every_jth (paper), reservoir (single pass) or reference.
         budget_bytes: memory budget in bytes, instead of budget_images.
         mem_size: number of memories, instead of a budget.
-        cut_layer: number of leading layers that are frozen; default the paper's cut, 0 trains the whole network.
+        cut_layer: number of leading layers that are frozen (of timm:NAME: of stages, or the name of the last frozen
+            module); default the paper's cut, or that before the last stage; 0 trains the whole network.
         pretrained: a file written by crumb pretrain, instead of weights.
-        image_size: resize images to this many pixels square; default 224.
+        image_size: resize images to this many pixels square; default 224, or what timm:NAME was trained with.
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
         codebook_size: number of memory blocks.
-        codebook_dim: length of a memory block; default 16.
+        codebook_dim: length of a memory block; default 16, or the largest divisor below of timm:NAME's channels.
         codebook_init: matched (default), dense_matched, normal, uniform, sampled, kmeans or spherical.
         evaluate_quantized: evaluate on maps rebuilt from memory blocks, as in training.
         precision: fp32, or bf16 autocast.
@@ -116,7 +119,7 @@ class RunSettings:
     selection_rule: str | None = None
     budget_bytes: int | None = None
     mem_size: int | None = None
-    cut_layer: int | None = None
+    cut_layer: int | str | None = None
     pretrained: str | None = None
     image_size: int | None = None
     relu_logits: bool | None = None

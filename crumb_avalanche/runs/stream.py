@@ -9,6 +9,7 @@ from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.baselines.registry import get_strategy
+from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.map_store import files_key
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
@@ -57,7 +58,7 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
             bad = table.bad_rows(progress=lambda done, total: bar.update(1))
         table = table.without([row for row, _ in bad])
         skipped += [message for _, message in bad]
-    transform = pixel_transform(plan.image_size)
+    transform = pixel_transform(plan.image_size, preprocessing_of(plan.backbone).interpolation)
     benchmark = make_benchmark(
         table,
         "offline" if joint else plan.protocol,

@@ -4,7 +4,8 @@ import faiss
 import pytest
 import torch
 
-from crumb_avalanche.memory.product_quantizer import ProductQuantizer, largest_divisor
+from crumb_avalanche.memory.product_quantizer import ProductQuantizer
+from crumb_avalanche.models.codebook import largest_divisor
 
 
 def quantizer(channels=16, groups=4, centroids=256, seed=0):

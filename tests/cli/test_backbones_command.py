@@ -1,0 +1,101 @@
+"""``crumb backbones`` lists networks and measures them; runs and learners take them by name."""
+
+import json
+
+import numpy as np
+import pytest
+import timm_models  # noqa: F401 - registers networks
+import torch
+from PIL import Image
+
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.store import LearnerError
+from crumb_avalanche.runs import backbone_speed
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.settings import RunSettings
+
+DINO = "timm:small_dinov2"
+
+
+def photos(colour, count=4):
+    """Noisy ``(N, 48, 40, 3)`` images of a colour."""
+    noise = np.random.default_rng(sum(colour)).integers(0, 60, (count, 48, 40, 3))
+    return (noise + np.array(colour)).astype(np.uint8)
+
+
+def test_named_backbones_are_measured(crumb, monkeypatch):
+    monkeypatch.setattr(backbone_speed, "SECONDS", 0.01)
+    code, out, _ = crumb("backbones", "small_cnn", "timm:test_convnext")
+    assert code == 0
+    own, other = (line.split() for line in out.splitlines() if line.startswith(("small_cnn ", "timm:test_convnext")))
+    assert own[1:6] == ["64", "11", "128x8x8", "16", "384"] and float(own[-1]) > 0
+    assert other[:6] == ["timm:test_convnext.r160_in1k", "160", "stages.2", "48x10x10", "16", "160"]
+    code, _, err = crumb("backbones", "timm:test_convnex")
+    assert code == 1 and "nearest names are test_convnext" in err
+
+
+@pytest.mark.slow
+def test_built_in_backbones_and_tested_families_are_listed(crumb):
+    code, out, _ = crumb("backbones")
+    assert code == 0
+    assert all(f"\n{name} " in out for name in ("squeezenet1_0", "resnet18", "mobilenet_v2", "mlp"))
+    assert "DINOv2 with registers: timm:vit_small_patch14_reg4_dinov2" in out and "crumb-avalanche[timm]" in out
+
+
+def test_a_plan_takes_what_timm_says():
+    plan = RunPlan.of(RunSettings(backbone="timm:mobilenetv3_small_050", strategy="crumb"))
+    assert plan.backbone == "timm:mobilenetv3_small_050.lamb_in1k" and plan.weights == "timm"
+    assert plan.image_size == 224 and plan.codebook_dim == 12  # of 24 channels
+    given = RunSettings(backbone=DINO, weights="none", image_size=32, codebook_dim=8, cut_layer="blocks.0")
+    plan = RunPlan.of(given)
+    assert (plan.weights, plan.image_size, plan.codebook_dim, plan.cut_layer) == ("none", 32, 8, "blocks.0")
+    assert RunPlan.of(RunSettings(backbone=DINO, strategy="rda")).image_size == 64
+
+
+@pytest.mark.parametrize(("strategy", "backbone"), [("crumb", DINO), ("rda", "timm:small_swin")])
+def test_a_run_and_its_learner(crumb, tiny, tmp_path, strategy, backbone):
+    arguments = dict(zip(tiny[1::2], tiny[2::2]))
+    for name in ("--backbone", "--image-size", "--weights", "--codebook-dim", "--output"):
+        arguments.pop(name, None)
+    rest = [part for pair in arguments.items() for part in pair]
+    out = tmp_path / "run"
+    cache = ("--feature-cache", tmp_path / "cache")
+    code, _, err = crumb(
+        *("run", *rest, "--strategy", strategy, "--backbone", backbone, "--weights", "none", "--output", out, *cache)
+    )
+    assert code == 0, err
+    ledger = json.loads((out / "ledger.json").read_text())
+    assert ledger["frozen_bytes"] > 0
+    Image.fromarray(photos((150, 0, 0))[0]).save(tmp_path / "photo.png")
+    code, answer, err = crumb("predict", out, tmp_path / "photo.png", "--json")
+    assert code == 0 and json.loads(answer)["label"], err
+
+
+@pytest.mark.parametrize(("method", "backbone"), [("rda", DINO), ("crumb", DINO), ("crumb", "timm:test_efficientnet")])
+def test_a_learner_is_kept_without_a_download(method, backbone, tmp_path, monkeypatch):
+    learner = Learner(method, backbone, None, 64, 10_000_000)
+    for label, colour in (("red", (180, 0, 0)), ("green", (0, 180, 0))):
+        learner.teach(photos(colour, 24), label)
+    path = tmp_path / "kept.safetensors"
+    learner.save(path)
+    monkeypatch.setattr("timm.models._builder.load_pretrained", None)  # a download would call it
+    again = Learner.load(path)
+    assert again.network.sha256 == learner.network.sha256 and again.network.interpolation == "bicubic"
+    assert torch.equal(again.network.model.pixel_mean, learner.network.model.pixel_mean)
+    for photo in (*photos((180, 0, 0), 2), *photos((0, 180, 0), 2)):
+        one, other = learner.predict(photo), again.predict(photo)
+        assert (one.label, one.confidence) == (other.label, other.confidence)
+    assert again.explain(photo).shape == (64, 64)
+    learner.save(path, weights=False)
+    with pytest.raises(LearnerError, match=r"holds no weights.*'timm'"):
+        Learner.load(path)
+
+
+def test_a_learner_in_closed_form_is_exported(tmp_path):
+    pytest.importorskip("onnxruntime")
+    from crumb_avalanche.learner.export import export_onnx
+
+    learner = Learner("slda", DINO, None, 64)
+    for label, colour in (("red", (180, 0, 0)), ("green", (0, 180, 0))):
+        learner.teach(photos(colour, 8), label)
+    assert export_onnx(learner, tmp_path / "dino.onnx").holds  # bicubic, and patches without other tokens

@@ -1,0 +1,239 @@
+"""Backbones of timm by name: eight families keep the contract of ``SplitModel``."""
+
+import ast
+import copy
+import pickle
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import timm_models  # noqa: F401 - registers networks
+import torch
+from safetensors.torch import save_file
+
+import crumb_avalanche
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments
+from crumb_avalanche.models.backbone_names import full_name, preprocessing_of
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.models.flops import step_flops
+from crumb_avalanche.models.map_store import MapStore
+from crumb_avalanche.models.stages import stage_maps
+from crumb_avalanche.models.timm_backbones import map_channels
+from crumb_avalanche.models.weights import WeightsError
+
+SIDE = 64
+# Name; cut; map; grid of the image's locations in it; length of a memory block; features of the closed forms.
+FAMILIES = {
+    "ResNet": ("test_resnet", "layer3", (192, 4, 4), (4, 4), 16, 2 * 192 + 96),
+    "ConvNeXt": ("test_convnext", "stages.2", (48, 4, 4), (4, 4), 16, 2 * 48 + 64),
+    "MobileNetV3": ("mobilenetv3_small_050", "blocks.3", (24, 4, 4), (4, 4), 12, 2 * 24 + 1024),
+    "MobileNetV4": ("mobilenetv4_conv_small_035", "blocks.2", (32, 4, 4), (4, 4), 16, 2 * 32 + 1280),
+    "EfficientNet": ("test_efficientnet", "blocks.3", (48, 4, 4), (4, 4), 16, 2 * 48 + 256),
+    "RegNet": ("regnetx_002", "s3", (152, 4, 4), (4, 4), 8, 2 * 152 + 368),
+    "ViT": ("test_vit", "blocks.4", (64, 1 + 16, 1), (4, 4), 16, 2 * 64 + 64),
+    "DINOv2": ("small_dinov2", "blocks.1", (32, 1 + 4 + 64, 1), (8, 8), 16, 2 * 32 + 32),
+    "Swin": ("small_swin", "layers.2", (64, 4, 4), (4, 4), 16, 2 * 64 + 128),
+}
+LARGER = {
+    "resnet10t": ("layer3", (256, 11, 11)),
+    "convnext_atto": ("stages.2", (160, 14, 14)),
+    "efficientnet_lite0": ("blocks.4", (112, 14, 14)),
+    "vit_tiny_patch16_224": ("blocks.10", (192, 1 + 196, 1)),
+    "vit_small_patch14_reg4_dinov2": ("blocks.10", (384, 1 + 4 + 37**2, 1)),
+    "vit_small_patch16_dinov3": ("blocks.10", (384, 1 + 4 + 16**2, 1)),
+    "swin_tiny_patch4_window7_224": ("layers.2", (384, 14, 14)),
+    "swinv2_tiny_window8_256": ("layers.2", (384, 16, 16)),
+    "densenet121": ("features.denseblock3", (1024, 14, 14)),
+}
+
+
+def images(count=3, side=SIDE):
+    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    """A network of timm with ten classes, the model made from its weights, and what is expected of it."""
+    name, *expected = FAMILIES[request.param]
+    fixed = {"img_size": SIDE} if timm.get_pretrained_cfg(name).fixed_input_size else {}
+    network = timm.create_model(name, num_classes=10, **fixed).eval()
+    return network, f"timm:{name}", expected
+
+
+@pytest.fixture
+def weights(family, tmp_path):
+    """A file of the network's weights, as timm publishes them."""
+    path, network = tmp_path / "weights.safetensors", family[0]
+    left_out = () if network.pretrained_cfg["num_classes"] else ("head.",)
+    save_file({name: one for name, one in network.state_dict().items() if not name.startswith(left_out)}, path)
+    return path
+
+
+def test_a_family_keeps_the_contract(family, weights):
+    network, name, (cut, shape, grid, length, features) = family
+    model = split_backbone(name, weights, n_classes=10, image_size=SIDE).eval()
+    model.plastic_layers.head.load_state_dict(network.get_classifier().state_dict())
+    pixels = images()
+
+    # It answers as timm's network does on images normalised as timm says.
+    config = network.pretrained_cfg
+    mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        wanted = network((pixels / 255 - mean) / std)
+    torch.testing.assert_close(model(pixels), wanted, rtol=1e-4, atol=1e-5)
+    assert model.interpolation == config["interpolation"]
+
+    # Images -> maps -> codes -> P, with gradients in P only.
+    assert model.stages[-1] == cut and model.map_shape == shape and model.codebook.codebook_dim == length
+    maps = model.extract(pixels)
+    assert torch.equal(torch.cat([model.extract(one[None]) for one in pixels]), maps)
+    calibrate(model, [(one, 0) for one in pixels])
+    codes = model.encode(model.features(pixels))
+    assert codes.shape == (3, shape[0] // length, *shape[1:])
+    model.train()(pixels).sum().backward()
+    assert all(weight.grad is None for weight in model.feature_extractor.parameters())
+    assert model.plastic_layers.head.weight.grad.abs().sum() > 0 and model.codebook.blocks.grad.abs().sum() > 0
+
+    # What is before the cut can be asked for; the last stage is the map.
+    model.eval()
+    assert model.places(maps).shape == (3, shape[0], *grid)
+    before, last = stage_maps(model, pixels, model.stages[-2:])
+    assert before.dim() == 4 and before.shape[2] >= last.shape[2] == last.shape[3]
+    torch.testing.assert_close(last, model.places(maps))
+
+    # Closed forms, costs, copies.
+    moments = FeatureMoments()
+    assert moments.length(model) == features and moments(model, pixels).isfinite().all()
+    assert min(step_flops(model)) > 0
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied.eval()(pixels), model(pixels))
+
+
+@pytest.mark.parametrize("name", ["timm:test_convnext", "timm:small_dinov2"])
+def test_a_cache_has_a_key_for_each_normalisation(name, tmp_path):
+    model = split_backbone(name, None, n_classes=2, image_size=SIDE).eval()
+    pixels, rows = images(), np.arange(3)
+    data = [(one, 0) for one in pixels]
+    with MapStore(tmp_path, model, 3, "key", progress=False) as store:
+        maps = torch.stack([one for one, _ in store.dataset(data, rows, [0, 0, 0])])
+        path = store.path
+    assert torch.equal(maps, model.extract(pixels))
+    with MapStore(tmp_path, model, 3, "key", progress=False) as again:
+        again.dataset(data, rows, [0, 0, 0])
+        assert again.path == path and again.filled == 0
+    model.set_normalization((0.1, 0.2, 0.3), (0.3, 0.2, 0.1))
+    with MapStore(tmp_path, model, 3, "key", progress=False) as other:
+        assert other.path != path
+
+
+def test_class_token_and_registers_are_no_places_of_the_image():
+    model = split_backbone("timm:small_dinov2", None, n_classes=2).eval()
+    maps = torch.randn(2, *model.map_shape)
+    places = model.places(maps)
+    assert torch.equal(places.flatten(2), maps[:, :, 5:, 0])
+    other = maps.clone()
+    other[:, :, :5] += 1000
+    of_map = FeatureMoments(power=1)
+    features, changed = of_map.of_maps(model, maps), of_map.of_maps(model, other)
+    assert torch.equal(features[:, :64], changed[:, :64])  # means and deviations
+    assert not torch.allclose(features[:, 64:], changed[:, 64:])  # the class token, at the head
+    torch.testing.assert_close(features[:, :32], places.mean((2, 3)))
+
+
+def test_preprocessing_is_timms_unless_a_size_is_given():
+    name = full_name("timm:test_convnext")
+    assert name == "timm:test_convnext.r160_in1k" and full_name(name) == name
+    assert full_name("resnet18") == "resnet18" and preprocessing_of("resnet18").size == 224
+    expected = preprocessing_of(name)
+    assert (expected.size, expected.interpolation, expected.mean) == (160, "bicubic", (0.5, 0.5, 0.5))
+    model = split_backbone(name, None, n_classes=2)
+    assert model.image_size == 160 and model.map_shape == (48, 10, 10) and model.pixel_std.flatten()[0] == 0.5
+    model = split_backbone(name, None, n_classes=2, preprocessing={**expected.as_dict(), "interpolation": "bilinear"})
+    assert model.interpolation == "bilinear" and not model.normalization_set
+
+
+@pytest.mark.parametrize(
+    ("cut", "shape", "frozen"), [(2, (32, 8, 8), 2), ("stages.1", (32, 8, 8), 2), (0, (3, 64, 64), 0)]
+)
+def test_other_cuts(cut, shape, frozen):
+    before = torch.get_rng_state()
+    assert map_channels("timm:test_convnext", cut, SIDE) == shape[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    model = split_backbone("timm:test_convnext", None, n_classes=2, cut_layer=cut, image_size=SIDE).eval()
+    assert model.map_shape == shape and len(model.stages) == frozen
+    assert model(images()).shape == (3, 2) and (model.codebook is None) == (cut == 0)
+
+
+def test_a_part_of_a_stage_can_be_the_cut():
+    model = split_backbone("timm:test_convnext", None, n_classes=2, cut_layer="stages.2.blocks.0", image_size=SIDE)
+    assert model.stages == ("stages.2.blocks.0",) and model.map_shape == (48, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "words"),
+    [
+        ("timm:convnext_ato", None, "no network 'convnext_ato'.*convnext_atto"),
+        ("timm:resnet18.nothing", None, "nothing.*resnet18.a1_in1k"),
+        ("timm:test_convnext", "stages.9", "cannot be cut after 'stages.9'.*--cut-layer.*stages.0, stages.1"),
+        ("timm:test_convnext", 9, "cut_layer is 9.*4 stages.*give 0 to 4"),
+        ("timm:levit_128s", None, "2 linear or convolutional layers.*not distilled"),
+        ("resnet18", "layer3", "'layer3'.*give a number"),
+        ("resnet", None, "'resnet' is unknown.*timm:NAME"),
+    ],
+)
+def test_errors_name_the_cure(name, cut, words):
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        split_backbone(name, None, n_classes=2, cut_layer=cut, image_size=SIDE)
+
+
+def test_stages_that_return_lists_are_named():
+    with pytest.raises(ValueError, match=r"hrnet_w18_small.*returns a list.*--cut-layer"):
+        split_backbone("timm:hrnet_w18_small", None, n_classes=2, image_size=SIDE)
+
+
+def test_weights_that_do_not_fit(tmp_path):
+    path = tmp_path / "other.safetensors"
+    other = timm.create_model("test_resnet", num_classes=3)
+    save_file(other.state_dict(), path)
+    with pytest.raises(WeightsError, match=r"does not fit timm:test_efficientnet.*--backbone"):
+        split_backbone("timm:test_efficientnet", path, n_classes=2, image_size=SIDE)
+    # A file with another number of classes fits, and so does a state dict of torch.save.
+    torch.save(other.state_dict(), tmp_path / "other.pth")
+    for file in (path, tmp_path / "other.pth"):
+        model = split_backbone("timm:test_resnet", file, n_classes=2, image_size=SIDE)
+        assert torch.equal(model.feature_extractor.layer1[0].conv1.weight, other.layer1[0].conv1.weight)
+    with pytest.raises(WeightsError, match="there is no weight file"):
+        split_backbone("timm:test_resnet", tmp_path / "absent.safetensors", n_classes=2, image_size=SIDE)
+
+
+@pytest.mark.parametrize("asked", ["timm", "torchvision"])
+def test_weights_that_cannot_be_downloaded(monkeypatch, asked):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsError, match=r"(?s)weights of timm:test_resnet .*--weights FILE.*'none'"):
+        split_backbone("timm:test_resnet", asked, n_classes=2, image_size=SIDE)
+
+
+def test_timm_is_needed_for_its_networks_only(monkeypatch):
+    for path in Path(crumb_avalanche.__file__).parent.rglob("*.py"):
+        imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert not any(re.match(r"(import|from) timm\b", ast.unparse(node)) for node in imports), path
+    monkeypatch.setitem(sys.modules, "timm", None)
+    split_backbone("small_cnn", None, n_classes=2, image_size=32)
+    with pytest.raises(ImportError, match=re.escape("pip install 'crumb-avalanche[timm]'")):
+        split_backbone("timm:resnet34", None, n_classes=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGER)
+def test_larger_networks_at_their_own_size(name):
+    model = split_backbone(f"timm:{name}", None, n_classes=5).eval()
+    assert (model.stages[-1], model.map_shape) == LARGER[name]
+    pixels = images(1, model.image_size)
+    assert model(pixels).shape == (1, 5)
+    assert FeatureMoments()(model, pixels).isfinite().all()
