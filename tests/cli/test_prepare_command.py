@@ -135,8 +135,8 @@ def test_errors_are_one_line(crumb, tmp_path):
     assert "there is no data set 'core5' to prepare; there are core50, toybox, ilab" in err
     code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path)
     assert code == 1 and err.count("\n") == 1 and "--source DOWNLOADED" in err and "iLab-2M-Light.tar.gz" in err
-    code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path, "--workers", "0")
-    assert code == 1 and "workers is 0, but must be a whole number of at least 1" in err
+    code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path, "--workers", "-1")
+    assert code == 1 and "workers is -1; give 0 or more" in err
     assert crumb("prepare", "ilab")[0] == 2 and crumb("prepare", "--dataset-root", tmp_path)[0] == 2
     assert "7" in crumb("prepare", "ilab", "--dataset-root", tmp_path, "--check=7")[2]
 
