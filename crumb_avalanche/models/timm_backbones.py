@@ -9,6 +9,7 @@ from crumb_avalanche.models.backbone_names import PREFIX, config_of, import_timm
 from crumb_avalanche.models.split_model import Layout, SplitModel
 from crumb_avalanche.models.stages import CutError, split_after
 from crumb_avalanche.models.weights import WeightsError, read_weights
+from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.rng_state import preserve_rng_state
 
 
@@ -97,6 +98,8 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
             "matching --backbone"
         ) from error
     except (OSError, ValueError, AssertionError, TypeError) as error:
+        if isinstance(error, OSError) and cured(error):
+            raise
         if weights == "timm":
             raise WeightsError(f"the weights of {name} cannot be downloaded ({_first(error)}); {_CURE}") from error
         raise ValueError(
