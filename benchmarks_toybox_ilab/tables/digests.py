@@ -1,6 +1,7 @@
 """Digests of the contents of files."""
 
 import hashlib
+import stat
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,9 @@ def digest_of(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would block; what reads the images refuses it
+            digest.update(b"not a regular file")
+            continue
         digest.update(_content(str(path), status.st_mtime_ns, status.st_size))
     return digest.hexdigest()
 

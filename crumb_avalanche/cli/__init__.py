@@ -92,7 +92,10 @@ def short_warnings() -> Iterator[None]:
 
     warnings.formatwarning = short  # type: ignore[assignment]
     try:
-        yield
+        with warnings.catch_warnings():
+            # Pillow's, about images that open_image decodes at a reduced size or refuses.
+            warnings.filterwarnings("ignore", "Image size .* exceeds limit")
+            yield
     finally:
         warnings.formatwarning = usual
 

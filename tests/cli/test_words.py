@@ -44,10 +44,22 @@ def test_a_damaged_header_of_a_weight_file(crumb, tiny, tmp_path, damage):
 def test_paths_that_cannot_be_used(crumb, tiny, tmp_path, setting):
     (tmp_path / "notes").write_text("mine")
     arguments = [*tiny, "--output", tmp_path / "run", f"--{setting}"]
-    assert "Not a directory; a part of the path is a file" in fails(crumb, *arguments, tmp_path / "notes" / "x")
+    err = fails(crumb, *arguments, tmp_path / "notes" / "x")
+    assert f"{tmp_path / 'notes' / 'x'}" in err and "Not a directory" in err and "choose another" in err
     assert "File name too long; choose a shorter name" in fails(crumb, *arguments, tmp_path / ("a" * 300))
     assert f"{setting} is empty; give a path" in fails(crumb, *arguments, "")
     assert "zero byte" in fails(crumb, *arguments, "a\0b")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")
+def test_a_pipe_among_the_frames(crumb, tiny, clips, tmp_path):
+    shutil.copytree(clips, tmp_path / "clips")
+    os.mkfifo(tmp_path / "clips" / "cup" / "object0" / "clip0" / "pipe.png")
+    arguments = [*tiny, "--strategy", "ncm", "--dataset-root", tmp_path / "clips"]
+    err = fails(crumb, *arguments, "--output", tmp_path / "a")
+    assert "pipe.png" in err and "not a regular file" in err and "--on-bad-frame skip" in err
+    code, _, err = crumb(*arguments, "--output", tmp_path / "b", "--on-bad-frame", "skip")
+    assert code == 0, err
 
 
 def test_a_home_folder_is_expanded(crumb, tmp_path, monkeypatch):
