@@ -43,7 +43,8 @@ def test_a_budget_without_a_direction_for_each_class():
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])
 def test_a_wrong_share_is_refused(value):
-    with pytest.raises(ValueError, match="it is a share: at least 0 and below 1"):
+    rule = "give a finite number" if math.isnan(value) else "it is a share: at least 0 and below 1"
+    with pytest.raises(ValueError, match=rule):
         RdaSettings(own=value)
     with pytest.raises(ValueError, match=r"shrinkage is 0.0; give a positive number"):
         RdaSettings(shrinkage=0.0)

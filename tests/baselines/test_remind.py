@@ -354,7 +354,7 @@ def test_bytes_at_the_papers_cut():
         (dict(crop_scale=0.0), "crop_scale is 0.0; it is a share"),
         (dict(crop_scale=1.5), "crop_scale is 1.5"),
         (dict(mixup_alpha=-0.1), "mixup_alpha=-0.1.*neither can be negative"),
-        (dict(weight_decay=-1.0), "weight_decay=-1.0"),
+        (dict(weight_decay=-1.0), "weight_decay is -1.0; give 0 or more"),
         (dict(rate_end=0.2), "rate_end=0.2 and rate_start=0.1"),
         (dict(rate_end=0.0), "rate_end=0.0"),
     ],

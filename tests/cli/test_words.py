@@ -153,7 +153,18 @@ def test_sigterm_saves_as_an_interrupt_does(crumb, tiny, tmp_path, monkeypatch):
     assert (tmp_path / "interrupted" / "error.txt").exists() and signal.getsignal(signal.SIGTERM) == before
 
 
-def test_an_interrupt_waits_for_the_end_of_imports():
+@pytest.fixture
+def usual_signals():
+    """Handle signals as in a foreground process: shells let background ones ignore SIGINT."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_an_interrupt_waits_for_the_end_of_imports(usual_signals):
     done = []
     with pytest.raises(KeyboardInterrupt), interrupted_later():
         signal.raise_signal(signal.SIGINT)
@@ -165,7 +176,7 @@ def test_an_interrupt_waits_for_the_end_of_imports():
     assert len(done) == 2
 
 
-def test_an_interrupt_during_the_imports_of_a_command(crumb, monkeypatch):
+def test_an_interrupt_during_the_imports_of_a_command(usual_signals, crumb, monkeypatch):
     monkeypatch.setattr("crumb_avalanche.cli.import_module", lambda name: signal.raise_signal(signal.SIGINT))
     code, _, err = crumb("report", "x")
     assert code == 130 and err.startswith("crumb report: stopped; ")
