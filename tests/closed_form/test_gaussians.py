@@ -228,6 +228,19 @@ def test_moments_of_equal_lengths():
         torch.testing.assert_close(after, before / lengths * size**0.5)
 
 
+@pytest.mark.parametrize("deviations", [False, True])
+def test_means_over_cells(deviations):
+    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
+    maps = model.features(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
+    channels, half = model.map_shape[0], model.map_shape[1] // 2
+    assert model.map_shape[1] == model.map_shape[2] == 2 * half  # the cells do not overlap
+    cells = FeatureMoments(deviations=deviations, power=1, cells=2).of_maps(model, maps)
+    usual = FeatureMoments(deviations=deviations, power=1).of_maps(model, maps)
+    by_hand = [maps[:, :, y : y + half, x : x + half].mean((2, 3)) for y in (0, half) for x in (0, half)]
+    torch.testing.assert_close(cells[:, : 4 * channels].view(2, channels, 4), torch.stack(by_hand, 2))
+    torch.testing.assert_close(cells[:, 4 * channels :], usual[:, channels:])
+
+
 @pytest.mark.parametrize("shape", [(3, 5, 4, 6), (2, 7, 9, 1), (4, 3, 8)])
 def test_mean_and_deviation_are_those_of_torch(shape):
     maps = torch.randn(shape, generator=torch.Generator().manual_seed(0))
