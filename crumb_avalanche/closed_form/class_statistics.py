@@ -39,6 +39,8 @@ class ClassStatistics(ABC):
     settings: dict[str, Any]
     # Settings in which statistics that are merged may differ.
     _free: frozenset[str] = frozenset({"n_classes"})
+    # Settings that older states lack, with the values that those have.
+    _older: ClassVar[dict[str, Any]] = {}
     _solution: Any = None  # cached by ``scores``; None after the statistics change
     _cached: ClassVar[tuple[str, ...]] = ("_solution",)  # attributes that are replaced, never changed in place
 
@@ -207,7 +209,7 @@ class ClassStatistics(ABC):
             StateError: the settings differ, or a tensor is missing or has another shape. The statistics are unchanged
                 then.
         """
-        self._check(state["settings"], "loaded")
+        self._check({**self._older, **state["settings"]}, "loaded")
         mine = self.named_tensors()
         if mine.keys() != state.keys() - {"settings"}:
             raise StateError(f"the state holds {', '.join(state)}, but {type(self).__name__} needs {', '.join(mine)}")
@@ -226,7 +228,7 @@ class ClassStatistics(ABC):
             # Checked first, because the constructor allocates memory for this number.
             if len(counts) != settings["n_classes"]:
                 raise StateError(f"the state has counts of {len(counts)} classes, not of {settings['n_classes']}")
-            statistics = cls(**settings)
+            statistics = cls(**{**cls._older, **settings})
         except (KeyError, TypeError) as error:
             raise StateError(
                 f"this is no state of {cls.__name__} ({error}); give what its state_dict returned"

@@ -38,10 +38,20 @@ class FeatureMoments:
         power: exponent of the absolute values; 1 leaves them unchanged.
         equal_lengths: scale the features of each kind (means or deviations of one of the maps) to the length that
             features of size 1 have, so that no kind and no bright image outweighs the others.
+        cells: take the means of the feature map over each cell of a grid of ``cells x cells``, which tells where in the
+            image something is. The head's input has one mean.
     """
 
-    def __init__(self, maps: bool = True, deviations: bool = True, power: float = 0.7, equal_lengths: bool = False):
+    def __init__(
+        self,
+        maps: bool = True,
+        deviations: bool = True,
+        power: float = 0.7,
+        equal_lengths: bool = False,
+        cells: int = 1,
+    ):
         self.maps, self.deviations, self.power, self.equal_lengths = maps, deviations, power, equal_lengths
+        self.cells = cells
 
     @torch.no_grad()
     def __call__(self, model: SplitModel, images: Tensor) -> Tensor:
@@ -60,6 +70,8 @@ class FeatureMoments:
         moments: list[Tensor] = []
         for values in (model.places(maps), before_head) if self.maps else (before_head,):
             moments += [values] if values.dim() == 2 else mean_and_deviation(values)[: 1 + self.deviations]
+        if self.maps and self.cells > 1:
+            moments[0] = functional.adaptive_avg_pool2d(model.places(maps), self.cells).flatten(1)
         raised = [values.sign() * values.abs() ** self.power for values in moments]
         if self.equal_lengths:
             raised = [functional.normalize(values) * values.shape[1] ** 0.5 for values in raised]

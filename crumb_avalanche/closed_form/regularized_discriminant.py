@@ -10,6 +10,7 @@ whitened space that their means span, and directions are in half precision, upda
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,16 +20,19 @@ from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics, copy_tensors
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter, mirrored
 
+LEAST_VARIANCE = 1e-3  # of a feature in the shrinkage, in units of the mean variance
+
 
 class RegularizedDiscriminant(ClassStatistics):
     """Classifier by Gaussians whose covariances lie between a common one and that of each class.
 
     The blend is Friedman's and Deep SRDA's, the low rank of a class's own covariance and its solution LR-RGDA's.
 
-    The diagonal of the common within-class covariance ``S`` is increased by ``e`` times its mean, with
-    ``e = min(1, s D / N)`` for ``N`` images: fewer images give more shrinkage. The class means, whitened with ``S``,
-    span a space in which the common covariance is the unit matrix; there, class ``c`` has the covariance
-    ``(1 - a) I + a C_c``. Scores are log-densities.
+    The diagonal of the common within-class covariance ``S`` is increased by ``e`` times its mean, or with ``diagonal``
+    by ``e`` times itself, with ``e = min(1, s D / N)`` for ``N`` images: fewer images give more shrinkage. The class
+    means, whitened with ``S``, span a space in which the common covariance is the unit matrix; there, class ``c`` of
+    ``n`` images has the covariance ``(1 - a_c) I + a_c C_c`` with ``a_c = a n / (n + k)``: a class of few images has
+    nearly the common covariance. Scores are log-densities.
 
     ``merge`` is exact for means, counts, traces and a full common scatter. It keeps the principal directions of both
     instances together, as an update does; they equal those of one instance trained on both parts only if
@@ -49,6 +53,8 @@ class RegularizedDiscriminant(ClassStatistics):
         own: share ``a`` of a class's own covariance.
         shrinkage: factor ``s`` of the shrinkage.
         total_directions: largest number of directions of all classes, or ``None`` for no limit; see ``limit``.
+        own_images: ``k``, the images with which a class has half of the share ``a``; 0 for ``a`` whatever their number.
+        diagonal: shrink each feature by its own variance instead of the mean variance.
 
     Attributes:
         classes: means and counts.
@@ -57,6 +63,7 @@ class RegularizedDiscriminant(ClassStatistics):
     """
 
     _free = frozenset({"n_classes", "total_directions"})
+    _older: ClassVar = {"own_images": 0.0, "diagonal": False}
 
     def __init__(
         self,
@@ -67,6 +74,8 @@ class RegularizedDiscriminant(ClassStatistics):
         own: float = 0.3,
         shrinkage: float = 1.0,
         total_directions: int | None = None,
+        own_images: float = 0.0,
+        diagonal: bool = False,
     ):
         self.settings = {
             "n_classes": n_classes,
@@ -76,11 +85,13 @@ class RegularizedDiscriminant(ClassStatistics):
             "own": own,
             "shrinkage": shrinkage,
             "total_directions": None,
+            "own_images": own_images,
+            "diagonal": diagonal,
         }
         self.classes = ClassMeans(n_classes, length)
         self.directions = ClassDirections(n_classes, length, directions)
         self.scatter = PackedScatter(length) if whole else None
-        self.own, self.shrinkage = own, shrinkage
+        self.own, self.shrinkage, self.own_images, self.diagonal = own, shrinkage, own_images, diagonal
         self.limit(total_directions)
 
     @property
@@ -172,7 +183,8 @@ class RegularizedDiscriminant(ClassStatistics):
             common = self.scatter.whole()
         common /= total
         variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
-        common.diagonal().add_(min(1.0, self.shrinkage * length / total) * variance)
+        shares = common.diagonal().clamp_min(LEAST_VARIANCE * variance) if self.diagonal else variance
+        common.diagonal().add_(min(1.0, self.shrinkage * length / total) * shares)
         root = mirrored(common).mT  # equal to common, in the order of axes in which the root takes its memory
         torch.linalg.cholesky(root, out=root)
         centre = means.mean(0)
@@ -183,12 +195,11 @@ class RegularizedDiscriminant(ClassStatistics):
         owners = torch.arange(len(means)).repeat_interleave(numbers)
         kept = torch.zeros_like(outside).index_add_(0, owners, directions.square().sum(1))
         rest = outside / (outside + kept).clamp_min(1e-300)
-        spread = (self.own / counts).sqrt()[owners, None] * (directions @ projection)
+        own = self.own * counts / (counts + self.own_images)
+        spread = (own / counts).sqrt()[owners, None] * (directions @ projection)
         spreads = spread.split(numbers.tolist())
         places = (means - centre) @ projection
-        return Solution(
-            centre, projection, places, spreads, 1 - self.own + self.own * rest, root, lengths[: len(basis.mT)]
-        )
+        return Solution(centre, projection, places, spreads, 1 - own + own * rest, root, lengths[: len(basis.mT)])
 
 
 class Solution:

@@ -12,6 +12,7 @@ from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDisc
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_at import split_at
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import StateError
 
 D, CLASSES = 6, 4
 
@@ -72,16 +73,23 @@ def test_a_class_without_an_image_is_no_answer(whole):
     assert scores.isfinite().all() and set(scores.argmax(1).tolist()) == {0, 2, 3}
 
 
+@pytest.mark.parametrize("images", [0.0, 30.0])
+@pytest.mark.parametrize("diagonal", [False, True])
 @pytest.mark.parametrize("shrinkage", [1e-4, 1.0, 500.0])
-def test_scores_where_directions_leave_a_rest(shrinkage):
+def test_scores_where_directions_leave_a_rest(shrinkage, diagonal, images):
     # The definition again, of what is kept: a class's scatter is B^T B, and the rest of its trace lies all around.
     features, labels = toy()
-    ours = feed(RegularizedDiscriminant(CLASSES, D, directions=2, own=0.4, shrinkage=shrinkage), features, labels)
+    features, labels = (part[(labels != 1) | (torch.arange(len(labels)) % 3 == 0)] for part in (features, labels))
+    ours = RegularizedDiscriminant(
+        CLASSES, D, directions=2, own=0.4, shrinkage=shrinkage, own_images=images, diagonal=diagonal
+    )
+    feed(ours, features, labels)
     kept = torch.stack([ours.directions.of_class(label) for label in range(CLASSES)])
     outside, counts = ours.directions.outside.double(), torch.bincount(labels).double()
     assert (outside > 0.05 * kept.square().sum((1, 2))).all()
     common = (torch.einsum("ckd,cke->de", kept, kept) + outside.sum() / D * torch.eye(D)) / len(labels)
-    common += min(1.0, shrinkage * D / len(labels)) * common.diagonal().mean() * torch.eye(D)
+    variances = common.diagonal() if diagonal else common.diagonal().mean().expand(D)
+    common += min(1.0, shrinkage * D / len(labels)) * variances.diag()
     means = torch.stack([features[labels == label].double().mean(0) for label in range(CLASSES)])
     centre, whitening = means.mean(0), torch.linalg.inv(torch.linalg.cholesky(common)).T
     space = torch.linalg.svd((means - centre) @ whitening, full_matrices=False)[2][: CLASSES - 1].T
@@ -90,11 +98,29 @@ def test_scores_where_directions_leave_a_rest(shrinkage):
     for label in range(CLASSES):
         own = kept[label] @ whitening @ space
         rest = outside[label] / (outside[label] + kept[label].square().sum())
-        covariance = (1 - 0.4 + 0.4 * rest) * torch.eye(CLASSES - 1) + 0.4 * own.T @ own / counts[label]
+        share = 0.4 * counts[label] / (counts[label] + images)
+        covariance = (1 - share + share * rest) * torch.eye(CLASSES - 1) + share * own.T @ own / counts[label]
         placed = [(point - centre) @ whitening @ space for point in (fresh, means[label])]
         expected.append(MultivariateNormal(placed[1], covariance).log_prob(placed[0]))
     scores, expected = ours.scores(fresh), torch.stack(expected, 1)
     torch.testing.assert_close(scores - scores[:, :1], expected - expected[:, :1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_state_from_before_two_settings():
+    features, labels = toy()
+    state = feed(RegularizedDiscriminant(CLASSES, D, directions=2), features, labels).state_dict()
+    older = state | {"settings": {k: v for k, v in state["settings"].items() if k not in ("own_images", "diagonal")}}
+    loaded = RegularizedDiscriminant.from_state(older)
+    assert (loaded.own_images, loaded.diagonal) == (0, False)
+    with pytest.raises(StateError, match="diagonal"):
+        RegularizedDiscriminant(CLASSES, D, directions=2, diagonal=True).load_state_dict(older)
+
+
+def test_a_feature_that_never_varies_does_not_break_the_diagonal():
+    features, labels = toy()
+    features[:, 2] = labels.float()  # constant within each class
+    ours = feed(RegularizedDiscriminant(CLASSES, D, directions=D, diagonal=True), features, labels)
+    assert ours.scores(features).isfinite().all() and (ours.scores(features).argmax(1) == labels).all()
 
 
 def test_a_class_of_another_spread_is_told_by_it():
@@ -200,6 +226,19 @@ def test_moments_of_equal_lengths():
     for before, after, size in zip(plain.split(sizes, 1), equal.split(sizes, 1), sizes):
         lengths = before.norm(dim=1, keepdim=True)
         torch.testing.assert_close(after, before / lengths * size**0.5)
+
+
+@pytest.mark.parametrize("deviations", [False, True])
+def test_means_over_cells(deviations):
+    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
+    maps = model.features(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
+    channels, half = model.map_shape[0], model.map_shape[1] // 2
+    assert model.map_shape[1] == model.map_shape[2] == 2 * half  # the cells do not overlap
+    cells = FeatureMoments(deviations=deviations, power=1, cells=2).of_maps(model, maps)
+    usual = FeatureMoments(deviations=deviations, power=1).of_maps(model, maps)
+    by_hand = [maps[:, :, y : y + half, x : x + half].mean((2, 3)) for y in (0, half) for x in (0, half)]
+    torch.testing.assert_close(cells[:, : 4 * channels].view(2, channels, 4), torch.stack(by_hand, 2))
+    torch.testing.assert_close(cells[:, 4 * channels :], usual[:, channels:])
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 4, 6), (2, 7, 9, 1), (4, 3, 8)])
