@@ -67,11 +67,12 @@ class FeatureMoments:
         """Compute ``(B, D)`` float32 features of ``(B, C, H, W)`` maps, with P in evaluation mode."""
         with evaluating(model):
             before_head = head_input(model, maps)
+        layers = [model.places(maps), before_head] if self.maps else [before_head]
         moments: list[Tensor] = []
-        for values in (model.places(maps), before_head) if self.maps else (before_head,):
+        for values in layers:
             moments += [values] if values.dim() == 2 else mean_and_deviation(values)[: 1 + self.deviations]
         if self.maps and self.cells > 1:
-            moments[0] = functional.adaptive_avg_pool2d(model.places(maps), self.cells).flatten(1)
+            moments[0] = functional.adaptive_avg_pool2d(layers[0], self.cells).flatten(1)
         raised = [values.sign() * values.abs() ** self.power for values in moments]
         if self.equal_lengths:
             raised = [functional.normalize(values) * values.shape[1] ** 0.5 for values in raised]
