@@ -21,6 +21,7 @@ from crumb_avalanche.closed_form.class_statistics import ClassStatistics, copy_t
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter, mirrored
 
 LEAST_VARIANCE = 1e-3  # of a feature in the shrinkage, in units of the mean variance
+LEAST_LENGTH = 1e-5  # of an axis of the discriminant space, in units of the longest: shorter ones are rounding
 
 
 class RegularizedDiscriminant(ClassStatistics):
@@ -191,6 +192,7 @@ class RegularizedDiscriminant(ClassStatistics):
         white = torch.linalg.solve_triangular(root, (means - centre).mT, upper=False)
         vectors, lengths, _ = torch.linalg.svd(white, full_matrices=False)
         basis = vectors[:, : len(means) - 1]
+        basis = basis[:, lengths[: len(basis.mT)] > LEAST_LENGTH * lengths[0]]
         projection = torch.linalg.solve_triangular(root.mT, basis, upper=True)
         owners = torch.arange(len(means)).repeat_interleave(numbers)
         kept = torch.zeros_like(outside).index_add_(0, owners, directions.square().sum(1))

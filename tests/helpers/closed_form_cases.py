@@ -165,7 +165,8 @@ class Twin:
         common = common + min(1, D / self.total()) * spread * torch.eye(D)
         whitening = torch.linalg.inv(torch.linalg.cholesky(common)).T
         centre = means.mean(0)
-        space = torch.linalg.svd((means - centre) @ whitening, full_matrices=False)[2][: len(means) - 1].T
+        lengths, axes = torch.linalg.svd((means - centre) @ whitening, full_matrices=False)[1:]
+        space = axes[: len(means) - 1][lengths[: len(means) - 1] > 1e-5 * lengths[0]].T
         scores = []
         for label, mean in zip(labels, means):
             own = self.scatter(label) / len(self.images[label])
