@@ -21,8 +21,11 @@ torch.set_num_threads(1)
 
 CLASSES = ("apple", "box", "cup", "dice")
 
-settings.register_profile("quick", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("quick")
+# The same examples in every run; pytest --hypothesis-profile explore  draws others, and more of them.
+slow_machine = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", max_examples=40, derandomize=True, **slow_machine)
+settings.register_profile("explore", max_examples=400, **slow_machine)
+settings.load_profile("same")
 
 
 def pytest_runtest_setup(item):
