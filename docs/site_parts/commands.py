@@ -1,6 +1,7 @@
 """Pages of the command line, made from its parsers: one page a command, every flag with its default and its meaning."""
 
 import argparse
+import functools
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -17,6 +18,7 @@ GROUP_NAMES = {
 }
 
 
+@functools.cache
 def subparsers() -> dict[str, Any]:
     """Return the parser of each command."""
     for action in parser()._actions:

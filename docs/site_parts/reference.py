@@ -1,6 +1,7 @@
 """Pages of the API reference: one a room, and a list of the names that the packages export."""
 
 import ast
+import functools
 import importlib
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def first_line(package: str, room: str) -> str:
     return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
 
 
+@functools.cache
 def public(path: Path) -> list[str]:
     """Return the public classes and functions of a module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
