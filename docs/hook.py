@@ -8,7 +8,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from site_parts import commands, links, reference
+from site_parts import commands, links, notebooks, reference
 from site_parts.methods import methods
 from site_parts.result_tables import ROOT, TABLES
 
@@ -17,7 +17,7 @@ MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 
 def on_files(files: Files, config) -> Files:
     """Add pages, and the files that pages link to."""
-    made = {**commands.pages(), **reference.pages()}
+    made = {**commands.pages(), **notebooks.pages(), **reference.pages()}
     for path, shown in links.PAGES.items():
         if (ROOT / path).exists():
             made[shown] = links.moved((ROOT / path).read_text(encoding="utf-8"), path, shown, lambda _: None)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from page_commands import ROOT, blocks, commands, pages, prose, script_flags
 from site_parts import commands as command_pages
-from site_parts import links, reference, result_tables
+from site_parts import links, notebooks, reference, result_tables
 
 from crumb_avalanche.baselines import method_settings
 from crumb_avalanche.cli.parser import COMMANDS, present
@@ -36,7 +36,7 @@ def texts():
 @pytest.fixture(scope="module")
 def made():
     """Pages that are made when the site is built."""
-    return {**command_pages.pages(), **reference.pages()}
+    return {**command_pages.pages(), **notebooks.pages(), **reference.pages()}
 
 
 @pytest.fixture(scope="module")

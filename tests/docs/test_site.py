@@ -1,6 +1,7 @@
 """The site as MkDocs builds it, and the pages' commands with the parsers and plans that run them."""
 
 import argparse
+import os
 import re
 import runpy
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import jsonargparse
 import pytest
 from page_commands import ROOT, commands, pages
+from site_parts import notebooks
 
 from crumb_avalanche.cli.parser import parser, present
 from crumb_avalanche.runs.plan import RunPlan
@@ -49,6 +51,22 @@ def test_tables_and_reference_are_in_the_pages(site):
     assert (site / "repository" / "experiments" / "results" / "eth80_runs.csv").read_bytes() == (
         ROOT / "experiments" / "results" / "eth80_runs.csv"
     ).read_bytes()
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_notebook_runs(name, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "docs" / "notebooks" / f"{name}.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") > 5
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_notebook_s_cells_are_those_of_jupytext(name):
+    jupytext = pytest.importorskip("jupytext", reason='the site needs pip install -e ".[docs]"')
+    read = jupytext.read(ROOT / "docs" / "notebooks" / f"{name}.py")
+    assert notebooks.cells(name) == [(cell.cell_type, cell.source) for cell in read.cells]
 
 
 def words_of(program: str) -> list[tuple[str, ...]]:
