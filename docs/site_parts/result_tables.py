@@ -1,7 +1,13 @@
-"""Tables of recorded runs, made from the CSV files of the repository, so that each number is stored once."""
+"""Tables of recorded runs, made from the CSV files of the repository, so that each number is stored once.
+
+    python docs/site_parts/result_tables.py readme
+
+prints a table: the one of the README, which a test compares with the runs, or another of ``TABLES`` with its arguments.
+"""
 
 import csv
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -284,3 +290,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "task_incremental": task_incremental,
     "feature_cache": feature_cache,
 }
+
+
+if __name__ == "__main__":
+    print(TABLES[sys.argv[1]](*sys.argv[2:]), end="")
