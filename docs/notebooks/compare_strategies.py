@@ -64,9 +64,9 @@ def build(name):
     codebook = name == "crumb"
     model = split_backbone("small_cnn", None, n_classes=len(CLASSES), codebook=codebook, image_size=SIZE)
     arguments = dict(
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9),
         train_mb_size=10,
-        train_epochs=4,
+        train_epochs=2,
         evaluator=EvaluationPlugin(accuracy_metrics(stream=True), loggers=[]),
     )
     if name == "crumb":
