@@ -59,6 +59,7 @@ FEATURES = {"maps": True, "power": 0.7, "equal_lengths": True, "cells": 2}
 ROWS = (
     Row(RECOMMENDED, {}, {}),
     Row("- own directions", {}, {"own": 0.0}),
+    Row("- all features, but their span", {}, {"span": True, "own": 0.3}),
     Row("- own images", {}, {"own_images": 0.0}),
     Row("- feature map", {}, {"maps": False}),
     Row("- cells", {}, {"cells": 1}),

@@ -89,16 +89,18 @@ class RdaSettings(FeatureSettings):
         shrinkage: shrinkage of the common covariance, in units of features by images. The default of 1 is large
             because frames of a video are alike and determine it less well than as many unrelated images.
         diagonal: shrink each feature by its own variance instead of the mean variance.
+        span: compare classes in the space that their means span, instead of that of all features.
     """
 
     maps: bool = True
     power: float = 0.7
     equal_lengths: bool = True
     cells: int = 0
-    own: float = 0.3
+    own: float = 0.1
     own_images: float = 5.0
     shrinkage: float = 1.0
     diagonal: bool = True
+    span: bool = False
 
     _least_cells: ClassVar = 0
 

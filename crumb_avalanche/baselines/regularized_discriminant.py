@@ -57,6 +57,7 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
         method.shrinkage,
         own_images=method.own_images,
         diagonal=method.diagonal,
+        span=method.span,
     )
     return closed_form(recipe, statistics, features_of(method))
 

@@ -5,12 +5,12 @@ The covariance of each class is stored as a few principal directions, which are 
 Prior art: Deep SRDA (Khawand, Hanappe and Colliaux, ICCV Workshops 2023, arXiv 2309.08353) updates full covariances
 of classes image by image, on frozen features, and blends them with a common one. LR-RGDA (Rao et al., arXiv 2602.00144)
 gives each class a covariance of low rank beside a common one, and solves with Woodbury's identity. Both are in
-``blended_gaussians``. What differs here: the common covariance is shrunk by ``D / N``, classes are compared in the
-whitened space that their means span, and directions are in half precision, updated in the stream, within a budget.
+``blended_gaussians``. What differs here: the common covariance is shrunk by ``D / N`` towards its diagonal, a class of
+few images has less of its own, and directions are in half precision, updated in the stream, within a budget.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +30,10 @@ class RegularizedDiscriminant(ClassStatistics):
     The blend is Friedman's and Deep SRDA's, the low rank of a class's own covariance and its solution LR-RGDA's.
 
     The diagonal of the common within-class covariance ``S`` is increased by ``e`` times its mean, or with ``diagonal``
-    by ``e`` times itself, with ``e = min(1, s D / N)`` for ``N`` images: fewer images give more shrinkage. The class
-    means, whitened with ``S``, span a space in which the common covariance is the unit matrix; there, class ``c`` of
-    ``n`` images has the covariance ``(1 - a_c) I + a_c C_c`` with ``a_c = a n / (n + k)``: a class of few images has
-    nearly the common covariance. Scores are log-densities.
+    by ``e`` times itself, with ``e = min(1, s D / N)`` for ``N`` images: fewer images give more shrinkage. Class ``c``
+    of ``n`` images has the covariance ``(1 - a_c) S + a_c C_c`` with ``a_c = a n / (n + k)``: a class of few images has
+    nearly the common covariance. Scores are log-densities, of all features or, with ``span``, of their projections on
+    the space that the class means span where ``S`` is the unit matrix.
 
     ``merge`` is exact for means, counts, traces and a full common scatter. It keeps the principal directions of both
     instances together, as an update does; they equal those of one instance trained on both parts only if
@@ -56,6 +56,8 @@ class RegularizedDiscriminant(ClassStatistics):
         total_directions: largest number of directions of all classes, or ``None`` for no limit; see ``limit``.
         own_images: ``k``, the images with which a class has half of the share ``a``; 0 for ``a`` whatever their number.
         diagonal: shrink each feature by its own variance instead of the mean variance.
+        span: compare classes in the space that their means span: less accurate on new objects of the classes taught,
+            more where their images come from another source than those taught.
 
     Attributes:
         classes: means and counts.
@@ -64,7 +66,7 @@ class RegularizedDiscriminant(ClassStatistics):
     """
 
     _free = frozenset({"n_classes", "total_directions"})
-    _older: ClassVar = {"own_images": 0.0, "diagonal": False}
+    _older: ClassVar = {"own_images": 0.0, "diagonal": False, "span": True}
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class RegularizedDiscriminant(ClassStatistics):
         total_directions: int | None = None,
         own_images: float = 0.0,
         diagonal: bool = False,
+        span: bool = True,
     ):
         self.settings = {
             "n_classes": n_classes,
@@ -88,11 +91,13 @@ class RegularizedDiscriminant(ClassStatistics):
             "total_directions": None,
             "own_images": own_images,
             "diagonal": diagonal,
+            "span": span,
         }
         self.classes = ClassMeans(n_classes, length)
         self.directions = ClassDirections(n_classes, length, directions)
         self.scatter = PackedScatter(length) if whole else None
         self.own, self.shrinkage, self.own_images, self.diagonal = own, shrinkage, own_images, diagonal
+        self.span = span
         self.limit(total_directions)
 
     @property
@@ -198,35 +203,55 @@ class RegularizedDiscriminant(ClassStatistics):
         kept = torch.zeros_like(outside).index_add_(0, owners, directions.square().sum(1))
         rest = outside / (outside + kept).clamp_min(1e-300)
         own = self.own * counts / (counts + self.own_images)
-        spread = (own / counts).sqrt()[owners, None] * (directions @ projection)
-        spreads = spread.split(numbers.tolist())
-        places = (means - centre) @ projection
-        return Solution(centre, projection, places, spreads, 1 - own + own * rest, root, lengths[: len(basis.mT)])
+        if self.span:
+            rows, places = directions @ projection, (means - centre) @ projection
+        else:
+            rows, places = torch.linalg.solve_triangular(root, directions.mT, upper=False).mT, white.mT
+        spreads = ((own / counts).sqrt()[owners, None] * rows).split(numbers.tolist())
+        space = Span(projection, (means - centre) @ projection, root, lengths[: len(basis.mT)])
+        return Solution(centre, projection if self.span else None, root, places, spreads, 1 - own + own * rest, space)
+
+
+class Span(NamedTuple):
+    """The space that the class means span, where the shrunk common covariance is the unit matrix.
+
+    Attributes:
+        projection: ``(D, r)``; ``(x - centre) projection`` maps features to the space.
+        means: ``(C, r)``.
+        root: ``(D, D)`` Cholesky root of the shrunk common covariance.
+        lengths: ``(r,)``, deviations of the means along the axes of the space, times the root of ``C``.
+    """
+
+    projection: Tensor
+    means: Tensor
+    root: Tensor
+    lengths: Tensor
 
 
 class Solution:
-    """Gaussians with covariances ``a_c I + U_c^T U_c`` in the discriminant space.
+    """Gaussians with covariances ``a_c I + U_c^T U_c`` where the shrunk common covariance is the unit matrix.
 
     Args:
-        centre, projection: ``(D,)`` and ``(D, r)``; ``(x - centre) projection`` maps features to the space.
-        means: ``(C, r)``.
-        spreads: ``U``, ``(k, r)`` for each class.
-        round_part: ``a``, ``(C,)``.
+        centre: ``(D,)``, mean of the class means.
+        projection: ``(D, r)``, from features minus ``centre`` to the space; ``None`` for that of all features.
         root: ``(D, D)`` Cholesky root of the shrunk common covariance.
-        lengths: ``(r,)``, deviations of the means along the axes of the space, times the root of ``C``.
+        means: ``(C, r)``, or ``(C, D)``.
+        spreads: ``U``, ``(k, r)`` or ``(k, D)`` for each class.
+        round_part: ``a``, ``(C,)``.
+        span: the space that the class means span.
     """
 
     def __init__(
         self,
         centre: Tensor,
-        projection: Tensor,
+        projection: Tensor | None,
+        root: Tensor,
         means: Tensor,
         spreads: Sequence[Tensor],
         round_part: Tensor,
-        root: Tensor,
-        lengths: Tensor,
+        span: Span,
     ):
-        self.centre, self.projection, self.means, self.root, self.lengths = centre, projection, means, root, lengths
+        self.centre, self.root, self.means, self.span, self._projection = centre, root, means, span, projection
         # Classes with equally many directions are solved together.
         sizes = torch.tensor([len(spread) for spread in spreads])
         self.groups = []
@@ -235,9 +260,24 @@ class Solution:
             spread = torch.stack([spreads[place] for place in members.tolist()])
             self.groups.append((members, _Group(spread, means[members], round_part[members])))
 
+    @property
+    def projection(self) -> Tensor:
+        """``(D, r)`` or ``(D, D)``; ``places`` without a triangular solution."""
+        if self._projection is not None:
+            return self._projection
+        unit = torch.eye(len(self.root), dtype=self.root.dtype)
+        return torch.linalg.solve_triangular(self.root.mT, unit, upper=True)
+
+    def places(self, features: Tensor) -> Tensor:
+        """Map ``(B, D)`` features to the space."""
+        rows = features - self.centre
+        if self._projection is not None:
+            return rows @ self._projection
+        return torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
+
     def scores(self, features: Tensor) -> Tensor:
         """Compute log-densities up to a constant, ``(B, C)`` float64."""
-        places = (features - self.centre) @ self.projection
+        places = self.places(features)
         distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.mT + self.means.square().sum(1)
         for members, group in self.groups:
             distances[:, members] = group.scores(places, distances[:, members])

@@ -134,12 +134,13 @@ class _Space(NamedTuple):
     @classmethod
     def of_solution(cls, solution: Solution) -> "_Space":
         """Take the span from the solution of a regularised discriminant."""
-        lengths = solution.lengths.square()
+        span = solution.span
+        lengths = span.lengths.square()
         kept = _not_zero(lengths)
-        means = solution.means[:, kept]
+        means = span.means[:, kept]
         return cls(
             solution.centre,
-            solution.projection[:, kept],
+            span.projection[:, kept],
             means,
             1 / (1 + lengths[kept] / len(means)),
             lambda rows: torch.linalg.solve_triangular(solution.root, rows.mT, upper=False).square().sum(0),

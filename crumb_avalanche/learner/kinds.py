@@ -129,7 +129,9 @@ class Discriminant(Kind):
 
     def build(self, length, budget):
         whole = 2 * PackedScatter.bytes_of(length) <= budget
-        return RegularizedDiscriminant(0, length, MOST_DIRECTIONS, whole, own_images=5, diagonal=True)
+        return RegularizedDiscriminant(
+            0, length, MOST_DIRECTIONS, whole, own=0.1, own_images=5, diagonal=True, span=False
+        )
 
     def bytes_for(self, statistics, length, classes):
         return classes * (_mean_bytes(length) + _direction_bytes(length))

@@ -19,6 +19,7 @@ MAKE = {
     "ranpac": lambda n_classes: RandomProjection(n_classes, D, projection=20, ridge=0.01, seed=3),
     "rda": lambda n_classes: RegularizedDiscriminant(n_classes, D, directions=D),
     "rda, common scatter": lambda n_classes: RegularizedDiscriminant(n_classes, D, directions=D, whole=True),
+    "rda, all features": lambda n_classes: RegularizedDiscriminant(n_classes, D, D, own=0.1, span=False),
     "ranpac, chosen ridge": lambda n_classes: RandomProjection(n_classes, D, projection=20, ridge=0, seed=3),
     "ranpac, sigmoid": lambda n_classes: RandomProjection(n_classes, D, 20, 0.01, seed=3, activation="sigmoid"),
     "klda": lambda n_classes: KernelLDA(n_classes, D, projection=20, gamma=0.01, shrinkage=0.01, seed=3),
@@ -163,6 +164,10 @@ class Twin:
     def log_densities(self, features, labels, means, common):
         spread = float(common.diagonal().mean()) or 1.0
         common = common + min(1, D / self.total()) * spread * torch.eye(D)
+        if "all features" in self.name:
+            owns = [self.scatter(label) / len(self.images[label]) for label in labels]
+            gaussians = [MultivariateNormal(mean, 0.9 * common + 0.1 * own) for mean, own in zip(means, owns)]
+            return torch.stack([gaussian.log_prob(features) for gaussian in gaussians], 1)
         whitening = torch.linalg.inv(torch.linalg.cholesky(common)).T
         centre = means.mean(0)
         lengths, axes = torch.linalg.svd((means - centre) @ whitening, full_matrices=False)[1:]
