@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from crumb_avalanche.cli.parser import COMMANDS, parser, present, usable_paths
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
 from crumb_avalanche.system.setting_ranges import check_ranges
@@ -34,6 +33,8 @@ def run_command(given: list[str]) -> int:
     name, values = given[0] if given else "", {}
     try:
         with interrupted_later():
+            from crumb_avalanche.cli.parser import COMMANDS, usable_paths  # takes a while
+
             chosen = parsed(given)
         name = chosen.command
         values = usable_paths(chosen[name].as_dict())
@@ -66,9 +67,15 @@ def parsed(given: list[str]) -> Any:
     Raises:
         ValueError: a value is nested too deeply, or a file of settings cannot be read.
     """
+    from crumb_avalanche.cli.parser import parser, present
+
+    nested = "an argument or a file of settings is nested too deeply; give plain values as --NAME VALUE"
     if any(argument.count("[") + argument.count("{") > 100 for argument in given):  # would be parsed for minutes
-        raise ValueError("an argument is nested too deeply; give plain values as --NAME VALUE")
-    return parser().parse_args(present(given))
+        raise ValueError(nested)
+    try:
+        return parser().parse_args(present(given))
+    except RecursionError as error:
+        raise ValueError(nested) from error
 
 
 def words_for(error: Exception) -> str | None:
