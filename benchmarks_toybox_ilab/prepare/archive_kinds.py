@@ -160,7 +160,7 @@ class ZipArchive(Archive):
                 links.append(info)
             elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise refused(self._path, info.filename, "is a device, not a file")
-            elif info.filename.endswith(("/", "\\")):
+            elif kind == stat.S_IFDIR or info.filename.endswith(("/", "\\")):
                 safe_name(info.filename, self._path)
             else:
                 member = Member(info.filename, info.file_size, info)

@@ -72,10 +72,17 @@ def parsed(given: list[str]) -> Any:
     nested = "an argument or a file of settings is nested too deeply; give plain values as --NAME VALUE"
     if any(argument.count("[") + argument.count("{") > 100 for argument in given):  # would be parsed for minutes
         raise ValueError(nested)
+    arguments = present(given)
     try:
-        return parser().parse_args(present(given))
+        return parser().parse_args(arguments)
     except RecursionError as error:
         raise ValueError(nested) from error
+    except ValueError as error:  # of the library that reads YAML
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"the settings cannot be read ({reason}); give plain values as --NAME VALUE, and files of settings as UTF-8 "
+            "text with a line 'name: value' for each"
+        ) from error
 
 
 def words_for(error: Exception) -> str | None:

@@ -200,6 +200,13 @@ def test_a_file_of_settings_that_is_nested_too_deeply(crumb, tmp_path):
     assert code and "Traceback" not in err and err.count("\n") <= 2
 
 
+@pytest.mark.parametrize("content", [b"weights: \xff", b"weights: " + b"1" * 5000, b"weights: 2000-13-45"])
+def test_a_file_of_settings_with_odd_bytes_or_numbers(crumb, tmp_path, content):
+    (tmp_path / "odd.yaml").write_bytes(content)
+    code, _, err = crumb("predict", tmp_path / "x", "photo.png", "--config", tmp_path / "odd.yaml")
+    assert code and "Traceback" not in err and err.startswith("crumb ") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("device", ["mps", "meta", "xpu:0"])
 def test_a_device_that_is_not_supported(crumb, tiny, tmp_path, device):
     code, _, err = crumb(*tiny, "--device", device, "--output", tmp_path)

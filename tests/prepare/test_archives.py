@@ -342,6 +342,12 @@ def test_a_tar_file_cut_between_two_members_is_reported(tmp_path):
     assert unpack(archive, tmp_path / "out") == 2
 
 
+def test_a_folder_of_a_zip_file_is_told_by_its_mode_too(tmp_path):
+    archive = zip_with(tmp_path / "x.zip", "folder", stat.S_IFDIR)
+    assert unpack(archive, tmp_path / "out") == 2
+    assert set(below(tmp_path / "out")) == {"a/good.txt", "b.txt"}
+
+
 def test_a_zip_file_whose_members_begin_before_it_is_reported(tmp_path):
     archive = zip_with(tmp_path / "x.zip", "link", stat.S_IFLNK, "b.txt")
     content = archive.read_bytes()

@@ -19,10 +19,10 @@ KINDS = {
     "index": ("images.IndexFiles", 0.11),
     "images": ("images.Images", 0.06),
     "videos": ("images.Videos", 0.03),
-    "archives": ("archives.Archives", 0.075),
+    "archives": ("archives.Archives", 0.10),
     "disk": ("disks.Disks", 0.02),
     "processes": ("two_processes.TwoProcesses", 0.02),
-    "serve": ("requests.Requests", 0.05),
+    "serve": ("requests.Requests", 0.025),
     "kills": ("kills.Kills", 0.005),
 }
 

@@ -48,7 +48,13 @@ class Archives(Kind):
         """Name, content, kind and link of a member."""
         name = random.choice(random.choices((NAMES, OUTSIDE, ODD), (6, 1, 1))[0])
         how = random.choices(("file", "symlink", "hardlink", "device", "folder", "bomb"), (10, 2, 1, 1, 1, 1))[0]
-        content = bytes(50 * SMALL) if how == "bomb" else random.randbytes(random.choice((0, 1, 500, 3000)))
+        content = (
+            b""
+            if how == "folder"
+            else bytes(50 * SMALL)
+            if how == "bomb"
+            else random.randbytes(random.choice((0, 1, 500, 3000)))
+        )
         self.contents.setdefault(name, set()).add(content)
         return name, content, how, random.choice(LINKS)
 

@@ -166,7 +166,11 @@ def command(*arguments: object) -> Done:
         return words_for(error)
 
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(cli, "words_for", listening):
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(cli, "words_for", listening),
+    ):
         try:
             code = cli.main([str(argument) for argument in arguments])
         except SystemExit as stop:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import shutil
@@ -245,6 +246,7 @@ def filled(folder: Path, room: int) -> Iterator[None]:
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     """Make a small disk read-only."""
+    gc.collect()  # closes files that an earlier error left open
     system("mount", None, str(folder).encode(), None, REMOUNT | READ_ONLY, None)
     try:
         yield

@@ -104,7 +104,9 @@ class Requests(Kind):
     def damage(self, random: Random) -> str:
         self.requests = [self.drawn(random) for _ in range(random.randint(1, 3))]
         self.cut = random.random() < 0.05
-        shown = [f"{one.method} {one.path}?{one.query[:60]} {len(one.body)} bytes {one.headers}" for one in self.requests]
+        shown = [
+            f"{one.method} {one.path}?{one.query[:60]} {len(one.body)} bytes {one.headers}" for one in self.requests
+        ]
         return ("cut: " if self.cut else "") + "; ".join(shown)
 
     def drawn(self, random: Random) -> Request:

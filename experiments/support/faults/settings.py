@@ -25,13 +25,86 @@ DENIED = {
     "check": "is a flag",
 }
 LARGEST = 40  # of numbers in range: runs of many epochs or large images take as long as was asked for
-NUMBERS = ("0", "1", "2", "3", "7", "16", "32", "0.5", "1e-3", "0.9", "-1", "-0.5", "1e300", "-1e300", ".inf", "-.inf", ".nan")
+NUMBERS = (
+    "0",
+    "1",
+    "2",
+    "3",
+    "7",
+    "16",
+    "32",
+    "0.5",
+    "1e-3",
+    "0.9",
+    "-1",
+    "-0.5",
+    "1e300",
+    "-1e300",
+    ".inf",
+    "-.inf",
+    ".nan",
+)
 NUMBERS += ("1e18", "99999999999999999999", "1" * 5000, "0x10", "1_000", "٣", "1e", "+-1", "2.0", "1.5", "-0")
-TEXTS = ("", " ", "none", "null", "true", "False", "~", "a b", "\n", "\x1b[31m", "{}", "[]", "[1, 2]", "{a: 1}", "'", '"')
-TEXTS += ("../..", "/dev/null", "/proc/self/mem", "x" * 300, "x" * 5000, "%s%n", "$(id)", "--help", "-", "ü", "\U0001f600")
+TEXTS = (
+    "",
+    " ",
+    "none",
+    "null",
+    "true",
+    "False",
+    "~",
+    "a b",
+    "\n",
+    "\x1b[31m",
+    "{}",
+    "[]",
+    "[1, 2]",
+    "{a: 1}",
+    "'",
+    '"',
+)
+TEXTS += (
+    "../..",
+    "/dev/null",
+    "/proc/self/mem",
+    "x" * 300,
+    "x" * 5000,
+    "%s%n",
+    "$(id)",
+    "--help",
+    "-",
+    "ü",
+    "\U0001f600",
+)
 TEXTS += ("!!python/object:os.system {}", "&a [*a]", "[" * 200, "{" * 50, "a: b: c", "\udcff", "<b>", "../\0")
-NAMES = ("crumb", "ncm", "slda", "rda", "finetune", "er", "paper", "recommended", "fair", "class_iid", "toy_dots", "cuda")
-NAMES += ("cuda:0", "cuda:-1", "mps", "meta", "cpu:1", "bf16", "fp16", "kmeans", "sampled", "answers", "skip", "reservoir")
+NAMES = (
+    "crumb",
+    "ncm",
+    "slda",
+    "rda",
+    "finetune",
+    "er",
+    "paper",
+    "recommended",
+    "fair",
+    "class_iid",
+    "toy_dots",
+    "cuda",
+)
+NAMES += (
+    "cuda:0",
+    "cuda:-1",
+    "mps",
+    "meta",
+    "cpu:1",
+    "bf16",
+    "fp16",
+    "kmeans",
+    "sampled",
+    "answers",
+    "skip",
+    "reservoir",
+)
 SLOW = {"crumb demo", "crumb serve"}  # takes minutes; waits for requests
 ACTIONS = ("show", "forget", "rename", "undo", "merge", "eat")
 
@@ -56,9 +129,13 @@ class Settings(Kind):
         names = [item.name for item in dataclasses.fields(settings) if item.name not in DENIED]
         base = self.valid(random)
         names = [name for name in names if name not in ("folders", "model", "sources", "action", "names", "name")]
-        drawn = [(name, self.value(name, random)) for name in random.sample(names, min(len(names), random.randint(1, 3)))]
+        drawn = [
+            (name, self.value(name, random)) for name in random.sample(names, min(len(names), random.randint(1, 3)))
+        ]
         if random.random() < 0.1:
-            drawn.append((random.choice(("nothing", "method.power", "method.x", "method", "help")), random.choice(NUMBERS)))
+            drawn.append(
+                (random.choice(("nothing", "method.power", "method.x", "method", "help")), random.choice(NUMBERS))
+            )
         if random.random() < 0.2:
             path = self.work / "settings.yaml"
             path.write_text(self.as_file(drawn, random), errors="surrogateescape")
@@ -77,7 +154,17 @@ class Settings(Kind):
         run = ["--benchmark", "clip_folder", "--dataset-root", self.clips, "--weights", "none", "--output", output]
         return {
             "run": [*run, "--first-epochs", 1, "--strategy", random.choice(("ncm", "crumb", "rda", "er")), *small],
-            "pretrain": ["--data", self.clips, "--weights", "none", "--epochs", 1, "--output", f"{output}.safetensors", *small],
+            "pretrain": [
+                "--data",
+                self.clips,
+                "--weights",
+                "none",
+                "--epochs",
+                1,
+                "--output",
+                f"{output}.safetensors",
+                *small,
+            ],
             "prepare": ["tiny_imagenet", "--dataset-root", output, "--source", self.clips, "--workers", 1],
             "report": [self.run, "--output", output],
             "strategies": [random.choice(("ncm", "x", ""))],
@@ -92,7 +179,17 @@ class Settings(Kind):
         """A value for a setting."""
         if name in ("output", "dataset_root", "feature_cache", "html", "source", "pretrained", "weights"):
             paths = (self.work / "new", self.photo, self.work / "a" / "b", self.photo / "below", "/proc/x", "/dev/full")
-            values = (*map(str, paths), "", " ", "x" * 300, "\udcff", "~nobody/x", "/" + "y/" * 3000, "none", "/dev/null")
+            values = (
+                *map(str, paths),
+                "",
+                " ",
+                "x" * 300,
+                "\udcff",
+                "~nobody/x",
+                "/" + "y/" * 3000,
+                "none",
+                "/dev/null",
+            )
             return str(self.work / random.choice(values)) if random.random() < 0.1 else random.choice(values)
         number = random.choice((*NUMBERS, str(random.randint(1, LARGEST)), f"{random.random():.3f}"))
         return random.choices((number, random.choice(TEXTS), random.choice(NAMES)), (6, 2, 2))[0]
@@ -100,7 +197,9 @@ class Settings(Kind):
     def as_file(self, drawn: list[tuple[str, str]], random: Random) -> str:
         """Settings as YAML, some of it broken."""
         if random.random() < 0.3:
-            return random.choice(("", "- 1", "a: [", "\t", "\ufeff", "a: &x [*x]", "[" * 3000, "{" * 3000, "\0", "1", "a: 1\na: 2"))
+            return random.choice(
+                ("", "- 1", "a: [", "\t", "\ufeff", "a: &x [*x]", "[" * 3000, "{" * 3000, "\0", "1", "a: 1\na: 2")
+            )
         try:
             return yaml.safe_dump({name: yaml.safe_load(value) for name, value in drawn})
         except Exception:

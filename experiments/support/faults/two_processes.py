@@ -37,8 +37,8 @@ class TwoProcesses(Kind):
         self.pairs = {
             "two lessons": (3, self.two_lessons),
             "lesson and question": (2, self.lesson_and_question),
-            "cache": (4, self.one_cache),
-            "index": (4, self.one_index),
+            "cache": (8, self.one_cache),
+            "index": (8, self.one_index),
             "prepare": (1, self.one_root),
             "one run": (1, self.one_run),
         }
@@ -65,7 +65,8 @@ class TwoProcesses(Kind):
         self.work.mkdir()
         names = list(self.pairs)
         self.name = random.choices(names, [self.pairs[name][0] for name in names])[0]
-        self.wait = random.choice((0.0, random.uniform(0, 0.05), random.uniform(0, 0.4)))
+        longest = 0.03 if self.name in ("cache", "index") else 0.3
+        self.wait = random.choice((0.0, random.uniform(0, longest)))
         return f"{self.name}, {self.wait:.3f} s apart"
 
     def act(self) -> list[str]:
