@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from contextlib import redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -85,7 +86,7 @@ def seconds_of(strategy: str, stream: Stream, folder: Path) -> tuple[list[float]
     with redirect_stdout(io.StringIO()), build_session(plan, stream, recorder, resume) as session:
         learn(session, folder, recorder.ledger, resume, False)
     times = resume.times
-    return [after - before for before, after in zip(times, times[1:])], resume.progress.accuracy_after[-1] or 0.0
+    return [after - before for before, after in pairwise(times)], resume.progress.accuracy_after[-1] or 0.0
 
 
 def main() -> None:

@@ -80,8 +80,8 @@ def parsed(given: list[str]) -> Any:
     except ValueError as error:  # of the library that reads YAML
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"the settings cannot be read ({reason}); give plain values as --NAME VALUE, and files of settings as UTF-8 "
-            "text with a line 'name: value' for each"
+            f"the settings cannot be read ({reason}); give plain values as --NAME VALUE, and files of settings as "
+            "UTF-8 text with a line 'name: value' for each"
         ) from error
 
 

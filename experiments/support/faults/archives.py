@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 from support.faults.case import Kind
 from support.faults.damage import damaged
@@ -29,7 +30,6 @@ class Archives(Kind):
         self.target, self.outside = folder / "inner" / "target", folder / "inner"
         self.outside.mkdir()
         (self.outside / "kept.txt").write_text("kept")
-        archives._SMALL = SMALL  # of this process; so that bombs of the campaign may be small
 
     def damage(self, random: Random) -> str:
         self.contents: dict[str, set[bytes]] = {}
@@ -59,7 +59,8 @@ class Archives(Kind):
         return name, content, how, random.choice(LINKS)
 
     def act(self):
-        archives.unpack(self.path, self.target)
+        with mock.patch.object(archives, "_SMALL", SMALL):  # so that bombs may be small
+            archives.unpack(self.path, self.target)
         found = {path.relative_to(self.target).as_posix(): path for path in self.target.rglob("*")}
         wrong = [name for name, path in found.items() if not (path.is_dir() or path.is_file()) or path.is_symlink()]
         every = set().union(*self.contents.values())

@@ -34,9 +34,10 @@ class LearnerFiles(Kind):
     def take_base(self) -> None:
         self.tree = Tree(self.folder)
         self.answers = {}
-        for self.path in self.tree.kept:
+        for path in self.tree.kept:
+            self.path = path
             self.learn_base()
-            self.answers[self.path] = self.expected, self.usual
+            self.answers[path] = self.expected, self.usual
 
     def damage(self, random: Random) -> str:
         self.path = random.choice(list(self.answers))

@@ -31,10 +31,9 @@ def sums(tensors: dict) -> dict[str, str]:
 class Checkpoints(Kind):
     """The checkpoints of a run and their history."""
 
-    settings = {"strategy": "crumb", "run": 3}
-
     def __init__(self, folder: Path):
         super().__init__(folder)
+        self.settings = {"strategy": "crumb", "run": 3}
         files = CheckpointFolder(folder / "resume", self.settings)
         random = torch.Generator().manual_seed(0)
         for number in range(3):
