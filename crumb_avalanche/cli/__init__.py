@@ -10,7 +10,6 @@ from typing import Any
 
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
-from crumb_avalanche.system.setting_ranges import check_ranges
 from crumb_avalanche.system.threads import limit_openmp_spin
 
 NO_MEMORY = "can't allocate memory"  # in torch's error
@@ -33,7 +32,9 @@ def run_command(given: list[str]) -> int:
     name, values = given[0] if given else "", {}
     try:
         with interrupted_later():
-            from crumb_avalanche.cli.parser import COMMANDS, usable_paths  # takes a while
+            # Here, because they take a while.
+            from crumb_avalanche.cli.parser import COMMANDS, usable_paths
+            from crumb_avalanche.system.setting_ranges import check_ranges
 
             chosen = parsed(given)
         name = chosen.command

@@ -92,7 +92,7 @@ def judge(kind: Kind, random: Random) -> Case:
         return Case("clean" if right or said else "silent", what, said or repr(found)[:300])
     except HangError:
         return Case("hang", what, "")
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except (Exception, SystemExit) as error:
         if is_ours(error):
             return Case("clean", what, str(error))
         return Case("traceback", what, traceback.format_exc()[-3000:])
@@ -157,6 +157,7 @@ def command(*arguments: object) -> Done:
 
     Raises:
         ForeignWordsError: it failed without a word, or in words that are not ours.
+        KeyboardInterrupt: the campaign was interrupted.
     """
     errors: list[Exception] = []
     words_for = cli.words_for
@@ -175,6 +176,8 @@ def command(*arguments: object) -> Done:
             code = cli.main([str(argument) for argument in arguments])
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
+    if code in (130, 143):  # the command took an interrupt of the campaign for its own
+        raise KeyboardInterrupt
     text = err.getvalue()
     if errors and not is_ours(errors[0]):
         raise ForeignWordsError(f"{type(errors[0]).__name__}: {text[-500:]}") from errors[0]
