@@ -64,7 +64,7 @@ NAMES = (
     "recommended",
     "fair",
     "class_iid",
-    "toy_dots",
+    "toy_shapes_short",
     "cuda",
 )
 NAMES += (

@@ -64,6 +64,7 @@ class Settings(Kind):
             given = [f"--{name}={value}" for name, value in drawn]
         given = [one for one in given if "\0" not in str(one) or random.random() < 0.5]
         self.arguments = [self.command, *base, *given]
+        self.given = {} if given[:1] == ["--config"] else dict(drawn)
         return " ".join(f"{one!s:.120}" for one in [self.command, *map(repr, drawn), *given[:1]])
 
     def valid(self, random: Random) -> list[object]:
@@ -125,11 +126,27 @@ class Settings(Kind):
         except Exception:
             return "\n".join(f"{name}: {value}" for name, value in drawn)
 
-    def act(self) -> int:
-        return command(*self.arguments).code
+    def act(self) -> list[str]:
+        """Settings that the finished run did not take."""
+        code = command(*self.arguments).code
+        config = self.work / "output" / "config.yaml"
+        if code or not config.exists():
+            return ["failed"] * bool(code)
+        taken = yaml.safe_load(config.read_text())
+        return [name for name, value in self.given.items() if name in taken and not same(value, taken[name])]
 
-    def right(self, found: int) -> bool:
-        return found == 0
+    def right(self, found: list[str]) -> bool:
+        return not found
 
     def restore(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
+
+
+def same(given: str, taken: object) -> bool:
+    """Whether a setting has the value that was given, as text or as a number."""
+    if given.strip().lower() in ("", "null", "none", "~") or str(taken) == given.strip():
+        return True
+    try:
+        return float(yaml.safe_load(given)) == float(taken)  # type: ignore[arg-type]
+    except (TypeError, ValueError, yaml.YAMLError):
+        return False
