@@ -36,7 +36,7 @@ def generator(seed: int, name: str, number: int) -> random.Random:
 
 
 def do_part(kind: Kind, seed: int, name: str, numbers: range, running: Path) -> dict:
-    """Judge some cases of a kind; returns their counts, and whatever was not clean.
+    """Judge some cases of a kind; returns their counts, and the cases that were not clean.
 
     Args:
         kind: its base.

@@ -44,7 +44,7 @@ def test_a_reader_that_skips_its_checksums_is_found(tmp_path, monkeypatch):
 
 
 class Planted(Kind):
-    """Does what it is told."""
+    """A kind whose act is an argument."""
 
     limit = 0.05
 
