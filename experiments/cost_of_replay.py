@@ -130,16 +130,18 @@ def picture(path: Path, title: str, image: dict, making: dict, held: dict) -> No
     """Plot seconds per image, and bytes."""
     from matplotlib.figure import Figure
 
+    from crumb_avalanche.report.palette import COLOURS
+
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     figure.suptitle(title, fontsize=10)
     upper, lower = figure.subplots(2, 1)
-    bars = upper.barh(list(image), [1000 * value for value in image.values()], color="#0072B2")
+    bars = upper.barh(list(image), [1000 * value for value in image.values()], color=COLOURS[0])
     upper.bar_label(bars, fmt="%.1f", padding=3)
     upper.set(xlabel="milliseconds for an image of the stream, after the first experience")
     places = np.arange(len(making))
     for part, label, shift, colour in (
-        (making, "to make the table", -0.2, "#D55E00"),
-        (held, "held for good", 0.2, "#009E73"),
+        (making, "to make the table", -0.2, COLOURS[1]),
+        (held, "held for good", 0.2, COLOURS[2]),
     ):
         bars = lower.barh(places + shift, [value / 1e6 for value in part.values()], 0.4, label=label, color=colour)
         lower.bar_label(bars, fmt="%.1f", padding=3)

@@ -238,7 +238,7 @@ def picture(title: str, figures: dict[str, list[dict]]):
     import numpy as np
     from matplotlib.figure import Figure
 
-    from crumb_avalanche.report.curves import COLOURS
+    from crumb_avalanche.report.palette import COLOURS
     from crumb_avalanche.report.pictures import STYLE
 
     with matplotlib.rc_context(STYLE):

@@ -67,7 +67,7 @@ def test_annotations_are_installed(package):
 def prose():
     """Source and documentation, by path from the root."""
     folders = ["benchmarks_toybox_ilab", "crumb_avalanche", "docs", "experiments", "tests"]
-    paths = [ROOT / "README.md"]
+    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
     for folder in folders:
         paths += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".css", ".js")]
     return {path.relative_to(ROOT).as_posix(): path for path in paths}

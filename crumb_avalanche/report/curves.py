@@ -8,12 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from crumb_avalanche.report.palette import COLOURS, LINES, MARKERS
 from crumb_avalanche.runs.tables import printable
-
-# Okabe and Ito's palette, distinct for every kind of colour vision; without its yellow, which is faint on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINES = ("-", "--", ":", "-.")
-MARKERS = "osD^vP*"
 
 
 @dataclass

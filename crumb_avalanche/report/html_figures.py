@@ -9,18 +9,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from crumb_avalanche.report.curves import Curve, chance_of, draw_curves, draw_finals
+from crumb_avalanche.report.palette import PAGE_COLOURS
 from crumb_avalanche.report.pictures import STYLE
 from crumb_avalanche.runs.tables import printable
 
-# Colours of text, lines and background follow the page, in light and in dark.
-PAGE_COLOURS = {
-    "#000000": "currentColor",
-    "#262626": "currentColor",
-    "#595959": "var(--faint)",
-    "#e6e6e6": "var(--rule)",
-    "#ffffff": "var(--panel)",
-    "#0072b2": "var(--blue)",  # too dark on a dark page
-}
 DROPPED = {"metadata", "style", "title"}
 CROWDED = 8  # curves; with more, bands would cover each other
 

@@ -8,15 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from crumb_avalanche.report.curves import (
-    COLOURS,
-    Curve,
-    chance_of,
-    draw_curves,
-    draw_finals,
-    experience_axis,
-    literal,
-)
+from crumb_avalanche.report.curves import Curve, chance_of, draw_curves, draw_finals, experience_axis, literal
+from crumb_avalanche.report.palette import COLOURS
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.sizes import bytes_text

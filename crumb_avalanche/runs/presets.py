@@ -24,9 +24,9 @@ DEFAULTS = dict(
     evaluate_quantized=False,
 )
 
-# "reference" adds what the paper's code does beyond its text (see the README's table of deviations). "tuned" is CRUMB
+# "reference" adds what the paper's code does beyond its text (see docs/deviations.md). "tuned" is CRUMB
 # trained as well as three times the cost of a step without replay allows, and answers from its memories.
-# "recommended" is the most accurate at the same bytes (see the README's table of the recommended preset).
+# "recommended" is the most accurate at the same bytes (see docs/recommended.md).
 PRESETS: dict[str, dict] = {
     "paper": {},
     "reference": dict(

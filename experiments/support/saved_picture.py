@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from support.run_list import Listed, write_run_list
 from support.side_by_side import Finding, print_findings, write_findings
 
-from crumb_avalanche.report.curves import COLOURS, LINES, MARKERS
+from crumb_avalanche.report.palette import COLOURS, LINES, MARKERS
 from crumb_avalanche.report.pictures import STYLE
 from crumb_avalanche.report.pictures import save as save_picture
 

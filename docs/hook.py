@@ -1,0 +1,51 @@
+"""Hook of MkDocs: adds the pages that are made from code and recorded runs, and fills in tables."""
+
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from site_parts import commands, links, notebooks, reference
+from site_parts.methods import methods
+from site_parts.result_tables import ROOT, TABLES
+
+MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
+
+
+def on_files(files: Files, config) -> Files:
+    """Add pages, and the files that pages link to."""
+    made = {**commands.pages(), **notebooks.pages(), **reference.pages()}
+    for path, shown in links.PAGES.items():
+        if (ROOT / path).exists():
+            made[shown] = links.moved((ROOT / path).read_text(encoding="utf-8"), path, shown, lambda _: None)
+    for shown, text in made.items():
+        files.append(File.generated(config, shown, content=text))
+    sources = [*links.PAGES, *[f"docs/{page.src_uri}" for page in files.documentation_pages()]]
+    for path in sources:
+        if (ROOT / path).exists():
+            links.moved((ROOT / path).read_text(encoding="utf-8"), path, path, lambda used: add(files, used, config))
+    return files
+
+
+def add(files: Files, path: str, config) -> None:
+    """Add a file of the repository to the site, if it is none of its own."""
+    shown = links.site_path(path)
+    if files.get_file_from_path(shown) is None:
+        files.append(File.generated(config, shown, abs_src_path=str(ROOT / path)))
+
+
+def on_page_markdown(markdown: str, page, config, files) -> str:
+    """Fill in tables, and rewrite links to files outside docs/."""
+    text = MARK.sub(lambda match: made_text(match[1], match[2].split()), markdown)
+    if page.file.generated_by:
+        return text
+    path = page.file.src_uri
+    return links.moved(text, f"docs/{path}", path, lambda _: None)
+
+
+def made_text(kind: str, arguments: list[str]) -> str:
+    """Return what stands in the place of a mark ``<!-- build: KIND ARGUMENT ... -->``."""
+    return methods() if kind == "methods" else TABLES[kind](*arguments)

@@ -1,0 +1,92 @@
+"""Pages of the command line, made from its parsers: one page a command, every flag with its default and its meaning."""
+
+import argparse
+import functools
+from dataclasses import MISSING, fields
+from typing import Any
+
+from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, parser
+from crumb_avalanche.runs.arguments import EXPERT
+
+HIDDEN = ("help", "config", "print_config")
+GROUP_NAMES = {
+    "positional arguments": "Arguments",
+    "your data": "Your data",
+    "how good": "How good",
+    "how fast": "How fast",
+    EXPERT: "All other settings",
+}
+
+
+@functools.cache
+def subparsers() -> dict[str, Any]:
+    """Return the parser of each command."""
+    for action in parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    raise LookupError("the parser of crumb has no commands")
+
+
+def names_of(action: Any) -> list[str]:
+    """Return the flags of an argument in the spelling of the documentation, or its name if it has no flag."""
+    flags = [flag.replace("_", "-") for flag in action.option_strings if flag.startswith("--")]
+    return flags or [action.metavar or action.dest]
+
+
+def default_of(settings: type, action: Any) -> str:
+    """Format the default of a setting."""
+    item = next((item for item in fields(settings) if item.name == action.dest), None)
+    if item is None or (item.default is MISSING and item.default_factory is MISSING):
+        return ""
+    value = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
+    if value in (None, {}, []):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def meaning(action: Any) -> str:
+    """Return the help text of an argument, without the default and the type that the parser adds."""
+    text = " ".join((action.help or "").split()).replace("%%", "%")
+    return text.replace("|", "\\|")
+
+
+def page(name: str) -> str:
+    """Return the page of a command."""
+    settings, summary = COMMANDS[name]
+    lines = [f"# crumb {name}", "", f"{summary[:1].upper()}{summary[1:]}.", ""]
+    lines += ["```bash", f"crumb {name} {POSITIONAL.get(name, '')}[--OPTION VALUE ...]", "```", ""]
+    for group in subparsers()[name]._action_groups:
+        rows = [
+            f"| `{'`, `'.join(names_of(action))}` | {default_of(settings, action)} | {meaning(action)} |"
+            for action in group._group_actions
+            if action.dest.partition(".")[0] not in HIDDEN
+        ]
+        if rows:
+            lines += [f"## {GROUP_NAMES.get(group.title, group.title if name == 'run' else 'Options')}", ""]
+            lines += ["| flag | default | meaning |", "| :-- | :-- | :-- |", *rows, ""]
+    lines += [
+        "## Settings from a file",
+        "",
+        "`--config FILE` reads settings from a YAML file, and `--print_config` prints the present ones as such a file.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page, by its path in the site."""
+    rows = [
+        f"| [`crumb {name}`]({name}.md) | {summary[:1].upper()}{summary[1:]} |"
+        for name, (_, summary) in COMMANDS.items()
+    ]
+    index = [
+        "# Command line",
+        "",
+        "These pages are made from the parsers of `crumb`, so they list every flag. Flags take dashes or underscores.",
+        "",
+        "| command | what it does |",
+        "| :-- | :-- |",
+        *rows,
+        "",
+    ]
+    return {"cli/index.md": "\n".join(index), **{f"cli/{name}.md": page(name) for name in COMMANDS}}

@@ -1,0 +1,53 @@
+"""Links of Markdown pages to files of the repository that lie outside ``docs/``."""
+
+import posixpath
+import re
+from collections.abc import Callable
+
+from site_parts.result_tables import ROOT
+
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+# Files outside docs/ that are pages of the site.
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "experiments/README.md": "scripts.md",
+}
+FOLDER = "repository"  # of the site, for all other files
+
+
+def targets(text: str) -> list[str]:
+    """Return the files that a page links to, relative to it."""
+    return [match[2] for match in LINK.finditer(text) if not re.match(r"[a-z]+:", match[2])]
+
+
+def site_path(path: str) -> str:
+    """Return where a file of the repository lies in the site."""
+    if path in PAGES:
+        return PAGES[path]
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"{FOLDER}/{path}"
+
+
+def moved(text: str, source: str, shown: str, used: Callable[[str], object]) -> str:
+    """Rewrite the links of a page for the site.
+
+    Args:
+        text: Markdown.
+        source: path of the page in the repository.
+        shown: its path in the site.
+        used: called with each linked file, by its path in the repository.
+    """
+
+    def replace(match: re.Match) -> str:
+        if re.match(r"[a-z]+:", match[2]):
+            return match[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
+        if not (ROOT / path).is_file():
+            return match[0]
+        used(path)
+        target = posixpath.relpath(site_path(path), posixpath.dirname(shown) or ".")
+        return f"{match[1]}{target}{match[3] or ''}{match[4]}"
+
+    return LINK.sub(replace, text)

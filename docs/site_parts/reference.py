@@ -1,0 +1,98 @@
+"""Pages of the API reference: one a room, and a list of the names that the packages export."""
+
+import ast
+import functools
+import importlib
+from pathlib import Path
+
+from site_parts.result_tables import ROOT
+
+PACKAGES = {
+    "crumb_avalanche": (
+        "the method: what learns",
+        ["system", "models", "memory", "closed_form", "training", "baselines", "learner", "runs", "report", "cli"],
+    ),
+    "benchmarks_toybox_ilab": (
+        "the streams: what it learns from",
+        ["tables", "video", "streams", "datasets", "prepare", "catalog"],
+    ),
+}
+
+
+def first_line(package: str, room: str) -> str:
+    """Return the first line of the docstring of a room, or of a module beside the rooms."""
+    path = ROOT / package / room
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+
+
+@functools.cache
+def public(path: Path) -> list[str]:
+    """Return the public classes and functions of a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = ast.ClassDef | ast.FunctionDef
+    return [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+
+
+def modules(package: str, room: str) -> list[str]:
+    """Return the dotted names of a room's modules that have a public class or function."""
+    path = ROOT / package / room
+    paths = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    return [
+        ".".join(one.relative_to(ROOT).with_suffix("").parts)
+        for one in paths
+        if public(one) and not one.stem.startswith("_")
+    ]
+
+
+def exported() -> dict[str, dict[str, str]]:
+    """Return the exported names of each package, each with the full name of what it stands for."""
+    homes = {}
+    for package, attribute in (("crumb_avalanche", "_HOMES"), ("benchmarks_toybox_ilab", "_HOME")):
+        places = getattr(importlib.import_module(package), attribute)
+        homes[package] = {name: f"{package}.{home}.{name}" for name, home in sorted(places.items())}
+    return homes
+
+
+def link(name: str, target: str) -> str:
+    """Link to the entry of an exported name; constants have none."""
+    module = target.rpartition(".")[0]
+    has_entry = name in public((ROOT / module.replace(".", "/")).with_suffix(".py"))
+    return f"[`{name}`][{target}]" if has_entry else f"`{name}`"
+
+
+def room_page(package: str, room: str) -> str:
+    """Return the page of a room: its exported names, then its modules."""
+    prefix = f"{package}.{room}."  # of the full names
+    names = {name: target for name, target in exported()[package].items() if target.startswith(prefix)}
+    lines = [f"# {package}.{room}", "", first_line(package, room), ""]
+    if names:
+        links = ", ".join(link(name, target) for name, target in names.items())
+        lines += [f"Exported by `{package}`: {links}.", ""]
+    for module in modules(package, room):
+        lines += [f"::: {module}", ""]
+    return "\n".join(lines)
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page, by its path in the site."""
+    lines = [
+        "# API reference",
+        "",
+        "Both packages look up their names on first use, so importing them takes no time.",
+        "",
+    ]
+    found = {}
+    for package, (summary, rooms) in PACKAGES.items():
+        lines += [f"## {package}", "", f"`{package}` holds {summary}. A room imports only rooms above it.", ""]
+        lines += ["| room | holds |", "| :-- | :-- |"]
+        for room in rooms:
+            text = first_line(package, room)
+            lines.append(f"| [`{room}`]({package}/{room}.md) | {text} |")
+            found[f"api/{package}/{room}.md"] = room_page(package, room)
+        lines += ["", f"Names that `from {package} import NAME` gives:", "", "| name | defined in |", "| :-- | :-- |"]
+        lines += [
+            f"| {link(name, target)} | `{target.rpartition('.')[0]}` |" for name, target in exported()[package].items()
+        ]
+        lines.append("")
+    return {"api/index.md": "\n".join(lines), **found}

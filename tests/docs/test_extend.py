@@ -1,0 +1,61 @@
+"""The examples of docs/extend.md, run one after the other."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from page_commands import ROOT, blocks
+
+from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.baselines.method_settings import LearningSettings
+from crumb_avalanche.models.codebook_init import init_normal_
+
+
+@pytest.fixture(scope="module")
+def names():
+    """What the examples define."""
+    defined: dict = {}
+    for code in blocks((ROOT / "docs" / "extend.md").read_text(encoding="utf-8"), "python"):
+        exec(compile(code, "extend.md", "exec"), defined)
+    return defined
+
+
+def test_the_data_set_holds_out_an_object(names):
+    table = names["table"]
+    assert len(table) == 48 and table.classes == ("blue", "green", "red", "yellow")
+    assert {name for name, split in zip(table.object_name, table.split) if split == "test"} == {"2"}
+    assert names["benchmark"].n_classes == 4 and len(names["benchmark"].train_stream) == 2
+
+
+def test_the_strategy_learns(names):
+    accuracy = next(value for name, value in names["results"].items() if name.startswith("Top1_Acc_Stream"))
+    assert accuracy > 0.5  # chance is 0.25
+
+
+def test_the_buffer_holds_the_bytes_that_it_says(names):
+    buffer, model = names["buffer"], names["model"]
+    assert len(buffer) == 8 and buffer.buffer_bytes == 8 * buffer.item_bytes(model)
+    maps = torch.randn(2, *model.map_shape)
+    batch = SimpleNamespace(feature_map=maps)
+    assert torch.allclose(buffer.to_maps(buffer.to_rows(batch, [0, 1], model), model), maps, atol=1e-2)
+
+
+def test_the_gradients_are_clipped(names):
+    """A huge gradient moves a weight by the learning rate at most."""
+    strategy, model = names["strategy"], names["model"]
+    before = [weight.detach().clone() for weight in model.parameters()]
+    for weight in model.parameters():
+        weight.grad = torch.full_like(weight, 1e6) if weight.requires_grad else None
+    strategy.optimizer_step()
+    moved = sum(float((weight.detach() - old).square().sum()) for weight, old in zip(model.parameters(), before)) ** 0.5
+    assert 0 < moved <= 0.05 + 1e-6
+
+
+def test_the_entry_builds_the_strategy_and_counts_its_memories(names, make_model):
+    model, entry = make_model(), names["entry"]
+    init_normal_(model.codebook, torch.zeros(1), torch.Generator().manual_seed(0))
+    recipe = Recipe(model, LearningSettings(), entry.method(), 8, 4, 0, "cpu", {})
+    built = entry.build(recipe)
+    assert isinstance(built, names["ClippedReplay"]) and built.storage_policy.max_size == 8
+    channels, height, width = model.map_shape
+    assert entry.memories_in_budget(model, 10 * 2 * channels * height * width, 4) == 10

@@ -1,0 +1,228 @@
+"""The README and the pages of the site: length, links, commands, flags, tables and snippets."""
+
+import ast
+import configparser
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from page_commands import ROOT, blocks, commands, pages, prose, script_flags
+from site_parts import commands as command_pages
+from site_parts import links, notebooks, reference, result_tables
+
+from crumb_avalanche.baselines import method_settings
+from crumb_avalanche.cli.parser import COMMANDS, present
+from crumb_avalanche.cli.parser import parser as build_parser
+from crumb_avalanche.system.setting_ranges import check_ranges
+
+README = ROOT / "README.md"
+MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
+# Programs of others that pages call, and flags of theirs that pages name.
+PROGRAMS = {"pip", "pytest", "mkdocs", "pre-commit", "tar"}
+FOREIGN_FLAGS = {"--hypothesis-profile", "--strict", "--help", "--version", "--config", "--print-config", "--check"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return {name_of(path): path.read_text(encoding="utf-8") for path in pages()}
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Pages that are made when the site is built."""
+    return {**command_pages.pages(), **notebooks.pages(), **reference.pages()}
+
+
+@pytest.fixture(scope="module")
+def parser():
+    return build_parser()
+
+
+def test_the_readme_is_short():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    long = [line for line in lines if len(line) > 120 and not line.startswith("|") and "](" not in line]
+    assert not long, "\n".join(long)
+
+
+def test_what_most_people_look_for_comes_first():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    places = [lines.index(f"## {title}") for title in ("Teach and predict", "Your own clips", "Citation")]
+    assert max(places) < 75  # two screens
+
+
+def test_the_readme_s_table_is_that_of_the_recorded_runs():
+    made = "python docs/site_parts/result_tables.py readme  prints it"
+    assert result_tables.readme() in README.read_text(encoding="utf-8"), made
+
+
+def slugs(text: str) -> set[str]:
+    """Anchors of a page's headings, as MkDocs makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in plain}
+
+
+def test_slugs_are_those_of_mkdocs():
+    assert slugs("# Table 1 and Figures 3, S1: accuracy\n## `crumb` [a](b.md)\n") == {
+        "table-1-and-figures-3-s1-accuracy",
+        "crumb-a",
+    }
+
+
+def dead_links(name: str, text: str, texts: dict[str, str], made: dict[str, str]) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    dead = []
+    for match in links.LINK.finditer(prose(text)):
+        target, anchor = match[2], (match[3] or "")[1:]
+        if re.match(r"[a-z]+:", target):
+            continue
+        path = (ROOT / name).parent.joinpath(target).resolve()
+        inside = path.relative_to(ROOT).as_posix()
+        page = made.get(inside.removeprefix("docs/")) if inside.startswith("docs/") else None
+        page = texts.get(inside) if page is None else page
+        if not path.is_file() and page is None:
+            dead.append(target)
+        elif anchor and anchor not in slugs(page or ""):
+            dead.append(f"{target}#{anchor}")
+    dead += [f"#{anchor}" for anchor in re.findall(r"\]\(#([^)]*)\)", prose(text)) if anchor not in slugs(text)]
+    return dead
+
+
+def test_links_lead_somewhere(texts, made):
+    assert {name: dead for name, text in texts.items() if (dead := dead_links(name, text, texts, made))} == {}
+
+
+def test_dead_links_are_found(texts, made):
+    text = "[a](none.md) [b](how.md#nowhere) [c](how.md#glossary) [d](cli/run.md#your-data) [e](#here)\n"
+    assert dead_links("docs/x.md", text, texts, made) == ["none.md", "how.md#nowhere", "#here"]
+
+
+def test_commands_of_crumb_parse(texts, parser):
+    parsed = 0
+    for name, text in texts.items():
+        for words in commands(text):
+            if words[0] != "crumb":
+                continue
+            try:
+                chosen = parser.parse_args(present(words[1:]))
+                values = chosen[chosen.command].as_dict()
+                values.pop("config", None)
+                check_ranges(COMMANDS[chosen.command][0](**values))
+            except (SystemExit, ValueError) as error:
+                pytest.fail(f"{name}: {' '.join(words)}: {error}")
+            parsed += 1
+    assert parsed > 50
+
+
+def test_other_commands_exist(texts):
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = set(setup["options.extras_require"])
+    for name, text in texts.items():
+        for words in commands(text):
+            what = f"{name}: {' '.join(words)}"
+            if words[0] == "python":
+                flags = script_flags(words[1].removeprefix("experiments/"))
+                unknown = [word for word in words[2:] if word.startswith("--") and word.replace("_", "-") not in flags]
+                assert words[1].startswith("experiments/") and not unknown, what
+            elif words[0] == "pip":
+                named = [
+                    extra for word in words for found in re.findall(r"\[(.*?)\]", word) for extra in found.split(",")
+                ]
+                assert set(named) <= extras, what
+            else:
+                assert words[0] in {"crumb", *PROGRAMS}, what
+
+
+def test_commands_are_found():
+    loop = "for x in a b; do\n  $run --strategy $x \\\n  --output y/$x  # z\ndone\n"
+    text = f'```bash\nrun="crumb run --runs 0-9"\n{loop}crumb demo && ls\n```\n'
+    assert list(commands(text)) == [
+        ["crumb", "run", "--runs", "0-9", "--strategy", "a", "--output", "y/a"],
+        ["crumb", "demo"],
+        ["ls"],
+    ]
+
+
+def test_flags_in_the_text_exist(texts, parser):
+    known = {flag for name in command_pages.subparsers() for flag in flags_of(name)}
+    known |= {flag for script in (ROOT / "experiments").glob("*.py") for flag in script_flags(script.name)}
+    methods = {
+        f"--method.{item.name}"
+        for kind in vars(method_settings).values()
+        if dataclasses.is_dataclass(kind)
+        for item in dataclasses.fields(kind)
+    }
+    unknown = {
+        (name, flag)
+        for name, text in texts.items()
+        if name != "CHANGELOG.md"  # names flags of earlier versions
+        for code in re.findall(r"`([^`\n]+)`", prose(text))
+        for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", code)
+        if flag.replace("_", "-") not in known | FOREIGN_FLAGS and flag not in methods | {"--method.NAME"}
+    }
+    assert not unknown
+
+
+def flags_of(command: str) -> set[str]:
+    return {flag for action in command_pages.subparsers()[command]._actions for flag in command_pages.names_of(action)}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_setting_stands_on_a_page(command, made):
+    page = made[f"cli/{command}.md"]
+    for item in dataclasses.fields(COMMANDS[command][0]):
+        flag = f"`--{item.name.replace('_', '-')}`"
+        positional = any(
+            action.dest == item.name and not action.option_strings
+            for action in command_pages.subparsers()[command]._actions
+        )
+        assert positional or flag in page, f"{command}: {item.name}"
+
+
+def test_every_exported_name_is_in_the_reference(made):
+    for package, names in reference.exported().items():
+        for name, target in names.items():
+            assert f"`{name}`" in made["api/index.md"]
+            room = target.removeprefix(f"{package}.").split(".")[0]
+            module = target.rpartition(".")[0]
+            if name in reference.public((ROOT / module.replace(".", "/")).with_suffix(".py")):
+                assert f"::: {module}\n" in made[f"api/{package}/{room}.md"]
+
+
+def test_every_page_is_in_the_navigation(texts, made):
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+    def entries(part):
+        if isinstance(part, str):
+            return [part]
+        return [entry for one in (part.values() if isinstance(part, dict) else part) for entry in entries(one)]
+
+    shown = entries(settings["nav"])
+    written = {name.removeprefix("docs/") for name in texts if name.startswith("docs/")}
+    outside = {links.site_path(name) for name in texts if not name.startswith("docs/")}
+    assert len(shown) == len(set(shown))
+    assert set(shown) == written | outside | set(made)
+
+
+def test_every_table_is_made_and_shown(texts):
+    named = [(kind, arguments.split()) for text in texts.values() for kind, arguments in MARK.findall(text)]
+    assert {kind for kind, _ in named} | {"readme"} == {"methods", *result_tables.TABLES}
+    for kind, arguments in named:
+        if kind != "methods":
+            rows = result_tables.TABLES[kind](*arguments).splitlines()
+            assert len(rows) > 4 and len({row.count("|") for row in rows}) == 1
+
+
+@pytest.mark.parametrize("language", ["python"])
+def test_snippets_are_python(texts, language):
+    for text in texts.values():
+        for code in blocks(text, language):
+            ast.parse(code)
