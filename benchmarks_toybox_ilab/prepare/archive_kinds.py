@@ -1,5 +1,6 @@
 """List and read the members of .zip, .tar and .tar.gz files, and of folders."""
 
+import errno
 import gzip
 import lzma
 import posixpath
@@ -84,7 +85,9 @@ def damage_named(archive: Path) -> Iterator[None]:
         yield
     except FrameTableError:
         raise
-    except _DAMAGE as error:
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a damaged place in a .zip file
+            raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())  # tarfile's messages span several lines
         raise FrameTableError(
             f"archive {archive} is damaged or incomplete ({reason}). Download it again; files that were already "
@@ -96,11 +99,12 @@ def safe_name(name: str, archive: Path) -> str:
     """Return the name with forward slashes; raise if it leads outside the target."""
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     if name[:1] in ("/", "\\") or ".." in parts or _DRIVE.match(name):
-        raise _refused(archive, name, "lies outside the target folder")
+        raise refused(archive, name, "lies outside the target folder")
     return "/".join(parts)
 
 
-def _refused(archive: Path, name: str, reason: str) -> FrameTableError:
+def refused(archive: Path, name: str, reason: str) -> FrameTableError:
+    """The error about a member for which the whole archive is refused."""
     return FrameTableError(
         f"archive {archive} is refused, and nothing was unpacked: its member {name!r} {reason}. Download it from its "
         "original source, or unpack it yourself and give the folder."
@@ -111,7 +115,7 @@ def _linked(archive: Path, name: str, link: str, folder: str, files: dict[str, M
     """The file of the archive that the link `name` points to from `folder`, under the link's name."""
     found = files.get(posixpath.normpath(posixpath.join(folder, link.replace("\\", "/"))))
     if found is None:
-        raise _refused(archive, name, f"is a link to {link!r}, which is no file of the archive")
+        raise refused(archive, name, f"is a link to {link!r}, which is no file of the archive")
     return Member(name, found.size, found.key)
 
 
@@ -155,8 +159,8 @@ class ZipArchive(Archive):
             if kind == stat.S_IFLNK:
                 links.append(info)
             elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _refused(self._path, info.filename, "is a device, not a file")
-            elif info.filename.endswith(("/", "\\")):
+                raise refused(self._path, info.filename, "is a device, not a file")
+            elif kind == stat.S_IFDIR or info.filename.endswith(("/", "\\")):
                 safe_name(info.filename, self._path)
             else:
                 member = Member(info.filename, info.file_size, info)
@@ -169,7 +173,7 @@ class ZipArchive(Archive):
         size = max(info.file_size, info.compress_size)
         if size > _LONGEST_LINK:
             reason = f"is a link of {size} bytes, which is longer than any path ({_LONGEST_LINK} bytes)"
-            raise _refused(self._path, info.filename, reason)
+            raise refused(self._path, info.filename, reason)
         link = self._file.read(info).decode(errors="surrogateescape")
         return _linked(self._path, info.filename, link, posixpath.dirname(info.filename), files)
 
@@ -212,7 +216,7 @@ class TarArchive(Archive):
                 files[posixpath.normpath(info.name)] = member
                 yield member
             else:
-                raise _refused(self._path, info.name, "is a device, not a file")
+                raise refused(self._path, info.name, "is a device, not a file")
         self._check_end()
         for info in links:
             folder = posixpath.dirname(info.name) if info.issym() else ""  # a hard link holds the member's full name

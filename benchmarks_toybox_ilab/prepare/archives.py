@@ -9,6 +9,7 @@ from benchmarks_toybox_ilab.prepare.archive_kinds import (
     Member,
     damage_named,
     open_archive,
+    refused,
     safe_name,
 )
 from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
@@ -131,6 +132,8 @@ def _wanted(members: Iterable[Member], archive: Path, only: Choose | None) -> li
         name = safe_name(member.name, archive)
         choice = True if only is None else only(name)
         if choice:
+            if not name:
+                raise refused(archive, member.name, "has no name below the target folder")
             if member.link is not None:
                 member = member.link()
             new = safe_name(choice, archive) if isinstance(choice, str) else name

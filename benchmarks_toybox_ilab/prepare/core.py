@@ -72,6 +72,8 @@ def prepare(
     job = Job(name, data, Path(root), None if source is None else Path(source), workers, progress, say)
     if job.source is not None and not job.source.exists():
         raise FrameTableError(f"there is no file or folder {source}; give your download of {name} as --source.")
+    if job.source is not None and not (job.source.is_dir() or job.source.is_file()):
+        raise FrameTableError(f"{source} is a pipe or a device; give your download of {name} as a file or a folder.")
     try:
         if _is_ready(job):
             return []

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.csv import COLUMNS, read_dirmap, read_frames, write_frames
+from benchmarks_toybox_ilab.tables.disk import atomic_write
 from benchmarks_toybox_ilab.tables.frame import (
     SPLITS,
     BadFrameError,
@@ -225,8 +226,15 @@ class FrameTable:
         return _sha256((path,) for path in self.path)
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table atomically as UTF-8 CSV with the header path,class,object,session,frame,split."""
+        """Write the table atomically as UTF-8 CSV with the header path,class,object,session,frame,split.
+
+        The hidden file `.NAME.sha256` beside it receives the `content_hash`, which `from_csv` compares.
+        """
+        beside = _digest_file(path)
+        beside.unlink(missing_ok=True)  # a table without a digest is read, one with that of another is not
         write_frames(path, zip(*self._columns(), strict=True))
+        with atomic_write(beside) as file:
+            file.write(self.content_hash().encode())
 
     @classmethod
     def from_csv(
@@ -239,9 +247,16 @@ class FrameTable:
         """Read a file of `to_csv`, or a table made by hand with the same header.
 
         Raises:
-            FrameTableError: If the file is missing, its header or a line is invalid, or the table breaks a rule.
+            FrameTableError: If the file is missing, its header or a line is invalid, the table breaks a rule, or it is
+                not the one that `to_csv` wrote.
         """
-        return cls(read_frames(path), root, reader, Path(path).stem, padded)
+        table, beside = cls(read_frames(path), root, reader, Path(path).stem, padded), _digest_file(path)
+        if beside.is_file() and beside.read_bytes() != table.content_hash().encode():
+            raise FrameTableError(
+                f"{path} is not what was written: the SHA-256 of its rows is not the one in {beside}, so one of them "
+                f"was damaged or changed later. Write the table again; if you changed it, remove {beside}."
+            )
+        return table
 
     @classmethod
     def from_dirmap(
@@ -260,6 +275,10 @@ class FrameTable:
         """
         frames = read_dirmap(path, test_sessions, class_names)
         return cls(frames, root, name=Path(path).stem, padded=len({frame.path for frame in frames}) < len(frames))
+
+
+def _digest_file(path: str | Path) -> Path:
+    return Path(path).with_name(f".{Path(path).name}.sha256")
 
 
 def _sha256(rows: Iterable[Sequence]) -> str:

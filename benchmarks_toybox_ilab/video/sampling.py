@@ -225,6 +225,8 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
             others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
             raise VideoError(f"video {video} has no video stream, but only {others}; replace or remove it.")
         stream = container.streams.video[0]
+        if stream.codec_context is None:
+            raise _video_error(video, "is of a codec that FFmpeg does not know")
         stream.thread_type = "AUTO"
         stream.codec_context.thread_count = threads
         # Errors that the decoder detects, which it would hide by repeating earlier pixels.

@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from crumb_avalanche.cli.parser import COMMANDS, parser, present, usable_paths
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
-from crumb_avalanche.system.setting_ranges import check_ranges
 from crumb_avalanche.system.threads import limit_openmp_spin
 
 NO_MEMORY = "can't allocate memory"  # in torch's error
@@ -34,6 +32,10 @@ def run_command(given: list[str]) -> int:
     name, values = given[0] if given else "", {}
     try:
         with interrupted_later():
+            # Here, because they take a while.
+            from crumb_avalanche.cli.parser import COMMANDS, usable_paths
+            from crumb_avalanche.system.setting_ranges import check_ranges
+
             chosen = parsed(given)
         name = chosen.command
         values = usable_paths(chosen[name].as_dict())
@@ -66,9 +68,22 @@ def parsed(given: list[str]) -> Any:
     Raises:
         ValueError: a value is nested too deeply, or a file of settings cannot be read.
     """
+    from crumb_avalanche.cli.parser import parser, present
+
+    nested = "an argument or a file of settings is nested too deeply; give plain values as --NAME VALUE"
     if any(argument.count("[") + argument.count("{") > 100 for argument in given):  # would be parsed for minutes
-        raise ValueError("an argument is nested too deeply; give plain values as --NAME VALUE")
-    return parser().parse_args(present(given))
+        raise ValueError(nested)
+    arguments = present(given)
+    try:
+        return parser().parse_args(arguments)
+    except RecursionError as error:
+        raise ValueError(nested) from error
+    except ValueError as error:  # of the library that reads YAML
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"the settings cannot be read ({reason}); give plain values as --NAME VALUE, and files of settings as "
+            "UTF-8 text with a line 'name: value' for each"
+        ) from error
 
 
 def words_for(error: Exception) -> str | None:

@@ -124,6 +124,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
     load_server()
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 
@@ -177,6 +178,8 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
 
     async def failed(request: "Request", error: Exception) -> "Response":
         kinds = {NothingTaughtError: 409, TooLargeError: 413, ValueError: 400, BusyError: 503, SaveError: 507}
+        if isinstance(error, ClientDisconnect):
+            return _error(400, "the request was broken off")  # which nobody reads
         if isinstance(error, HTTPException):
             return _error(error.status_code, str(error.detail))
         return _error(next(code for kind, code in kinds.items() if isinstance(error, kind)), str(error))
@@ -184,7 +187,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
     routes = [Route(f"/{one.__name__}", one, methods=["POST"]) for one in (predict, teach, rename, forget, undo)]
     routes += [Route(f"/{one.__name__}", one, methods=["GET"]) for one in (health, classes, download)]
     routes += [Route("/", index, methods=["GET"]), Route("/openapi.json", openapi, methods=["GET"])]
-    handlers: Any = dict.fromkeys((HTTPException, ValueError, BusyError, SaveError), failed)
+    handlers: Any = dict.fromkeys((ClientDisconnect, HTTPException, ValueError, BusyError, SaveError), failed)
     return Guard(Starlette(routes=routes, exception_handlers=handlers), token, origins, policy)
 
 

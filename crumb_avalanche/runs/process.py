@@ -13,12 +13,14 @@ def check_device(name: str) -> None:
     """Raise if a device does not exist.
 
     Raises:
-        ValueError: the name is not one of torch's, or torch does not see the GPU.
+        ValueError: the name is neither cpu nor cuda, or torch does not see the GPU.
     """
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device is {name!r}; give cpu, cuda, or one of several such as cuda:1") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name}, but only cpu and cuda are supported; give --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is {name}, but torch sees {torch.cuda.device_count()} GPUs here; give --device cpu")
 

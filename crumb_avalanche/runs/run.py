@@ -59,8 +59,9 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
     """
     plan = RunPlan.of(settings)
     for name in ("output", "feature_cache"):
-        if (value := getattr(plan, name)) and Path(value).is_file():
-            raise ValueError(f"{name} is {value}, which is a file; give a folder")
+        if (value := getattr(plan, name)) and Path(value).exists() and not Path(value).is_dir():
+            kind = "a file" if Path(value).is_file() else "a pipe or a device"
+            raise ValueError(f"{name} is {value}, which is {kind}; give a folder")
     numbers = plan.run_numbers()
     default = " (default for your own clips)" * (settings.preset is None and plan.preset == "recommended")
     print(f"{plan.benchmark}: preset {plan.preset}{default}, strategy {plan.strategy}", flush=True)

@@ -12,6 +12,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk and an 
 # What to do about errors of a disk or a path, by their number.
 CURES = {
     **dict.fromkeys(DISK_FULL, "make room on that disk and give the same command again"),
+    errno.EFBIG: "a limit (ulimit -f) or the file system takes no file that large: raise it, or choose another disk",
     errno.EROFS: "choose another folder, or make the disk writable",
     errno.EACCES: "change its permissions, or choose another path",
     errno.EPERM: "change its permissions, or choose another path",

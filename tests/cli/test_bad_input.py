@@ -1,6 +1,7 @@
 """Errors of bad input name the value, the rule and the cure, and lose no results."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -186,6 +187,8 @@ def test_a_file_in_the_place_of_a_folder(crumb, tiny, tmp_path):
     for name in ("output", "feature_cache"):
         err = fails(crumb, *tiny, "--output", tmp_path / "o", f"--{name}", tmp_path / "notes.txt")
         assert f"{name} is {tmp_path / 'notes.txt'}, which is a file; give a folder" in err
+        err = fails(crumb, *tiny, "--output", tmp_path / "o", f"--{name}", os.devnull)
+        assert f"{name} is {os.devnull}, which is a pipe or a device; give a folder" in err
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

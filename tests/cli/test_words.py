@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import urllib.error
 
 import pytest
@@ -174,6 +176,43 @@ def test_an_interrupt_waits_for_the_end_of_imports(usual_signals):
         signal.raise_signal(signal.SIGTERM)
         done.append("import")
     assert len(done) == 2
+
+
+def test_an_interrupt_during_the_imports_of_the_parser(usual_signals, crumb, monkeypatch):
+    def interrupted(arguments):
+        signal.raise_signal(signal.SIGINT)
+        return arguments
+
+    monkeypatch.setattr("crumb_avalanche.cli.parser.present", interrupted)
+    code, _, err = crumb("strategies", "ncm")
+    assert code == 130 and err.startswith("crumb ") and "stopped" in err
+
+
+def test_the_entry_point_imports_next_to_nothing():
+    code = (
+        "import crumb_avalanche.cli, sys; print(*{'numpy', 'yaml', 'dataclasses', 'jsonargparse'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.strip()
+
+
+def test_a_file_of_settings_that_is_nested_too_deeply(crumb, tmp_path):
+    (tmp_path / "deep.yaml").write_text("strategy: " + "[" * 600 + "]" * 600)
+    code, _, err = crumb("teach", tmp_path / "x", "--config", tmp_path / "deep.yaml")
+    assert code and "Traceback" not in err and err.count("\n") <= 2
+
+
+@pytest.mark.parametrize("content", [b"weights: \xff", b"weights: " + b"1" * 5000, b"weights: 2000-13-45"])
+def test_a_file_of_settings_with_odd_bytes_or_numbers(crumb, tmp_path, content):
+    (tmp_path / "odd.yaml").write_bytes(content)
+    code, _, err = crumb("predict", tmp_path / "x", "photo.png", "--config", tmp_path / "odd.yaml")
+    assert code and "Traceback" not in err and err.startswith("crumb ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "xpu:0"])
+def test_a_device_that_is_not_supported(crumb, tiny, tmp_path, device):
+    code, _, err = crumb(*tiny, "--device", device, "--output", tmp_path)
+    assert code == 1 and f"device is {device}, but only cpu and cuda" in err
 
 
 def test_an_interrupt_during_the_imports_of_a_command(usual_signals, crumb, monkeypatch):

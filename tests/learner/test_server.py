@@ -197,6 +197,24 @@ def test_a_large_upload_is_refused_without_reading_it(shared, length, kind):
     assert "20,000,000 bytes" in json.loads(sent[1]["body"])["error"]
 
 
+def test_a_request_that_is_broken_off_is_no_error_of_the_server(taught):
+    before, sent = names(taught), []
+
+    async def receive():
+        return parts.pop(0) if parts else {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"127.0.0.1:8000"), (b"x-crumb-token", TOKEN.encode())]
+    for path, query in (("/predict", b""), ("/teach", b"label=red")):
+        parts = [{"type": "http.request", "body": b"half", "more_body": True}]
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": query, "headers": headers}
+        asyncio.run(taught.app({**scope, "root_path": "", "scheme": "http"}, receive, send))
+    assert [one["status"] for one in sent if one["type"] == "http.response.start"] == [400, 400]
+    assert names(taught) == before
+
+
 def test_images_of_too_many_pixels_are_refused(client, monkeypatch):
     for side in (9_000, 30_000):  # Pillow refuses to open the second
         response = client.post("/predict", content=with_side(photo("red"), side))

@@ -148,6 +148,14 @@ def test_a_folder_outside_the_target_is_refused_too(tmp_path):
         unpack(tmp_path / "x.tar", tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", [".", "./", "a/.."])
+def test_a_file_without_a_name_below_the_target_is_refused(tmp_path, name):
+    archive = write_tar(tmp_path / "x.tar", {"good.txt": b"good", name.rstrip("/"): b"evil"})
+    with pytest.raises(FrameTableError, match=rf"its member '{name.rstrip('/')}' (has no name below|lies outside)"):
+        unpack(archive, tmp_path / "out")
+    assert set(below(tmp_path)) == {"x.tar"}
+
+
 def tar_with(path, name, kind, link=""):
     with tarfile.open(path, "w") as archive:
         for member, content in (("a/good.txt", b"good"), ("b.txt", b"b")):
@@ -332,6 +340,20 @@ def test_a_tar_file_cut_between_two_members_is_reported(tmp_path):
         unpack(archive, tmp_path / "out")
     archive.write_bytes(content[: 2048 + 512])  # one block of zeros at the end is enough
     assert unpack(archive, tmp_path / "out") == 2
+
+
+def test_a_folder_of_a_zip_file_is_told_by_its_mode_too(tmp_path):
+    archive = zip_with(tmp_path / "x.zip", "folder", stat.S_IFDIR)
+    assert unpack(archive, tmp_path / "out") == 2
+    assert set(below(tmp_path / "out")) == {"a/good.txt", "b.txt"}
+
+
+def test_a_zip_file_whose_members_begin_before_it_is_reported(tmp_path):
+    archive = zip_with(tmp_path / "x.zip", "link", stat.S_IFLNK, "b.txt")
+    content = archive.read_bytes()
+    archive.write_bytes(content[:12] + content[25:])  # what is left lies at places below those in its list
+    with pytest.raises(FrameTableError, match=r"x\.zip is damaged or incomplete"):
+        unpack(archive, tmp_path / "out")
 
 
 def test_a_wrong_gzip_checksum_is_reported(tmp_path):

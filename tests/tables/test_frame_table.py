@@ -141,7 +141,7 @@ def test_csv_keeps_everything(tmp_path_factory, frames):
     again = FrameTable.from_csv(file, root="/data")
     assert list(again) == frames and again.content_hash() == table.content_hash()
     assert again.root == Path("/data") and again.name == "frames"
-    assert os.listdir(file.parent) == ["frames.csv"]
+    assert sorted(os.listdir(file.parent)) == [".frames.csv.sha256", "frames.csv"]
 
 
 def test_csv_is_plain_and_may_come_from_a_spreadsheet(tmp_path):
@@ -151,6 +151,17 @@ def test_csv_is_plain_and_may_come_from_a_spreadsheet(tmp_path):
     assert file.read_bytes() == text.encode()
     file.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode() + b"\r\n")
     assert list(FrameTable.from_csv(file, None)) == [CUP]
+
+
+def test_a_csv_whose_rows_were_changed_is_refused(tmp_path):
+    file = tmp_path / "frames.csv"
+    FrameTable([CUP]).to_csv(file)
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"cup1", b"cup2"))
+    with pytest.raises(FrameTableError, match=r"frames.csv is not what was written.*remove .*\.frames.csv.sha256"):
+        FrameTable.from_csv(file, None)
+    (tmp_path / ".frames.csv.sha256").unlink()
+    assert FrameTable.from_csv(file, None).object_name == ("cup2",)
 
 
 def test_a_csv_that_cannot_be_written_keeps_the_old_one(tmp_path, monkeypatch):

@@ -215,6 +215,14 @@ def test_a_bad_file_is_named_and_leaves_nothing(tmp_path, kind, words):
     assert files(tmp_path / "out") == []
 
 
+def test_a_file_of_an_unknown_codec_is_named(tmp_path):
+    film = write_video(tmp_path / "film.avi", seconds=1, codec="mpeg4")
+    film.write_bytes(film.read_bytes().replace(b"FMP4", b"FMP?"))
+    with pytest.raises(VideoError, match=r"film.avi is of a codec that FFmpeg does not know"):
+        extract_frames(film, tmp_path / "out", "%d.png")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_truncated_file_leaves_nothing(clips, tmp_path):
     with pytest.raises(
         VideoError, match=r"cut.mp4 (is damaged or truncated|cannot be decoded).*`ffmpeg -i cut.mp4 repaired"

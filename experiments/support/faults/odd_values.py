@@ -1,0 +1,83 @@
+"""Odd values for settings."""
+
+LARGEST = 40  # of numbers in range: runs of many epochs or large images take as long as was asked for
+NUMBERS = (
+    "0",
+    "1",
+    "2",
+    "3",
+    "7",
+    "16",
+    "32",
+    "0.5",
+    "1e-3",
+    "0.9",
+    "-1",
+    "-0.5",
+    "1e300",
+    "-1e300",
+    ".inf",
+    "-.inf",
+    ".nan",
+)
+NUMBERS += ("1e18", "99999999999999999999", "1" * 5000, "0x10", "1_000", "٣", "1e", "+-1", "2.0", "1.5", "-0")
+TEXTS = (
+    "",
+    " ",
+    "none",
+    "null",
+    "true",
+    "False",
+    "~",
+    "a b",
+    "\n",
+    "\x1b[31m",
+    "{}",
+    "[]",
+    "[1, 2]",
+    "{a: 1}",
+    "'",
+    '"',
+)
+TEXTS += (
+    "../..",
+    "/dev/null",
+    "/proc/self/mem",
+    "x" * 300,
+    "x" * 5000,
+    "%s%n",
+    "$(id)",
+    "--help",
+    "-",
+    "ü",
+    "\U0001f600",
+)
+TEXTS += ("!!python/object:os.system {}", "&a [*a]", "[" * 200, "{" * 50, "a: b: c", "\udcff", "<b>", "../\0")
+NAMES = (
+    "crumb",
+    "ncm",
+    "slda",
+    "rda",
+    "finetune",
+    "er",
+    "paper",
+    "recommended",
+    "fair",
+    "class_iid",
+    "toy_shapes_short",
+    "cuda",
+)
+NAMES += (
+    "cuda:0",
+    "cuda:-1",
+    "mps",
+    "meta",
+    "cpu:1",
+    "bf16",
+    "fp16",
+    "kmeans",
+    "sampled",
+    "answers",
+    "skip",
+    "reservoir",
+)
