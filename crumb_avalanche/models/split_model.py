@@ -281,7 +281,9 @@ class SplitModel(nn.Module):
         with self.stopwatch.measure("features"):
             if images.device.type != "cpu":
                 return self._extract(images)
-            return torch.cat([self._extract_part(some) for some in images.split(self.runtime.images_at_a_time)])
+            with torch.inference_mode():
+                parts = [self._extract_part(some) for some in images.split(self.runtime.images_at_a_time)]
+            return torch.cat(parts)  # a normal tensor: P trains on it
 
     def _extract_part(self, images: Tensor) -> Tensor:
         """Run F on 1 to 8 images; duplicate a single image if F rounds it differently alone."""
