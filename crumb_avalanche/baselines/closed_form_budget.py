@@ -10,6 +10,7 @@ from crumb_avalanche.models.split_model import SplitModel
 # Random features have no fixed bytes each, because matrices grow with their square: they are bought by the page.
 PAGE = 4096
 WITHOUT_BUDGET = 640  # random features
+CELLS = 2  # each way, of a setting of 0
 
 
 def features_of(settings: FeatureSettings) -> FeatureMoments:
@@ -19,6 +20,7 @@ def features_of(settings: FeatureSettings) -> FeatureMoments:
         deviations=settings.deviations,
         power=settings.power,
         equal_lengths=settings.equal_lengths,
+        cells=settings.cells or CELLS,
     )
 
 

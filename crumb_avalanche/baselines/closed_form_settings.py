@@ -1,6 +1,7 @@
 """Settings of the classifiers in closed form. Imports neither torch nor Avalanche."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from crumb_avalanche.system.setting_ranges import InRange
 
@@ -44,35 +45,6 @@ class RanpacSettings(InRange):
 
 
 @dataclass(frozen=True)
-class RdaSettings(InRange):
-    """Settings of regularised discriminant analysis.
-
-    Attributes:
-        own: share of a class's own covariance; the rest is the common one. 0 is linear discriminant analysis.
-        shrinkage: shrinkage of the common covariance, in units of features by images. The default of 1 is large
-            because frames of a video are alike and determine it less well than as many unrelated images.
-        maps: use features of the map that enters the plastic layers, besides those of the head's input.
-        deviations: use deviations over locations, besides means.
-        power: exponent of the features' absolute values; 1 leaves them unchanged.
-    """
-
-    own: float = 0.3
-    shrinkage: float = 1.0
-    maps: bool = True
-    deviations: bool = True
-    power: float = 0.7
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 <= self.own < 1:
-            raise ValueError(f"own is {self.own}; it is a share: at least 0 and below 1")
-        if not self.shrinkage > 0:
-            raise ValueError(f"shrinkage is {self.shrinkage}; give a positive number, or some covariance is singular")
-        if not 0 < self.power <= 1:
-            raise ValueError(f"power is {self.power}; features are raised to it: above 0 and at most 1")
-
-
-@dataclass(frozen=True)
 class FeatureSettings(InRange):
     """Settings of the features of a classifier in closed form; the defaults are the averaged input of the head.
 
@@ -81,17 +53,63 @@ class FeatureSettings(InRange):
         deviations: use deviations over locations, besides means.
         power: exponent of the features' absolute values; 1 leaves them unchanged.
         equal_lengths: scale the features of each kind, of each image, to a mean square of 1.
+        cells: take the map's means over each cell of a grid of ``cells x cells`` instead of the whole map.
     """
 
     maps: bool = False
     deviations: bool = False
     power: float = 1.0
     equal_lengths: bool = False
+    cells: int = 1
+
+    _least_cells: ClassVar = 1
 
     def __post_init__(self):
         super().__post_init__()
         if not 0 < self.power <= 1:
             raise ValueError(f"power is {self.power}; features are raised to it: above 0 and at most 1")
+        if not self._least_cells <= self.cells <= 8:
+            raise ValueError(
+                f"cells is {self.cells}; give {self._least_cells} to 8: a feature map is divided into so many cells "
+                "each way"
+            )
+
+
+@dataclass(frozen=True)
+class RdaSettings(FeatureSettings):
+    """Settings of regularised discriminant analysis.
+
+    The means of the map are those of 2 x 2 cells, which tell where in the image something is.
+
+    Attributes:
+        cells: see ``FeatureSettings``. 0 is 2 where the budget buys at least 8 directions of each class with them;
+            with less, the features are those of the head's input alone, ``maps`` or not.
+        own: share of a class's own covariance; the rest is the common one. 0 is linear discriminant analysis.
+        own_images: number of images with which a class has half of the share ``own``; 0 for ``own`` whatever it is.
+        shrinkage: shrinkage of the common covariance, in units of features by images. The default of 1 is large
+            because frames of a video are alike and determine it less well than as many unrelated images.
+        diagonal: shrink each feature by its own variance instead of the mean variance.
+    """
+
+    maps: bool = True
+    power: float = 0.7
+    equal_lengths: bool = True
+    cells: int = 0
+    own: float = 0.3
+    own_images: float = 5.0
+    shrinkage: float = 1.0
+    diagonal: bool = True
+
+    _least_cells: ClassVar = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.own < 1:
+            raise ValueError(f"own is {self.own}; it is a share: at least 0 and below 1")
+        if not self.own_images >= 0:
+            raise ValueError(f"own_images is {self.own_images}; it is a number of images: at least 0")
+        if not self.shrinkage > 0:
+            raise ValueError(f"shrinkage is {self.shrinkage}; give a positive number, or some covariance is singular")
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ class Entry:
         item_bytes: function of model and method settings that returns the bytes of one memory; default the buffer's.
         fixed_bytes: function of model, method settings and number of classes that returns the bytes that do not depend
             on the number of memories (codebooks, class statistics). They are charged to the budget first.
+        fit: function of model, method settings, number of classes and budget in bytes (``None`` if the number of
+            memories is given) that returns the settings with which the budget is used best.
         round_up: whether the number of memories is rounded up if three quarters of a last one fit (CRUMB; gives the
             paper's 417).
         codebook: whether its model has a codebook.
@@ -98,6 +100,9 @@ class Entry:
     buffer: type[CompactBuffer] | None = None
     item_bytes: Callable[[SplitModel, Any], int] | None = None
     fixed_bytes: Callable[[SplitModel, Any, int], int] = field(default=lambda model, method, n_classes: 0)
+    fit: Callable[[SplitModel, Any, int, int | None], Any] = field(
+        default=lambda model, method, n_classes, budget: method
+    )
     round_up: bool = False
     codebook: bool = False
     joint: bool = False

@@ -163,6 +163,14 @@ METHOD_SETTINGS: dict[str, type] = {
     "lr_rgda": LrRgdaSettings,
 }
 
+# Values that methods had before these settings existed.
+BEFORE: dict[str, dict[str, Any]] = {
+    "offline": dict(peak_rate=0.0),
+    "er": dict(ring_below=0),
+    "der": dict(evaluation_logits=False),
+    "rda": dict(deviations=True, equal_lengths=False, cells=1, own_images=0.0, diagonal=False),
+}
+
 
 def method_settings(strategy: str, changes: dict[str, Any] | None = None) -> Any:
     """Return the settings of a method with some values changed.

@@ -1,22 +1,38 @@
 """Regularised discriminant analysis as a strategy (Friedman, "Regularized Discriminant Analysis", JASA 1989)."""
 
 import math
+from dataclasses import replace
 
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy, closed_form
+from crumb_avalanche.baselines.closed_form_budget import (
+    CELLS,
+    direction_bytes,
+    directions_of,
+    features_of,
+    gaussian_bytes,
+    length_of,
+)
 from crumb_avalanche.baselines.closed_form_settings import RdaSettings
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.models.split_model import SplitModel
 
 # The full common covariance is stored if it leaves room for the first number of directions per class; more than the
 # second number do not help then.
 LEAST_BESIDE_WHOLE, MOST_BESIDE_WHOLE = 4, 32
+LEAST_WITH_CELLS = 8  # directions of a class; with fewer, fewer features answer better
 
 
-def moments(settings: RdaSettings) -> FeatureMoments:
-    """Build the features of the settings."""
-    return FeatureMoments(settings.maps, settings.deviations, settings.power)
+def fit(model: SplitModel, method: RdaSettings, n_classes: int, budget: int | None) -> RdaSettings:
+    """Decide ``cells`` where it is 0; see ``RdaSettings``."""
+    if method.cells:
+        return method
+    length = length_of(model, method)
+    least = gaussian_bytes(length, n_classes) + LEAST_WITH_CELLS * n_classes * direction_bytes(model, method)
+    if budget is None or budget >= least:
+        return replace(method, cells=CELLS)
+    return replace(method, cells=1, maps=False)
 
 
 def build_rda(recipe: Recipe) -> ClosedFormStrategy:
@@ -27,25 +43,22 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
     Raises:
         ValueError: the budget does not buy a direction for each class.
     """
-    features, classes = moments(recipe.method), recipe.n_classes
-    if recipe.mem_size < classes:
-        raise ValueError(
-            f"the budget buys {recipe.mem_size} principal directions, but the stream has {classes} classes, which need "
-            "at least one each; raise the budget (mem_size)"
-        )
-    length = features.length(recipe.model)
-    directions = recipe.mem_size // classes
-    beside_whole = directions - math.ceil(PackedScatter.bytes_of(length) / (direction_bytes(length) * classes))
+    method, classes, directions = recipe.method, recipe.n_classes, directions_of(recipe)
+    length = length_of(recipe.model, method)
+    beside_whole = directions - math.ceil(PackedScatter.bytes_of(length) / (2 * length * classes))
     whole = beside_whole >= LEAST_BESIDE_WHOLE
     kept = min(beside_whole, MOST_BESIDE_WHOLE) if whole else directions
-    method = recipe.method
-    statistics = RegularizedDiscriminant(classes, length, kept, whole, method.own, method.shrinkage)
-    return closed_form(recipe, statistics, features)
-
-
-def direction_bytes(length: int) -> int:
-    """Return the bytes of one direction of one class."""
-    return 2 * length
+    statistics = RegularizedDiscriminant(
+        classes,
+        length,
+        kept,
+        whole,
+        method.own,
+        method.shrinkage,
+        own_images=method.own_images,
+        diagonal=method.diagonal,
+    )
+    return closed_form(recipe, statistics, features_of(method))
 
 
 RDA = Entry(
@@ -55,8 +68,9 @@ RDA = Entry(
     stores="a mean and principal directions for each class, and the common covariance where there is room for it",
     build=build_rda,
     method=RdaSettings,
-    item_bytes=lambda model, method: direction_bytes(moments(method).length(model)),
-    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * (moments(method).length(model) + 4),
+    fit=fit,
+    item_bytes=direction_bytes,
+    fixed_bytes=lambda model, method, n_classes: gaussian_bytes(length_of(model, method), n_classes),
     each_class=True,
     gradient=False,
 )

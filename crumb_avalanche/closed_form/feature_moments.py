@@ -1,5 +1,7 @@
 """Feature vectors of images: averages or moments of feature maps over locations."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -40,6 +42,9 @@ class FeatureMoments:
             features of size 1 have, so that no kind and no bright image outweighs the others.
         cells: take the means of the feature map over each cell of a grid of ``cells x cells``, which tells where in the
             image something is. The head's input has one mean.
+
+    Raises:
+        ValueError: ``cells`` is below 1.
     """
 
     def __init__(
@@ -50,6 +55,8 @@ class FeatureMoments:
         equal_lengths: bool = False,
         cells: int = 1,
     ):
+        if cells < 1:
+            raise ValueError(f"cells is {cells}; give the number of cells each way, at least 1")
         self.maps, self.deviations, self.power, self.equal_lengths = maps, deviations, power, equal_lengths
         self.cells = cells
 
@@ -67,16 +74,53 @@ class FeatureMoments:
         """Compute ``(B, D)`` float32 features of ``(B, C, H, W)`` maps, with P in evaluation mode."""
         with evaluating(model):
             before_head = head_input(model, maps)
-        layers = [model.places(maps), before_head] if self.maps else [before_head]
-        moments: list[Tensor] = []
-        for values in layers:
-            moments += [values] if values.dim() == 2 else mean_and_deviation(values)[: 1 + self.deviations]
-        if self.maps and self.cells > 1:
-            moments[0] = functional.adaptive_avg_pool2d(layers[0], self.cells).flatten(1)
-        raised = [values.sign() * values.abs() ** self.power for values in moments]
+        return self.of_layers([model.places(maps), before_head] if self.maps else [before_head])
+
+    def of_layers(
+        self,
+        layers: list[Tensor],
+        moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+        no_deviation: bool = False,
+        tiny: float = 0.0,
+    ) -> Tensor:
+        """Compute ``(B, D)`` features of the feature map, if ``maps``, and of the head's input.
+
+        Args:
+            layers: ``(B, C, H, W)`` each, or ``(B, C)`` if the network averages the head's input.
+            moments: another implementation of ``mean_and_deviation``, for derivatives or for export.
+            no_deviation: leave out deviations of the head's input even if it has locations.
+            tiny: added to absolute values, so that the power has a derivative at 0.
+        """
+        kinds: list[Tensor] = []
+        for place, values in enumerate(layers):
+            if values.dim() == 2:
+                kinds.append(values)
+                continue
+            mean, deviation = (moments or mean_and_deviation)(values)
+            grid = place == 0 and self.maps and self.cells > 1
+            kinds.append(cell_means(values, self.cells) if grid else mean)
+            if self.deviations and not (no_deviation and place == len(layers) - 1):
+                kinds.append(deviation)
+        if self.power != 1:
+            kinds = [values.sign() * (values.abs() + tiny) ** self.power for values in kinds]
         if self.equal_lengths:
-            raised = [functional.normalize(values) * values.shape[1] ** 0.5 for values in raised]
-        return torch.cat(raised, 1)
+            kinds = [functional.normalize(values) * values.shape[1] ** 0.5 for values in kinds]
+        return torch.cat(kinds, 1)
+
+
+def cell_means(maps: Tensor, cells: int) -> Tensor:
+    """Compute means over the cells of a grid, ``(B, C * cells**2)``, as ``adaptive_avg_pool2d`` does.
+
+    The exporter to ONNX has no ``adaptive_avg_pool2d`` of cells that share rows, as those of a 13 x 13 map do.
+    """
+    rows, columns = cell_places(maps.shape[2], cells), cell_places(maps.shape[3], cells)
+    means = [maps[:, :, row, column].mean((2, 3)) for row in rows for column in columns]
+    return torch.stack(means, 2).flatten(1)
+
+
+def cell_places(length: int, cells: int) -> list[slice]:
+    """Return the places of each of ``cells`` parts of an axis; neighbours share one if the length is not divisible."""
+    return [slice(cell * length // cells, -(-(cell + 1) * length // cells)) for cell in range(cells)]
 
 
 def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:

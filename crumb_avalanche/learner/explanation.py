@@ -2,9 +2,10 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments, cell_means
 from crumb_avalanche.models.penultimate import averaged, evaluating, head_input
 from crumb_avalanche.models.split_model import SplitModel
 
@@ -36,37 +37,51 @@ def evidence_by_location(
     tapped = [maps, before_head] if features.maps else [before_head]
     used = [values.double().requires_grad_() for values in tapped]
     # The network's own average has no deviations.
-    deviations = [features.deviations] * (len(used) - 1) + [features.deviations and not averaged_by_network]
-    scores = statistics.scores(moments(used, deviations, features.power))[0, taught]
+    scores = statistics.scores(features.of_layers(used, _mean_and_deviation, averaged_by_network, _TINY))[0, taught]
     best = scores.topk(min(2, len(taught)))
     margin = best.values[0] - best.values[1] if len(taught) > 1 else best.values[0]
     nearest = [taught[place] for place in best.indices.tolist()]
+    means = _midpoints(statistics, nearest, features, [values.detach() for values in used], averaged_by_network)
     shares = torch.zeros(maps.shape[2:], dtype=torch.float64)
-    start = 0
-    for values, with_deviation, gradient in zip(used, deviations, torch.autograd.grad(margin, used)):
-        channels = values.shape[1]
+    for values, middle, gradient in zip(used, means, torch.autograd.grad(margin, used)):
         if values.dim() == 4:
-            middle = midpoint(statistics, nearest, features.power, slice(start, start + channels), values)
             here = ((values - middle) * gradient).sum(1, keepdim=True).detach()
             shares += _on_grid(here, maps.shape[2:])[0, 0]
-        start += channels * (2 if with_deviation and values.dim() == 4 else 1)
     return shares
 
 
-def midpoint(statistics: ClassStatistics, labels: list[int], power: float, places: slice, values: Tensor) -> Tensor:
-    """Return the mean of classes' means over locations, ``(1, C, 1, 1)``; without class means, that of the image.
+def _midpoints(
+    statistics: ClassStatistics, labels: list[int], features: FeatureMoments, layers: list[Tensor], averaged: bool
+) -> list[Tensor]:
+    """Return the means of classes' means for the locations of each layer, ``(1, C, H, W)`` or ``(1, C, 1, 1)``.
+
+    Without class means, they are those of the image.
 
     Args:
         labels: the classes.
-        power: of the features.
-        places: where the means of these channels are among the features.
-        values: ``(1, C, H, W)`` map of the image.
+        layers: the layers of one image, as for ``FeatureMoments.of_layers``.
+        averaged: whether the network averages the last layer.
     """
-    means = getattr(getattr(statistics, "classes", statistics), "means", None)
-    if means is None:
-        return values.detach().mean((2, 3), keepdim=True)
-    middle = means[labels].double().mean(0)[places]
-    return (middle.sign() * middle.abs() ** (1 / power)).view(1, -1, 1, 1)
+    class_means = getattr(getattr(statistics, "classes", statistics), "means", None)
+    middle, middles = None if class_means is None else class_means[labels].double().mean(0), []
+    start = 0
+    for place, values in enumerate(layers):
+        last = place == len(layers) - 1
+        cells = features.cells if place == 0 and features.maps and values.dim() == 4 else 1
+        length = values.shape[1] * cells**2
+        if middle is None or values.dim() == 2:
+            middles.append(values.flatten(2).mean(2).view(1, -1, 1, 1) if values.dim() == 4 else values)
+        else:
+            found = middle[start : start + length]
+            if features.equal_lengths:  # the scale is that of the image
+                of_image = cell_means(values, cells)
+                found = found * (of_image.abs() ** features.power).norm() / length**0.5
+            found = (found.sign() * found.abs() ** (1 / features.power)).view(1, -1, cells, cells)
+            middles.append(functional.interpolate(found, size=values.shape[2:]) if cells > 1 else found)
+        start += length
+        if values.dim() == 4 and features.deviations and not (averaged and last):
+            start += values.shape[1]
+    return middles
 
 
 def unpooled_head_input(model: SplitModel, maps: Tensor) -> tuple[Tensor, bool]:
@@ -88,25 +103,16 @@ def unpooled_head_input(model: SplitModel, maps: Tensor) -> tuple[Tensor, bool]:
     return values, False
 
 
-def moments(used: list[Tensor], deviations: list[bool], power: float) -> Tensor:
-    """Compute ``(B, D)`` features as ``FeatureMoments`` does, with derivatives."""
-    parts = []
-    for values, with_deviation in zip(used, deviations):
-        if values.dim() == 2:
-            parts.append(values)
-            continue
-        places = values.flatten(2)
-        parts.append(places.mean(2))
-        if with_deviation:
-            parts.append((places.var(2, correction=0) + _TINY).sqrt())
-    joined = torch.cat(parts, 1)
-    return joined if power == 1 else joined.sign() * (joined.abs() + _TINY) ** power
+def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute moments as ``mean_and_deviation`` does, with derivatives."""
+    places = values.flatten(2)
+    return places.mean(2), (places.var(2, correction=0) + _TINY).sqrt()
 
 
 def _on_grid(shares: Tensor, size: torch.Size) -> Tensor:
     """Bring ``(1, 1, h, w)`` shares to another grid; their sum stays."""
     if shares.shape[2:] == size:
         return shares
-    scaled = torch.nn.functional.interpolate(shares, size=tuple(size), mode="bilinear", align_corners=False)
+    scaled = functional.interpolate(shares, size=tuple(size), mode="bilinear", align_corners=False)
     total = scaled.sum()
     return scaled * (shares.sum() / total) if total != 0 else scaled

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from crumb_avalanche.baselines.method_settings import BEFORE
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.split_model import SplitModel
@@ -143,6 +144,7 @@ def _header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
     known = {item.name for item in fields(LearnerHeader)}
     if extra := sorted(set(values) - known):
         raise LearnerError(f"{path} has {', '.join(extra)} in its header; a newer version wrote it: update this one")
+    values["method"] = {**BEFORE.get(values["strategy"], {}), **values["method"]}
     if values["codebook"] is not None:
         values["codebook"] = tuple(values["codebook"])
     return LearnerHeader(**values)

@@ -89,18 +89,14 @@ class Features(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         maps = self.extract((pixels.float() / 255 - self.mean) / self.std) * self.scale
-        used = [self.below_head(maps)]
-        parts: list[Tensor] = []
-        for values in [self.grid(maps), *used] if self.moments.maps else used:
-            if values.dim() == 2:
-                parts.append(values)
-                continue
-            places = values.flatten(2)
-            parts.append(places.mean(2))
-            if self.moments.deviations:
-                parts.append((places - parts[-1].unsqueeze(2)).square().mean(2).sqrt())
-        joined = torch.cat(parts, 1)
-        return joined if self.moments.power == 1 else joined.sign() * joined.abs() ** self.moments.power
+        layers = [self.grid(maps)] if self.moments.maps else []
+        return self.moments.of_layers([*layers, self.below_head(maps)], moments=_mean_and_deviation)
+
+
+def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
+    places = values.flatten(2)
+    mean = places.mean(2)
+    return mean, (places - mean.unsqueeze(2)).square().mean(2).sqrt()
 
 
 class Linear(nn.Module):

@@ -17,8 +17,12 @@ from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
 
 POOLED = dict(maps=False, deviations=False, power=1.0)  # means of the head's input over locations
+# Features of learner files that do not name theirs.
+BEFORE = {"rda": dict(maps=True, deviations=True, power=0.7)}
 MOST_DIRECTIONS = 64  # of a class; more do not help
 LEAST_DIRECTIONS = 4  # of a class beside the full common covariance
+# A budget that buys so many directions of so many classes has the features of cells.
+LEAST_WITH_CELLS, CLASSES = 8, 20
 
 
 class BudgetError(ValueError):
@@ -29,13 +33,13 @@ class Kind(ABC):
     """A kind of learner in closed form.
 
     Attributes:
-        moments: arguments of ``FeatureMoments``.
+        moments: arguments of ``FeatureMoments`` for a new learner.
     """
 
     moments: ClassVar[dict[str, Any]] = POOLED
 
-    def features(self) -> FeatureMoments:
-        """Build the function from maps to features."""
+    def features(self, model: SplitModel, budget: int) -> FeatureMoments:
+        """Build the function from maps to features of a new learner with a budget in bytes."""
         return FeatureMoments(**self.moments)
 
     @abstractmethod
@@ -110,14 +114,22 @@ class Discriminant(Kind):
 
     A class takes its mean and at most 64 directions. If the budget is full, the classes with the most directions give
     up their weakest ones. The full common covariance is stored if it takes at most half of the budget, and given up
-    when less than four directions a class would be left beside it.
+    when less than four directions a class would be left beside it. A budget that is too small for 20 classes with 8
+    directions each has the features of the head's input alone.
     """
 
-    moments: ClassVar = dict(maps=True, deviations=True, power=0.7)
+    moments: ClassVar = dict(maps=True, deviations=False, power=0.7, equal_lengths=True, cells=2)
+
+    def features(self, model, budget):
+        features = FeatureMoments(**self.moments)
+        length = features.length(model)
+        if budget < CLASSES * (_mean_bytes(length) + LEAST_WITH_CELLS * _direction_bytes(length)):
+            features.maps, features.cells = False, 1
+        return features
 
     def build(self, length, budget):
         whole = 2 * PackedScatter.bytes_of(length) <= budget
-        return RegularizedDiscriminant(0, length, MOST_DIRECTIONS, whole)
+        return RegularizedDiscriminant(0, length, MOST_DIRECTIONS, whole, own_images=5, diagonal=True)
 
     def bytes_for(self, statistics, length, classes):
         return classes * (_mean_bytes(length) + _direction_bytes(length))

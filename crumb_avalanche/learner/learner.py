@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
 from crumb_avalanche.learner.folders import check_name
-from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY
+from crumb_avalanche.learner.kinds import BEFORE, KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import batches
@@ -77,13 +78,19 @@ class Learner:
             raise ValueError(f"method is {method!r}; known are recommended, {', '.join([*KINDS, *REPLAY])}")
         self._set_up(method, FrozenNetwork.build(backbone, weights, image_size, cut_layer), budget_bytes)
 
-    def _set_up(self, method: str, network: FrozenNetwork, budget_bytes: int | None) -> None:
-        """Initialise a learner without classes."""
+    def _set_up(
+        self, method: str, network: FrozenNetwork, budget_bytes: int | None, moments: dict[str, Any] | None = None
+    ) -> None:
+        """Initialise a learner without classes, in closed form with these arguments of ``FeatureMoments``."""
         self.method, self.network = method, network
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
         self.lessons: list[Lesson] = []
-        kind: Any = REPLAY[method] if method in REPLAY else KINDS[method]
-        self._features = kind.features()
+        if method in REPLAY:
+            self._features: Any = REPLAY[method].features()
+        elif moments is None:
+            self._features = KINDS[method].features(network.model, self.budget_bytes)
+        else:
+            self._features = FeatureMoments(**moments)
         self._knowledge = self._without_classes()
         self._thumbnails = Thumbnails()
         self._before: Knowledge | None = None  # as it was before the last lesson
@@ -251,6 +258,11 @@ class Learner:
         return self.network.image_size
 
     @property
+    def features(self) -> dict[str, Any] | None:
+        """The arguments of ``FeatureMoments``; ``None`` for a learner by replay."""
+        return None if self.method in REPLAY else dict(vars(self._features))
+
+    @property
     def bytes(self) -> int:
         """Bytes of what was learned, without the network."""
         return tensor_bytes(self._knowledge.tensors())
@@ -327,6 +339,11 @@ class Learner:
                     f"again, with method={self.method}"
                 )
             self.network.check_same(other.network)
+            if other.features != self.features:
+                raise ValueError(
+                    f"a learner of features {other.features} cannot be merged into one of {self.features}: teach its "
+                    "images to this one"
+                )
             before = copy.deepcopy(self._knowledge)
             try:
                 self._knowledge.merge(other._knowledge)
@@ -346,6 +363,7 @@ class Learner:
             return {
                 "method": self.method,
                 "budget_bytes": self.budget_bytes,
+                "features": self.features,
                 # A learner file holds no paths.
                 "lessons": [asdict(replace(lesson, unread=())) for lesson in self.lessons],
                 "before": before and before.state_dict(),
@@ -379,7 +397,8 @@ class Learner:
         """
         network, state = read_learner(path, weights)
         learner = cls.__new__(cls)
-        learner._set_up(state["method"], network, state["budget_bytes"])
+        moments = state["features"] if "features" in state else BEFORE.get(state["method"])
+        learner._set_up(state["method"], network, state["budget_bytes"], moments)
         learner._knowledge.load_state_dict(state)
         if state["before"] is not None:
             learner._before = learner._without_classes()

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.file import FORMAT, LEARNER, LearnerError, LearnerHeader, read_header
 from crumb_avalanche.learner.kinds import KINDS
@@ -13,11 +14,9 @@ from crumb_avalanche.system.tensor_file import TensorFileError, read_metadata, r
 
 def cannot_be_taught(header: LearnerHeader) -> str:
     """Return why a run's learner is none that ``Learner`` can hold; empty if it can."""
-    if header.strategy not in KINDS:
-        return f"was learned by {header.strategy}; only {', '.join(KINDS)} can be taught on"
-    moments = KINDS[header.strategy].moments
-    other = [name for name, value in moments.items() if header.method.get(name, value) != value]
-    return f"was learned with other features ({', '.join(other)})" if other else ""
+    if header.strategy in KINDS:
+        return ""
+    return f"was learned by {header.strategy}; only {', '.join(KINDS)} can be taught on"
 
 
 def can_only_answer(path: str | os.PathLike) -> bool:
@@ -35,7 +34,7 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
     Its confidence is that of a learner before the first lesson.
 
     Raises:
-        LearnerError: the run had another method, or settings that a ``Learner`` does not have.
+        LearnerError: the run had another method.
     """
     header = read_header(path)
     if reason := cannot_be_taught(header):
@@ -56,6 +55,7 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
     return FrozenNetwork.of_state(described, weights), {
         "method": header.strategy,
         "budget_bytes": header.budget.get("bytes"),
+        "features": {name: header.method[name] for name in vars(FeatureMoments()) if name in header.method} or None,
         "lessons": [{**lesson, "when": header.written, "notes": ()}],
         "before": None,
         "names": names,

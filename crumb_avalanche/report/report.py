@@ -52,8 +52,7 @@ def main(settings: ReportSettings) -> None:
         written += report_files(groups, [*problems, *left_out], output)
     except OSError as error:
         raise ValueError(f"{output} cannot be written to ({error}); name another folder with --output") from error
-    method = {name.removeprefix("method."): value for name, value in runs[0].settings.items()}
-    usage = usage_of(runs[0].folder, runs[0].settings["strategy"], method)
+    usage = usage_of(runs[0].folder, runs[0].settings["strategy"])
     print("\nwritten: " + ", ".join(map(str, written)), *usage, sep="\n")
     if unfinished:
         print(f"unfinished and left out, without {RESULT}: " + ", ".join(map(str, unfinished)))

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
-from crumb_avalanche.baselines.method_settings import METHOD_SETTINGS, CrumbSettings, method_settings
+from crumb_avalanche.baselines.method_settings import BEFORE, METHOD_SETTINGS, CrumbSettings, method_settings
 from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
 from crumb_avalanche.runs.settings import RunSettings, as_dict, flat
 
@@ -19,12 +19,6 @@ COMPILE = "compile"  # was a setting before there were other runtimes
 OF_CRUMB = tuple(asdict(CrumbSettings()))  # were settings of every strategy, though only CRUMB used them
 FILE = "strategy_config"  # a YAML file with the settings of the method
 DERIVED = ("budget", "capacity")  # fields of a plan that are not settings
-# Values that methods had before these settings existed.
-BEFORE: dict[str, dict[str, Any]] = {
-    "offline": dict(peak_rate=0.0),
-    "er": dict(ring_below=0),
-    "der": dict(evaluation_logits=False),
-}
 DECIDED = ("classes_per_experience", "batch_size")  # None in older files meant the benchmark's value
 
 

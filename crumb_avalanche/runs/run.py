@@ -90,7 +90,7 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
 
 def print_results(plan: RunPlan, folder: Path) -> None:
     """Print where the results are, and how to use what was learned in the folder of a run."""
-    usage = usage_of(folder, str(plan.strategy), plan.method)
+    usage = usage_of(folder, str(plan.strategy))
     print(f"\nresults in {plan.output}; see also: crumb report {plan.output}", *usage, sep="\n")
     if (folder / MISTAKES).exists():
         print(f"mistakes, and what would help: {folder / MISTAKES}")

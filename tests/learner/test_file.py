@@ -5,7 +5,7 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -144,7 +144,8 @@ def new_strategy(name, stream):
     mem_size = 12 if entry.budgeted else 0
     learning, evaluator = LearningSettings(**LEARNING), EvaluationPlugin(loggers=[])
     strategy = build_strategy(entry.name, model, learning, mem_size, 0, method=method, evaluator=evaluator)
-    header = LearnerHeader(entry.name, method, LEARNING, mem_size, 0, NETWORK, (16, 16) if entry.codebook else None)
+    whole = asdict(entry.method_settings(method))
+    header = LearnerHeader(entry.name, whole, LEARNING, mem_size, 0, NETWORK, (16, 16) if entry.codebook else None)
     return strategy, header
 
 
