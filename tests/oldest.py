@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def oldest(text: str) -> dict[str, str]:
-    """Return the version after ``>=`` by the name of the requirement, without its extras."""
+    """Return what follows ``>=`` by the name of the requirement, with any later numbers: not all have a release .0."""
     found = re.findall(r"^\s*([\w.-]+)(?:\[\w+\])? *>= *([\w.]+)", text, re.MULTILINE)
-    return dict(found)
+    return {name: f"{number}.*" if "." in number else f"{number}.0.*" for name, number in found}
 
 
 if __name__ == "__main__":
