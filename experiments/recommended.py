@@ -26,6 +26,7 @@ from support.saved_picture import COLOURS, STYLE, save_picture
 from support.side_by_side import compared, interval_text, p_text
 from support.sweep import exit_code, grid
 
+from crumb_avalanche.baselines.method_settings import BEFORE
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
@@ -53,16 +54,31 @@ class Row:
         return "".join(letter if letter.isalnum() else "_" for letter in self.name)
 
 
+# Of rivals that can have the features of `recommended`.
+FEATURES = {"maps": True, "power": 0.7, "equal_lengths": True, "cells": 2}
 ROWS = (
     Row(RECOMMENDED, {}, {}),
     Row("- own directions", {}, {"own": 0.0}),
+    Row("- own images", {}, {"own_images": 0.0}),
     Row("- feature map", {}, {"maps": False}),
-    Row("- deviations", {}, {"deviations": False}),
+    Row("- cells", {}, {"cells": 1}),
+    Row("+ deviations", {}, {"deviations": True}),
+    Row("- equal lengths", {}, {"equal_lengths": False}),
     Row("- power", {}, {"power": 1.0}),
+    Row("- diagonal", {}, {"diagonal": False}),
     Row("- shrinkage", {}, {"shrinkage": 1e-4}),
+    Row("version 0.1", {}, BEFORE["rda"]),
     Row("0.60 MB", {"budget_bytes": SMALL_BUDGET}, {}),
     Row("slda", {"strategy": "slda"}, {}),
     Row("ncm", {"strategy": "ncm"}, {}),
+    Row("srda", {"strategy": "srda"}, FEATURES),
+    Row("lr_rgda", {"strategy": "lr_rgda"}, FEATURES),
+    Row("fecam", {"strategy": "fecam"}, {"maps": True, "cells": 2}),
+    Row("klda", {"strategy": "klda"}, FEATURES),
+    Row("acil", {"strategy": "acil"}, FEATURES),
+    Row("foal", {"strategy": "foal"}, {}),
+    Row("ranpac_gcv", {"strategy": "ranpac_gcv"}, FEATURES),
+    Row("crumb, tuned", {"preset": "tuned", "strategy": "crumb"}, {}),
     Row("crumb, k-means codebook", {"strategy": "crumb"}, {}),
     Row("paper", {"preset": "paper", "strategy": "crumb"}, {}),
     Row("reference", {"preset": "reference", "strategy": "crumb"}, {}),

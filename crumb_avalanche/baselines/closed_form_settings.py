@@ -85,7 +85,7 @@ class RdaSettings(FeatureSettings):
         cells: see ``FeatureSettings``. 0 is 2 where the budget buys at least 8 directions of each class with them;
             with less, the features are those of the head's input alone, ``maps`` or not.
         own: share of a class's own covariance; the rest is the common one. 0 is linear discriminant analysis.
-        own_images: number of images with which a class has half of the share ``own``; 0 for ``own`` whatever it is.
+        own_images: number of images with which a class has half of the share ``own``; 0 gives every class ``own``.
         shrinkage: shrinkage of the common covariance, in units of features by images. The default of 1 is large
             because frames of a video are alike and determine it less well than as many unrelated images.
         diagonal: shrink each feature by its own variance instead of the mean variance.

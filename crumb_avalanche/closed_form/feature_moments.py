@@ -66,7 +66,7 @@ class FeatureMoments:
         return self.of_maps(model, model.features(images))
 
     def length(self, model: SplitModel) -> int:
-        """Return ``D``, the number of features: 2,048 for SqueezeNet."""
+        """Return ``D``, the number of features."""
         return self.of_maps(model, torch.zeros(1, *model.map_shape, device=model.pixel_mean.device)).shape[1]
 
     @torch.no_grad()

@@ -19,17 +19,26 @@ from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDisc
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.learner.confidence import Confidence, expected_calibration_error
 from crumb_avalanche.learner.evidence import Evidence, distances, evidence
+from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.models.split_model import SplitModel
 
+BUDGET, MOST_CLASSES = 2_941_700, 50  # the bytes of SqueezeNet, a learner's default; of which the means take a part
 LESSON = 20  # photos of a lesson, for classes that are one clip
 POOLED = FeatureMoments(maps=False, deviations=False, power=1)
+CELLS = FeatureMoments(**KINDS["rda"].moments)
 METHODS: dict[str, tuple[FeatureMoments, Callable[[int], ClassStatistics]]] = {
-    # As many directions in all as the bytes of SqueezeNet buy.
-    "rda": (FeatureMoments(), lambda length: RegularizedDiscriminant(0, length, directions=64, total_directions=600)),
+    "rda": (CELLS, lambda length: discriminant(length)),
     "slda": (POOLED, lambda length: StreamingLDA(0, length)),
     "ncm": (POOLED, lambda length: ClassMeans(0, length)),
     "ranpac": (POOLED, lambda length: RandomProjection(0, length)),
 }
+
+
+def discriminant(length: int) -> RegularizedDiscriminant:
+    """Build the statistics of `rda` with as many directions as the budget buys beside the means of 50 classes."""
+    statistics = KINDS["rda"].build(length, BUDGET)
+    KINDS["rda"].make_room(statistics, length, MOST_CLASSES, BUDGET)
+    return statistics
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ def features_of(
     """
     from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 
-    settings = (key, moments.maps, moments.deviations, moments.power, model.image_size, str(table.root), *table.path)
+    settings = (key, repr(vars(moments)), model.image_size, str(table.root), *table.path)
     file = None if folder is None else folder / f"{hashlib.sha256(repr(settings).encode()).hexdigest()[:16]}.npy"
     if file is not None and file.exists():
         return np.load(file)

@@ -1,7 +1,7 @@
 """Regularised discriminant analysis as a strategy: settings, budget, preset."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -12,31 +12,49 @@ from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.baselines.regularized_discriminant import RDA
 from crumb_avalanche.models.backbones import split_backbone
 
+LENGTH = 4 * 512 + 512  # cells of the map, and the head's input
+
+
+def squeezenet(n_classes):
+    return split_backbone("squeezenet1_0", n_classes=n_classes, weights=None, codebook=None)
+
 
 def test_its_settings_reach_it():
-    model = split_backbone("squeezenet1_0", n_classes=4, weights=None, codebook=None)
-    strategy = build_strategy("rda", model, LearningSettings(), 8, 0, method={"own": 0.0, "shrinkage": 1e-4})
-    assert (strategy.statistics.own, strategy.statistics.shrinkage) == (0.0, 1e-4)
+    changes = {"own": 0.0, "shrinkage": 1e-4, "own_images": 2.0, "diagonal": False}
+    kept = build_strategy("rda", squeezenet(4), LearningSettings(), 8, 0, method=changes).statistics
+    assert {name: kept.settings[name] for name in changes} == changes
+    assert (kept.own, kept.shrinkage, kept.own_images, kept.diagonal) == (0.0, 1e-4, 2.0, False)
 
 
-@pytest.mark.parametrize(("images", "whole", "directions"), [(15, False, 66), (4, False, 16), (70, True, 32)])
+@pytest.mark.parametrize(("images", "whole", "directions"), [(15, False, 53), (4, False, 12), (120, True, 32)])
 def test_what_a_budget_buys(images, whole, directions):
-    model = split_backbone("squeezenet1_0", n_classes=8, weights=None, codebook=None)
+    model = squeezenet(8)
     budget = images * 3 * 224**2
     count = RDA.memories_in_budget(model, budget, 8)
     strategy = build_strategy("rda", model, LearningSettings(), count, 0)
     kept = strategy.statistics
     assert (kept.scatter is not None, kept.settings["directions"]) == (whole, directions)
     labels = torch.arange(8).repeat_interleave(directions + 2)
-    kept.update(torch.randn(len(labels), 2048, generator=torch.Generator().manual_seed(0)), labels)
+    kept.update(torch.randn(len(labels), LENGTH, generator=torch.Generator().manual_seed(0)), labels)
     assert kept.directions.counts.tolist() == [directions] * 8
-    row = 8 * 2048 * 2
+    row = 8 * LENGTH * 2
     assert budget - row < strategy.statistics_bytes <= budget or whole
     assert strategy.statistics_bytes <= budget
 
 
+def test_a_small_budget_has_the_features_of_the_head_alone():
+    model, usual = squeezenet(8), RdaSettings()
+    least = 8 * (4 * (LENGTH + 4) + 8 * 2 * LENGTH)  # means, and 8 directions of each class
+    assert RDA.fit(model, usual, 8, least) == RDA.fit(model, usual, 8, None) == replace(usual, cells=2)
+    small = RDA.fit(model, usual, 8, least - 1)
+    assert (small.maps, small.cells) == (False, 1) and RDA.fit(model, small, 8, 10 * least) == small
+    assert RDA.memories_in_budget(model, least - 1, 8, small) == (least - 1 - 8 * 4 * (512 + 4)) // (2 * 512)
+    given = RdaSettings(cells=3)
+    assert RDA.fit(model, given, 8, 1) == given
+
+
 def test_a_budget_without_a_direction_for_each_class():
-    model = split_backbone("squeezenet1_0", n_classes=8, weights=None, codebook=None)
+    model = squeezenet(8)
     with pytest.raises(ValueError, match="the budget buys 7 principal directions, but the stream has 8 classes"):
         build_strategy("rda", model, LearningSettings(), 7, 0)
 

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
+from torch.nn import functional
 
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments, mean_and_deviation
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments, cell_means, mean_and_deviation
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.models.backbones import split_backbone
@@ -239,6 +240,17 @@ def test_means_over_cells(deviations):
     by_hand = [maps[:, :, y : y + half, x : x + half].mean((2, 3)) for y in (0, half) for x in (0, half)]
     torch.testing.assert_close(cells[:, : 4 * channels].view(2, channels, 4), torch.stack(by_hand, 2))
     torch.testing.assert_close(cells[:, 4 * channels :], usual[:, channels:])
+
+
+@pytest.mark.parametrize(("height", "width", "cells"), [(13, 13, 2), (5, 8, 3), (1, 7, 2), (4, 4, 4)])
+def test_cells_are_those_of_adaptive_pooling(height, width, cells):
+    maps = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(cell_means(maps, cells), functional.adaptive_avg_pool2d(maps, cells).flatten(1))
+
+
+def test_a_grid_without_cells_is_refused():
+    with pytest.raises(ValueError, match="cells is 0; give"):
+        FeatureMoments(cells=0)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 4, 6), (2, 7, 9, 1), (4, 3, 8)])

@@ -116,7 +116,7 @@ def test_crumb_predict_gives_the_answers_of_the_run(again, clips, crumb, name):
         assert [one["label"] for one in found] == [table.classes[label] for label in said["answer"]]
         assert {one["known"] for one in found} == {None} or name == "rda"
     header = read_header(again[name, "full"] / LEARNER)
-    lines = usage_of(again[name, "full"], header.strategy, header.method)
+    lines = usage_of(again[name, "full"], header.strategy)
     assert f"crumb predict {again[name, 'full']} photo.jpg" in lines[0] and holds_weights(again[name, "full"] / LEARNER)
     assert any("crumb teach" in line and "crumb serve" in line for line in lines) == (name == "rda")
     assert bool(cannot_be_taught(header)) == (name != "rda")

@@ -14,9 +14,10 @@ from patch_images import SIZE, images
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.image import read_image
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments, feature_length
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.file import LearnerError
-from crumb_avalanche.learner.kinds import KINDS, REPLAY, BudgetError
+from crumb_avalanche.learner.kinds import BEFORE, KINDS, REPLAY, BudgetError
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.network import NetworkError
@@ -145,6 +146,31 @@ def test_merge_refuses_another_method_or_network(make):
         make("rda").merge(other)
 
 
+def test_a_small_budget_has_the_features_of_the_head_alone(make):
+    usual = make("rda")
+    model, length = usual.network.model, usual._knowledge.length
+    assert usual.features["cells"] == 2 and length == 4 * model.map_shape[0] + feature_length(model)
+    least = 20 * (4 * (length + 4) + 8 * 2 * length)  # means and 8 directions of 20 classes
+    assert make("rda", budget_bytes=least).features == usual.features
+    small = make("rda", budget_bytes=least - 1)
+    assert (small.features["maps"], small._knowledge.length) == (False, feature_length(model))
+    with pytest.raises(ValueError, match="cannot be merged"):
+        usual.merge(small)
+
+
+def test_a_file_without_features_has_those_of_its_version(make, monkeypatch, tmp_path):
+    learner = make("rda")
+    learner._features = FeatureMoments(**BEFORE["rda"])
+    learner._knowledge = learner._without_classes()
+    taught(learner, 3)
+    state = {name: value for name, value in learner.state_dict().items() if name != "features"}
+    monkeypatch.setattr(learner, "state_dict", lambda: state)
+    learner.save(tmp_path / "older.safetensors")
+    again = Learner.load(tmp_path / "older.safetensors")
+    assert again.features == {**BEFORE["rda"], "equal_lengths": False, "cells": 1}
+    assert again.predict(images(1, 3, seed=1)) == learner.predict(images(1, 3, seed=1))
+
+
 def test_rename(make):
     learner = taught(make(), 2)
     learner.rename("c0", "cup")
@@ -179,7 +205,7 @@ def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
 
 
 def test_the_budget_is_kept_and_what_gives_way_is_told(make):
-    length = make()._knowledge.length
+    length = make("rda", budget_bytes=1)._knowledge.length  # with the features of a small budget
     learner = make("rda", budget_bytes=30 * 2 * length)
     notes = []
     for number in range(8):

@@ -63,6 +63,10 @@ def test_runs_from_before_a_setting_did_what_they_did():
     assert recorded_settings(newer, {"strategy_settings": {"peak_rate": 0.02}})["method"] == {"peak_rate": 0.02}
     older = recorded_settings({**config, "strategy": "der"}, {"strategy_settings": {"alpha": 0.1, "beta": 0.5}})
     assert older["method"] == {"alpha": 0.1, "beta": 0.5, "evaluation_logits": False}
+    older = recorded_settings({**config, "strategy": "rda"}, {"strategy_settings": {"own": 0.3, "maps": True}})[
+        "method"
+    ]
+    assert older["deviations"] and older["cells"] == 1 and not older["equal_lengths"] and not older["diagonal"]
     assert present_settings({"strategy": "er", "run": 1}) == {"strategy": "er", "run": 1}  # written by hand
 
 
