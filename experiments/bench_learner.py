@@ -36,7 +36,7 @@ from PIL import Image
 
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.models.penultimate import penultimate
-from crumb_avalanche.models.split_model import IMAGES_AT_A_TIME
+from crumb_avalanche.models.runtimes import IMAGES_AT_A_TIME
 
 CLASSES = 20
 ANSWERS = 20  # of crumb serve in a round

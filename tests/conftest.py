@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+os.environ["CRUMB_RUNTIME"] = "torch"  # what --runtime auto takes, instead of a trial
 
 from pathlib import Path
 

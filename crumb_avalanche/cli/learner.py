@@ -72,7 +72,8 @@ def show(path: Path) -> None:
     print("lessons")
     for lesson in header["lessons"]:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
-        print(f"  {lesson['when']}  {what}")
+        runtime = lesson.get("runtime", "torch")
+        print(f"  {lesson['when']}  {what}" + ("" if runtime.startswith("torch") else f", by {runtime}"))
     for line in header.get("stored", ()):  # files of earlier versions lack it
         print(f"stored    {line}")
     kind = REPLAY.get(header["method"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from crumb_avalanche.cli.teach import start_runtime
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.of_run import can_only_answer
@@ -33,6 +34,7 @@ def main(settings: PredictSettings) -> None:
     if settings.html and Path(settings.html).suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--html {settings.html} is the page to write; give a name that ends in .html")
     learner = opened(settings)
+    start_runtime(learner, settings.runtime, *settings.sources, *([settings.camera] if settings.camera else []))
     unread: list[BadImage] = []
     sheet = contact_sheet(learner) if settings.html else None
     answers = Table(settings).print_all(answers_of(sheet.ask if sheet else learner.predict_all, settings, unread))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from crumb_avalanche.cli.teach import opened
+from crumb_avalanche.cli.teach import opened, start_runtime
 from crumb_avalanche.learner.server import application, listen, load_server, run
 from crumb_avalanche.learner.shared import SharedLearner
 from crumb_avalanche.learner.store import holds_weights
@@ -30,6 +30,7 @@ def main(settings: ServeSettings) -> None:
     port, origins = listen(settings.host, settings.port, certificate is not None)
     with port, locked_file(path):
         learner = opened(settings, path)
+        start_runtime(learner, settings.runtime)
         if not path.exists():
             learner.save(path)
         shared = SharedLearner(learner, path, weights=holds_weights(path))

@@ -1,9 +1,12 @@
 """``crumb teach``: teach a learner what images show."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks_toybox_ilab.video.extract import is_video
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import Clip
 from crumb_avalanche.learner.store import refuse_folder
@@ -21,6 +24,7 @@ def main(settings: TeachSettings) -> None:
     path = Path(settings.model)
     with locked_file(path):
         learner = opened(settings, path)
+        start_runtime(learner, settings.runtime, settings.source)
         with progress_bar(None, "learning", show=settings.progress) as bar:
             lesson = learner.teach(
                 source_of(settings),
@@ -41,6 +45,21 @@ def main(settings: TeachSettings) -> None:
         print(f"of {lesson.answered} clips asked before they were learned, {lesson.right} were right ({share:.0f} %)")
     size = path.stat().st_size
     print(f"{path}: {len(learner.classes)} classes, {learner.bytes:,} bytes learned, file of {size:,} bytes")
+
+
+def start_runtime(learner: Any, name: str, *sources: str | Clip | None) -> None:
+    """Let a runtime run a learner's network, and say on stderr which one if it is not torch.
+
+    Args:
+        learner: a ``Learner`` or ``RunLearner``.
+        name: of the settings; ``auto`` is torch for a single photo, which is answered before another one is loaded.
+        sources: what is learned or asked.
+    """
+    file = Path(str(sources[0])) if len(sources) == 1 else None
+    photo = file is not None and file.is_file() and not is_video(file)
+    runtime = learner.use_runtime("torch" if name == "auto" and photo else name)
+    if runtime.name != "torch":
+        print(runtime.described, file=sys.stderr)
 
 
 def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:

@@ -84,6 +84,7 @@ class Lesson:
         when: date and time, ISO 8601 in UTC.
         unread: files that could not be read (``BadImage``); a saved lesson has none.
         notes: what the learner gave up to stay within its budget.
+        runtime: name and version of what ran the network; only ``torch`` in files of earlier versions.
     """
 
     images: dict[str, int]
@@ -93,3 +94,4 @@ class Lesson:
     when: str
     unread: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
+    runtime: str = "torch"

@@ -23,6 +23,7 @@ from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.learner.teaching import learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
+from crumb_avalanche.models.runtimes import Runtime, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 AT_A_TIME = 8  # images that are decoded and pass the network at once
@@ -106,6 +107,22 @@ class Learner:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.RLock())
 
+    def use_runtime(self, name: str) -> Runtime:
+        """Let a runtime run the frozen layers from now on; the default is torch.
+
+        Features differ in the last digits. Each lesson records the runtime that it was learned with. Methods that
+        replay images train with torch alone.
+
+        Args:
+            name: ``auto`` for the fastest of a short trial, or one of ``models.runtimes.RUNTIMES``.
+
+        Raises:
+            RuntimeRefusedError: the runtime is not installed, or computes other features.
+        """
+        images = self.method in REPLAY and REPLAY[self.method].images
+        with self._lock:
+            return use_runtime(self.network.model, "torch" if images else name)
+
     # Teaching
 
     def teach(
@@ -146,6 +163,7 @@ class Learner:
                 self._knowledge = before
                 raise
             self._before = before
+            lesson = replace(lesson, runtime=str(self.network.model.runtime))
             self._thumbnails.add(len(self.lessons), pictures)
             self.lessons.append(lesson)
         return lesson

@@ -17,6 +17,7 @@ from crumb_avalanche.learner.knowledge import RUNNERS_UP, ClassInfo
 from crumb_avalanche.learner.learner import AT_A_TIME, OnBad
 from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
+from crumb_avalanche.models.runtimes import Runtime, use_runtime
 from crumb_avalanche.training.outputs import OutputsPlugin, unlabelled_experience
 
 
@@ -57,6 +58,10 @@ class RunLearner:
         self._outputs = OutputsPlugin()
         self._strategy.plugins.append(self._outputs)
         self._lock = threading.Lock()
+
+    def use_runtime(self, name: str) -> Runtime:
+        """Let a runtime run the frozen layers; see ``Learner.use_runtime``."""
+        return use_runtime(self._strategy.model, name)
 
     def predict(self, source: Any, on_bad: OnBad = "raise") -> Answer:
         """Answer for an image or a clip; see ``Learner.predict``."""

@@ -93,9 +93,9 @@ class MapStore:
     """Store the maps of ``count`` images in one file, and their checksums in a small file beside it.
 
     The file takes ``4 * C * H * W`` bytes per map (346,112 for 512x13x13), half of that at half precision; it is sparse
-    until filled. Its name is a hash of everything that decides F(x): the layers and weights of F, its precision, the
-    kind of device, the shapes, the normalisation of pixels if it is not ImageNet's, and ``key``. Maps are stored before
-    the feature scale. Several processes may fill one store at the same time.
+    until filled. Its name is a hash of everything that decides F(x): the layers and weights of F, its runtime and
+    precision, the kind of device, the shapes, the normalisation of pixels if it is not ImageNet's, and ``key``. Maps
+    are stored before the feature scale. Several processes may fill one store at the same time.
 
     ``dataset`` verifies the checksum of each map that this process has not verified yet; a damaged map is computed
     again, with a warning. Every later reading verifies it, too, and raises where the file was changed in between. Maps
@@ -129,9 +129,9 @@ class MapStore:
         progress: bool = True,
         half: bool = False,
     ):
-        compiled = "compiled" if model.is_compiled else "eager"
+        runtime = "eager" if model.runtime.name == "torch" else str(model.runtime)
         what = f"{weights_hash(model.feature_extractor)} {_structure(model.feature_extractor)} {model.precision} "
-        what += f"{compiled} {model.pixel_mean.device.type} {(count, *model.map_shape)} {key}{' half' * half}"
+        what += f"{runtime} {model.pixel_mean.device.type} {(count, *model.map_shape)} {key}{' half' * half}"
         what += _normalisation(model)
         path = Path(folder) / hashlib.sha256(what.encode()).hexdigest()[:24]
         self.model = model

@@ -24,14 +24,13 @@ from crumb_avalanche.models.layers import AveragingConv2d, replace_dropout
 from crumb_avalanche.models.penultimate import head_input
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
+from crumb_avalanche.models.runtimes import TORCH, Runtime, compiled
 from crumb_avalanche.models.stopwatch import Stopwatch
 
 # The paper's learning rate of 1e-3 suits maps whose positive values have the standard deviation of torchvision's
 # SqueezeNet-1.0 maps; the maps of other weights are scaled to it.
 REFERENCE_SCALE = 14.0
-# Most images that F and P take at a time on a CPU. They fit its caches: a third faster than batches of 24 for F and of
-# 128 for P. Convolutions treat each image of a batch of 2 to 8 alike, so a map does not depend on its batch.
-IMAGES_AT_A_TIME = 8
+# Most maps that P takes at a time on a CPU. They fit its caches: a third faster than batches of 128.
 MAPS_AT_A_TIME = 24
 
 
@@ -91,6 +90,7 @@ class SplitModel(nn.Module):
         feature_scale: factor of F's output (see ``fold_feature_scale``).
         calibrated: whether ``calibrate`` was called on this model, or on the model that its state dict comes from.
         normalization_set: whether ``set_normalization`` was called.
+        runtime: what runs F (see ``use_runtime``); torch in copies of the model.
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: keeps F's output of stored images, or ``None`` (see ``use_feature_memo``).
         interpolation: Pillow's filter that images are resized with, in lower case.
@@ -99,6 +99,8 @@ class SplitModel(nn.Module):
         token_grid: height and width of the grid of patches if the map is ``(B, C, N, 1)`` tokens with others before
             the patches; else ``None``.
     """
+
+    runtime: Runtime = TORCH
 
     def __init__(
         self,
@@ -128,7 +130,6 @@ class SplitModel(nn.Module):
         self.feature_memo: FeatureMemo | None = None
         self._same_alone: dict[tuple, bool] = {}
         self._range_checked = False
-        self._compiled = [None]  # in a list: not to be registered as a second copy of F
         self.register_buffer("feature_scale", torch.ones(()))
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(1, 3, 1, 1), persistent=False)
@@ -157,7 +158,7 @@ class SplitModel(nn.Module):
         return self
 
     def __getstate__(self):
-        return {**self.__dict__, "_compiled": [None], "_map_hooks": OrderedDict()}
+        return {**self.__dict__, "runtime": TORCH, "_map_hooks": OrderedDict()}
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -189,18 +190,18 @@ class SplitModel(nn.Module):
         return outputs
 
     def compile(self) -> "SplitModel":
-        """Compile F (half a minute once; needs a C++ compiler). Results change in the last digits.
+        """Compile F at its first batch (half a minute; needs a C++ compiler). Results change in the last digits.
 
         F is frozen, so its weights are folded into the compiled code. P is not compiled: replay batches vary in size,
-        and code compiled for varying sizes was slower.
+        and code compiled for varying sizes was slower. ``use_runtime(model, "compiled")`` compares the maps too.
         """
-        self._compiled = [torch.compile(self.feature_extractor, options={"freezing": True})]
+        self.runtime = Runtime("compiled", run=compiled(self.feature_extractor))
         return self
 
     @property
     def is_compiled(self) -> bool:
         """Whether F is compiled."""
-        return self._compiled[0] is not None
+        return self.runtime.name == "compiled"
 
     def set_precision(self, precision: str) -> "SplitModel":
         """Set the precision of F and P: ``fp32``, or ``bf16`` autocast. Codes, losses and weights stay float32.
@@ -262,7 +263,7 @@ class SplitModel(nn.Module):
     def extract(self, images: Tensor) -> Tensor:
         """Run F: ``(B, C, H, W)`` float32 maps without the feature scale, channels-last in memory.
 
-        On a CPU in float32, the map of an image has the same bits in any batch.
+        On a CPU in float32, the map of an image has the same bits in any batch. It has others in another ``runtime``.
 
         Args:
             images: ``(B, 3, h, w)``, ``uint8`` pixels or normalised floats (see ``set_normalization``).
@@ -280,7 +281,9 @@ class SplitModel(nn.Module):
         with self.stopwatch.measure("features"):
             if images.device.type != "cpu":
                 return self._extract(images)
-            return torch.cat([self._extract_part(some) for some in images.split(IMAGES_AT_A_TIME)])
+            with torch.inference_mode():
+                parts = [self._extract_part(some) for some in images.split(self.runtime.images_at_a_time)]
+            return torch.cat(parts)  # a normal tensor: P trains on it
 
     def _extract_part(self, images: Tensor) -> Tensor:
         """Run F on 1 to 8 images; duplicate a single image if F rounds it differently alone."""
@@ -290,7 +293,7 @@ class SplitModel(nn.Module):
 
     def _is_same_alone(self, shape: torch.Size) -> bool:
         """Return whether F gives an image the same bits alone and in a pair; measured once for a shape, with noise."""
-        key = shape, self.precision, torch.get_num_threads()
+        key = shape, self.precision, torch.get_num_threads(), str(self.runtime)
         if key not in self._same_alone:
             noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
             self._same_alone[key] = torch.equal(self._extract(noise)[:1], self._extract(noise[:1]))
@@ -299,9 +302,10 @@ class SplitModel(nn.Module):
     def _extract(self, images: Tensor) -> Tensor:
         if images.dtype == torch.uint8:
             images = (images.float() / 255 - self.pixel_mean) / self.pixel_std
-        images = images.contiguous(memory_format=torch.channels_last)
         with self.autocast():
-            return (self._compiled[0] or self.feature_extractor)(images).float()
+            if self.runtime.run is not None:
+                return self.runtime.run(images).float()
+            return self.feature_extractor(images.contiguous(memory_format=torch.channels_last)).float()
 
     def _check_range(self, images: Tensor) -> None:
         """Warn if the first float images seem to be from 0 to 255 where 0 to 1 is meant."""

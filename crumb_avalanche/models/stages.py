@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx, nn
 
+from crumb_avalanche.models.runtimes import TORCH
 from crumb_avalanche.models.split_model import Layout, SplitModel
 
 
@@ -196,7 +197,7 @@ def stage_maps(model: SplitModel, images: Tensor, names: Iterable[str]) -> list[
 
     Args:
         model: the model.
-        images: as for ``SplitModel.extract``; all pass F at once.
+        images: as for ``SplitModel.extract``; all pass F at once, in torch whatever the model's runtime is.
         names: of ``model.stages``, or other modules of F.
 
     Raises:
@@ -213,9 +214,11 @@ def stage_maps(model: SplitModel, images: Tensor, names: Iterable[str]) -> list[
         return modules[name].register_forward_hook(lambda *call: found.update({name: call[2].clone()}))
 
     handles = [record(name) for name in names]
+    runtime, model.runtime = model.runtime, TORCH  # others have no modules to hook
     try:
         model._extract(images)
     finally:
+        model.runtime = runtime
         for handle in handles:
             handle.remove()
     return [_as_map(found[name].float(), model.layout, name) for name in names]

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+# auto: the fastest that is installed; see models.runtimes.
+RuntimeName = Literal["auto", "torch", "compiled", "folded", "openvino", "onnxruntime"]
+
 
 @dataclass
 class PretrainSettings:
@@ -175,6 +178,8 @@ class TeachSettings:
         without_weights: leave the network's weights out of the file, which is then smaller but needs --weights.
         thumbnails: keep a JPEG of 64 pixels of each class, one a lesson; else no image is kept.
         on_bad_frame: skip or raise: leave out files that cannot be read, or stop.
+        runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
+            openvino, onnxruntime, or auto for the fastest of a short trial.
         threads: CPU threads; 0 takes one per core.
         progress: show a progress bar.
     """
@@ -193,6 +198,7 @@ class TeachSettings:
     without_weights: bool = False
     thumbnails: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
+    runtime: RuntimeName = "auto"
     threads: int = 0
     progress: bool = True
 
@@ -210,6 +216,8 @@ class PredictSettings:
         csv: print comma-separated values.
         html: also write this page of all answers, with images, runners-up and heat maps, mistakes first.
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
+        runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
+            openvino, onnxruntime, or auto for the fastest of a short trial.
         threads: CPU threads; 0 takes one per core.
     """
 
@@ -221,6 +229,7 @@ class PredictSettings:
     csv: bool = False
     html: str | None = None
     weights: str | None = None
+    runtime: RuntimeName = "auto"
     threads: int = 0
 
 
@@ -241,6 +250,8 @@ class ServeSettings:
         cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
         image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
+        runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
+            openvino, onnxruntime, or auto for the fastest of a short trial.
         threads: CPU threads; 0 takes one per core.
     """
 
@@ -255,6 +266,7 @@ class ServeSettings:
     cut_layer: int | str | None = None
     image_size: int | None = None
     budget_bytes: int | None = None
+    runtime: RuntimeName = "auto"
     threads: int = 0
 
 

@@ -40,6 +40,8 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
                 f"{folder} holds a finished run with {name}={hashes_then[name]!r}, not {hashes_now[name]!r} (contents "
                 f"are compared, not paths); {start_over}"
             )
+    if plan.runtime == "auto":
+        then["runtime"] = "auto"  # whichever it chose
     for name, new in flat(as_dict(plan)).items():
         old = flat(then).get(name)
         if name not in NON_RESULT_SETTINGS and old != new:

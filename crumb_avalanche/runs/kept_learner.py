@@ -61,6 +61,6 @@ def header_of(session: Session, experiences: int, keep: Keep = "full") -> Learne
         budget=dict(bytes=plan.budget, mem_size=plan.mem_size),
         calibration=dict(feature_scale=float(model.feature_scale), codebook_init=plan.codebook_init),
         keep=keep,
-        versions=versions(),
+        versions={**versions(), "runtime": str(model.runtime)},
         plan={name: value for name, value in as_dict(plan).items() if name not in NON_RESULT_SETTINGS},
     )

@@ -15,6 +15,7 @@ from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
 from crumb_avalanche.runs.settings import RunSettings, as_dict, flat
 
 RENAMED = {"storing_rule": "selection_rule"}
+COMPILE = "compile"  # was a setting before there were other runtimes
 OF_CRUMB = tuple(asdict(CrumbSettings()))  # were settings of every strategy, though only CRUMB used them
 FILE = "strategy_config"  # a YAML file with the settings of the method
 DERIVED = ("budget", "capacity")  # fields of a plan that are not settings
@@ -35,13 +36,16 @@ def present_arguments(arguments: list[str]) -> list[str]:
         argument = rest.pop(0)
         flag, equals, value = argument.partition("=")
         name = flag.removeprefix("--")
-        if not flag.startswith("--") or name not in (*RENAMED, *OF_CRUMB, FILE, "config"):
+        if not flag.startswith("--") or name not in (*RENAMED, *OF_CRUMB, FILE, COMPILE, "config"):
             present.append(argument)
             continue
         if not equals and rest:
             value = rest.pop(0)
         if name == "config":
             present += ["--config", _present_config(value)]
+        elif name == COMPILE:
+            present.append(f"--runtime={_runtime(value)}")
+            _note(flag, present[-1])
         elif name == FILE:
             values = read_method(value)
             present += [f"--method.{key}={json.dumps(setting)}" for key, setting in values.items()]
@@ -66,7 +70,7 @@ def _present_config(path: str) -> str:
         raise ValueError(f"{path} is no file of settings ({error}); write a line 'name: value' for each") from error
     except (OSError, ValueError, yaml.YAMLError):
         return path  # the parser raises an error that says why
-    if not isinstance(values, dict) or not {*RENAMED, *OF_CRUMB, FILE, *DERIVED} & values.keys():
+    if not isinstance(values, dict) or not {*RENAMED, *OF_CRUMB, FILE, COMPILE, *DERIVED} & values.keys():
         return path
     beside = Path(path).with_name("result.json")
     result = None
@@ -87,6 +91,8 @@ def present_settings(values: dict[str, Any], result: dict | None = None) -> dict
         ValueError: a settings file cannot be read.
     """
     present = {RENAMED.get(name, name): value for name, value in values.items()}
+    if COMPILE in present:
+        present["runtime"] = _runtime(present.pop(COMPILE))
     strategy = present.get("strategy")
     of_crumb = {name: present.pop(name) for name in OF_CRUMB if name in present}
     file = present.pop(FILE, None)
@@ -101,6 +107,10 @@ def present_settings(values: dict[str, Any], result: dict | None = None) -> dict
     if method or "method" in present:
         present["method"] = {**method, **(present.get("method") or {})}
     return {name: value for name, value in present.items() if name not in DERIVED}
+
+
+def _runtime(compiled: Any) -> str:
+    return "compiled" if str(compiled).lower() == "true" else "torch"
 
 
 def recorded_settings(values: dict[str, Any], result: dict) -> dict[str, Any]:
@@ -120,6 +130,7 @@ def recorded_settings(values: dict[str, Any], result: dict) -> dict[str, Any]:
     for name in DECIDED:
         if benchmark is not None and name in present and present[name] is None:
             present[name] = getattr(benchmark, name)
+    present.setdefault("runtime", "torch")  # the only one before there was the setting
     method = present.get("method", {})
     known = present.get("strategy") in METHOD_SETTINGS
     if known and set(method) <= set(asdict(METHOD_SETTINGS[present["strategy"]]())):

@@ -5,9 +5,11 @@ The state of the learner is ``StreamStrategy.state_dict()``, which includes that
 """
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from crumb_avalanche.models.runtimes import ENGINES
+from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import RESUME
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
@@ -57,6 +59,7 @@ class Resume:
     Attributes:
         position: position of the run in the stream.
         progress: results so far.
+        runtime: name and version of what ran F before, empty without a checkpoint.
     """
 
     def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float):
@@ -67,11 +70,13 @@ class Resume:
         self.every = settings.checkpoint_every
         self.position = Position(0)
         self.progress = Progress()
+        self.runtime = ""
         self._written: dict[str, int] = {}  # name of a metric -> values in the history
         self._found: Checkpoint | None = self.files.newest() if self.wanted and not self.anew else None
         if self._found is not None:
             notes = self._found.notes
             self.position = Position(**notes["position"])
+            self.runtime = notes.get("runtime", "torch")
             trials = [Trial(**trial) for trial in notes["trials"]]
             self.progress = Progress(trials=trials, tuning_seconds=notes["tuning_seconds"], seconds=notes["seconds"])
             for name in ROWS:
@@ -88,8 +93,22 @@ class Resume:
         """Whether there is a checkpoint to resume from."""
         return self._found is not None
 
+    def with_runtime(self, plan: RunPlan) -> RunPlan:
+        """Return the plan with the runtime that the run began with, which ``auto`` might not choose again."""
+        return replace(plan, runtime=self.runtime.partition(" ")[0]) if self.runtime else plan
+
     def attach(self, strategy: StreamStrategy) -> None:
-        """Write checkpoints of a new strategy; load the one found, or remove all when starting over."""
+        """Write checkpoints of a new strategy; load the one found, or remove all when starting over.
+
+        Raises:
+            ValueError: the run began with another version of its runtime.
+        """
+        now = str(strategy.model.runtime)
+        if self.found and strategy.model.runtime.name in ENGINES and now != self.runtime:
+            raise ValueError(
+                f"the run began with runtime {self.runtime}, but {now} is installed, whose maps differ: install the "
+                "former, or start over with --overwrite true"
+            )
         if self.anew:
             self.files.clear()
         if not self.wanted:
@@ -122,6 +141,7 @@ class Resume:
             "trials": [asdict(trial) for trial in progress.trials],
             "tuning_seconds": progress.tuning_seconds,
             "seconds": progress.seconds,
+            "runtime": str(self.strategy.model.runtime),
         }
         record = {name: getattr(progress, name)[self._written.get(name, 0) :] for name in ROWS}
         record["metrics"] = {}

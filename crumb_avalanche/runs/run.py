@@ -174,6 +174,7 @@ def run_plan(plan: RunPlan, verbose: bool, finished: Finished | None, count_dive
     recorder = Recorder(len(stream.benchmark.train_stream), plan.progress)
     resume = Resume(folder, plan, {**hashes, "frames": stream.table.content_hash()}, start)
     with build_session(plan, stream, recorder, resume) as session:
+        plan = replace(plan, runtime=session.plan.runtime)
         begin(folder, session, plan)
         try:
             learn(session, folder, recorder.ledger, resume, count_divergence)
@@ -202,7 +203,7 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
         session = Session.build(
-            plan,
+            resume.with_runtime(plan),
             stream,
             plugins=recorder.plugins,
             evaluator=recorder.evaluator,
@@ -210,6 +211,8 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
         )
     if not resume.found:
         progress.trials, progress.tuning_seconds = session.trials, session.tuning_seconds
+    if session.plan.runtime != "torch":
+        print(session.model.runtime.described, flush=True)
     if progress.trials:
         print(tuning.described(progress.trials))
     recorder.ledger.storage_policy = getattr(session.strategy, "storage_policy", None)
@@ -225,7 +228,8 @@ def begin(folder: Path, session: Session, plan: RunPlan) -> None:
         (folder / name).unlink(missing_ok=True)
     # Write the learning rate as planned, not as tuned: repeating the run tunes it again.
     planned = plan.with_capacity(session.plan.capacity)
-    write_text(folder / "config.yaml", f"# sha256 of the plan: {planned.sha256}\n{planned}")
+    head = f"# sha256 of the plan: {planned.sha256}\n# {session.model.runtime.described}\n"
+    write_text(folder / "config.yaml", f"{head}{planned}")
 
 
 def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume, count_divergence: bool) -> None:
@@ -319,6 +323,7 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
         "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
         "classes_per_experience": [len(test.classes_in_this_experience) for test in benchmark.test_stream],
         "mem_size": session.plan.capacity,
+        "runtime": str(session.model.runtime),
         "feature_scale": float(session.model.feature_scale),
         "bad_frames_skipped": len(stream.bad_frames),
         "bad_frames": stream.bad_frames,

@@ -11,6 +11,7 @@ from crumb_avalanche.baselines.registry import build_strategy, get_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
 from crumb_avalanche.runs import tuning
@@ -30,7 +31,7 @@ class Session:
     """The objects of a plan. Call ``set_up_process`` before building them if results must be repeatable.
 
     Attributes:
-        plan: the plan, with its capacity and the tuned learning rate.
+        plan: the plan, with its capacity, the tuned learning rate, and the runtime that ``auto`` stands for.
         entry: registry entry of the strategy.
         stream: stream of the run.
         model: the model, calibrated on the first experience or pretrained.
@@ -97,8 +98,7 @@ class Session:
         if not plan.pretrained:
             calibrate(model, stream.benchmark.train_stream[0].dataset, plan.codebook_init, plan.run)
         seconds = time.perf_counter() - start
-        if plan.compile:
-            model.compile()
+        plan = replace(plan, runtime=use_runtime(model, plan.runtime).name)
         if learner:
             plan = replace(plan, method=fitted_method(plan, entry, model))
             plan = plan.with_capacity(capacity_of(plan, entry, model))
@@ -152,7 +152,9 @@ class Session:
 
     def copied_model(self) -> SplitModel:
         """Copy the model, for training that must not change it."""
-        return copy.deepcopy(self.model)
+        copied = copy.deepcopy(self.model)
+        copied.runtime = self.model.runtime  # F is the same
+        return copied
 
 
 def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:

@@ -74,7 +74,8 @@ class RunSettings:
         evaluate_quantized: evaluate on maps rebuilt from memory blocks, as in training.
         precision: fp32, or bf16 autocast.
         cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
-        compile: compile F (takes half a minute once).
+        runtime: what runs F: torch; compiled (takes half a minute once); folded (batch norm folded into convolutions);
+            openvino; onnxruntime; or auto for the fastest of a short trial. Maps differ in the last digits.
         workers: loader processes.
         overwrite: start over if the output folder holds a finished or interrupted run.
         keep_learner: content of learner.safetensors in the output folder: full to train on, answers to predict only;
@@ -130,7 +131,7 @@ class RunSettings:
     evaluate_quantized: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"
-    compile: bool = False
+    runtime: Literal["auto", "torch", "compiled", "folded", "openvino", "onnxruntime"] = "torch"
     workers: int = 0
     overwrite: bool = False
     keep_learner: Literal["full", "answers", "none"] = "full"

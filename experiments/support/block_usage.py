@@ -127,7 +127,7 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
     learned, older = folder / LEARNER, folder / "checkpoint" / "model.safetensors"
     if not learned.is_file() and not older.is_file():
         raise ValueError(f"{folder} has no {LEARNER}; run it again with --keep-learner answers")
-    plan = RunPlan.of(replace(settings, progress=False, compile=False))
+    plan = RunPlan.of(replace(settings, progress=False, runtime="torch"))
     set_up_process(plan.threads, plan.run)
     session = Session.build(plan, open_stream(plan, joint=False), learner=False)
     before, cache = session.model, session.cache

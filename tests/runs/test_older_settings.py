@@ -20,6 +20,10 @@ def test_older_flags_are_replaced_with_a_note(capsys, tmp_path):
     notes = capsys.readouterr().err.splitlines()
     assert len(notes) == 3 and all("is deprecated" in note for note in notes)
     assert "--selection-rule" in notes[0] and "--method.own 0.5" in notes[2]
+    assert run_arguments(["run", "--compile", "true", "--compile=false"]) == [
+        *("run", "--runtime=compiled", "--runtime=torch"),
+    ]
+    assert "give --runtime=compiled" in capsys.readouterr().err
     assert run_arguments(["run", "--method.half-old-network", "true"]) == ["run", "--method.half_old_network", "true"]
     assert capsys.readouterr().err == ""
 
@@ -36,6 +40,8 @@ def test_older_files_are_read():
         run=1,
         method=dict(direct_weight=0.5, codebook_weight=1.0, freeze_codebook=True),
     )
+    assert present_settings({"compile": False}) == {"runtime": "torch"}
+    assert present_settings({"compile": True}) == {"runtime": "compiled"}
     # Other methods took no notice of them.
     assert present_settings({**OLDER, "strategy": "ewc"}) == dict(selection_rule="every_jth", strategy="ewc")
     with pytest.raises(ValueError, match=r"no strategy config gone\.yaml"):

@@ -1,0 +1,101 @@
+"""Measure the frozen layers F of networks in each runtime that is installed, beside eager torch in float32.
+
+    python experiments/bench_runtimes.py
+
+Images per second, pixels to maps, with random weights; with --json, one object:
+  {network: {batch: {runtime: images per second}, "auto_over_eager": {batch: ratio}}}
+``eager`` is F in channels-last order in parts of 8 images, normalisation included, as the library ran it before it had
+runtimes; this file holds its code, so that it stays as it was. ``auto`` is what --runtime auto chooses here in a trial
+of its own. The functions take turns, so that a busy moment hits all of them, and the fastest turn counts.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.runtimes import RUNTIMES, RuntimeRefusedError, use_runtime
+from crumb_avalanche.models.split_model import SplitModel
+
+NETWORKS = ("squeezenet1_0", "mobilenet_v2", "resnet18")
+BATCHES = (1, 8, 21)
+
+
+@torch.no_grad()
+def eager(model: SplitModel, pixels: Tensor) -> Tensor:
+    """Run F in eager float32, in parts that fit the caches."""
+    maps = []
+    for some in pixels.split(8):
+        images = (some.float() / 255 - model.pixel_mean) / model.pixel_std
+        maps.append(model.feature_extractor(images.contiguous(memory_format=torch.channels_last)).float())
+    return torch.cat(maps)
+
+
+def opened(network: str, names: list[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], list[str]]:
+    """Return F in each runtime, and a note about each."""
+    torch.manual_seed(0)
+    model = split_backbone(network, weights=None, n_classes=2, codebook=None).eval()
+    functions: dict[str, Callable[[Tensor], Tensor]] = {"eager": lambda pixels: eager(model, pixels)}
+    notes = []
+    for name in names:
+        own = SplitModel(model.feature_extractor, model.plastic_layers, model.head).eval()
+        try:
+            notes.append(f"{name}: {use_runtime(own, name).described}")
+        except RuntimeRefusedError as error:
+            notes.append(f"{name} is left out: {error}")
+        else:
+            functions[name] = own.extract
+    return functions, notes
+
+
+def images_per_second(functions: dict[str, Callable[[Tensor], Tensor]], batch: int, repeats: int) -> dict[str, float]:
+    """Time the functions in turn; the fastest of each counts."""
+    pixels = torch.randint(0, 256, (batch, 3, 224, 224), dtype=torch.uint8)
+    seconds: dict[str, float] = {}
+    for turn in range(1 + repeats):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function(pixels)
+            taken = time.perf_counter() - start
+            if turn:
+                seconds[name] = min(taken, seconds.get(name, taken))
+    return {name: batch / taken for name, taken in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), help="backbones")
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="numbers of images")
+    parser.add_argument("--repeats", type=int, default=20, help="turns, of which the fastest counts")
+    parser.add_argument("--compiled", action="store_true", help="measure torch.compile too: half a minute more each")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    names = ["auto", *(name for name in RUNTIMES if options.compiled or name != "compiled")]
+    os.environ.pop("CRUMB_RUNTIME", None)
+    figures: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # a trial of its own, not one of an earlier, perhaps busy hour
+        for network in options.networks:
+            functions, notes = opened(network, names)
+            speeds = {batch: images_per_second(functions, batch, options.repeats) for batch in options.batches}
+            ratios = {batch: speeds[batch]["auto"] / speeds[batch]["eager"] for batch in speeds}
+            figures[network] = {**speeds, "auto_over_eager": ratios}
+            if not options.json:
+                print(f"{network}, {options.threads} threads", *(f"  {note}" for note in notes), sep="\n")
+                for batch, found in speeds.items():
+                    row = "  ".join(f"{name} {speed:.0f}" for name, speed in found.items())
+                    print(f"  {batch:3d} images  {row}  auto over eager {ratios[batch]:.2f}", flush=True)
+    if options.json:
+        print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Runtimes of F: the same maps up to rounding, refused where they differ, chosen by a trial that is kept."""
+
+import copy
+import json
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from crumb_avalanche.models import runtimes
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.map_store import MapStore
+from crumb_avalanche.models.runtimes import RUNTIMES, RuntimeRefusedError, trials_file, use_runtime
+from crumb_avalanche.models.stages import stage_maps
+
+NEEDS = {"openvino": ("openvino", "onnx"), "onnxruntime": ("onnxruntime", "onnx")}
+
+
+@pytest.fixture
+def network():
+    """A network with batch norm, whose statistics are not those of a new one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = split_backbone("small_cnn", weights=None, n_classes=3, image_size=32, codebook=None)
+        for layer in model.feature_extractor:
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                layer.running_mean.normal_()
+                layer.running_var.uniform_(0.5, 2)
+    return model
+
+
+@pytest.fixture
+def images():
+    return torch.randint(0, 256, (19, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", ["folded", *NEEDS])
+def test_a_runtime_computes_the_maps_of_torch(name, network, images, tmp_path):
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
+    expected = network.extract(images)
+    plain = MapStore(tmp_path, network, 3, "key").path
+    state = torch.get_rng_state()
+    runtime = use_runtime(network, name)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert runtime is network.runtime and str(runtime) == f"{name} {runtime.version}" and runtime.difference < 1e-5
+    maps = network.extract(images)
+    assert 0 < float((maps - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    assert maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_inference()
+    for part in (slice(0, 1), slice(7, 12), slice(16, 19)):
+        assert torch.equal(network.extract(images[part]), maps[part]), "the same bits in any batch"
+    other = MapStore(tmp_path, network, 3, "key").path
+    network.runtime = runtimes.replace(runtime, version="0")
+    assert len({plain, other, MapStore(tmp_path, network, 3, "key").path}) == 3
+    (stage,) = stage_maps(network, images[:2], [network.stages[-1]])
+    assert torch.equal(stage, expected[:2]) and network.runtime.name == name
+    for copied in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert copied.runtime.name == "torch" and torch.equal(copied.extract(images), expected)
+
+
+def test_other_maps_are_refused(network, images, monkeypatch):
+    expected = network.extract(images)
+    monkeypatch.setitem(runtimes.BUILDERS, "folded", lambda network, example: lambda images: network(images) * 1.001)
+    with pytest.raises(RuntimeRefusedError, match=r"folded differs from torch by 1\.0e-03.*1e-04.*--runtime torch"):
+        use_runtime(network, "folded")
+    assert network.runtime.name == "torch" and torch.equal(network.extract(images), expected)
+    monkeypatch.setitem(runtimes.BUILDERS, "folded", lambda network, example: lambda images: network(images) / 0)
+    with pytest.raises(RuntimeRefusedError, match="differs from torch by nan"):
+        use_runtime(network, "folded")
+
+
+def test_what_cannot_run_says_why(network, monkeypatch):
+    def absent(network, example):
+        raise ImportError("No module named 'openvino'")
+
+    monkeypatch.setitem(runtimes.BUILDERS, "openvino", absent)
+    with pytest.raises(RuntimeRefusedError, match=r"crumb-avalanche\[openvino\].*--runtime torch"):
+        use_runtime(network, "openvino")
+    with pytest.raises(ValueError, match=f"'tpu'.*auto, {', '.join(RUNTIMES)}"):
+        use_runtime(network, "tpu")
+    with pytest.raises(RuntimeRefusedError, match="no batch norm"):
+        use_runtime(split_backbone("squeezenet1_1", weights=None, n_classes=2, image_size=64), "folded")
+    network.precision = "bf16"
+    with pytest.raises(RuntimeRefusedError, match=r"onnxruntime runs on a CPU in float32, not on cpu in bf16"):
+        use_runtime(network, "onnxruntime")
+    empty = split_backbone("small_cnn", weights=None, n_classes=2, image_size=32, codebook=None, cut_layer=0)
+    assert use_runtime(empty, "onnxruntime").name == "torch", "F is empty"
+
+
+@pytest.fixture
+def trials(monkeypatch, tmp_path, network):
+    """Trials of torch and, ten times as fast by a clock of their own, of a copy of F as folded; one entry for each."""
+    done, trial, quick, clock = [], runtimes.trial, copy.deepcopy(network.feature_extractor), [0.0]
+
+    def takes(seconds, each):
+        return lambda module, images: clock.append(clock[-1] + seconds + each * len(images[0]))
+
+    network.feature_extractor.register_forward_pre_hook(takes(0, 0.01))
+    quick.register_forward_pre_hook(takes(0.001, 0.001))
+    monkeypatch.setattr(runtimes, "TRIAL_SECONDS", 0.5)
+    monkeypatch.setattr(runtimes, "time", SimpleNamespace(perf_counter=lambda: clock[-1]))
+
+    def absent(network, example):
+        raise ImportError
+
+    for name in NEEDS:
+        monkeypatch.setitem(runtimes.BUILDERS, name, absent)
+    monkeypatch.setitem(runtimes.BUILDERS, "folded", lambda network, example: runtimes._channels_last(quick))
+    monkeypatch.setattr(runtimes, "trial", lambda model: done.append(1) or trial(model))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CRUMB_RUNTIME")
+    return done
+
+
+def test_auto_takes_the_fastest_of_a_trial_that_is_kept(network, trials, monkeypatch, images):
+    expected = network.extract(images)
+    chosen = use_runtime(network, "auto")
+    assert chosen.name == "folded" and chosen.images_at_a_time == 8 and len(trials) == 1
+    assert torch.equal(network.extract(images), expected), "numbers of images at a time do not change bits"
+    (known,) = json.loads(trials_file().read_text()).values()
+    assert known["runtime"] == "folded" and known["images_per_second"]["torch"]["1"] == pytest.approx(100)
+    assert known["images_per_second"]["folded"]["8"] == pytest.approx(8 / 0.009)
+    assert use_runtime(network, "auto") == chosen and len(trials) == 1
+    trials_file().write_text(trials_file().read_text().replace('"folded"', '"gone"'))
+    assert use_runtime(network, "auto").name == "folded" and len(trials) == 2, "a file that cannot be used is replaced"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    use_runtime(network, "auto")
+    assert len(trials) == 3 and len(json.loads(trials_file().read_text())) == 2, "another number of threads"
+    monkeypatch.setenv("CRUMB_RUNTIME", "torch")
+    assert use_runtime(network, "auto").name == "torch" and len(trials) == 3
+
+
+def test_auto_is_torch_where_nothing_else_is_faster(network, trials, monkeypatch, tmp_path):
+    slow = network.feature_extractor
+    monkeypatch.setitem(runtimes.BUILDERS, "folded", lambda network, example: lambda images: slow(slow(images)[:, :3]))
+    assert use_runtime(network, "auto").name == "torch", "refused"
+    trials_file().write_text("[")
+    assert use_runtime(network, "auto").name == "torch" and len(trials) == 2
+    network.precision = "bf16"
+    assert use_runtime(network, "auto").name == "torch" and len(trials) == 2, "no trial in bf16"
