@@ -18,15 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from crumb_avalanche.system.atomic_file import atomic_write
-
-if TYPE_CHECKING:
-    from crumb_avalanche.models.split_model import SplitModel
 
 # Largest difference from torch's maps, relative to the largest value; bf16 has 8 significant bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
@@ -39,6 +36,7 @@ OPSET = 17  # of 2022, as for exported learners
 STANDS_FOR_AUTO = "CRUMB_RUNTIME"  # environment variable: the runtime that auto takes, without a trial
 
 Extract = Callable[[Tensor], Tensor]
+Split = Any  # a SplitModel, whose module imports this one
 
 
 class RuntimeRefusedError(ValueError):
@@ -157,7 +155,7 @@ BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {
 RUNTIMES = ("torch", *BUILDERS)
 
 
-def use_runtime(model: "SplitModel", name: str) -> Runtime:
+def use_runtime(model: Split, name: str) -> Runtime:
     """Let a runtime run the F of a model from now on; a copy of the model runs torch again.
 
     Call it when F has its weights, the model its precision and device, and torch its threads.
@@ -175,7 +173,7 @@ def use_runtime(model: "SplitModel", name: str) -> Runtime:
     return model.runtime
 
 
-def open_runtime(model: "SplitModel", name: str) -> Runtime:
+def open_runtime(model: Split, name: str) -> Runtime:
     """Open a runtime for the F of a model and compare it with torch; see ``use_runtime``."""
     if name not in RUNTIMES:
         raise ValueError(f"runtime is {name!r}; use one of auto, {', '.join(RUNTIMES)}")
@@ -208,17 +206,17 @@ def open_runtime(model: "SplitModel", name: str) -> Runtime:
 
 
 @torch.no_grad()
-def _maps(model: "SplitModel", run: Extract | None, images: Tensor) -> Tensor:
+def _maps(model: Split, run: Extract | None, images: Tensor) -> Tensor:
     with model.autocast():
         return (run or _channels_last(model.feature_extractor))(images).float()
 
 
-def _noise(model: "SplitModel", count: int) -> Tensor:
+def _noise(model: Split, count: int) -> Tensor:
     shape = (count, 3, model.image_size, model.image_size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.pixel_mean.device)
 
 
-def fastest(model: "SplitModel") -> Runtime:
+def fastest(model: Split) -> Runtime:
     """Return the runtime that a trial of two seconds finds fastest, with the best number of images at a time.
 
     The trial is done once for a network, CPU, number of threads and versions; its results are kept in ``trials_file``.
@@ -239,7 +237,7 @@ def fastest(model: "SplitModel") -> Runtime:
     return chosen
 
 
-def trial(model: "SplitModel") -> tuple[Runtime, dict[str, dict[int, float]]]:
+def trial(model: Split) -> tuple[Runtime, dict[str, dict[int, float]]]:
     """Measure all runtimes but ``compiled``, which takes half a minute to build.
 
     The best one gains most over torch where it gains least: on one image alone, or in batches.
@@ -289,7 +287,7 @@ def _read_trials() -> dict[str, Any]:
     return {}
 
 
-def _key(model: "SplitModel") -> str:
+def _key(model: Split) -> str:
     """Describe all that the speed depends on."""
     layers = hashlib.sha256(repr(model.feature_extractor).encode()).hexdigest()[:16]
     libraries = ["torch", *(name for name in ENGINES if importlib.util.find_spec(name))]
