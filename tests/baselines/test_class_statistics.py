@@ -92,9 +92,9 @@ def test_the_ledger_counts_what_is_derived_from_the_statistics_apart(make_model,
             "ncm": 2 * length,  # unit means
             "slda": 2 * (length + 1),  # weights and offsets
             "ranpac": 640 * (2 + length),  # weights; and the projection, drawn from its seed
-            # Centre, projection, means; spreads, their products with the means and among themselves; parts, logarithms
-            # and numbers of classes; root and deviations.
-            "rda": length * (1 + r) + 2 * r + k * r + k + (k // 2) ** 2 * 2 + 3 * 2 + length**2 + 2,
+            # Centre, projection to the span, and means there; deviations; means; spreads, their products with the means
+            # and among themselves; parts, logarithms and numbers of classes; root.
+            "rda": length * (1 + r) + 2 * r + 2 + (2 + k) * length + k + (k // 2) ** 2 * 2 + 3 * 2 + length**2,
         }
         sizes[entry.name] = fresh, ledger["derived_bytes"] - 8 * by_hand[entry.name]
     assert sizes == {name: (0, 0) for name in sizes}

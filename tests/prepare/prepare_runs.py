@@ -38,8 +38,9 @@ def pack(archive: Path, folder: Path, below: str = "") -> Path:
 
 
 def files(folder: Path) -> list[str]:
-    """Names of all files below a folder."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    """Names of all files below a folder but the hashes of index files."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".sha256")
+    return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
 def read_csv(root: Path, name: str) -> FrameTable:
