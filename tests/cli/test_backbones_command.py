@@ -28,8 +28,8 @@ def test_named_backbones_are_measured(crumb, monkeypatch):
     code, out, _ = crumb("backbones", "small_cnn", "timm:test_convnext")
     assert code == 0
     own, other = (line.split() for line in out.splitlines() if line.startswith(("small_cnn ", "timm:test_convnext")))
-    assert own[1:6] == ["64", "11", "128x8x8", "16", "384"] and float(own[-1]) > 0
-    assert other[:6] == ["timm:test_convnext.r160_in1k", "160", "stages.2", "48x10x10", "16", "160"]
+    assert own[1:6] == ["64", "11", "128x8x8", "16", "640"] and float(own[-1]) > 0
+    assert other[:6] == ["timm:test_convnext.r160_in1k", "160", "stages.2", "48x10x10", "16", "256"]
     code, _, err = crumb("backbones", "timm:test_convnex")
     assert code == 1 and "nearest names are test_convnext" in err
 
