@@ -240,7 +240,7 @@ def command_line():
     parser = ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_class_arguments(CostSettings)
     parser.add_argument("--quick", action="store_true", help="rendered shapes and a tiny network, to try the script")
-    nothing = {"strategy", "method", "family", "runs", "output", "overwrite", "checkpoint", "compile"}
+    nothing = {"strategy", "method", "family", "runs", "output", "overwrite", "checkpoint", "runtime"}
     add_run_arguments(parser, nothing)
     parser.set_defaults(threads=1)
     return parser

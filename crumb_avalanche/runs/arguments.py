@@ -15,8 +15,13 @@ def add_run_arguments(parser, skip: Collection[str] = ()) -> None:
     Args:
         parser: a ``jsonargparse`` parser.
         skip: fields that get no flag.
+
+    Raises:
+        ValueError: a name in ``skip`` is none of a field.
     """
     names = [item.name for item in fields(RunSettings)]
+    if unknown := set(skip) - set(names):
+        raise ValueError(f"settings have no field {', '.join(sorted(unknown))}; skip fields that there are")
     grouped = [name for group in GROUPS.values() for name in group]
     groups = {**GROUPS, EXPERT: [name for name in names if name not in grouped]}
     for title, members in groups.items():

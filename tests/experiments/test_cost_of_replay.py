@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 from called_script import called
-from cost_of_replay import CostSettings
+from cost_of_replay import CostSettings, command_line
 from support.table_memory import ALL_MAPS, CODEBOOK, made_in_new_process
 
 LEARNERS = ["crumb", "remind, one image at a time", "remind, mini-batches"]
@@ -67,3 +67,7 @@ def test_the_peak_of_a_table_is_that_of_its_maps(tmp_path):
 def test_wrong_settings_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         CostSettings(**changes)
+
+
+def test_the_command_line_has_the_settings_of_a_run():
+    assert command_line().parse_args([]).threads == 1

@@ -16,7 +16,7 @@ from crumb_avalanche.cli.parser import COMMANDS
 DENIED = {
     "workers": "each is a process: thousands of them would take the machine down",
     "threads": "each is a thread; a thousand are allowed",
-    "compile": "compiles for half a minute",
+    "runtime": "compiles, or measures, for seconds to half a minute",
     "config": "is drawn as a file below",
     "camera": "opens a device",
     "host": "looks names up in the network",
