@@ -120,7 +120,8 @@ def cell_means(maps: Tensor, cells: int) -> Tensor:
 
 def cell_places(length: int, cells: int) -> list[slice]:
     """Return the places of each of ``cells`` parts of an axis; neighbours share one if the length is not divisible."""
-    return [slice(cell * length // cells, -(-(cell + 1) * length // cells)) for cell in range(cells)]
+    # Without negative numbers, whose quotients ONNX rounds otherwise.
+    return [slice(cell * length // cells, ((cell + 1) * length + cells - 1) // cells) for cell in range(cells)]
 
 
 def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,10 +35,10 @@ def photos(number, count=6, seed=0, size=(32, 32)):
     return np.clip(patches + random.normal(0, 25, (count, *size, 3)), 0, 255).astype(np.uint8)
 
 
-def taught(method, backbone="small_cnn", classes=5):
+def taught(method, backbone="small_cnn", classes=5, image_size=32):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = FrozenNetwork.build(backbone, None, 32)
+        network = FrozenNetwork.build(backbone, None, image_size)
     learner = Learner.__new__(Learner)
     learner._set_up(method, network, 9_000_000)
     for number in range(classes):
@@ -55,6 +55,12 @@ def needs_onnx(request):
     if "without_onnx" not in request.keywords:
         pytest.importorskip("onnx")
         pytest.importorskip("onnxruntime")
+
+
+def test_the_file_answers_as_the_learner_where_cells_share_rows(tmp_path):
+    learner = taught("rda", image_size=40)
+    assert learner.network.model.map_shape[1] % learner.features["cells"]
+    assert export_onnx(learner, tmp_path / "a.onnx").holds
 
 
 @pytest.mark.parametrize("method", KINDS)
