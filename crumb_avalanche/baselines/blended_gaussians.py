@@ -5,21 +5,18 @@ Workshops 2023 (arXiv 2309.08353). Rao, Ha, Zhao, Liu and Alippi, "Scalable Anal
 Compensation for Class-Incremental Learning of Vision Transformers", 2026 (arXiv 2602.00144).
 """
 
-import math
-
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy, closed_form
 from crumb_avalanche.baselines.closed_form_budget import (
     direction_bytes,
+    directions_beside_scatter,
     directions_of,
     features_of,
-    gaussian_bytes,
+    fixed_gaussian_bytes,
     length_of,
 )
 from crumb_avalanche.baselines.closed_form_settings import LrRgdaSettings, SrdaSettings
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.baselines.regularized_discriminant import LEAST_BESIDE_WHOLE
 from crumb_avalanche.closed_form.blended_gaussians import LowRankRda, StreamingRda
-from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 
 
 def build_srda(recipe: Recipe) -> ClosedFormStrategy:
@@ -41,10 +38,8 @@ def build_lr_rgda(recipe: Recipe) -> ClosedFormStrategy:
         ValueError: the budget does not buy a direction for each class.
     """
     method, length = recipe.method, length_of(recipe.model, recipe.method)
-    directions = directions_of(recipe)
-    beside_whole = directions - math.ceil(PackedScatter.bytes_of(length) / (2 * length * recipe.n_classes))
-    whole = beside_whole >= LEAST_BESIDE_WHOLE
-    kept = min(beside_whole if whole else directions, method.rank, length)
+    directions, whole = directions_beside_scatter(recipe, length)
+    kept = min(directions, method.rank, length)
     statistics = LowRankRda(recipe.n_classes, length, kept, whole, method.own, method.common, method.ridge)
     return closed_form(recipe, statistics, features_of(method))
 
@@ -57,7 +52,7 @@ SRDA = Entry(
     build=build_srda,
     method=SrdaSettings,
     item_bytes=direction_bytes,
-    fixed_bytes=lambda model, method, n_classes: gaussian_bytes(length_of(model, method), n_classes),
+    fixed_bytes=fixed_gaussian_bytes,
     each_class=True,
     gradient=False,
 )
@@ -69,7 +64,7 @@ LR_RGDA = Entry(
     build=build_lr_rgda,
     method=LrRgdaSettings,
     item_bytes=direction_bytes,
-    fixed_bytes=lambda model, method, n_classes: gaussian_bytes(length_of(model, method), n_classes),
+    fixed_bytes=fixed_gaussian_bytes,
     each_class=True,
     gradient=False,
 )

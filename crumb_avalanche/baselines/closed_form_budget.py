@@ -1,16 +1,19 @@
 """What a budget of bytes buys of classifiers in closed form."""
 
+import math
 from collections.abc import Callable
 
 from crumb_avalanche.baselines.closed_form_settings import FeatureSettings, ProjectionSettings
 from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
+from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.models.split_model import SplitModel
 
 # Random features have no fixed bytes each, because matrices grow with their square: they are bought by the page.
 PAGE = 4096
 WITHOUT_BUDGET = 640  # random features
 CELLS = 2  # each way, of a setting of 0
+LEAST_BESIDE_SCATTER = 4  # directions of a class; with fewer, the full common covariance is not stored
 
 
 def features_of(settings: FeatureSettings) -> FeatureMoments:
@@ -63,9 +66,25 @@ def directions_of(recipe: Recipe) -> int:
     return recipe.mem_size // recipe.n_classes
 
 
+def directions_beside_scatter(recipe: Recipe, length: int) -> tuple[int, bool]:
+    """Return the number of directions of each class, and whether the full common covariance is stored beside them.
+
+    Raises:
+        ValueError: the budget does not buy a direction for each class.
+    """
+    directions = directions_of(recipe)
+    beside = directions - math.ceil(PackedScatter.bytes_of(length) / (2 * length * recipe.n_classes))
+    return (beside, True) if beside >= LEAST_BESIDE_SCATTER else (directions, False)
+
+
 def direction_bytes(model: SplitModel, settings: FeatureSettings) -> int:
     """Return the bytes of one direction of one class."""
     return 2 * length_of(model, settings)
+
+
+def fixed_gaussian_bytes(model: SplitModel, settings: FeatureSettings, n_classes: int) -> int:
+    """Return ``Entry.fixed_bytes`` of a method that stores means and directions."""
+    return gaussian_bytes(length_of(model, settings), n_classes)
 
 
 def gaussian_bytes(length: int, n_classes: int) -> int:

@@ -1,26 +1,23 @@
 """Regularised discriminant analysis as a strategy (Friedman, "Regularized Discriminant Analysis", JASA 1989)."""
 
-import math
 from dataclasses import replace
 
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy, closed_form
 from crumb_avalanche.baselines.closed_form_budget import (
     CELLS,
     direction_bytes,
-    directions_of,
+    directions_beside_scatter,
     features_of,
+    fixed_gaussian_bytes,
     gaussian_bytes,
     length_of,
 )
 from crumb_avalanche.baselines.closed_form_settings import RdaSettings
 from crumb_avalanche.baselines.entry import Entry, Recipe
-from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.models.split_model import SplitModel
 
-# The full common covariance is stored if it leaves room for the first number of directions per class; more than the
-# second number do not help then.
-LEAST_BESIDE_WHOLE, MOST_BESIDE_WHOLE = 4, 32
+MOST_BESIDE_SCATTER = 32  # directions of a class beside the full common covariance; more do not help
 LEAST_WITH_CELLS = 8  # directions of a class; with fewer, fewer features answer better
 
 
@@ -43,15 +40,12 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
     Raises:
         ValueError: the budget does not buy a direction for each class.
     """
-    method, classes, directions = recipe.method, recipe.n_classes, directions_of(recipe)
-    length = length_of(recipe.model, method)
-    beside_whole = directions - math.ceil(PackedScatter.bytes_of(length) / (2 * length * classes))
-    whole = beside_whole >= LEAST_BESIDE_WHOLE
-    kept = min(beside_whole, MOST_BESIDE_WHOLE) if whole else directions
+    method, length = recipe.method, length_of(recipe.model, recipe.method)
+    directions, whole = directions_beside_scatter(recipe, length)
     statistics = RegularizedDiscriminant(
-        classes,
+        recipe.n_classes,
         length,
-        kept,
+        min(directions, MOST_BESIDE_SCATTER) if whole else directions,
         whole,
         method.own,
         method.shrinkage,
@@ -71,7 +65,7 @@ RDA = Entry(
     method=RdaSettings,
     fit=fit,
     item_bytes=direction_bytes,
-    fixed_bytes=lambda model, method, n_classes: gaussian_bytes(length_of(model, method), n_classes),
+    fixed_bytes=fixed_gaussian_bytes,
     each_class=True,
     gradient=False,
 )

@@ -96,11 +96,12 @@ class FeatureMoments:
             if values.dim() == 2:
                 kinds.append(values)
                 continue
-            mean, deviation = (moments or mean_and_deviation)(values)
             grid = place == 0 and self.maps and self.cells > 1
+            deviates = self.deviations and not (no_deviation and place == len(layers) - 1)
+            # Moments of a whole map cost more than those of its cells.
+            mean, deviation = (moments or mean_and_deviation)(values) if deviates or not grid else (None, None)
             kinds.append(cell_means(values, self.cells) if grid else mean)
-            if self.deviations and not (no_deviation and place == len(layers) - 1):
-                kinds.append(deviation)
+            kinds += [deviation] if deviates else []
         if self.power != 1:
             kinds = [values.sign() * (values.abs() + tiny) ** self.power for values in kinds]
         if self.equal_lengths:
