@@ -85,7 +85,8 @@ class RdaSettings(FeatureSettings):
         cells: see ``FeatureSettings``. 0 is 2 where the budget buys at least 8 directions of each class with them;
             with less, the features are those of the head's input alone, ``maps`` or not.
         own: share of a class's own covariance; the rest is the common one. 0 is linear discriminant analysis.
-        own_images: number of images with which a class has half of the share ``own``; 0 gives every class ``own``.
+        own_images: number of images with which a class has half of the share ``own``; 0 gives every class ``own``, and
+            serves streams of classes of unequal size better.
         shrinkage: shrinkage of the common covariance, in units of features by images. The default of 1 is large
             because frames of a video are alike and determine it less well than as many unrelated images.
         diagonal: shrink each feature by its own variance instead of the mean variance.
@@ -98,7 +99,7 @@ class RdaSettings(FeatureSettings):
     equal_lengths: bool = True
     cells: int = 0
     own: float = 0.1
-    own_images: float = 5.0
+    own_images: float = 0.0
     shrinkage: float = 1.0
     diagonal: bool = True
     span: bool = False

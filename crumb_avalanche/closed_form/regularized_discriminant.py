@@ -5,8 +5,8 @@ The covariance of each class is stored as a few principal directions, which are 
 Prior art: Deep SRDA (Khawand, Hanappe and Colliaux, ICCV Workshops 2023, arXiv 2309.08353) updates full covariances
 of classes image by image, on frozen features, and blends them with a common one. LR-RGDA (Rao et al., arXiv 2602.00144)
 gives each class a covariance of low rank beside a common one, and solves with Woodbury's identity. Both are in
-``blended_gaussians``. What differs here: the common covariance is shrunk by ``D / N`` towards its diagonal, a class of
-few images has less of its own, and directions take 8 bits a value, are updated in the stream and within a budget.
+``blended_gaussians``. What differs here: the common covariance is shrunk by ``D / N`` towards its diagonal, and
+directions take 8 bits a value, are updated in the stream and within a budget.
 """
 
 from collections.abc import Sequence

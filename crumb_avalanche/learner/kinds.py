@@ -131,7 +131,7 @@ class Discriminant(Kind):
     def build(self, length, budget):
         whole = 2 * PackedScatter.bytes_of(length) <= budget
         return RegularizedDiscriminant(
-            0, length, MOST_DIRECTIONS, whole, own=0.1, own_images=5, diagonal=True, span=False, eight_bits=True
+            0, length, MOST_DIRECTIONS, whole, own=0.1, diagonal=True, span=False, eight_bits=True
         )
 
     def bytes_for(self, statistics, length, classes):

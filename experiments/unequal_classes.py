@@ -1,0 +1,104 @@
+"""Teach classes of 1 to 200 images, and test them alike: does a class's own covariance harm the small ones?
+
+    python experiments/unequal_classes.py --dataset-root ETH80 --weights WEIGHTS --features FOLDER
+
+Class sizes grow geometrically from 1 to 200, in another order of classes in each run; the images of a class are drawn
+from its training objects. All classes are tested on their held-out objects. Small classes are those of less than 20
+images. Difference: the row minus `own 0`, with 95 % interval by Student's t over runs. With --json, one object:
+{row: {"small": accuracy of each run, "all": ...}}.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from support.common_options import QUICK, QUICK_BENCHMARK, run_script
+from support.open_set import BUDGET, CELLS, features_of, interval
+
+from benchmarks_toybox_ilab.catalog import get_benchmark
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.runs.tables import table as text_table
+
+LEAST, MOST, SMALL = 1, 200, 20
+ALONE = "own 0"
+ROWS: dict[str, dict[str, float]] = {
+    ALONE: {"own": 0.0},
+    "recommended": {},
+    "share n / (n + 5) of own": {"own_images": 5.0},
+    "own 0.3": {"own": 0.3},
+}
+
+
+def sizes_of(classes: int, run: int) -> np.ndarray:
+    """Return the number of images of each class, geometric from 1 to 200 in random order."""
+    sizes = np.geomspace(LEAST, MOST, classes).round().astype(int)
+    return np.random.default_rng(run).permutation(sizes)
+
+
+def statistics_of(length: int, classes: int, changes: dict[str, float]) -> RegularizedDiscriminant:
+    """Build the recommended statistics with some settings changed."""
+    kind = KINDS["rda"]
+    usual = kind.build(length, BUDGET)
+    statistics = RegularizedDiscriminant(**{**usual.settings, "n_classes": classes, **changes})
+    kind.make_room(statistics, length, classes, BUDGET)
+    return statistics
+
+
+def accuracies(frames: FrameTable, features: torch.Tensor, run: int, changes: dict[str, float]) -> tuple[float, float]:
+    """Return the accuracy in percent on small classes and on all, the mean over classes of each."""
+    sizes, draws = sizes_of(len(frames.classes), run), np.random.default_rng(1000 + run)
+    chosen = [draws.permutation(frames.rows("train", name))[:size] for name, size in zip(frames.classes, sizes)]
+    labels = torch.arange(len(chosen)).repeat_interleave(torch.tensor([len(rows) for rows in chosen]))
+    statistics = statistics_of(features.shape[1], len(chosen), changes)
+    statistics.update(features[np.concatenate(chosen)], labels)
+    test = frames.rows("test")
+    right = statistics.scores(features[test]).argmax(1).numpy() == frames.labels[test]
+    each = np.array([100 * right[frames.labels[test] == label].mean() for label in range(len(chosen))])
+    return float(each[sizes < SMALL].mean()), float(each.mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--dataset-root", metavar="DIR", help="folder of the images of ETH-80")
+    parser.add_argument("--weights", default="torchvision", help="weights of SqueezeNet, as for crumb run")
+    parser.add_argument("--features", metavar="DIR", help="folder that keeps features for later calls")
+    parser.add_argument("--runs", type=int, default=10, help="runs, each with a split of its own")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
+    parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, two runs")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    name, weights, size, entry = "squeezenet1_0", chosen.weights, 224, get_benchmark("eth80")
+    if chosen.quick:
+        name, weights, size, chosen.runs = QUICK["backbone"], None, QUICK["image_size"], 2
+        entry = get_benchmark(QUICK_BENCHMARK)
+    torch.manual_seed(0)
+    model = split_backbone(name, weights, n_classes=2, codebook=None, image_size=size)  # the head is not used
+    folder = Path(chosen.features) if chosen.features else None
+    tables = [entry.table(chosen.dataset_root, run) for run in range(chosen.runs)]
+    features = torch.from_numpy(features_of(model, CELLS, tables[0], folder, f"{name} {weights}")).float()
+    found = {
+        row: [accuracies(frames, features, run, changes) for run, frames in enumerate(tables)]
+        for row, changes in ROWS.items()
+    }
+    if chosen.json:
+        print(json.dumps({row: dict(zip(("small", "all"), zip(*pairs))) for row, pairs in found.items()}))
+        return
+    lines = []
+    for row, pairs in found.items():
+        line = [row]
+        for place in range(2):
+            values = [pair[place] for pair in pairs]
+            mean, half = interval([mine - alone[place] for mine, alone in zip(values, found[ALONE])])
+            line += [f"{np.mean(values):.1f}", "" if row == ALONE else f"{mean:+.1f} ± {half:.1f}"]
+        lines.append([*line, " ".join(f"{pair[0]:.1f}" for pair in pairs)])
+    header = ["row", "small classes", "difference", "all classes", "difference", "small classes in each run"]
+    print(text_table(header, lines))
+
+
+if __name__ == "__main__":
+    run_script(main)
