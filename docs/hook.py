@@ -9,8 +9,9 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).parent))
 
 from site_parts import commands, links, notebooks, reference
+from site_parts.csv_tables import ROOT
 from site_parts.methods import methods
-from site_parts.result_tables import ROOT, TABLES
+from site_parts.result_tables import TABLES
 
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from site_parts.result_tables import DOCS
+from site_parts.csv_tables import DOCS
 
 NAMES = ("compare_strategies", "teach_from_clips", "repeat_a_table")  # in the order of the site
 CELL = re.compile(r"^# %%( \[markdown\])?\n", re.MULTILINE)
