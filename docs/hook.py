@@ -8,7 +8,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from site_parts import commands, links, notebooks, reference
+from site_parts import commands, equations, figures, links, notebooks, reference
 from site_parts.csv_tables import ROOT
 from site_parts.methods import methods
 from site_parts.result_tables import TABLES
@@ -18,7 +18,7 @@ MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 
 def on_files(files: Files, config) -> Files:
     """Add pages, and the files that pages link to."""
-    made = {**commands.pages(), **notebooks.pages(), **reference.pages()}
+    made = {**commands.pages(), **notebooks.pages_with_outputs(), **reference.pages()}
     for path, shown in links.PAGES.items():
         if (ROOT / path).exists():
             made[shown] = links.moved((ROOT / path).read_text(encoding="utf-8"), path, shown, lambda _: None)
@@ -47,6 +47,12 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
     return links.moved(text, f"docs/{path}", path, lambda _: None)
 
 
+def on_page_content(page_html: str, page, config, files) -> str:
+    """Convert equations."""
+    return equations.with_mathml(page_html)
+
+
 def made_text(kind: str, arguments: list[str]) -> str:
     """Return what stands in the place of a mark ``<!-- build: KIND ARGUMENT ... -->``."""
-    return methods() if kind == "methods" else TABLES[kind](*arguments)
+    made = {"methods": methods, "figure": figures.figure, **TABLES}
+    return made[kind](*arguments)

@@ -34,7 +34,7 @@ def task_incremental() -> str:
         for method, label in labels.items()
     ]
     header = [
-        "",
+        "method",
         "class-incremental",
         "task-incremental",
         "minus fine-tuning, same run",

@@ -91,7 +91,7 @@ def recommended() -> str:
             if place < 2:
                 cells.append(megabytes(found) if found else "")
         rows.append(cells)
-    header = ["", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "toy dots (development)"]
+    header = ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "toy dots (development)"]
     return markdown(header, rows)
 
 
@@ -108,7 +108,7 @@ def readme() -> str:
         for row, label in README_ROWS.items()
         if row in lines
     ]
-    return markdown(["", "accuracy, %", "95 % interval", "kept"], rows)
+    return markdown(["method", "accuracy, %", "95 % interval", "kept"], rows)
 
 
 def competitors(benchmark: str) -> str:
@@ -221,7 +221,7 @@ def tuned() -> str:
             runs = f" ({'run 0' if len(lines) == 1 else f'{len(lines)} runs'})" if lines else ""
             cells.append(mean_text(floats(lines, "accuracy")) + runs)
         rows.append(cells)
-    return markdown(["", "`--preset tuned`", "`--preset paper`", "nearest class mean (`ncm`)"], rows)
+    return markdown(["stream", "`--preset tuned`", "`--preset paper`", "nearest class mean (`ncm`)"], rows)
 
 
 def _earlier_eth80() -> list[dict[str, str]]:
