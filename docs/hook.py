@@ -13,6 +13,7 @@ from site_parts.csv_tables import ROOT
 from site_parts.methods import methods
 from site_parts.result_tables import TABLES
 
+PICTURE = re.compile(r'(<img alt="[^"]+" src="([^"]+\.(?:png|jpg))"[^>]*>)')
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 
 
@@ -48,8 +49,9 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 
 def on_page_content(page_html: str, page, config, files) -> str:
-    """Convert equations."""
-    return equations.with_mathml(page_html)
+    """Convert equations, and let pictures open at their full size."""
+    linked = PICTURE.sub(r'<a class="picture" href="\2">\1</a>', page_html)
+    return equations.with_mathml(linked)
 
 
 def made_text(kind: str, arguments: list[str]) -> str:

@@ -130,19 +130,20 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#000000", "shrinkA": 1, "shrinkB": 1})
 
 
-FIGURES: dict[str, Callable[[], tuple[Figure, str]]] = {
-    "pipeline": pipeline,
-    "directions": directions,
-    "memory": memory,
+# Each with the least width in pixels in which its text can be read; a smaller screen scrolls.
+FIGURES: dict[str, tuple[Callable[[], tuple[Figure, str]], int]] = {
+    "pipeline": (pipeline, 680),
+    "directions": (directions, 320),
+    "memory": (memory, 440),
 }
 
 
 def figure(name: str) -> str:
     """Return a figure with its caption as an element of the page."""
     with matplotlib.rc_context(STYLE):
-        drawn, caption = FIGURES[name]()
+        draw, least = FIGURES[name]
+        drawn, caption = draw()
     width = int(drawn.get_figwidth() * 72)
-    least = min(width, 640)  # pixels in which its text can be read; a smaller screen scrolls
     svg = inline_svg(drawn, f"{name}-", caption, [])
     text = html.escape(caption)
     return (
