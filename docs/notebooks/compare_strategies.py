@@ -41,7 +41,7 @@ SIZE = 64
 # %%
 torch.manual_seed(0)
 images = shapes(pixel_transform(SIZE), progress=False)
-network = train_network(Subset(images, range(0, len(images), 3)), progress=False)
+network = train_network(Subset(images, range(0, len(images), 2)), progress=False)
 weights = Path(tempfile.mkdtemp()) / "network.safetensors"
 write_tensors(weights, network.state_dict(), {})
 

@@ -7,7 +7,7 @@
 # # Repeat a table and add a method
 #
 # A small table of four methods, two runs each, and then a method of your own in the same table. The stream is rendered,
-# so nothing is downloaded. It takes about two minutes on two CPU cores.
+# so nothing is downloaded. It takes a few minutes on two CPU cores.
 
 # %%
 import io
@@ -35,7 +35,7 @@ folder = Path(tempfile.mkdtemp())
 # %%
 torch.manual_seed(0)
 images = shapes(pixel_transform(64), progress=False)
-network = train_network(Subset(images, range(0, len(images), 3)), progress=False)
+network = train_network(Subset(images, range(0, len(images), 2)), progress=False)
 write_tensors(folder / "network.safetensors", network.state_dict(), {})
 
 # %% [markdown]

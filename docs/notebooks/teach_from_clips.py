@@ -7,7 +7,7 @@
 # # Teach ten objects from clips
 #
 # A robot is shown ten objects, one after the other, and asked about them later. The clips are rendered here; on a robot
-# they come from its camera. Nothing is downloaded. It takes about a minute on two CPU cores.
+# they come from its camera. Nothing is downloaded. It takes one or two minutes on two CPU cores.
 
 # %%
 import tempfile
@@ -37,7 +37,7 @@ folder = Path(tempfile.mkdtemp())
 # %%
 torch.manual_seed(0)
 images = shapes(pixel_transform(SIZE), progress=False)
-network = train_network(Subset(images, range(0, len(images), 3)), progress=False)
+network = train_network(Subset(images, range(0, len(images), 2)), progress=False)
 write_tensors(folder / "network.safetensors", network.state_dict(), {})
 
 # %% [markdown]
@@ -46,7 +46,7 @@ write_tensors(folder / "network.safetensors", network.state_dict(), {})
 # One folder for each class, and in it a folder of frames for each clip. Videos would lie there as `class/clip.mp4`.
 
 # %%
-table = ToyShapesFrames(classes=OBJECTS, objects_per_class=1, sessions=5, held_out_sessions=2, size=SIZE)
+table = ToyShapesFrames(classes=OBJECTS, objects_per_class=1, sessions=10, held_out_sessions=2, size=SIZE)
 for row, path in enumerate(table.path):
     name, _, session, frame = path.split("-")[0].split("/")
     target = folder / table.split[row] / name / session / f"{frame}.png"
