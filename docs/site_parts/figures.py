@@ -1,4 +1,4 @@
-"""Figures of "How CRUMB works", drawn by matplotlib with the project's own code, as SVG in the colours of the page."""
+"""Figures drawn when the site is built, as SVG in the colours of the page; here those of "How CRUMB works"."""
 
 import html
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Wedge
+from site_parts import result_figures
 
 from crumb_avalanche.memory.selection import EveryJth, Slots
 from crumb_avalanche.models.codebook import Codebook
@@ -135,6 +136,7 @@ FIGURES: dict[str, tuple[Callable[[], tuple[Figure, str]], int]] = {
     "pipeline": (pipeline, 680),
     "directions": (directions, 320),
     "memory": (memory, 440),
+    **result_figures.FIGURES,
 }
 
 
