@@ -71,17 +71,19 @@ def executed(name: str, place: Path) -> Any:
 
 def shown(outputs: list[Any], stem: str, alt: str) -> tuple[list[str], dict[str, bytes]]:
     """Return the Markdown of a cell's outputs, and the pictures that it names."""
-    parts, pictures = [], {}
+    parts, pictures, printed = [], {}, ""
     for output in outputs:
         data = output.get("data", {})
-        if output.output_type == "stream" and output.name == "stdout":
-            parts.append(f"```{{.text .output}}\n{output.text.rstrip()}\n```")
+        if output.output_type == "stream":
+            printed += output.text if output.name == "stdout" else ""
         elif "image/png" in data:
             name = f"{stem}_{len(pictures)}.png"
             pictures[name] = base64.b64decode(data["image/png"])
             parts.append(f"![{alt}]({name})")
         elif "text/plain" in data:
             parts.append(f"```{{.text .output}}\n{data['text/plain']}\n```")
+    if printed:  # a kernel sends it in pieces
+        parts.insert(0, f"```{{.text .output}}\n{printed.rstrip()}\n```")
     return parts, pictures
 
 
