@@ -48,8 +48,8 @@ write_tensors(weights, network.state_dict(), {})
 # %% [markdown]
 # ## The stream
 #
-# Six new classes come two at a time. A clip is a shape that turns and moves; the last two clips of each object are held
-# out. A strategy may change its experiences, so each gets a stream of its own.
+# Six new classes come two at a time. A clip is a shape that turns and moves; clip 2 of each object is held out. A strategy
+# may change its experiences, so each gets a stream of its own.
 
 
 # %%
@@ -60,7 +60,7 @@ def make_stream():
         classes=CLASSES,
         objects_per_class=3,
         sessions=6,
-        held_out_sessions=2,
+        held_out_sessions=(2,),
         size=SIZE,
         train_transform=transform,
         eval_transform=transform,

@@ -46,7 +46,7 @@ write_tensors(folder / "network.safetensors", network.state_dict(), {})
 # One folder for each class, and in it a folder of frames for each clip. Videos would lie there as `class/clip.mp4`.
 
 # %%
-table = ToyShapesFrames(classes=OBJECTS, objects_per_class=1, sessions=10, held_out_sessions=2, size=SIZE)
+table = ToyShapesFrames(classes=OBJECTS, objects_per_class=1, sessions=10, held_out_sessions=(2,), size=SIZE)
 for row, path in enumerate(table.path):
     name, _, session, frame = path.split("-")[0].split("/")
     target = folder / table.split[row] / name / session / f"{frame}.png"
@@ -77,7 +77,7 @@ print(f"{learner.bytes:,} of {learner.budget_bytes:,} bytes")
 # %% [markdown]
 # ## Ask
 #
-# The photos of the test show the objects in light and motion that were not taught.
+# The photos of the test are a clip of each object that was not taught, in other light and motion.
 
 # %%
 answers = list(learner.predict_all(folder / "test"))

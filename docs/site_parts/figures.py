@@ -146,6 +146,7 @@ def figure(name: str) -> str:
         draw, least = FIGURES[name]
         drawn, caption = draw()
     width = int(drawn.get_figwidth() * 72)
+    least = min(least, width)
     svg = inline_svg(drawn, f"{name}-", caption, [])
     text = html.escape(caption)
     return (
