@@ -48,8 +48,8 @@ write_tensors(weights, network.state_dict(), {})
 # %% [markdown]
 # ## The stream
 #
-# Six new classes come two at a time. A clip is a shape that turns and moves; clip 2 of each object is held out. A strategy
-# may change its experiences, so each gets a stream of its own.
+# Six new classes come two at a time. A clip is a shape that turns and moves; clip 2 of each object is held out. A
+# strategy may change its experiences, so each gets a stream of its own.
 
 
 # %%
