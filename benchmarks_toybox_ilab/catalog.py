@@ -147,6 +147,9 @@ BENCHMARKS: dict[str, Benchmark] = {
 def get_benchmark(name: str) -> Benchmark:
     """Return the benchmark of that name.
 
+    Args:
+        name: Such as "core50".
+
     Raises:
         ValueError: If there is none; lists the known names.
     """

@@ -8,16 +8,18 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from site_parts import commands, links, notebooks, reference
+from site_parts import commands, equations, figures, links, notebooks, reference
+from site_parts.csv_tables import ROOT
 from site_parts.methods import methods
-from site_parts.result_tables import ROOT, TABLES
+from site_parts.result_tables import TABLES
 
+PICTURE = re.compile(r'(<img alt="[^"]+" src="([^"]+\.(?:png|jpg))"[^>]*>)')
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config) -> Files:
     """Add pages, and the files that pages link to."""
-    made = {**commands.pages(), **notebooks.pages(), **reference.pages()}
+    made = {**commands.pages(), **notebooks.pages_with_outputs(), **reference.pages()}
     for path, shown in links.PAGES.items():
         if (ROOT / path).exists():
             made[shown] = links.moved((ROOT / path).read_text(encoding="utf-8"), path, shown, lambda _: None)
@@ -46,6 +48,13 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
     return links.moved(text, f"docs/{path}", path, lambda _: None)
 
 
+def on_page_content(page_html: str, page, config, files) -> str:
+    """Convert equations, and let pictures open at their full size."""
+    linked = PICTURE.sub(r'<a class="picture" href="\2">\1</a>', page_html)
+    return equations.with_mathml(linked)
+
+
 def made_text(kind: str, arguments: list[str]) -> str:
     """Return what stands in the place of a mark ``<!-- build: KIND ARGUMENT ... -->``."""
-    return methods() if kind == "methods" else TABLES[kind](*arguments)
+    made = {"methods": methods, "figure": figures.figure, **TABLES}
+    return made[kind](*arguments)

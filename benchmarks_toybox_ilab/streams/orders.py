@@ -13,7 +13,11 @@ _CLASS_ORDER, _CLIP_ORDER, _FRAME_ORDER = range(3)
 
 
 class PortableDraws:
-    """The orders of a run, each drawn from a child of its seed, so that they do not influence each other."""
+    """The orders of a run, each drawn from a child of its seed, so that they do not influence each other.
+
+    Args:
+        run: Seed of the draws.
+    """
 
     def __init__(self, run: int) -> None:
         self.run = run
@@ -22,16 +26,30 @@ class PortableDraws:
         return np.random.default_rng(np.random.SeedSequence(self.run, spawn_key=child)).permutation(count)
 
     def classes(self, count: int) -> np.ndarray:
-        """Draw an order of the classes of a group; call it once per group, in order."""
+        """Draw an order of the classes of a group; call it once per group, in order.
+
+        Args:
+            count: Number of classes in the group.
+        """
         self._group = getattr(self, "_group", -1) + 1
         return self._permutation(count, _CLASS_ORDER, *([self._group] if self._group else []))
 
     def clips(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the clips of an experience."""
+        """Draw an order of the clips of an experience.
+
+        Args:
+            count: Number of clips.
+            experience: Number of the experience, from 0.
+        """
         return self._permutation(count, _CLIP_ORDER, experience)
 
     def frames(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the frames of an experience."""
+        """Draw an order of the frames of an experience.
+
+        Args:
+            count: Number of frames.
+            experience: Number of the experience, from 0.
+        """
         return self._permutation(count, _FRAME_ORDER, experience)
 
 
@@ -42,6 +60,9 @@ class ReferenceDraws:
     which are first sorted by `numbered_clips`. Frames are permuted by a new generator in each experience, also seeded
     with the run, as `pandas.DataFrame.sample` does with a `random_state`. The frame order of class_iid also depends on
     the row order of the published index files, which are not all available; here it is the table's.
+
+    Args:
+        run: Seed of the draws.
     """
 
     def __init__(self, run: int) -> None:
@@ -49,17 +70,31 @@ class ReferenceDraws:
         self._random = np.random.RandomState(run)
 
     def classes(self, count: int) -> np.ndarray:
-        """Draw an order of the classes of a group; call it once per group, in order."""
+        """Draw an order of the classes of a group; call it once per group, in order.
+
+        Args:
+            count: Number of classes in the group.
+        """
         return self.clips(count, 0)
 
     def clips(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the clips of an experience; call it once per experience, in order."""
+        """Draw an order of the clips of an experience; call it once per experience, in order.
+
+        Args:
+            count: Number of clips.
+            experience: Number of the experience, from 0.
+        """
         order = np.arange(count)
         self._random.shuffle(order)
         return order
 
     def frames(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the frames of an experience."""
+        """Draw an order of the frames of an experience.
+
+        Args:
+            count: Number of frames.
+            experience: Number of the experience, from 0.
+        """
         return np.random.RandomState(self.run).permutation(count)
 
 

@@ -152,6 +152,11 @@ class FrameExperience(DatasetExperience):
 class FrameBenchmark(CLScenario):
     """Avalanche's scenario for a frame table.
 
+    Args:
+        streams: The training and the test stream.
+        table: The frames.
+        info: Classes of the streams.
+
     Attributes:
         train_stream: One experience per chunk of classes; a single one if the protocol is "offline".
         test_stream: One experience per chunk of classes, so `test_stream[: t + 1]` holds the classes seen up to t.

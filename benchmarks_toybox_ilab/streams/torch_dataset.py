@@ -94,10 +94,19 @@ def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def pixel_transform(size: int = 224, interpolation: str = "bilinear") -> PixelTransform:
-    """Transform frames to uint8, a quarter of the bytes of float32, for caches or to normalise on the accelerator."""
+    """Transform frames to uint8, a quarter of the bytes of float32, for caches or to normalise on the accelerator.
+
+    Args:
+        size: Side in pixels.
+        interpolation: Name of Pillow's filter, in lower case.
+    """
     return PixelTransform(size, interpolation)
 
 
 def imagenet_transform(size: int = 224) -> ImageNetTransform:
-    """Transform frames as networks pretrained on ImageNet expect them."""
+    """Transform frames as networks pretrained on ImageNet expect them.
+
+    Args:
+        size: Side in pixels.
+    """
     return ImageNetTransform(size)

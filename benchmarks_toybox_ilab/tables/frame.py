@@ -62,7 +62,11 @@ def _where(number: int, row: Frame) -> str:
 
 
 def natural_key(text: str) -> tuple:
-    """Sort key that compares digits as numbers: object2 before object10."""
+    """Sort key that compares digits as numbers: object2 before object10.
+
+    Args:
+        text: Such as a name or a path.
+    """
     parts = _DIGITS.split(text)
     parts[1::2] = map(int, parts[1::2])  # every other part is digits, so numbers are only compared with numbers
     return tuple(parts), text

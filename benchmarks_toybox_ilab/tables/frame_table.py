@@ -34,6 +34,10 @@ __all__ = ["BadFrameError", "Frame", "FrameTable", "FrameTableError", "natural_k
 class FrameTable:
     """A data set as an immutable table of frames, stored by column.
 
+    Args:
+        frames: The rows, in the order of the table.
+        root, reader, name, padded, classes: See below.
+
     Attributes:
         path, class_name, object_name, session, frame, split: Tuples, an entry per row; frame of int, the others of str.
         classes: The class names, in natural order unless given; a label is an index into them.
@@ -118,7 +122,12 @@ class FrameTable:
         return (self[row] for row in range(len(self)))
 
     def rows(self, split: str | None = None, class_name: str | None = None) -> np.ndarray:
-        """Row numbers of a split and a class, ascending, `(n,)` int64; None selects all."""
+        """Row numbers of a split and a class, ascending, `(n,)` int64; None selects all.
+
+        Args:
+            split: "train" or "test".
+            class_name: A class of the table.
+        """
         chosen = np.ones(len(self), dtype=bool)
         if split is not None:
             if split not in SPLITS:
@@ -131,7 +140,11 @@ class FrameTable:
         return np.flatnonzero(chosen)
 
     def clips(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """Group rows by (class, object, session): clips in natural order, frames ascending within each."""
+        """Group rows by (class, object, session): clips in natural order, frames ascending within each.
+
+        Args:
+            rows: Row numbers.
+        """
         groups: dict[tuple[str, str, str], list[int]] = {}
         for row in map(int, rows):
             groups.setdefault((self.class_name[row], self.object_name[row], self.session[row]), []).append(row)
@@ -140,6 +153,9 @@ class FrameTable:
 
     def read(self, row: int) -> Image.Image:
         """Read a frame as an RGB image.
+
+        Args:
+            row: Number of the row.
 
         Raises:
             BadFrameError: If the file is missing, truncated or not an image.
@@ -183,6 +199,9 @@ class FrameTable:
 
     def without(self, rows: Iterable[int]) -> "FrameTable":
         """Return the table without these rows; the others keep their order.
+
+        Args:
+            rows: Row numbers.
 
         Raises:
             FrameTableError: If a row does not exist or a class loses all its training frames.
@@ -229,6 +248,9 @@ class FrameTable:
         """Write the table atomically as UTF-8 CSV with the header path,class,object,session,frame,split.
 
         The hidden file `.NAME.sha256` beside it receives the `content_hash`, which `from_csv` compares.
+
+        Args:
+            path: The file to write.
         """
         beside = _digest_file(path)
         beside.unlink(missing_ok=True)  # a table without a digest is read, one with that of another is not
@@ -245,6 +267,12 @@ class FrameTable:
         padded: bool = False,
     ) -> "FrameTable":
         """Read a file of `to_csv`, or a table made by hand with the same header.
+
+        Args:
+            path: The file.
+            root: Folder that the paths are relative to.
+            reader: Gives the image of a path; None reads files.
+            padded: Whether a path may stand in several rows.
 
         Raises:
             FrameTableError: If the file is missing, its header or a line is invalid, the table breaks a rule, or it is
@@ -269,6 +297,12 @@ class FrameTable:
         """Read an index file of the paper's published code; see `csv.read_dirmap`.
 
         The table is padded if it repeats paths, as the index of Toybox does for short clips.
+
+        Args:
+            path: The index file.
+            root: Folder that its paths are relative to.
+            test_sessions: Sessions of the test split.
+            class_names: Name of each class number; None uses the numbers as names.
 
         Raises:
             FrameTableError: If the file is missing, a column is missing, a line is invalid, or the table breaks a rule.

@@ -182,6 +182,10 @@ class Learner:
 
         Scores of a clip are means over its frames.
 
+        Args:
+            source: as for ``teach``; one image or one clip.
+            on_bad: ``raise`` for an error at a frame that cannot be read, ``skip`` to leave it out.
+
         Raises:
             NothingTaughtError: nothing was taught.
             ValueError: the source has several clips: use ``predict_all``.
@@ -270,6 +274,9 @@ class Learner:
     def thumbnails(self, name: str) -> list[Jpeg]:
         """Return the JPEG files of a class that ``teach(..., thumbnails=True)`` kept, the first one first.
 
+        Args:
+            name: of a class.
+
         Raises:
             ValueError: there is no class of this name.
         """
@@ -279,6 +286,10 @@ class Learner:
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name.
+
+        Args:
+            old: name of a class.
+            new: its name from now on.
 
         Raises:
             ValueError: there is no class ``old``, or ``new`` is taken or not allowed as a name.
@@ -293,6 +304,9 @@ class Learner:
 
     def forget(self, name: str) -> str:
         """Remove a class with all that is stored of it alone, also from what ``undo`` restores. It cannot be undone.
+
+        Args:
+            name: of a class.
 
         Returns:
             What remains of its images in statistics that classes share; empty if nothing does.
@@ -327,6 +341,9 @@ class Learner:
 
     def merge(self, other: "Learner") -> None:
         """Add what another learner learned, as if this one had been taught its lessons as well.
+
+        Args:
+            other: a learner with the same method, network and image size; it is not changed.
 
         Raises:
             ValueError: the other has another method, network or image size, or the classes of both do not fit into the

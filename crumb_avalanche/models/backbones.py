@@ -87,7 +87,11 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Linear(128, num_classes)
 
     def forward(self, images):
-        """Compute logits ``(B, classes)`` of ``(B, 3, h, w)`` images."""
+        """Compute logits ``(B, classes)`` of ``(B, 3, h, w)`` images.
+
+        Args:
+            images: normalised float32.
+        """
         return self.classifier(self.pool(self.features(images)).flatten(1))
 
 

@@ -83,6 +83,9 @@ class Codebook(nn.Module):
     def groups(self, channels: int) -> int:
         """Return the number of codes per location of a map with ``channels`` channels.
 
+        Args:
+            channels: ``C`` of a map.
+
         Raises:
             ValueError: ``codebook_dim`` does not divide ``channels``.
         """
@@ -166,15 +169,27 @@ class Codebook(nn.Module):
         return self.decode(codes), codes
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        """Return the quantized map, ``(B, C, H, W)``."""
+        """Return the quantized map, ``(B, C, H, W)``.
+
+        Args:
+            feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
+        """
         return self.quantize(feature_map)[0]
 
     @torch.no_grad()
     def usage(self, codes: Tensor) -> Tensor:
-        """Count how often each row was used: ``(n,)`` int64 (paper, Fig. 5b)."""
+        """Count how often each row was used: ``(n,)`` int64 (paper, Fig. 5b).
+
+        Args:
+            codes: integers of any shape, as ``encode`` returns them.
+        """
         return torch.bincount(codes.reshape(-1).long(), minlength=self.codebook_size)
 
     @torch.no_grad()
     def relative_error(self, feature_map: Tensor) -> float:
-        """Compute ``|Z - Z~|^2 / |Z|^2`` of a ``(B, C, H, W)`` map; 0 is a perfect reconstruction."""
+        """Compute ``|Z - Z~|^2 / |Z|^2`` of a ``(B, C, H, W)`` map; 0 is a perfect reconstruction.
+
+        Args:
+            feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
+        """
         return float((feature_map - self(feature_map)).square().sum() / feature_map.square().sum())

@@ -152,7 +152,11 @@ class SplitModel(nn.Module):
             codebook.groups(self.map_shape[0])
 
     def train(self, mode: bool = True) -> "SplitModel":
-        """Set the mode as ``nn.Module.train`` does; F stays in evaluation mode."""
+        """Set the mode as ``nn.Module.train`` does; F stays in evaluation mode.
+
+        Args:
+            mode: ``True`` for training, ``False`` for evaluation.
+        """
         super().train(mode)
         self.feature_extractor.eval()
         return self
@@ -243,6 +247,9 @@ class SplitModel(nn.Module):
 
     def pixels(self, images: Tensor) -> Tensor:
         """Convert normalised float images to ``uint8`` pixels ``(B, 3, h, w)``; return ``uint8`` images unchanged.
+
+        Args:
+            images: ``(B, 3, h, w)``, normalised float or uint8.
 
         Raises:
             ValueError: a pixel is not between 0 and 255 if the normalisation is taken back.
@@ -344,18 +351,30 @@ class SplitModel(nn.Module):
         return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)
 
     def places(self, maps: Tensor) -> Tensor:
-        """Return the part of ``(B, C, H, W)`` maps that is a grid on the image: without class token and registers."""
+        """Return the part of ``(B, C, H, W)`` maps that is a grid on the image: without class token and registers.
+
+        Args:
+            maps: ``(B, C, H, W)`` float, as ``extract`` returns them.
+        """
         if self.token_grid is None:
             return maps
         return maps[:, :, -math.prod(self.token_grid) :, 0].unflatten(2, self.token_grid)
 
     def encode(self, feature_map: Tensor) -> Tensor:
-        """Encode maps ``(B, C, H, W)`` as codes ``(B, G, H, W)``."""
+        """Encode maps ``(B, C, H, W)`` as codes ``(B, G, H, W)``.
+
+        Args:
+            feature_map: ``(B, C, H, W)`` float.
+        """
         with self.stopwatch.measure("search"):
             return self.codebook.encode(feature_map)
 
     def classify(self, feature_map: Tensor) -> Tensor:
-        """Run P: logits ``(B, classes)`` float32 of maps ``(B, C, H, W)``."""
+        """Run P: logits ``(B, classes)`` float32 of maps ``(B, C, H, W)``.
+
+        Args:
+            feature_map: ``(B, C, H, W)`` float, from ``extract`` or ``decode``.
+        """
         with self.stopwatch.measure("plastic"), self.autocast():
             parts = -(-len(feature_map) // MAPS_AT_A_TIME)
             if feature_map.device.type != "cpu" or parts < 2 or (self.training and self._mixes_images()):
@@ -388,6 +407,9 @@ class SplitModel(nn.Module):
     def register_map_hook(self, hook: Callable[[ForwardRecord], None]) -> RemovableHandle:
         """Call a function with the ``ForwardRecord`` of every forward pass in training mode.
 
+        Args:
+            hook: called with the record.
+
         Returns:
             A handle; its ``remove()`` removes the hook. Copies of the model have no hooks.
         """
@@ -396,7 +418,11 @@ class SplitModel(nn.Module):
         return handle
 
     def use_feature_memo(self, memo: FeatureMemo | None) -> None:
-        """Take F's output of ``uint8`` images from a memo; ``None`` computes it every time."""
+        """Take F's output of ``uint8`` images from a memo; ``None`` computes it every time.
+
+        Args:
+            memo: what keeps the maps, or ``None``.
+        """
         self.feature_memo = memo
 
     def reset_head(self, n_classes: int) -> None:

@@ -85,6 +85,10 @@ def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
     Batch counters of batch norms (``num_batches_tracked``) may be absent: evaluation does not use them. So may
     ``calibrated``: files without it hold calibrated models.
 
+    Args:
+        model: changed in place.
+        path: ``.npz``, ``.safetensors`` or ``.pth`` file.
+
     Raises:
         WeightsError: see ``read_weights``; or a name or shape differs (the first one is named).
     """

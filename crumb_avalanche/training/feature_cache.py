@@ -87,7 +87,13 @@ class FeatureCache(StatefulPlugin):
         self.model = model
 
     def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
-        """Return the maps of a data set of images (see ``MapStore.dataset``)."""
+        """Return the maps of a data set of images (see ``MapStore.dataset``).
+
+        Args:
+            images: data set of ``(image, ...)``.
+            rows: number of each image, below ``count``.
+            labels: class of each image.
+        """
         store = self.store
         filled, damaged, seconds = store.filled, store.damaged, store.seconds
         maps = store.dataset(images, rows, labels)

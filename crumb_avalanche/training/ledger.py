@@ -154,7 +154,11 @@ class LedgerMetric(PluginMetric[dict]):
             self._parts[part] += seconds - self._before[part]
 
     def count(self, strategy) -> dict[str, float]:
-        """Return all entries as of now."""
+        """Return all entries as of now.
+
+        Args:
+            strategy: whose buffers, model and optimiser are counted.
+        """
         model = strategy.model
         one = self.storage_policy
         memories = [*replay_memories(strategy)] if one is None else [bytes_of_policy(one)]
@@ -208,6 +212,10 @@ class LedgerMetric(PluginMetric[dict]):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Load what ``state_dict`` returned."""
+        """Load what ``state_dict`` returned.
+
+        Args:
+            state: bytes and seconds of the processes before.
+        """
         self.entries, self._parts, self._before = dict(state["entries"]), dict(state["parts"]), dict(state["before"])
         self.train_seconds, self.images = state["train_seconds"], state["images"]

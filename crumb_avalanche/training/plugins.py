@@ -81,17 +81,27 @@ class SeenClassesPlugin(StatefulPlugin):
     def mask(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``(B, classes)`` logits in training.
 
+        Args:
+            logits: ``(B, classes)`` float.
+
         Raises:
             ValueError: the head has no output for a class that was seen.
         """
         return logits.masked_fill(self.unseen(logits.shape[1]).to(logits.device), UNSEEN_LOGIT)
 
     def mask_answers(self, logits: Tensor) -> Tensor:
-        """Mask the unseen classes of ``(B, classes)`` logits in evaluation; see ``give_unseen_probability``."""
+        """Mask the unseen classes of ``(B, classes)`` logits in evaluation; see ``give_unseen_probability``.
+
+        Args:
+            logits: ``(B, classes)`` float.
+        """
         return give_unseen_probability(logits, self.unseen(logits.shape[1])) if self.seen else logits
 
     def unseen(self, classes: int) -> Tensor:
         """Return which outputs of a head are of classes not seen yet, ``(classes,)`` bool.
+
+        Args:
+            classes: number of outputs of the head.
 
         Raises:
             ValueError: the head has no output for a class that was seen.
@@ -199,6 +209,10 @@ class DivergenceGuard(StatefulPlugin):
     @torch.no_grad()
     def check(self, strategy, loss: Tensor) -> None:
         """Copy the weights if ``loss`` is finite; otherwise restore the copy and stop.
+
+        Args:
+            strategy: whose model is watched; it is stopped if the loss is not finite.
+            loss: a scalar.
 
         Raises:
             TrainingDivergedError: the loss is NaN or infinite.

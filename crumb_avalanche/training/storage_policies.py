@@ -236,7 +236,12 @@ class ImageBuffer(ImageMemory, CompactBuffer):
         return pixels.round().clamp(0, 255).to(torch.uint8)
 
     def item_of(self, row: Tensor, label: int) -> tuple[Tensor, int | Tensor]:
-        """Return image and label as the stream gives them; pixels if ``update_from_dataset`` was never called."""
+        """Return image and label as the stream gives them; pixels if ``update_from_dataset`` was never called.
+
+        Args:
+            row: ``(3, h, w)`` uint8 pixels.
+            label: its class.
+        """
         if self._format is None:
             return row, label
         if self._format.dtype != "uint8":
@@ -249,7 +254,11 @@ class ImageBuffer(ImageMemory, CompactBuffer):
         return super().state_dict() | {"format": None if self._format is None else asdict(self._format)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
+        """Load what ``state_dict`` returned.
+
+        Args:
+            state: of a buffer of the same size.
+        """
         super().load_state_dict(state)
         written = state.get("format")  # older states lack it
         self._format = None if written is None else _ImageFormat(**written)

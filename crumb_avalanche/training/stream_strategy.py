@@ -129,7 +129,11 @@ class StreamStrategy(SupervisedTemplate):
             return super().eval(*arguments, **keywords)
 
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
-        """Make Avalanche's data loader, in the order of the stream unless ``train(..., shuffle=True)`` was called."""
+        """Make Avalanche's data loader, in the order of the stream unless ``train(..., shuffle=True)`` was called.
+
+        Args:
+            shuffle: whether to draw the order of the items.
+        """
         self.frames_in_order = not shuffle
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
@@ -183,6 +187,9 @@ class StreamStrategy(SupervisedTemplate):
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
         """Load what ``answer_state`` returned into a strategy built with the same settings; it then answers the same.
+
+        Args:
+            state: plain values and tensors.
 
         Raises:
             StateError: the state is of another strategy or network.

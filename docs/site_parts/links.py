@@ -4,7 +4,7 @@ import posixpath
 import re
 from collections.abc import Callable
 
-from site_parts.result_tables import ROOT
+from site_parts.csv_tables import ROOT
 
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 # Files outside docs/ that are pages of the site.

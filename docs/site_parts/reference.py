@@ -5,7 +5,7 @@ import functools
 import importlib
 from pathlib import Path
 
-from site_parts.result_tables import ROOT
+from site_parts.csv_tables import ROOT
 
 PACKAGES = {
     "crumb_avalanche": (

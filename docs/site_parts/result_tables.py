@@ -5,17 +5,18 @@
 prints a table: the one of the README, which a test compares with the runs, or another of ``TABLES`` with its arguments.
 """
 
-import csv
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scipy import stats
 
-ROOT = Path(__file__).parents[2]
-DOCS, RUNS = ROOT / "docs", ROOT / "experiments" / "results"
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from site_parts import paper_tables, recorded_tables
+from site_parts.csv_tables import DOCS, RECORDED, ROOT, RUNS, floats, grouped, markdown, mean_text, read
 
 # Rows of docs/recommended_*.csv, in the order of the page, with their descriptions.
 RECOMMENDED_ROWS = {
@@ -48,39 +49,6 @@ README_ROWS = {
     "slda": "streaming LDA",
     "offline": "joint training, ten epochs",
 }
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Read a CSV file with a header."""
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def grouped(lines: Iterable[dict[str, str]], *names: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
-    """Group lines by the values of columns, in order of arrival."""
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for line in lines:
-        groups.setdefault(tuple(line[name] for name in names), []).append(line)
-    return groups
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a Markdown table, the first column to the left and the others to the right."""
-    rule = [":--", *["--:"] * (len(header) - 1)]
-    return "".join("| " + " | ".join(row) + " |\n" for row in [header, rule, *rows])
-
-
-def mean_text(values: Sequence[float]) -> str:
-    """Format mean and standard deviation (n - 1); a single value alone, none as empty text."""
-    if not values:
-        return ""
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread}"
-
-
-def floats(lines: Iterable[dict[str, str]], name: str) -> list[float]:
-    """Return a column as numbers."""
-    return [float(line[name]) for line in lines]
 
 
 def interval_text(lines: Sequence[dict[str, str]]) -> str:
@@ -123,7 +91,7 @@ def recommended() -> str:
             if place < 2:
                 cells.append(megabytes(found) if found else "")
         rows.append(cells)
-    header = ["", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "toy dots (development)"]
+    header = ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "toy dots (development)"]
     return markdown(header, rows)
 
 
@@ -140,7 +108,7 @@ def readme() -> str:
         for row, label in README_ROWS.items()
         if row in lines
     ]
-    return markdown(["", "accuracy, %", "95 % interval", "kept"], rows)
+    return markdown(["method", "accuracy, %", "95 % interval", "kept"], rows)
 
 
 def competitors(benchmark: str) -> str:
@@ -231,57 +199,37 @@ def _real_cifar100() -> str:
     return markdown(["strategy", "memory", "1", "5", "10", "15", "all 20", "paper, final"], rows)
 
 
-def task_incremental() -> str:
-    """Return the table of the regularisers with and without task labels."""
-    labels = {
-        "finetune": "`finetune`",
-        "ewc": "`ewc`, strength 10,000",
-        "si": "`si`, strength 10,000",
-        "mas": "`mas`, strength 100",
-        "lwf": "`lwf`, alpha 10",
-        "stable_sgd": "`stable_sgd`",
+def tuned() -> str:
+    """Return the table of the preset ``tuned`` beside the paper's and nearest class means."""
+    found = {
+        ("ETH-80", "tuned"): recommended_lines("eth80")["crumb, tuned"],
+        ("ETH-80", "paper"): [line for line in _earlier_eth80() if line["row"] == "paper"],
+        ("ETH-80", "ncm"): [line for line in _earlier_eth80() if line["row"] == "ncm"],
+        ("Online-CIFAR100", "tuned"): recommended_lines("cifar100")["crumb, tuned"],
+        ("Online-CIFAR100", "paper"): _final(RUNS / "cifar100_runs.csv", "strategy", "crumb"),
+        ("Online-CIFAR100", "ncm"): _final(DOCS / "competitors_cifar100.csv", "method", "ncm"),
+        ("toy dots", "tuned"): recommended_lines("toy_dots")["crumb, tuned"],
+        ("toy dots", "ncm"): recommended_lines("toy_dots")["ncm"],
     }
-    found = {(line["method"], line["figure"]): line for line in read(DOCS / "task_incremental.csv")}
-
-    def text(method: str, figure: str, mean: str = "mean", spread: str = "std", form: str = ".1f") -> str:
-        line = found[method, figure]
-        return f"{Decimal(line[mean]):{form}} ± {Decimal(line[spread]):.1f}"
-
-    rows = [
-        [
-            label,
-            text(method, "class_incremental"),
-            text(method, "task_incremental"),
-            ""
-            if method == "finetune"
-            else text(method, "task_incremental", "minus_finetune", "minus_finetune_std", "+.1f"),
-            text(method, "forgetting"),
-        ]
-        for method, label in labels.items()
-    ]
-    header = [
-        "",
-        "class-incremental",
-        "task-incremental",
-        "minus fine-tuning, same run",
-        "forgetting, task-incremental",
-    ]
-    return markdown(header, rows)
+    others = grouped(read(RECORDED / "tuned.csv"), "stream", "method")
+    found |= {(stream.replace("_", " "), method): lines for (stream, method), lines in others.items()}
+    rows = []
+    for stream in dict.fromkeys(stream for stream, _ in found):
+        cells = [stream]
+        for method in ("tuned", "paper", "ncm"):
+            lines = found.get((stream, method), [])
+            runs = f" ({'run 0' if len(lines) == 1 else f'{len(lines)} runs'})" if lines else ""
+            cells.append(mean_text(floats(lines, "accuracy")) + runs)
+        rows.append(cells)
+    return markdown(["stream", "`--preset tuned`", "`--preset paper`", "nearest class mean (`ncm`)"], rows)
 
 
-def feature_cache() -> str:
-    """Return the table of seconds with and without a feature cache."""
-    rows = [
-        [
-            f"all {line['runs']} runs" if line["strategy"] == "all" else f"`{line['strategy']}`",
-            f"{int(line['seconds without']):,}",
-            f"{int(line['seconds with']):,}",
-            line["times as fast"],
-            line["the same bits"],
-        ]
-        for line in read(DOCS / "results" / "feature_cache.csv")
-    ]
-    return markdown(["strategy", "seconds without", "with", "times as fast", "the same bits"], rows)
+def _earlier_eth80() -> list[dict[str, str]]:
+    return read(RUNS / "recommended_eth80_version_0_1.csv")
+
+
+def _final(path: Path, column: str, name: str) -> list[dict[str, str]]:
+    return [{"accuracy": line["final_accuracy"]} for line in read(path) if line[column] == name]
 
 
 TABLES: dict[str, Callable[..., str]] = {
@@ -289,8 +237,13 @@ TABLES: dict[str, Callable[..., str]] = {
     "readme": readme,
     "competitors": competitors,
     "real_images": real_images,
-    "task_incremental": task_incremental,
-    "feature_cache": feature_cache,
+    "task_incremental": recorded_tables.task_incremental,
+    "feature_cache": recorded_tables.feature_cache,
+    "tuned": tuned,
+    "open_set": recorded_tables.open_set,
+    "recorded": recorded_tables.recorded,
+    "ablations": paper_tables.ablations,
+    "codes_and_images": paper_tables.codes_and_images,
 }
 
 

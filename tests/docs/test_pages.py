@@ -10,7 +10,7 @@ import pytest
 import yaml
 from page_commands import ROOT, blocks, commands, pages, prose, script_flags
 from site_parts import commands as command_pages
-from site_parts import links, notebooks, reference, result_tables
+from site_parts import figures, links, notebooks, reference, result_tables
 
 from crumb_avalanche.baselines import method_settings
 from crumb_avalanche.cli.parser import COMMANDS, present
@@ -20,8 +20,17 @@ from crumb_avalanche.system.setting_ranges import check_ranges
 README = ROOT / "README.md"
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
-PROGRAMS = {"pip", "pytest", "mkdocs", "pre-commit", "tar"}
-FOREIGN_FLAGS = {"--hypothesis-profile", "--strict", "--help", "--version", "--config", "--print-config", "--check"}
+PROGRAMS = {"pip", "pytest", "mkdocs", "pre-commit", "tar", "npm", "node", "mkdir", "cp", "cd"}
+FOREIGN_FLAGS = {
+    "--hypothesis-profile",
+    "--strict",
+    "--help",
+    "--version",
+    "--config",
+    "--print-config",
+    "--check",
+    "--skip",
+}
 
 
 def name_of(path: Path) -> str:
@@ -49,6 +58,12 @@ def test_the_readme_is_short():
     assert len(lines) <= 150
     long = [line for line in lines if len(line) > 120 and not line.startswith("|") and "](" not in line]
     assert not long, "\n".join(long)
+
+
+def test_lists_have_an_empty_line_before_them(texts):
+    """Without one, MkDocs shows them as part of the paragraph."""
+    glued = re.compile(r"^(?![-*|>#<\s]).*\n(?=[-*] )", re.MULTILINE)
+    assert {name: found for name, text in texts.items() if (found := glued.findall(prose(text)))} == {}
 
 
 def test_what_most_people_look_for_comes_first():
@@ -214,11 +229,12 @@ def test_every_page_is_in_the_navigation(texts, made):
 
 def test_every_table_is_made_and_shown(texts):
     named = [(kind, arguments.split()) for text in texts.values() for kind, arguments in MARK.findall(text)]
-    assert {kind for kind, _ in named} | {"readme"} == {"methods", *result_tables.TABLES}
+    assert {kind for kind, _ in named} | {"readme"} == {"methods", "figure", *result_tables.TABLES}
+    assert {arguments[0] for kind, arguments in named if kind == "figure"} == set(figures.FIGURES)
     for kind, arguments in named:
-        if kind != "methods":
+        if kind in result_tables.TABLES:
             rows = result_tables.TABLES[kind](*arguments).splitlines()
-            assert len(rows) > 4 and len({row.count("|") for row in rows}) == 1
+            assert len(rows) > 3 and len({row.count("|") for row in rows}) == 1
 
 
 @pytest.mark.parametrize("language", ["python"])

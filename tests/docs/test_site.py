@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import resource
 import runpy
 import subprocess
 import sys
@@ -20,12 +21,28 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def executed(tmp_path_factory):
+    """Each notebook with its outputs, the folder of all, and the CPU seconds that they took together."""
+    pytest.importorskip("nbclient", reason='the site needs pip install -e ".[docs]"')
+    folder, start = tmp_path_factory.mktemp("notebooks"), cpu_seconds()
+    found = {name: notebooks.executed(name, folder) for name in notebooks.NAMES}
+    return found, folder, cpu_seconds() - start
+
+
+def cpu_seconds() -> float:
+    """CPU time of all processes that this one started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.fixture(scope="module")
+def site(executed, tmp_path_factory):
     """The folder of the built site."""
     pytest.importorskip("mkdocstrings", reason='the site needs pip install -e ".[docs]"')
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "CRUMB_NOTEBOOKS": str(executed[1])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -53,20 +70,36 @@ def test_tables_and_reference_are_in_the_pages(site):
     ).read_bytes()
 
 
+def test_figures_and_equations_need_no_script(site):
+    for name in ("how", "results", "comparison"):
+        source = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        text = (site / name / "index.html").read_text(encoding="utf-8")
+        assert text.count("<svg viewBox") == source.count("<!-- build: figure") > 1
+    text = (site / "how" / "index.html").read_text(encoding="utf-8")
+    assert text.count('display="block"') >= 5 and "arithmatex" not in text and "$$" not in text
+
+
+def test_notebooks_run_within_ten_minutes(executed):
+    assert 10 < executed[2] < 600  # CPU seconds, which do not count what other programs do meanwhile
+
+
 @pytest.mark.parametrize("name", notebooks.NAMES)
-def test_a_notebook_runs(name, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, str(ROOT / "docs" / "notebooks" / f"{name}.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") > 5
+def test_a_page_shows_the_outputs_of_its_notebook(name, executed, site):
+    text = (site / "notebooks" / name / "index.html").read_text(encoding="utf-8")
+    folder = site / "notebooks"
+    pictures = re.findall(rf'<img alt="([^"]*)" src="../({name}_\w+.png)"', text)
+    assert pictures and all(alt and (folder / file).stat().st_size > 1000 for alt, file in pictures)
+    printed = [out.text for cell in executed[0][name].cells for out in cell.get("outputs", []) if "text" in out]
+    last = [one for one in printed if "Warning" not in one][-1].split()
+    assert set(last) <= set(re.sub("<[^>]*>", " ", text).split())
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)
 def test_a_notebook_s_cells_are_those_of_jupytext(name):
     jupytext = pytest.importorskip("jupytext", reason='the site needs pip install -e ".[docs]"')
     read = jupytext.read(ROOT / "docs" / "notebooks" / f"{name}.py")
-    assert notebooks.cells(name) == [(cell.cell_type, cell.source) for cell in read.cells]
+    found = [(cell.cell_type, cell.source, cell.metadata.get("alt", "")) for cell in read.cells]
+    assert notebooks.cells(name) == found
 
 
 def words_of(program: str) -> list[tuple[str, ...]]:

@@ -1,0 +1,78 @@
+"""Tables of the paper beside ours, made from ``docs/results/table*.csv``."""
+
+from site_parts import csv_tables
+
+TESTED = ["95 % interval", "p (Holm)", "verdict", "as in S4"]
+
+
+def p_text(value: str) -> str:
+    """Format a p-value: two decimals, or four if it is below 0.01; empty text stays empty."""
+    if not value:
+        return ""
+    p = float(value)
+    return "<0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.0095 else f"{p:.2f}"
+
+
+def points(value: str) -> str:
+    """Format a difference in percentage points with its sign; empty text stays empty."""
+    return f"{float(value):+.1f}" if value else ""
+
+
+def tested(line: dict[str, str]) -> list[str]:
+    """Return the cells of the test of a row's effect."""
+    if not line["effect"]:
+        return [""] * len(TESTED)
+    interval = f"{points(line['effect_low'])} to {points(line['effect_high'])}" if line["effect_low"] else ""
+    return [interval, p_text(line["p_holm"]), line["verdict"], p_text(line["s4_p_holm"])]
+
+
+def of_paper(line: dict[str, str]) -> str:
+    """Return the paper's accuracy, with a star where it says p < 0.01."""
+    star = "*" if line["paper_differs_p01"] == "True" else ""
+    data_set = " (CIFAR-100)" if line["paper_dataset"] == "cifar100" else ""
+    return f"{float(line['paper']):.1f}{star}{data_set}" if line["paper"] else ""
+
+
+def ours(line: dict[str, str]) -> str:
+    """Return our accuracy, mean ± standard deviation."""
+    return f"{float(line['ours']):.1f} ± {float(line['std']):.1f}"
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """Read the rows of a table that were run."""
+    return [line for line in csv_tables.read(csv_tables.RECORDED / f"{name}.csv") if line["ours"]]
+
+
+def ablations(name: str) -> str:
+    """Return a table of ablations (``table4``, ``table4_class_iid``, ``table4_cifar100``)."""
+    rows, category = [], ""
+    for line in read(name):
+        if not line["effect"] and line["row"] != "Ours":  # the same runs as "Ours" under another name
+            continue
+        new = line["category"] if line["category"] != category else ""
+        category = line["category"]
+        effects = [points(line["paper_effect"]), points(line["effect"])] if line["effect"] else ["", ""]
+        rows.append([new, line["row"], of_paper(line), ours(line), line["runs"], *effects, *tested(line)])
+    header = ["category", "row", "paper, CORe50", "here", "runs", "paper's effect", "effect here", *TESTED]
+    return csv_tables.markdown(header, rows, left=2)
+
+
+def codes_and_images(name: str) -> str:
+    """Return a table of codes beside as many images (``table3``, ``table3_cifar100``)."""
+    lines = read(name)
+    with_paper = any(line["paper"] for line in lines)
+    rows, protocol = [], ""
+    for codes, images in zip(lines[::2], lines[1::2]):
+        number = codes["category"].removeprefix("n=")
+        if with_paper:
+            effects = [points(images["paper_effect"]), points(images["effect"])]
+            cells = [of_paper(codes), ours(codes), of_paper(images), ours(images), *effects]
+            new = codes["protocol"] if codes["protocol"] != protocol else ""
+            protocol = codes["protocol"]
+            rows.append([new.replace("_", "-").replace("iid", "i.i.d."), number, *cells, *tested(images)])
+        else:
+            rows.append([number, ours(codes), ours(images), points(images["effect"]), *tested(images)])
+    if not with_paper:
+        return csv_tables.markdown(["n", "codes", "images", "images minus codes", *TESTED], rows)
+    paper = ["codes: paper", "here", "images: paper", "here", "images minus codes: paper", "here"]
+    return csv_tables.markdown(["protocol", "n", *paper, *TESTED], rows)

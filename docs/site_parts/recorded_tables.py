@@ -1,0 +1,72 @@
+"""Tables of measurements that were recorded as they are shown."""
+
+from decimal import Decimal
+
+from site_parts.csv_tables import DOCS, RECORDED, markdown, read, rows_of
+
+
+def task_incremental() -> str:
+    """Return the table of the regularisers with and without task labels."""
+    labels = {
+        "finetune": "`finetune`",
+        "ewc": "`ewc`, strength 10,000",
+        "si": "`si`, strength 10,000",
+        "mas": "`mas`, strength 100",
+        "lwf": "`lwf`, alpha 10",
+        "stable_sgd": "`stable_sgd`",
+    }
+    found = {(line["method"], line["figure"]): line for line in read(DOCS / "task_incremental.csv")}
+
+    def text(method: str, figure: str, mean: str = "mean", spread: str = "std", form: str = ".1f") -> str:
+        line = found[method, figure]
+        return f"{Decimal(line[mean]):{form}} ± {Decimal(line[spread]):.1f}"
+
+    rows = [
+        [
+            label,
+            text(method, "class_incremental"),
+            text(method, "task_incremental"),
+            ""
+            if method == "finetune"
+            else text(method, "task_incremental", "minus_finetune", "minus_finetune_std", "+.1f"),
+            text(method, "forgetting"),
+        ]
+        for method, label in labels.items()
+    ]
+    header = [
+        "method",
+        "class-incremental",
+        "task-incremental",
+        "minus fine-tuning, same run",
+        "forgetting, task-incremental",
+    ]
+    return markdown(header, rows)
+
+
+def feature_cache() -> str:
+    """Return the table of seconds with and without a feature cache."""
+    rows = [
+        [
+            f"all {line['runs']} runs" if line["strategy"] == "all" else f"`{line['strategy']}`",
+            f"{int(line['seconds without']):,}",
+            f"{int(line['seconds with']):,}",
+            line["times as fast"],
+            line["the same bits"],
+        ]
+        for line in read(RECORDED / "feature_cache.csv")
+    ]
+    return markdown(["strategy", "seconds without", "with", "times as fast", "the same bits"], rows)
+
+
+def open_set(part: str) -> str:
+    """Return the table of streams or that of scores of ``open_set.csv``, which holds one below the other."""
+    lines = rows_of("open_set")
+    second = next(number for number, line in enumerate(lines) if line[0] == "score")
+    header, *rows = [line for line in (lines[second:] if part == "scores" else lines[:second]) if any(line)]
+    return markdown([name for name in header if name], [row[: len(header)] for row in rows])
+
+
+def recorded(name: str) -> str:
+    """Return a table of ``docs/results`` as it was recorded."""
+    header, *rows = rows_of(name)
+    return markdown(header, rows)

@@ -1,0 +1,62 @@
+"""The checks of .github/release.py on this checkout, and on copies with planted faults."""
+
+import runpy
+import shutil
+
+import pytest
+from page_commands import ROOT
+
+RELEASE = runpy.run_path(str(ROOT / ".github" / "release.py"))
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The files that name the version."""
+    (tmp_path / "crumb_avalanche").mkdir()
+    for name in ("CITATION.cff", "CHANGELOG.md", "crumb_avalanche/_version.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def change(path, old, new):
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_version_and_citation_are_right():
+    assert RELEASE["check_versions"]().startswith(RELEASE["version"]())
+    assert RELEASE["check_citation"]()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [
+        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", "CITATION.cff has version 0.1.0, _version.py 0.2.0"),
+        ("CHANGELOG.md", "## 0.2.0", "## Unreleased", "Unreleased.*rename it to 0.2.0"),
+        ("CHANGELOG.md", "## 0.2.0", "## 0.2.0\n\n## 0.1.9", "is empty"),
+        ("crumb_avalanche/_version.py", "0.2.0", "0.2.0.dev1", "three numbers"),
+    ],
+)
+def test_versions_that_disagree_are_found(copy, name, old, new, words):
+    old, new, words = (text.replace("0.2.0", RELEASE["version"]()) for text in (old, new, words))
+    change(copy / name, old, new)
+    with pytest.raises(RELEASE["Failure"], match=words):
+        RELEASE["check_versions"](copy)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [("title: crumb", "titel: crumb", "are required"), ("family-names: Zhang", "surname: Zhang", "neither name nor")],
+)
+def test_a_citation_that_breaks_the_schema_is_found(copy, old, new, words):
+    change(copy / "CITATION.cff", old, new)
+    with pytest.raises(RELEASE["Failure"], match=words):
+        RELEASE["check_citation"](copy)
+
+
+@pytest.mark.slow
+def test_two_builds_of_the_wheel_are_the_same_file(tmp_path):
+    pytest.importorskip("build", reason="the release needs pip install build twine")
+    wheels = [RELEASE["built"](tmp_path / name)[1].read_bytes() for name in ("one", "another")]
+    assert wheels[0] == wheels[1]
