@@ -1,6 +1,7 @@
 """Connect to a Ray cluster, and call functions on its nodes."""
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -33,7 +34,7 @@ def connected(address: str) -> Iterator[Any]:
         host, colon, port = address.rpartition(":")
         if colon and "//" not in host:  # Ray itself retries for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address, runtime_env=environment, log_to_driver=False)
+        ray.init(address, runtime_env=environment, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError) as error:
         raise ConnectionError(
             f"there is no Ray cluster at {address} ({error}); start one with  ray start --head  and give its "
