@@ -19,6 +19,7 @@ import csv
 import io
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -31,6 +32,7 @@ from support.saved_picture import COLOURS, STYLE, save_picture, set_title
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.models import stopwatch
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.session import Session
@@ -59,7 +61,7 @@ def photos(folder: Path, pixels: int, images: int) -> Path:
     return folder
 
 
-def milliseconds(settings: RunSettings) -> dict[str, float]:
+def milliseconds(settings: RunSettings, clock: Callable[[], float]) -> dict[str, float]:
     """Time the parts of a stream image."""
     with Session.build(RunPlan.of(settings)) as session:
         model, strategy = session.model, session.strategy
@@ -73,13 +75,14 @@ def milliseconds(settings: RunSettings) -> dict[str, float]:
 
         best: dict[str, float] = {}
         with (
+            patch.object(stopwatch, "_now", clock),
             patch.object(FrameTable, "read", timed("decode", FrameTable.read)),
             patch.object(PixelTransform, "__call__", timed("resize", PixelTransform.__call__)),
         ):
             for number, experience in enumerate(session.stream.benchmark.train_stream):
-                before, start = dict(model.stopwatch.seconds), time.perf_counter()
+                before, start = dict(model.stopwatch.seconds), clock()
                 strategy.train(experience, num_workers=settings.workers, eval_streams=[])
-                total = time.perf_counter() - start
+                total = clock() - start
                 found = {
                     NAMES.get(name, name): seconds - before.get(name, 0)
                     for name, seconds in model.stopwatch.seconds.items()
@@ -116,16 +119,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/parts"), help="folder for parts.csv and parts.png")
     parser.add_argument("--presets", nargs="+", default=list(PRESETS), help="presets of crumb run")
     parser.add_argument("--pixels", nargs="+", type=int, default=list(PIXELS), help="sides of the photos")
-    parser.add_argument("--runtime", default="auto", help="what runs F")
+    parser.add_argument("--runtime", default="torch", help="what runs F")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--loader-processes", type=int, default=0, help="processes that decode and resize")
     parser.add_argument("--quick", action="store_true", help="images of 32 pixels, a small network")
+    parser.add_argument("--images", type=int, default=32, help="of each of the two objects of a class")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time rather than elapsed: for a busy machine")
     options = parser.parse_args()
+    clock = time.process_time if options.cpu_time else time.perf_counter
     size = dict(backbone="small_cnn", image_size=32) if options.quick else dict(head_kernel=1)
     rows = []
     for pixels in options.pixels:
         with tempfile.TemporaryDirectory() as folder:
-            root = photos(Path(folder), pixels, 4 if options.quick else 32)
+            root = photos(Path(folder), pixels, 4 if options.quick else options.images)
             for preset in options.presets:
                 settings = RunSettings(
                     benchmark="clip_folder",
@@ -142,7 +148,7 @@ def main() -> None:
                 )
                 torch.manual_seed(0)
                 torch.set_num_threads(options.threads)
-                rows.append({"preset": preset, "pixels": pixels, **milliseconds(settings)})
+                rows.append({"preset": preset, "pixels": pixels, **milliseconds(settings, clock)})
     rows.sort(key=lambda row: options.presets.index(row["preset"]))
     text = io.StringIO()
     writer = csv.DictWriter(text, ["preset", "pixels", *PARTS], lineterminator="\n")
@@ -151,7 +157,8 @@ def main() -> None:
     writer.writerows(shown)
     options.output.mkdir(parents=True, exist_ok=True)
     write_text(options.output / "parts.csv", text.getvalue())
-    title = f"Where the time of a stream image goes ({options.threads} threads, --runtime {options.runtime})"
+    what = f"{options.threads} thread{'s' * (options.threads > 1)}, --runtime {options.runtime}"
+    title = f"Where the {'CPU ' * options.cpu_time}time of a stream image goes ({what})"
     written = save_picture(picture(rows, title), options.output, "parts")
     print(table(list(shown[0]), [list(map(str, row.values())) for row in shown]))
     print("written: " + ", ".join(map(str, [options.output / "parts.csv", *written])))
