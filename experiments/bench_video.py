@@ -65,7 +65,7 @@ def run(checkout: Path, videos: Path, options: argparse.Namespace, *more: str) -
             raise RuntimeError(f"{' '.join(command)} failed: {done.stderr}")
         if options.cpu_time:
             taken = sum(after[2:4]) - sum(before[2:4])
-        return taken, 100 * json.loads((output / "result.json").read_text())["final_accuracy"]
+        return taken, json.loads((output / "result.json").read_text())["final_accuracy"]
 
 
 def main() -> None:
