@@ -1,5 +1,6 @@
 """``crumb teach``: teach a learner what images show."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,21 @@ from crumb_avalanche.learner.store import refuse_folder
 from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.ray_cluster import RayCalls
 
 
 def main(settings: TeachSettings) -> None:
     """Learn the source and write the learner's file; print what was learned."""
     if (settings.source is None) == (settings.camera is None):
         raise ValueError("give a source (crumb teach MODEL SOURCE) or a camera (--camera 0 --label NAME)")
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    if settings.engine is not None and settings.camera is not None:
+        raise ValueError("a camera belongs to one machine: leave --engine out, or give a source of files")
+    threads = settings.threads or (0 if settings.engine is None else 1)
+    if threads:
+        torch.set_num_threads(threads)
     path = Path(settings.model)
-    with locked_file(path):
+    workers = contextlib.nullcontext() if settings.engine is None else RayCalls(settings.address, threads)
+    with locked_file(path), workers as engine:
         learner = opened(settings, path)
         start_runtime(learner, settings.runtime, settings.source)
         with progress_bar(None, "learning", show=settings.progress) as bar:
@@ -32,6 +38,7 @@ def main(settings: TeachSettings) -> None:
                 on_bad=settings.on_bad_frame,
                 progress=bar.update,
                 thumbnails=settings.thumbnails,
+                engine=engine,
             )
         learner.save(path, weights=not settings.without_weights)
     for name, count in lesson.images.items():

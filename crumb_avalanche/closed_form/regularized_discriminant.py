@@ -35,10 +35,10 @@ class RegularizedDiscriminant(ClassStatistics):
     nearly the common covariance. Scores are log-densities, of all features or, with ``span``, of their projections on
     the space that the class means span where ``S`` is the unit matrix.
 
-    ``merge`` is exact for means, counts, traces and a full common scatter. It keeps the principal directions of both
-    instances together, as an update does; they equal those of one instance trained on both parts only if
-    ``directions`` spans the whole scatter of a class. Under the same condition the order of the images does not matter,
-    up to the rounding of the directions.
+    ``merge`` is exact for means, counts, traces and a full common scatter, which is dropped if the other instance has
+    none. It keeps the principal directions of both instances together, as an update does; they equal those of one
+    instance trained on both parts only if ``directions`` spans the whole scatter of a class. Under the same condition
+    the order of the images does not matter, up to the rounding of the directions.
 
     ``forget`` leaves nothing of a class, unless there is a full common scatter: this keeps the share of the removed
     images, and counts from then on as the scatter of the images that are left.
@@ -66,7 +66,7 @@ class RegularizedDiscriminant(ClassStatistics):
         scatter: the full common scatter, or ``None``.
     """
 
-    _free = frozenset({"n_classes", "total_directions"})
+    _free = frozenset({"n_classes", "total_directions", "whole"})
     _older: ClassVar = {"own_images": 0.0, "diagonal": False, "span": True, "eight_bits": False}
 
     def __init__(
@@ -160,6 +160,8 @@ class RegularizedDiscriminant(ClassStatistics):
         self.directions.load(tensors)
 
     def _merge(self, other, labels):
+        if other.scatter is None:
+            self.drop_scatter()
         for theirs, mine, between in self.classes.absorb_means(other.classes, labels):
             self.directions.extend(mine, torch.cat([other.directions.of_class(theirs), between]))
             self.directions.outside[mine] += other.directions.outside[theirs]

@@ -19,8 +19,8 @@ from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.evidence import TEMPERATURES, evidence
 from crumb_avalanche.learner.graph import FILTERS, OPERATORS, Familiarity, Graph, Probabilities
 from crumb_avalanche.learner.kinds import KINDS, REPLAY
-from crumb_avalanche.learner.learner import AT_A_TIME, Learner, NothingTaughtError
-from crumb_avalanche.learner.pixels import batches
+from crumb_avalanche.learner.learner import Learner, NothingTaughtError
+from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.system.atomic_file import atomic_write
 

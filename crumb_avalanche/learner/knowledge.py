@@ -205,20 +205,26 @@ class Knowledge:
         self.names[number], self.images[number] = None, 0
         self._asked = None
 
-    def merge(self, other: "Knowledge") -> None:
+    def merge(self, other: "Knowledge") -> list[str]:
         """Add what another learned; classes of the same name are one.
+
+        Returns:
+            What is given up for it.
 
         Raises:
             BudgetError: the classes of both do not fit into the budget.
         """
-        labels = {}
+        labels: dict[int, int] = {}
+        notes = []
         for number in other.taught:
-            labels[number], _ = self.number_of(str(other.names[number]))
+            labels[number], note = self.number_of(str(other.names[number]))
+            notes.append(note)
             self.images[labels[number]] += other.images[number]
         self.statistics.merge(other.statistics, labels)
-        self.kind.make_room(self.statistics, self.length, len(self.taught), self.budget_bytes)
+        notes.append(self._make_room(len(self.taught)))
         self.confidence.merge(other.confidence, labels)
         self._asked = None
+        return [note for note in notes if note]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and tensors, which may share memory with this instance."""

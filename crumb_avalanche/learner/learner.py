@@ -13,20 +13,20 @@ from torch import Tensor
 
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
-from crumb_avalanche.learner.folders import check_name
+from crumb_avalanche.learner.by_many import Engine, Task, teach_by_many
+from crumb_avalanche.learner.folders import check_name, path_of
 from crumb_avalanche.learner.kinds import BEFORE, KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.pixels import batches
+from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
-from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
+from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, files_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.learner.teaching import learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
 from crumb_avalanche.models.runtimes import Runtime, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
-AT_A_TIME = 8  # images that are decoded and pass the network at once
 OnBad = Literal["raise", "skip"]
 
 
@@ -133,6 +133,7 @@ class Learner:
         on_bad: OnBad = "raise",
         progress: Callable[[int], None] | None = None,
         thumbnails: bool = False,
+        engine: Engine | None = None,
     ) -> Lesson:
         """Learn the images of a source; one call is one lesson.
 
@@ -143,6 +144,8 @@ class Learner:
             on_bad: ``raise`` for an error at a file that cannot be read, ``skip`` to leave it out and list it.
             progress: called with the number of images after each batch.
             thumbnails: keep the first image of each class as a JPEG of 64 pixels, for at most 16 lessons of a class.
+            engine: workers that learn the clips of a path, see ``by_many``; for methods in closed form, without
+                thumbnails.
 
         Returns:
             What was learned.
@@ -156,9 +159,15 @@ class Learner:
         with self._lock:
             before = copy.deepcopy(self._knowledge)
             try:
-                clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
-                clips = first_frames(clips, pictures) if thumbnails else clips
-                lesson = learn(self._knowledge, clips, self._values, unread, progress)
+                if engine is None:
+                    clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
+                    clips = first_frames(clips, pictures) if thumbnails else clips
+                    lesson = learn(self._knowledge, clips, self._values, unread, progress)
+                else:
+                    task = self._task(source, on_bad, thumbnails)
+                    path = os.path.abspath(path_of(source))  # workers have other current folders
+                    files = files_of(path, label, on_bad=on_bad, report=unread.append)
+                    lesson = teach_by_many(task, self.network, self._knowledge, files, engine, unread, progress)
             except BaseException:
                 self._knowledge = before
                 raise
@@ -167,6 +176,19 @@ class Learner:
             self._thumbnails.add(len(self.lessons), pictures)
             self.lessons.append(lesson)
         return lesson
+
+    def _task(self, source: Any, on_bad: OnBad, thumbnails: bool) -> Task:
+        """Return what workers need to know, or raise ValueError for what they cannot do."""
+        if self.method in REPLAY:
+            raise ValueError(
+                f"method {self.method} trains layers, which cannot be merged: teach it without an engine, or make a "
+                f"learner of method {', '.join(KINDS)}"
+            )
+        if thumbnails or not isinstance(source, str | os.PathLike):
+            what = "thumbnails are" if thumbnails else f"{type(source).__name__} is"
+            raise ValueError(f"{what} not for workers: give a path or pattern that all of them can read, no thumbnails")
+        runtime = replace(self.network.model.runtime, run=None)
+        return Task(self.method, self.features or {}, self.budget_bytes, runtime, on_bad == "skip")
 
     def _values(self, clip: Clip) -> Iterator[tuple[list[str], Tensor]]:
         """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""

@@ -243,7 +243,7 @@ class ReplayKnowledge(Knowledge):
         if not self.taught:
             self._start()
 
-    def merge(self, other: Knowledge) -> None:
+    def merge(self, other: Knowledge) -> list[str]:
         """Refuse: weights that were trained apart have no sum.
 
         Raises:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
@@ -25,6 +25,7 @@ from crumb_avalanche.learner.pixels import array_images, is_array
 Frames = Iterator[tuple[str, Image.Image]]
 
 ENOUGH_FRAMES = 20  # of a short video, where 5 frames per second give so many
+Kind = TypeVar("Kind")
 _CONVERT = "files are not read; convert them to JPEG or PNG"
 
 
@@ -58,6 +59,26 @@ class Clip:
     path: str
     label: str | None
     frames: Frames
+
+
+@dataclass(frozen=True)
+class ClipFiles:
+    """The files of a clip. They can be sent to another process, unlike a `Clip`.
+
+    Attributes:
+        path: path of the file or folder.
+        label: class name, or `None`.
+        files: paths of the photos in order, or of the video.
+    """
+
+    path: str
+    label: str | None
+    files: tuple[str, ...]
+
+    @property
+    def images(self) -> int:
+        """Number of images; a guess for a video."""
+        return ENOUGH_FRAMES if is_video(Path(self.files[0])) else len(self.files)
 
 
 def warn(bad: BadImage) -> None:
@@ -109,11 +130,32 @@ def clips_of(
     if not isinstance(source, str | os.PathLike):
         return _not_empty(reader.clips(source, label, "source"), "the source")
     path = path_of(source)
-    if not os.path.lexists(path) and not is_pattern(path):
-        raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
-    classes = class_folders(path) if label is None else {}
-    clips = reader.classes(path, classes) if classes else reader.clips(path, label, "source")
-    return _not_empty(clips, str(path))
+    return _not_empty(map(reader.opened, reader.listed(path, label)), str(path))
+
+
+def files_of(
+    source: str | os.PathLike,
+    label: str | None = None,
+    *,
+    on_bad: Literal["raise", "skip"] = "raise",
+    report: Callable[[BadImage], object] = warn,
+) -> Iterator[ClipFiles]:
+    """Yield the files of the clips of a path or glob pattern; `clips_of` yields the clips themselves.
+
+    Arguments and errors are those of `clips_of`, except for the content of files, which is not read.
+    """
+    path = path_of(source)
+    files = _Reader(None, on_bad == "skip", report).listed(path, None if label is None else check_name(label))
+    return _not_empty(files, str(path))
+
+
+def opened(
+    files: Iterable[ClipFiles],
+    on_bad: Literal["raise", "skip"] = "raise",
+    report: Callable[[BadImage], object] = warn,
+) -> Iterator[Clip]:
+    """Yield the clips of files; see `clips_of`."""
+    return map(_Reader(None, on_bad == "skip", report).opened, files)
 
 
 class _Reader:
@@ -134,7 +176,7 @@ class _Reader:
     def clips(self, source: Any, label: str | None, name: str) -> Iterator[Clip]:
         """Clips of any source; `name` is that of images in memory."""
         if isinstance(source, str | os.PathLike):
-            yield from self._below(path_of(source), label)
+            yield from map(self.opened, self._below(path_of(source), label))
         elif isinstance(source, Clip):
             yield replace(source, label=label or source.label)
         elif isinstance(source, Image.Image):
@@ -150,15 +192,27 @@ class _Reader:
                 f"{name} is {type(source).__name__}; give a path, a PIL image, an array, a tensor, or a list of these."
             )
 
-    def classes(self, root: Path, labels: dict[Path, str]) -> Iterator[Clip]:
-        """Clips of the class folders in `root`."""
+    def listed(self, path: Path, label: str | None) -> Iterator[ClipFiles]:
+        """Files of the clips of a path or pattern, which has to exist."""
+        if not os.path.lexists(path) and not is_pattern(path):
+            raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
+        classes = class_folders(path) if label is None else {}
+        return self._classes(path, classes) if classes else self._below(path, label)
+
+    def opened(self, clip: ClipFiles) -> Clip:
+        """The clip of files."""
+        first = Path(clip.files[0])
+        frames = self._video(first) if is_video(first) else self._images((file, Path(file)) for file in clip.files)
+        return Clip(clip.path, clip.label, frames)
+
+    def _classes(self, root: Path, labels: dict[Path, str]) -> Iterator[ClipFiles]:
         for entry in visible_entries(root):
             if os.path.isdir(entry):
                 yield from self._folder(entry, labels.get(entry), root)
             elif kind_of(entry) == "unread":
                 self._leave_out(entry)
 
-    def _below(self, path: Path, label: str | None) -> Iterator[Clip]:
+    def _below(self, path: Path, label: str | None) -> Iterator[ClipFiles]:
         if os.path.isdir(path):
             yield from self._folder(path, label, path)
         elif is_pattern(path):
@@ -170,22 +224,18 @@ class _Reader:
         elif kind_of(path) == "unread":
             self._bad(path, f"{path.suffix} {_CONVERT}")
         else:
-            yield self._file(path, label)
+            yield ClipFiles(str(path), label, (str(path),))
 
-    def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[Clip]:
+    def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[ClipFiles]:
         for path, files in walk(folder, root, self._bad):
             kinds = [(kind_of(file), file) for file in files]
             for kind, file in kinds:
                 if kind == "unread":
                     self._leave_out(file)
-            photos = [file for kind, file in kinds if kind == "image"]
+            photos = tuple(str(file) for kind, file in kinds if kind == "image")
             if photos:
-                yield Clip(str(path), label, self._images((str(photo), photo) for photo in photos))
-            yield from (self._file(file, label) for kind, file in kinds if kind == "video")
-
-    def _file(self, path: Path, label: str | None) -> Clip:
-        frames = self._video(path) if is_video(path) else self._images([(str(path), path)])
-        return Clip(str(path), label, frames)
+                yield ClipFiles(str(path), label, photos)
+            yield from (ClipFiles(str(file), label, (str(file),)) for kind, file in kinds if kind == "video")
 
     def _images(self, named: Iterable[tuple[str, Path | Image.Image]]) -> Frames:
         for name, item in named:
@@ -242,7 +292,7 @@ def _default_rate(video: Path) -> float:
     return min(5.0, max(1.0, ENOUGH_FRAMES / seconds))
 
 
-def _not_empty(clips: Iterator[Clip], source: str) -> Iterator[Clip]:
+def _not_empty(clips: Iterator[Kind], source: str) -> Iterator[Kind]:
     empty = True
     for clip in clips:
         empty = False

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.knowledge import Knowledge
-from crumb_avalanche.learner.sources import BadImage, Clip
+from crumb_avalanche.learner.sources import BadImage, Clip, ClipFiles
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
 
@@ -35,27 +35,58 @@ def learn(
     Raises:
         ValueError: a clip has no label, a value is not finite, or there is no image.
     """
+    lesson = learn_clips(knowledge, clips, values_of, unread, progress)
+    check_not_empty(lesson)
+    return lesson
+
+
+def check_not_empty(lesson: Lesson) -> None:
+    """Raise ValueError if there was no image to learn; list files that could not be read."""
+    if not lesson.images:
+        some = "".join(f"; {bad}" for bad in lesson.unread[:3])
+        read = f", {len(lesson.unread)} files could not be read{some}" if lesson.unread else ""
+        raise ValueError(f"there was no image to learn{read}; give photos or videos")
+
+
+def learn_clips(
+    knowledge: Knowledge,
+    clips: Iterable[Clip],
+    values_of: Callable[[Clip], Values],
+    unread: list[BadImage],
+    progress: Progress | None,
+) -> Lesson:
+    """Learn clips as ``learn`` does, also if there is no image."""
     images: dict[str, int] = {}
     number_of_clips = answered = right = 0
     notes: list[str] = []
     for clip in clips:
-        if clip.label is None:
-            raise ValueError(f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class")
+        label = label_of(clip)
         for place, values in enumerate(pieces(values_of(clip), progress)):
-            number, note = knowledge.number_of(clip.label)
+            number, note = knowledge.number_of(label)
             notes += [note] * bool(note)
             if place == 0:  # later frames are like those that were learned
                 number_of_clips += 1
                 answer = knowledge.predict_before_learning(values, number)
                 answered, right = answered + (answer is not None), right + bool(answer)
             knowledge.learn(values, number)
-            images[clip.label] = images.get(clip.label, 0) + len(values)
-    if not images:
-        some = "".join(f"; {bad}" for bad in unread[:3])
-        read = f", {len(unread)} files could not be read{some}" if unread else ""
-        raise ValueError(f"there was no image to learn{read}; give photos or videos")
-    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return Lesson(images, number_of_clips, answered, right, when, tuple(unread), tuple(notes))
+            images[label] = images.get(label, 0) + len(values)
+    return Lesson(images, number_of_clips, answered, right, now(), tuple(unread), tuple(notes))
+
+
+def label_of(clip: Clip | ClipFiles) -> str:
+    """Return the class name of a clip that is learned.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if clip.label is None:
+        raise ValueError(f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class")
+    return clip.label
+
+
+def now() -> str:
+    """Return date and time in UTC, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def pieces(values: Values, progress: Progress | None) -> Iterator[Tensor]:

@@ -102,7 +102,8 @@ def _openvino(network: nn.Module, example: Tensor) -> Extract:
     }
     core = openvino.Core()
     request = core.compile_model(core.read_model(_onnx(network, example)), "CPU", settings).create_infer_request()
-    return _on_arrays(lambda images: request.infer({0: images})[0])
+    # Without copies of images and maps; ``_on_arrays`` makes the one that outlives the next call.
+    return _on_arrays(lambda images: request.infer({0: images}, share_inputs=True, share_outputs=True)[0])
 
 
 def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
@@ -111,8 +112,9 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
-    # Waiting threads would take the cores from torch's, which run P.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads that wait within F spin, as waking them takes longer than a layer for one image. After it they would take
+    # the cores from torch's, which run P.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(_onnx(network, example), options, providers=["CPUExecutionProvider"])
     return _on_arrays(lambda images: session.run(None, {"images": images})[0])
 
@@ -122,7 +124,7 @@ def _on_arrays(run: Callable[[Any], Any]) -> Extract:
 
     def extract(images: Tensor) -> Tensor:
         maps = torch.from_numpy(run(images.contiguous().numpy()))
-        return maps.contiguous(memory_format=torch.channels_last)
+        return maps.clone(memory_format=torch.channels_last)
 
     return extract
 

@@ -180,7 +180,9 @@ class TeachSettings:
         on_bad_frame: skip or raise: leave out files that cannot be read, or stop.
         runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
             openvino, onnxruntime, or auto for the fastest of a short trial.
-        threads: CPU threads; 0 takes one per core.
+        engine: 'ray' lets the workers of a Ray cluster learn shards of the clips; they read SOURCE under the same path.
+        address: of the cluster's head, HOST:PORT; 'auto' finds a head on this machine.
+        threads: CPU threads; 0 takes one per core, or with --engine ray one for each worker.
         progress: show a progress bar.
     """
 
@@ -199,6 +201,8 @@ class TeachSettings:
     thumbnails: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
     runtime: RuntimeName = "auto"
+    engine: Literal["ray"] | None = None
+    address: str = "auto"
     threads: int = 0
     progress: bool = True
 

@@ -1,11 +1,10 @@
 """Cells of a sweep on a Ray cluster; all nodes need run folders, images and this checkout under the same paths."""
 
 import contextlib
-import os
-import socket
-import sys
 
 from support.cells import Cell, Outcome, State, Work, record, run_cell
+
+from crumb_avalanche.system.ray_cluster import connected
 
 
 class RayCluster(contextlib.AbstractContextManager):
@@ -28,37 +27,20 @@ class RayCluster(contextlib.AbstractContextManager):
         self.address = address
         self.cells_per_process = cells_per_process
         self._tasks: dict = {}
+        self._open = contextlib.ExitStack()
 
     @property
     def running(self) -> list[Cell]:
         return list(self._tasks.values())
 
     def __enter__(self) -> "RayCluster":
-        try:
-            import ray
-        except ImportError as error:
-            raise ImportError(
-                "the engine ray needs Ray on every node: pip install 'crumb-avalanche[ray]'; or choose another --engine"
-            ) from error
-        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-        environment = {"env_vars": {"PYTHONPATH": paths}}  # workers import from the same places
-        try:
-            host, colon, port = self.address.rpartition(":")
-            if colon and "//" not in host:  # Ray itself retries for minutes
-                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-            ray.init(self.address, runtime_env=environment, log_to_driver=False)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ConnectionError(
-                f"there is no Ray cluster at {self.address} ({error}); start one with  ray start --head  and give its "
-                "--address HOST:PORT"
-            ) from error
-        self._ray = ray
-        self._run = ray.remote(max_retries=0, max_calls=self.cells_per_process)(run_cell)
+        self._ray = self._open.enter_context(connected(self.address))
+        self._run = self._ray.remote(max_retries=0, max_calls=self.cells_per_process)(run_cell)
         return self
 
     def __exit__(self, *error):
         self._tasks.clear()
-        self._ray.shutdown()
+        self._open.close()
 
     def has_room(self) -> bool:
         """Whether CPUs are free; without running cells always, as the first one may wait for a node."""

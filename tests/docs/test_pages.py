@@ -20,7 +20,7 @@ from crumb_avalanche.system.setting_ranges import check_ranges
 README = ROOT / "README.md"
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
-PROGRAMS = {"pip", "pytest", "mkdocs", "pre-commit", "tar", "npm", "node", "mkdir", "cp", "cd"}
+PROGRAMS = {"docker", "ray", "pip", "pytest", "mkdocs", "pre-commit", "tar", "npm", "node", "mkdir", "cp", "cd"}
 FOREIGN_FLAGS = {
     "--hypothesis-profile",
     "--strict",

@@ -1,0 +1,106 @@
+"""Connect to a Ray cluster, and call functions on its nodes."""
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+RESTARTS = 3  # of a call whose worker or node died
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Yield the module ``ray``, connected; workers import from the same places as this process.
+
+    Args:
+        address: of the head, ``HOST:PORT``; ``auto`` finds a head on this machine.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ConnectionError: no cluster at that address.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(
+            "the engine ray needs Ray on every node: pip install 'crumb-avalanche[ray]'; or choose another --engine"
+        ) from error
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    environment = {"env_vars": {"PYTHONPATH": paths}}
+    try:
+        host, colon, port = address.rpartition(":")
+        if colon and "//" not in host:  # Ray itself retries for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        ray.init(address, runtime_env=environment, log_to_driver=False, logging_level=logging.WARNING)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConnectionError(
+            f"there is no Ray cluster at {address} ({error}); start one with  ray start --head  and give its "
+            "--address HOST:PORT"
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+class RayCalls(contextlib.AbstractContextManager):
+    """Calls of functions on a Ray cluster; what is lost with a worker or a node is computed again, up to three times.
+
+    Args:
+        address: see ``connected``.
+        threads: CPUs and threads of torch of each call.
+    """
+
+    def __init__(self, address: str = "auto", threads: int = 1):
+        self.address, self.threads = address, threads
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> "RayCalls":
+        self._ray = self._open.enter_context(connected(self.address))
+        self._remote = self._ray.remote(num_cpus=self.threads, max_retries=RESTARTS)(_with_threads)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def call(self, function: Callable, *arguments: Any, results: int = 1) -> Any:
+        """Call a function of a module on a node; return a handle, or a list of as many as it has results."""
+        return self._remote.options(num_returns=results).remote(self.threads, function, *arguments)
+
+    def share(self, value: Any) -> Any:
+        """Store a value once for all calls; return its handle."""
+        return self._ray.put(value)
+
+    def fetch(self, handles: Sequence[Any], done: Callable[[Any], object] = lambda result: None) -> list[Any]:
+        """Return the results of handles.
+
+        Args:
+            handles: of different results.
+            done: called with each result as soon as it is there.
+
+        Raises:
+            Exception: what a function raised.
+            RuntimeError: a result was lost with its worker or node more often than it is computed again.
+        """
+        waiting, results = list(handles), {}
+        try:
+            while waiting:
+                ready, waiting = self._ray.wait(waiting)
+                for handle in ready:
+                    results[handle] = self._ray.get(handle)
+                    done(results[handle])
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except self._ray.exceptions.RayError as error:
+            raise RuntimeError(f"a worker or node died again and again: {error}") from error
+        return [results[handle] for handle in handles]
+
+
+def _with_threads(threads: int, function: Callable, *arguments: Any) -> Any:
+    import torch
+
+    torch.set_num_threads(threads)
+    return function(*arguments)

@@ -1,0 +1,131 @@
+"""Measure a lesson by one and by two workers of a Ray cluster on this machine, and its parts.
+
+    python experiments/bench_many.py
+    python experiments/bench_many.py --source FOLDER_OF_CLASS_FOLDERS --budget-bytes 100000000 --repeats 1
+
+Each worker is a process with one thread; they have started, imported torch and built the network before the clock
+starts. The images are made-up JPEG photos of --pixels pixels, or those of --source. With --json, one object:
+  seconds             of the fastest lesson by number of workers
+  speedup             of two workers over one
+  images_per_second   of one worker: reading, resizing, network, statistics and merging
+  state_bytes         of what all shards taught: the largest state that is sent between nodes
+  merge_seconds       of two such states on one thread
+  nodes               {number of nodes: hours for ImageNet's 1,281,167 images}; see --help for what is assumed
+"""
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from ray.cluster_utils import Cluster
+
+from crumb_avalanche.learner.by_many import IMAGES, Task, merge_states, shards_of
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.sources import files_of
+from crumb_avalanche.models.runtimes import TORCH
+from crumb_avalanche.system.ray_cluster import RayCalls
+
+IMAGENET = 1_281_167
+NODES = (1, 8, 64)
+
+
+def photos(folder: Path, classes: int, clips: int, images: int, pixels: int) -> Path:
+    """Write class folders of clips of noisy JPEG photos."""
+    for number in range(classes):
+        colours = np.random.default_rng(number).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+        for clip in range(clips):
+            place = folder / f"class{number}" / f"clip{clip}"
+            place.mkdir(parents=True)
+            random = np.random.default_rng([number, clip])
+            for image in range(images):
+                noisy = np.clip(colours + random.normal(0, 25, colours.shape), 0, 255).astype(np.uint8)
+                Image.fromarray(noisy).resize((pixels, pixels)).save(place / f"{image}.jpg")
+    return folder
+
+
+def lesson(options: argparse.Namespace, engine: RayCalls, source: Path) -> tuple[float, int, Learner]:
+    """Teach a new learner; return seconds, images and the learner."""
+    weights = options.weights if options.weights != "none" else None
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # of weights that are not given
+        learner = Learner("recommended", options.backbone, weights, options.image_size, options.budget_bytes)
+    learner.use_runtime(options.runtime)
+    start = time.perf_counter()
+    images = sum(learner.teach(source, engine=engine).images.values())
+    return time.perf_counter() - start, images, learner
+
+
+def measured(options: argparse.Namespace, source: Path, warm: Path) -> dict:
+    """Time lessons by each number of workers."""
+    seconds: dict[int, float] = {}
+    for workers in options.workers:
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": workers})
+        try:
+            with RayCalls(cluster.address) as engine:
+                for _ in range(2):
+                    lesson(options, engine, warm)
+                for _ in range(options.repeats):
+                    taken, images, learner = lesson(options, engine, source)
+                    seconds[workers] = min(taken, seconds.get(workers, taken))
+        finally:
+            cluster.shutdown()
+    state = learner._knowledge.state_dict()
+    task = Task(learner.method, learner.features or {}, learner.budget_bytes, TORCH, True)
+    start = time.perf_counter()
+    merge_states(task, state, state)
+    merging = time.perf_counter() - start
+    rate = images / seconds[options.workers[0]] / options.workers[0]
+    # Shards of all nodes are learned side by side; the last merges follow each other.
+    depth = math.log2(IMAGENET / IMAGES)
+    return {
+        "seconds": seconds,
+        "speedup": seconds[min(seconds)] / seconds[max(seconds)],
+        "images": images,
+        "shards": len(shards_of(files_of(source))),
+        "images_per_second": rate,
+        "state_bytes": learner.bytes,
+        "merge_seconds": merging,
+        "nodes": {nodes: (IMAGENET / (rate * options.cores * nodes) + depth * merging) / 3600 for nodes in NODES},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="nodes: each has --cores cores of this machine's speed, reads images as fast as here, and the merges of "
+        "the tree's longest path are not overlapped with learning",
+    )
+    parser.add_argument("--source", type=Path, help="folder of class folders; default made-up photos")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="numbers of one-thread workers")
+    parser.add_argument("--backbone", default="squeezenet1_0", help="network")
+    parser.add_argument("--weights", default="none", help="weight file; default random ones")
+    parser.add_argument("--image-size", type=int, default=224, help="side in pixels")
+    parser.add_argument("--pixels", type=int, default=320, help="side of the made-up photos")
+    parser.add_argument("--classes", type=int, default=20, help="of the made-up photos, 8 clips of 10 photos each")
+    parser.add_argument("--budget-bytes", type=int, help="of the learner; default the network's size")
+    parser.add_argument("--runtime", default="torch", help="what runs the network")
+    parser.add_argument("--cores", type=int, default=16, help="cores of a node, for nodes")
+    parser.add_argument("--repeats", type=int, default=3, help="lessons, of which the fastest counts")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        warm = photos(Path(folder) / "warm", 4, 8, 2, 64)
+        source = options.source or photos(Path(folder) / "photos", options.classes, 8, 10, options.pixels)
+        figures = measured(options, source, warm)
+    if not options.json:
+        rows = ", ".join(f"{count} {seconds:.1f} s" for count, seconds in figures["seconds"].items())
+        print(f"{figures['images']} images in {figures['shards']} shards by workers: {rows}")
+        print(f"hours for {IMAGENET:,} images by nodes of {options.cores} cores: {figures['nodes']}")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Measure where the time of a stream image goes, for presets and sizes of the image files.
+
+    python experiments/bench_parts.py --output docs/results
+
+Each row is a run of `crumb run` on JPEG photos, in this process: class-instance, SqueezeNet 1.0 with random weights,
+batches of 16. Times are milliseconds an image in later experiences, when there is replay; the fastest of them counts.
+  decode   reading and decoding the file
+  resize   to 224 pixels
+  F        the frozen layers
+  search   for memory blocks
+  P        the plastic layers: forward and backward pass, optimiser; the statistics of preset recommended
+  replay   the same for memories, and decoding them
+  rest     everything else, such as Avalanche's loop, batches and storage
+Writes parts.csv and parts.png to --output. With --loader-processes, what these do beside the rest is not in the bars.
+"""
+
+import argparse
+import csv
+import io
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from support.saved_picture import COLOURS, STYLE, save_picture, set_title
+
+from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.models import stopwatch
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.session import Session
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.tables import table
+
+PRESETS = ("paper", "tuned", "recommended")
+PIXELS = (64, 224, 1080)
+PARTS = ("decode", "resize", "F", "search", "P", "replay", "rest")
+NAMES = {"features": "F", "plastic": "P"}  # of the stopwatch
+CLASSES, OBJECTS = 8, 2  # one object of a class is held out
+
+
+def photos(folder: Path, pixels: int, images: int) -> Path:
+    """Write class/object/clip folders of JPEG photos of smooth patches with some noise."""
+    for number in range(CLASSES):
+        random = np.random.default_rng(number)
+        for one in range(OBJECTS):
+            place = folder / f"class{number}" / f"object{one}" / "clip"
+            place.mkdir(parents=True)
+            for image in range(images):
+                patches = Image.fromarray(random.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+                smooth = np.asarray(patches.resize((pixels, pixels), Image.Resampling.BICUBIC), dtype=np.float32)
+                noisy = np.clip(smooth + random.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
+                Image.fromarray(noisy).save(place / f"{image:03d}.jpg", quality=90)
+    return folder
+
+
+def milliseconds(settings: RunSettings, clock: Callable[[], float]) -> dict[str, float]:
+    """Time the parts of a stream image."""
+    with Session.build(RunPlan.of(settings)) as session:
+        model, strategy = session.model, session.strategy
+
+        def timed(name, function):
+            def wrapped(*arguments):
+                with model.stopwatch.measure(name):
+                    return function(*arguments)
+
+            return wrapped
+
+        best: dict[str, float] = {}
+        with (
+            patch.object(stopwatch, "_now", clock),
+            patch.object(FrameTable, "read", timed("decode", FrameTable.read)),
+            patch.object(PixelTransform, "__call__", timed("resize", PixelTransform.__call__)),
+        ):
+            for number, experience in enumerate(session.stream.benchmark.train_stream):
+                before, start = dict(model.stopwatch.seconds), clock()
+                strategy.train(experience, num_workers=settings.workers, eval_streams=[])
+                total = clock() - start
+                found = {
+                    NAMES.get(name, name): seconds - before.get(name, 0)
+                    for name, seconds in model.stopwatch.seconds.items()
+                }
+                found["rest"] = total - sum(found.values())
+                if number and (not best or total < sum(best.values())):
+                    best, images = found, len(experience.dataset)
+    return {part: 1000 * best.get(part, 0.0) / images for part in PARTS}
+
+
+def picture(rows: list[dict], title: str) -> Figure:
+    """Plot a bar for each row, put together from its parts."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 1.6 + 0.36 * len(rows)), layout="constrained")
+        set_title(figure, title)
+        axes = figure.subplots()
+        left = np.zeros(len(rows))
+        for part, colour in zip(PARTS, (*COLOURS[:6], "0.75")):
+            values = np.array([row[part] for row in rows])
+            axes.barh(range(len(rows)), values, left=left, color=colour, label=part, height=0.7)
+            left += values
+        for place, total in enumerate(left):
+            axes.annotate(f"{total:.1f}", (total, place), (4, 0), textcoords="offset points", va="center")
+        names = [f"{row['preset']}, {row['pixels']:,} pixels" for row in rows]
+        axes.set(yticks=range(len(rows)), yticklabels=names, xlabel="milliseconds for an image of the stream")
+        axes.invert_yaxis()
+        axes.margins(x=0.08)
+        figure.legend(loc="outside lower center", ncols=len(PARTS), frameon=False)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/parts"), help="folder for parts.csv and parts.png")
+    parser.add_argument("--presets", nargs="+", default=list(PRESETS), help="presets of crumb run")
+    parser.add_argument("--pixels", nargs="+", type=int, default=list(PIXELS), help="sides of the photos")
+    parser.add_argument("--runtime", default="torch", help="what runs F")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--loader-processes", type=int, default=0, help="processes that decode and resize")
+    parser.add_argument("--quick", action="store_true", help="images of 32 pixels, a small network")
+    parser.add_argument("--images", type=int, default=32, help="of each of the two objects of a class")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time rather than elapsed: for a busy machine")
+    options = parser.parse_args()
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    size = dict(backbone="small_cnn", image_size=32) if options.quick else dict(head_kernel=1)
+    rows = []
+    for pixels in options.pixels:
+        with tempfile.TemporaryDirectory() as folder:
+            root = photos(Path(folder), pixels, 4 if options.quick else options.images)
+            for preset in options.presets:
+                settings = RunSettings(
+                    benchmark="clip_folder",
+                    dataset_root=str(root),
+                    preset=preset,
+                    weights="none",
+                    runtime=options.runtime,
+                    threads=options.threads,
+                    workers=options.loader_processes,
+                    first_epochs=1,
+                    batch_size=16,
+                    progress=False,
+                    **size,
+                )
+                torch.manual_seed(0)
+                torch.set_num_threads(options.threads)
+                rows.append({"preset": preset, "pixels": pixels, **milliseconds(settings, clock)})
+    rows.sort(key=lambda row: options.presets.index(row["preset"]))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["preset", "pixels", *PARTS], lineterminator="\n")
+    writer.writeheader()
+    shown = [{name: f"{value:.3f}" if name in PARTS else value for name, value in row.items()} for row in rows]
+    writer.writerows(shown)
+    options.output.mkdir(parents=True, exist_ok=True)
+    write_text(options.output / "parts.csv", text.getvalue())
+    what = f"{options.threads} thread{'s' * (options.threads > 1)}, --runtime {options.runtime}"
+    title = f"Where the {'CPU ' * options.cpu_time}time of a stream image goes ({what})"
+    written = save_picture(picture(rows, title), options.output, "parts")
+    print(table(list(shown[0]), [list(map(str, row.values())) for row in shown]))
+    print("written: " + ", ".join(map(str, [options.output / "parts.csv", *written])))
+
+
+if __name__ == "__main__":
+    main()

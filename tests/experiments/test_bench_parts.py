@@ -1,0 +1,19 @@
+"""The profile of a stream image has all its parts for each preset; the values are not tested."""
+
+import csv
+
+import pytest
+from called_script import called
+
+
+@pytest.mark.slow
+def test_each_row_has_all_parts_and_a_picture(tmp_path):
+    done = called("bench_parts", "--quick", "--cpu-time", "--threads", "1", "--pixels", "40", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row.pop("preset"): row for row in csv.DictReader((tmp_path / "parts.csv").open())}
+    assert list(rows) == ["paper", "tuned", "recommended"]
+    for preset, row in rows.items():
+        assert row.pop("pixels") == "40"
+        assert all(float(row[part]) > 0 for part in ("decode", "resize", "F", "P", "rest"))
+        assert (float(row["search"]) > 0) == (float(row["replay"]) > 0) == (preset != "recommended")
+    assert (tmp_path / "parts.png").stat().st_size > 1000
