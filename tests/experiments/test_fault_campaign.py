@@ -1,6 +1,7 @@
 """The fault campaign finds nothing, finds what is planted, resumes, and counts."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -113,8 +114,25 @@ def test_finished_parts_are_not_repeated_and_counts_are_printed(tmp_path, capsys
     assert json.loads(capsys.readouterr().out) == written
 
 
+def test_processes_of_kinds_find_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(fault_campaign, "PART", 8)
+    kinds = ["--cases", "100", "--only", "index", "checkpoint"]
+    for workers in ("1", "2"):
+        assert fault_campaign.main([*kinds, "--output", str(tmp_path / workers), "--workers", workers]) == 0
+    one, two = (sorted((tmp_path / workers / "seed1").iterdir()) for workers in ("1", "2"))
+    assert [path.name for path in one] == [path.name for path in two] and len(one) == 4
+    for pair in zip(one, two):
+        assert len({json.dumps(json.loads(path.read_text()) | {"seconds": 0}) for path in pair}) == 1
+
+
+def test_a_process_of_a_kind_that_ends_early_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(fault_campaign, "do_part", lambda *arguments: os._exit(3))
+    with pytest.raises(ValueError, match="process of index ended early; the same command resumes"):
+        fault_campaign.main(["--cases", "20", "--only", "index", "--workers", "2", "--output", str(tmp_path)])
+
+
 def test_a_case_that_ended_the_process_is_reported(tmp_path):
-    (tmp_path / "running.txt").write_text("cache 17")
+    (tmp_path / "running-cache.txt").write_text("cache 17")
     with pytest.raises(ValueError, match="ended within case 'cache 17'"):
         fault_campaign.main(["--cases", "20", "--only", "index", "--output", str(tmp_path)])
 
