@@ -13,6 +13,7 @@ import urllib.error
 import pytest
 
 from crumb_avalanche.cli import words_for
+from crumb_avalanche.cli.parser import usable_paths
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
@@ -68,6 +69,11 @@ def test_a_home_folder_is_expanded(crumb, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "runs").mkdir()
     assert f"{tmp_path / 'runs'} holds no finished run" in fails(crumb, "report", "~/runs")
+    assert usable_paths({"output": "~/out", "folders": ["~/a", "b"], "run": 0}) == {
+        "output": str(tmp_path / "out"),
+        "folders": [str(tmp_path / "a"), "b"],
+        "run": 0,
+    }
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO, errno.EACCES, errno.ENOSPC])
