@@ -207,19 +207,39 @@ def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
     learner.undo()
 
 
+@pytest.fixture
+def white(monkeypatch):
+    """Images with a white one, number 2, whose feature map holds the value that this function takes."""
+
+    def made(value):
+        extract = SplitModel._extract
+
+        def damaged(model, pixels):
+            maps = extract(model, pixels).clone()
+            maps[(pixels == 255).flatten(1).all(1), 0, 0, 0] = value
+            return maps
+
+        monkeypatch.setattr(SplitModel, "_extract", damaged)
+        bad = images(3)
+        bad[2] = 255
+        return bad
+
+    return made
+
+
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
+def test_a_replay_of_images_stops_at_features_that_cannot_be_used(make, white, on_bad):
+    learner, bad = taught(make("er"), 1), white(np.nan)
+    before = pickle.loads(pickle.dumps(learner))
+    with pytest.raises(ValueError, match="feature maps that cannot be used.*must be finite"):
+        learner.teach(bad, "some", on_bad=on_bad)
+    assert same(learner, before)
+
+
 @pytest.mark.parametrize("method", ["recommended", "crumb"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
-def test_an_image_whose_features_cannot_be_used_is_refused_by_name_or_left_out(make, monkeypatch, method, value):
-    learner, plain, extract = make(method), make(method), SplitModel._extract
-
-    def damaged(model, pixels):
-        maps = extract(model, pixels).clone()
-        maps[(pixels == 255).flatten(1).all(1), 0, 0, 0] = value
-        return maps
-
-    monkeypatch.setattr(SplitModel, "_extract", damaged)
-    good, bad = images(3), images(3)
-    bad[2] = 255
+def test_an_image_whose_features_cannot_be_used_is_refused_by_name_or_left_out(make, white, method, value):
+    learner, plain, good, bad = make(method), make(method), images(3), white(value)
     for one in (learner, plain):
         one.teach(images(1), "other")
     before = pickle.loads(pickle.dumps(learner))
