@@ -231,7 +231,7 @@ def white(monkeypatch):
 def test_a_replay_of_images_stops_at_features_that_cannot_be_used(make, white, on_bad):
     learner, bad = taught(make("er"), 1), white(np.nan)
     before = pickle.loads(pickle.dumps(learner))
-    with pytest.raises(ValueError, match="feature maps that cannot be used.*must be finite"):
+    with pytest.raises(ValueError, match=r"feature maps that cannot be used.*must be finite"):
         learner.teach(bad, "some", on_bad=on_bad)
     assert same(learner, before)
 
