@@ -148,6 +148,7 @@ def test_the_shares_of_all_kinds():
 def test_2000_cases_are_clean_in_a_minute(tmp_path):
     start = time.perf_counter()
     command = [sys.executable, str(SCRIPT), "--cases", "2000", "--output", str(tmp_path), "--json", "-"]
+    command += ["--workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True)
     total = json.loads(done.stdout)["total"]
     assert done.returncode == 0 and total == {"tried": 2000, "clean": 2000, "traceback": 0, "hang": 0, "silent": 0}
