@@ -93,6 +93,17 @@ def test_the_judge(tmp_path, act, verdict):
     assert issubclass(WeightsError, ValueError)
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(1.0, "hang"), (0.1, "clean"), (0.0, "hang")])
+def test_a_process_that_works_gets_its_time_of_the_processor(tmp_path, monkeypatch, share, verdict):
+    def work():
+        time.sleep(0.3)
+        return "right"
+
+    clock = time.perf_counter
+    monkeypatch.setattr(time, "process_time", lambda: share * clock())
+    assert judge(Planted(tmp_path, work), Random(0)).verdict == verdict  # the limit is 0.05 s
+
+
 def test_usual_words_do_not_excuse_another_result(tmp_path):
     kind = Planted(tmp_path, warn)
     kind.learn_base()
