@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -138,6 +139,7 @@ def test_processes_of_kinds_find_the_same(tmp_path, monkeypatch):
 
 def test_a_process_of_a_kind_that_ends_early_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(fault_campaign, "do_part", lambda *arguments: os._exit(3))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nothing removes the folder of the kind
     with pytest.raises(ValueError, match="process of index ended early; the same command resumes"):
         fault_campaign.main(["--cases", "20", "--only", "index", "--workers", "2", "--output", str(tmp_path)])
 
