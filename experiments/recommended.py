@@ -61,6 +61,7 @@ ROWS = (
     Row("- own directions", {}, {"own": 0.0}),
     Row("- all features, but their span", {}, {"span": True, "own": 0.3}),
     Row("- own images", {}, {"own_images": 0.0}),
+    Row("- 8 bits", {}, {"eight_bits": False}),
     Row("- feature map", {}, {"maps": False}),
     Row("- cells", {}, {"cells": 1}),
     Row("+ deviations", {}, {"deviations": True}),

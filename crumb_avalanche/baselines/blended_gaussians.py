@@ -7,7 +7,7 @@ Compensation for Class-Incremental Learning of Vision Transformers", 2026 (arXiv
 
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy, closed_form
 from crumb_avalanche.baselines.closed_form_budget import (
-    direction_bytes,
+    bytes_of_direction,
     directions_beside_scatter,
     directions_of,
     features_of,
@@ -51,7 +51,7 @@ SRDA = Entry(
     stores="a mean and principal directions for each class, all of them where the budget buys as many",
     build=build_srda,
     method=SrdaSettings,
-    item_bytes=direction_bytes,
+    item_bytes=bytes_of_direction,
     fixed_bytes=fixed_gaussian_bytes,
     each_class=True,
     gradient=False,
@@ -63,7 +63,7 @@ LR_RGDA = Entry(
     stores="a mean and principal directions for each class, and the common covariance where there is room for it",
     build=build_lr_rgda,
     method=LrRgdaSettings,
-    item_bytes=direction_bytes,
+    item_bytes=bytes_of_direction,
     fixed_bytes=fixed_gaussian_bytes,
     each_class=True,
     gradient=False,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from crumb_avalanche.baselines.closed_form_settings import FeatureSettings, ProjectionSettings
 from crumb_avalanche.baselines.entry import Recipe
+from crumb_avalanche.closed_form.class_directions import direction_bytes, fixed_bytes
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.models.split_model import SplitModel
@@ -73,20 +74,16 @@ def directions_beside_scatter(recipe: Recipe, length: int) -> tuple[int, bool]:
         ValueError: the budget does not buy a direction for each class.
     """
     directions = directions_of(recipe)
-    beside = directions - math.ceil(PackedScatter.bytes_of(length) / (2 * length * recipe.n_classes))
+    one = bytes_of_direction(recipe.model, recipe.method)
+    beside = directions - math.ceil(PackedScatter.bytes_of(length) / (one * recipe.n_classes))
     return (beside, True) if beside >= LEAST_BESIDE_SCATTER else (directions, False)
 
 
-def direction_bytes(model: SplitModel, settings: FeatureSettings) -> int:
+def bytes_of_direction(model: SplitModel, settings: FeatureSettings) -> int:
     """Return the bytes of one direction of one class."""
-    return 2 * length_of(model, settings)
+    return direction_bytes(length_of(model, settings), getattr(settings, "eight_bits", False))
 
 
 def fixed_gaussian_bytes(model: SplitModel, settings: FeatureSettings, n_classes: int) -> int:
     """Return ``Entry.fixed_bytes`` of a method that stores means and directions."""
-    return gaussian_bytes(length_of(model, settings), n_classes)
-
-
-def gaussian_bytes(length: int, n_classes: int) -> int:
-    """Return the bytes of class means, counts, and what directions need besides their rows."""
-    return 4 * n_classes * (length + 4)
+    return n_classes * fixed_bytes(length_of(model, settings), getattr(settings, "eight_bits", False))

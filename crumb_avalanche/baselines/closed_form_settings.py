@@ -90,6 +90,7 @@ class RdaSettings(FeatureSettings):
             because frames of a video are alike and determine it less well than as many unrelated images.
         diagonal: shrink each feature by its own variance instead of the mean variance.
         span: compare classes in the space that their means span, instead of that of all features.
+        eight_bits: store directions as int8 with a scale each, instead of float16.
     """
 
     maps: bool = True
@@ -101,6 +102,7 @@ class RdaSettings(FeatureSettings):
     shrinkage: float = 1.0
     diagonal: bool = True
     span: bool = False
+    eight_bits: bool = True
 
     _least_cells: ClassVar = 0
 

@@ -6,10 +6,10 @@ Continual Learning", NeurIPS 2023; with covariances that are updated batch by ba
 
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy, closed_form
 from crumb_avalanche.baselines.closed_form_budget import (
-    direction_bytes,
+    bytes_of_direction,
     directions_of,
     features_of,
-    gaussian_bytes,
+    fixed_gaussian_bytes,
     length_of,
 )
 from crumb_avalanche.baselines.closed_form_settings import FecamSettings
@@ -33,9 +33,9 @@ def build_fecam(recipe: Recipe) -> ClosedFormStrategy:
 
 def fixed_bytes(model: SplitModel, method: FecamSettings, n_classes: int) -> int:
     """Return the bytes of means and counts, and of the common covariance."""
-    length = length_of(model, method)
     if method.covariance == "class":
-        return gaussian_bytes(length, n_classes)
+        return fixed_gaussian_bytes(model, method, n_classes)
+    length = length_of(model, method)
     return 4 * n_classes * (length + 1) + PackedScatter.bytes_of(length)
 
 
@@ -46,7 +46,7 @@ FECAM = Entry(
     stores="a mean and principal directions for each class; or a mean for each class, and one covariance",
     build=build_fecam,
     method=FecamSettings,
-    item_bytes=direction_bytes,
+    item_bytes=bytes_of_direction,
     fixed_bytes=fixed_bytes,
     gradient=False,
 )

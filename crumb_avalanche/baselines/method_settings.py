@@ -168,7 +168,10 @@ BEFORE: dict[str, dict[str, Any]] = {
     "offline": dict(peak_rate=0.0),
     "er": dict(ring_below=0),
     "der": dict(evaluation_logits=False),
-    "rda": dict(deviations=True, equal_lengths=False, cells=1, own=0.3, own_images=0.0, diagonal=False, span=True),
+    "rda": dict(
+        **dict(deviations=True, equal_lengths=False, cells=1, own=0.3, own_images=0.0, diagonal=False, span=True),
+        eight_bits=False,
+    ),
 }
 
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy, closed_form
 from crumb_avalanche.baselines.closed_form_budget import (
     CELLS,
-    direction_bytes,
+    bytes_of_direction,
     directions_beside_scatter,
     features_of,
     fixed_gaussian_bytes,
-    gaussian_bytes,
     length_of,
 )
 from crumb_avalanche.baselines.closed_form_settings import RdaSettings
@@ -25,8 +24,8 @@ def fit(model: SplitModel, method: RdaSettings, n_classes: int, budget: int | No
     """Decide ``cells`` where it is 0; see ``RdaSettings``."""
     if method.cells:
         return method
-    length = length_of(model, method)
-    least = gaussian_bytes(length, n_classes) + LEAST_WITH_CELLS * n_classes * direction_bytes(model, method)
+    each = LEAST_WITH_CELLS * n_classes
+    least = fixed_gaussian_bytes(model, method, n_classes) + each * bytes_of_direction(model, method)
     if budget is None or budget >= least:
         return replace(method, cells=CELLS)
     return replace(method, cells=1, maps=False)
@@ -52,6 +51,7 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
         own_images=method.own_images,
         diagonal=method.diagonal,
         span=method.span,
+        eight_bits=method.eight_bits,
     )
     return closed_form(recipe, statistics, features_of(method))
 
@@ -64,7 +64,7 @@ RDA = Entry(
     build=build_rda,
     method=RdaSettings,
     fit=fit,
-    item_bytes=direction_bytes,
+    item_bytes=bytes_of_direction,
     fixed_bytes=fixed_gaussian_bytes,
     each_class=True,
     gradient=False,

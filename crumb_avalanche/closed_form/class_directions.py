@@ -1,17 +1,33 @@
 """Principal directions of the scatter of each class."""
 
 import copy
-from itertools import pairwise
+import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from crumb_avalanche.closed_form.class_statistics import grown
 from crumb_avalanche.system.tensor_file import StateError
 
 NO_ENERGY = 1e-12  # share of the largest energy of a class below which a direction is not stored
 MOST_ROWS = 512  # in one eigendecomposition, whose time grows with their cube
-EXPONENT = 15  # rows are scaled to a peak in [2**14, 2**15): float16 ends at 65504
+EXPONENT = 15  # float16 rows are scaled to a peak in [2**14, 2**15): float16 ends at 65504
+MOST_INT8 = 127  # of int8 rows, whose range is symmetric
+# Values that share a scale. With a scale for a whole direction, rounding adds up over many updates: taught 400 images a
+# class of CIFAR-100 one by one, with 54 directions a class, 67.6 % of others are right, and 68.6 % with blocks of 32.
+BLOCK = 32
+TINY = 2.0**-126  # the smallest normal float32
+
+
+def direction_bytes(length: int, eight_bits: bool) -> int:
+    """Return the bytes of a direction of so many features, with its scales if it has some."""
+    return length + 2 * math.ceil(length / BLOCK) if eight_bits else 2 * length
+
+
+def fixed_bytes(length: int, eight_bits: bool) -> int:
+    """Return the bytes of a class without directions: mean, number of images, number of directions, rest, scale."""
+    return 4 * (length + (3 if eight_bits else 4))
 
 
 class ClassDirections:
@@ -23,27 +39,32 @@ class ClassDirections:
     direction is first.
 
     Rows are float16 with a power of two for each class, which fits their largest value, so that features of any scale
-    neither overflow nor vanish. They are replaced, never changed in place: copies share them.
+    neither overflow nor vanish; or int8 with a scale for each 32 values, by which the largest of them is 127. They are
+    replaced, never changed in place: copies share them.
 
     Args:
         n_classes: number of classes.
         length: number of features ``D``.
         most: largest number of directions of a class.
         total: largest number of directions of all classes, or ``None`` for no limit.
+        eight_bits: whether rows are int8.
 
     Attributes:
-        rows: ``(k, D)`` float16 for each class, weakest direction first.
-        scales: ``(n_classes,)`` float32; ``scale * rows = B`` where ``B^T B`` approximates the scatter of the class.
+        rows: ``(k, D)`` float16 or int8 for each class, weakest direction first.
+        scales: of each class, ``(1,)`` float32 or, of int8, ``(k, D / 32)`` bfloat16, ``D / 32`` rounded up. With
+            values times their scale, ``B^T B`` approximates the scatter of the class.
         counts: ``(n_classes,)`` int32, directions of each class.
         outside: ``(n_classes,)`` float32, the part of the scatter's trace that the directions leave out.
     """
 
-    def __init__(self, n_classes: int, length: int, most: int, total: int | None = None):
+    def __init__(self, n_classes: int, length: int, most: int, total: int | None = None, eight_bits: bool = False):
         self.length, self.most, self.total = length, most, total
+        self.dtype = torch.int8 if eight_bits else torch.float16
         self.rows: list[Tensor] = []
+        self.scales: list[Tensor] = []
         self._energies: list[list[float]] = []  # of the rows as stored
         self._held = 0
-        self.scales, self.outside = torch.zeros(0), torch.zeros(0)
+        self.outside = torch.zeros(0)
         self.counts = torch.zeros(0, dtype=torch.int32)
         self.grow(n_classes)
 
@@ -53,19 +74,25 @@ class ClassDirections:
 
     def __deepcopy__(self, memo: dict) -> "ClassDirections":
         copied = copy.copy(self)
-        copied.rows, copied._energies = list(self.rows), list(self._energies)
-        copied.scales, copied.outside = self.scales.clone(), self.outside.clone()
-        copied.counts = self.counts.clone()
+        copied.rows, copied.scales, copied._energies = list(self.rows), list(self.scales), list(self._energies)
+        copied.outside, copied.counts = self.outside.clone(), self.counts.clone()
         return copied
 
     def of_class(self, label: int) -> Tensor:
         """Return ``B`` of a class, ``(k, D)`` float64."""
-        return self.rows[label].double() * self.scales[label].double()
+        return self.of_classes([label])
 
     def of_classes(self, labels: list[int]) -> Tensor:
         """Return ``B`` of several classes one below the other, ``(sum of k, D)`` float64."""
-        scales = self.scales[labels].double().repeat_interleave(self.counts[labels])
-        return torch.cat([self.rows[label] for label in labels]).double().mul_(scales.unsqueeze(1))
+        values = torch.cat([self.rows[label] for label in labels]).double()
+        if self.dtype == torch.int8:
+            return values.mul_(self._spread(torch.cat([self.scales[label] for label in labels])))
+        scales = torch.cat([self.scales[label].expand(len(self.rows[label])) for label in labels])
+        return values.mul_(scales.double().unsqueeze(1))
+
+    def _spread(self, scales: Tensor) -> Tensor:
+        """Return the scale of each value, ``(k, D)`` float64."""
+        return scales.double().repeat_interleave(BLOCK, 1)[:, : self.length]
 
     def extend(self, label: int, rows: Tensor) -> None:
         """Update the directions of a class whose scatter grows by ``R^T R`` for one or more float64 rows ``R``."""
@@ -79,15 +106,20 @@ class ClassDirections:
 
     def _store(self, label: int, values: Tensor) -> None:
         """Replace the directions of a class by ``(k, D)`` float64 values."""
-        _, exponent = torch.frexp(values.abs().amax() if len(values) else torch.zeros(()))
-        scale = 2.0 ** max(int(exponent) - EXPONENT, -126)  # a normal float32
-        self.scales[label] = scale if len(values) else 0
-        self._put(label, (values / scale).half())
+        if self.dtype == torch.int8:
+            whole = functional.pad(values.abs(), (0, -self.length % BLOCK)).unflatten(1, (-1, BLOCK))
+            scales = (whole.amax(2) / MOST_INT8).clamp_min(TINY).bfloat16()
+            rows = (values / self._spread(scales)).round().clamp(-MOST_INT8, MOST_INT8)
+        else:
+            _, exponent = torch.frexp(values.abs().amax() if len(values) else torch.zeros(()))
+            scales = torch.full((1,), 2.0 ** max(int(exponent) - EXPONENT, -126) if len(values) else 0.0)
+            rows = values / scales.double()
+        self._put(label, rows.to(self.dtype), scales)
         self._energies[label] = self.of_class(label).square().sum(1).tolist()
 
-    def _put(self, label: int, rows: Tensor) -> None:
+    def _put(self, label: int, rows: Tensor, scales: Tensor) -> None:
         self._held += len(rows) - len(self.rows[label])
-        self.rows[label] = rows
+        self.rows[label], self.scales[label] = rows, scales
         self.counts[label] = len(rows)
 
     def trim(self) -> None:
@@ -107,42 +139,52 @@ class ClassDirections:
         for label, number in enumerate(left_out):
             if number:
                 self.outside[label] += sum(self._energies[label][:number])
-                self._put(label, self.rows[label][number:].clone())  # frees the memory of the others
+                scales = self.scales[label][number:] if self.dtype == torch.int8 else self.scales[label]
+                self._put(label, self.rows[label][number:].clone(), scales.clone())  # frees the memory of the others
                 self._energies[label] = self._energies[label][number:]
 
     def grow(self, n_classes: int) -> None:
         """Add classes without directions, up to a larger number."""
         new = n_classes - len(self.rows)
-        self.rows += [torch.zeros(0, self.length, dtype=torch.float16)] * new
+        self.rows += [torch.zeros(0, self.length, dtype=self.dtype)] * new
+        self.scales += [self._no_scales() for _ in range(new)]
         self._energies += [[]] * new
-        self.scales, self.outside = grown(self.scales, n_classes), grown(self.outside, n_classes)
-        self.counts = grown(self.counts, n_classes)
+        self.outside, self.counts = grown(self.outside, n_classes), grown(self.counts, n_classes)
+
+    def _no_scales(self) -> Tensor:
+        """Return the scales of a class without directions."""
+        if self.dtype == torch.int8:
+            return torch.zeros(0, math.ceil(self.length / BLOCK), dtype=torch.bfloat16)
+        return torch.zeros(1)
 
     def forget(self, label: int) -> None:
         """Remove all that is held of a class."""
-        self._store(label, torch.zeros(0, self.length))
+        self._store(label, torch.zeros(0, self.length, dtype=torch.float64))
         self.outside[label] = 0
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold the directions."""
-        return [*self.rows, self.scales, self.counts, self.outside]
+        return [*self.rows, *self.scales, self.counts, self.outside]
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return the directions by name; those of all classes are copied into one tensor."""
-        rows = torch.cat([torch.zeros(0, self.length, dtype=torch.float16), *self.rows])
         return {
-            "directions": rows,
+            "directions": torch.cat([torch.zeros(0, self.length, dtype=self.dtype), *self.rows]),
             "direction_counts": self.counts,
-            "direction_scales": self.scales,
+            "direction_scales": torch.cat([self._no_scales()[:0], *self.scales]),
             "outside": self.outside,
         }
 
     def check(self, tensors: dict[str, Tensor]) -> None:
         """Raise ``StateError`` if named tensors cannot be those of as many classes."""
         rows, counts = tensors["directions"], tensors["direction_counts"]
-        shapes = {tensors[name].shape for name in ("direction_counts", "direction_scales", "outside")}
+        none = self._no_scales()
+        scales = (len(rows), *none.shape[1:]) if self.dtype == torch.int8 else (len(self.rows),)
         if (
-            shapes != {(len(self.rows),)}
+            {tensors[name].shape for name in ("direction_counts", "outside")} != {(len(self.rows),)}
+            or tensors["direction_scales"].shape != scales
+            or tensors["direction_scales"].dtype != none.dtype
+            or rows.dtype != self.dtype
             or rows.shape != (int(counts.sum()), self.length)
             or ((counts < 0) | (counts > self.most)).any()
         ):
@@ -154,10 +196,10 @@ class ClassDirections:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Copy named tensors of as many classes."""
         self.counts.copy_(tensors["direction_counts"])
-        self.scales.copy_(tensors["direction_scales"])
         self.outside.copy_(tensors["outside"])
-        ends = [0, *self.counts.cumsum(0).tolist()]
-        rows = tensors["directions"].to(torch.float16)
-        self.rows = [rows[start:end].clone() for start, end in pairwise(ends)]
+        sizes, rows = self.counts.tolist(), tensors["directions"]
+        self.rows = [part.clone() for part in rows.split(sizes)]
+        ones = sizes if self.dtype == torch.int8 else [1] * len(sizes)
+        self.scales = [part.clone() for part in tensors["direction_scales"].split(ones)]
         self._energies = [self.of_class(label).square().sum(1).tolist() for label in range(len(self.rows))]
         self._held = len(rows)

@@ -13,9 +13,13 @@ RIVALS = 16  # classes of a record besides the true one; the others add little t
 PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
 LEAST_LESSONS = 5  # observed before the threshold is fitted
 REJECTED = 0.05  # share of images of known classes below the threshold
-# Weights of the standardised values of ``Evidence.typicality``: residual, relative distance, cosine.
-WEIGHTS = (0.5, 1.0, 2.0)
+# Weights of the standardised values of ``Evidence.typicality``: residual, relative distance, cosine. The second ones
+# hold where no class was left out.
+WEIGHTS = (0.5, 1.0, 0.5)
+WEIGHTS_ALONE = (0.5, 1.0, 2.0)
+STIFFNESS = 0.03  # of the weights: the penalty of their squared distance from the usual ones
 PRIOR = 0.25  # deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1 the best of these
+NEWTON_STEPS = 20
 DOUBTFUL = 0.1  # probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay below
 
 
@@ -28,6 +32,7 @@ class _Records(NamedTuple):
         images: ``(n,)`` int64, images of the true class that were learned at that time.
         classes: ``(n,)`` int64, number of classes at that time.
         typicality: ``(n, 3)`` float32, see ``Evidence``.
+        without: ``(n, 3)`` float32, that without the true class; nan where too few other classes were known.
         rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for none.
         gaps: ``(n, 16)`` float32, their scores minus that of the true class; -inf for none.
     """
@@ -37,6 +42,7 @@ class _Records(NamedTuple):
     images: Tensor
     classes: Tensor
     typicality: Tensor
+    without: Tensor
     rivals: Tensor
     gaps: Tensor
 
@@ -45,23 +51,21 @@ class _Records(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Standardisation of the typicality, and threshold of its weighted sum."""
+    """Standardisation of the typicality, weights, and threshold of the weighted sum."""
 
     mean: Tensor
     deviation: Tensor
+    weights: Tensor
     threshold: float
 
     def familiarity(self, typicality: Tensor) -> Tensor:
         """Return ``(B,)`` float64 from ``(B, 3)``: below 0 for unknown images."""
-        standard = (typicality.double() - self.mean) / self.deviation
-        return standard @ standard.new_tensor(WEIGHTS) - self.threshold
+        return (typicality.double() - self.mean) / self.deviation @ self.weights - self.threshold
 
 
 def _empty() -> _Records:
-    none = torch.zeros(0, dtype=torch.int64)
-    return _Records(
-        none, none, none, none, torch.zeros(0, 3), none.view(0, 1).expand(0, RIVALS), torch.zeros(0, RIVALS)
-    )
+    none, three = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 3)
+    return _Records(none, none, none, none, three, three, none.view(0, 1).expand(0, RIVALS), torch.zeros(0, RIVALS))
 
 
 class Confidence:
@@ -77,11 +81,13 @@ class Confidence:
 
     *Unknown*: the familiarity of an image is a weighted sum of three standardised values: minus the logarithm of the
     part of its features that no class explains, the relative distance to the nearest class, and the largest cosine
-    with a class mean. The threshold is the 5 % quantile over records. Before five lessons are observed, only images
-    whose largest probability is below 0.1 are unknown.
+    with a class mean. The weights tell the records from the same images with their class left out, which are images of
+    an unknown class then: by logistic regression, each lesson counting once, with a penalty for the squared distance
+    from the usual weights, and none below 0. The threshold is the 5 % quantile over records. Before five lessons are
+    observed, only images whose largest probability is below 0.1 are unknown.
 
     Args:
-        capacity: largest number of records, 236 bytes each; beyond it, the class with most loses every second one.
+        capacity: largest number of records, 248 bytes each; beyond it, the class with most loses every second one.
     """
 
     def __init__(self, capacity: int = 2000):
@@ -96,7 +102,7 @@ class Confidence:
         """Return the number of records."""
         return len(self._records.labels)
 
-    def observe(self, evidence: Evidence, label: int) -> None:
+    def observe(self, evidence: Evidence, label: int, without: Tensor | None = None) -> None:
         """Record a clip of a class before it is learned; one call is one lesson.
 
         Leave out clips of an object that was learned before: they are easier than new objects. A clip of a new class is
@@ -105,6 +111,8 @@ class Confidence:
         Args:
             evidence: evidence of the clip's images from statistics without them.
             label: the true class.
+            without: ``(B, 3)``, the typicality of the images without their class, where it is known; see
+                ``typicality_without``.
         """
         column = (evidence.labels == label).nonzero().flatten()
         if not len(column) or len(evidence.labels) < 2:
@@ -123,6 +131,7 @@ class Confidence:
             evidence.counts[column].expand(len(rows)),
             torch.full((len(rows),), len(evidence.labels)),
             evidence.typicality[rows].float(),
+            (torch.full_like(evidence.typicality, torch.nan) if without is None else without)[rows].float(),
             torch.nn.functional.pad(rivals, (0, empty), value=-1),
             torch.nn.functional.pad(gaps, (0, empty), value=-torch.inf),
         )
@@ -206,7 +215,8 @@ class Confidence:
         """
         mine = self._records
         try:
-            loaded = _Records(*(torch.as_tensor(state[name]).clone() for name in _Records._fields))
+            older = {"without": torch.full_like(torch.as_tensor(state["typicality"]), torch.nan)}
+            loaded = _Records(*(torch.as_tensor((older | state)[name]).clone() for name in _Records._fields))
             following = int(state["next"])
         except KeyError as error:
             raise StateError(f"the state of the confidence lacks {error}; give what state_dict returned") from error
@@ -224,7 +234,7 @@ class Confidence:
         if self._cache is None or self._cache[0] != key:
             fresh = self._fresh(evidence)
             enough = len(fresh.lessons.unique()) >= LEAST_LESSONS
-            self._cache = key, _temperature(fresh), _fit(fresh.typicality.double()) if enough else None
+            self._cache = key, _temperature(fresh), _fit(fresh) if enough else None
         return self._cache[1:]
 
     def _fresh(self, evidence: Evidence) -> _Records:
@@ -251,10 +261,49 @@ def _temperature(records: _Records) -> float:
     return float(torch.tensor(centre).exp())
 
 
-def _fit(typicality: Tensor) -> _Fit:
-    """Fit the standardisation and the threshold to the ``(n, 3)`` typicality of known images."""
-    fit = _Fit(typicality.mean(0), typicality.std(0, correction=0).clamp_min(1e-6), 0.0)
+def _fit(records: _Records) -> _Fit:
+    """Fit the standardisation, the weights and the threshold to images of known classes."""
+    typicality = records.typicality.double()
+    mean, deviation = typicality.mean(0), typicality.std(0, correction=0).clamp_min(1e-6)
+    known, unknown = (typicality - mean) / deviation, (records.without.double() - mean) / deviation
+    whole = unknown.isfinite().all(1)
+    weights = torch.tensor(WEIGHTS_ALONE, dtype=torch.float64)
+    if len(records.lessons[whole].unique()) >= LEAST_LESSONS:
+        _, lessons, sizes = records.lessons[whole].unique(return_inverse=True, return_counts=True)
+        weights = _weights(known[whole], unknown[whole], 1 / sizes.double()[lessons] / len(sizes))
+    fit = _Fit(mean, deviation, weights, 0.0)
     return fit._replace(threshold=float(fit.familiarity(typicality).quantile(REJECTED)))
+
+
+def _weights(known: Tensor, unknown: Tensor, shares: Tensor) -> Tensor:
+    """Return the weights that tell ``(n, 3)`` known from ``(n, 3)`` unknown images, by projected Newton steps.
+
+    They are at least 0 and minimise the logistic loss, in which row ``i`` of both counts ``shares[i] / 2``, plus the
+    penalty. An offset, which is not penalised, is fitted with them.
+    """
+    rows = torch.nn.functional.pad(torch.cat([known, -unknown]), (0, 1), value=1.0)
+    rows[len(known) :, 3] = -1
+    shares, usual = torch.cat([shares, shares]) / 2, rows.new_tensor([*WEIGHTS, 0.0])
+    penalty = 2 * STIFFNESS * rows.new_tensor([1.0, 1.0, 1.0, 0.0])
+    least = rows.new_tensor([0.0, 0.0, 0.0, -torch.inf])
+
+    def loss(weights: Tensor) -> Tensor:
+        return shares @ torch.nn.functional.softplus(-rows @ weights) + penalty @ (weights - usual).square() / 2
+
+    weights = usual
+    for _ in range(NEWTON_STEPS):
+        wrong = (-rows @ weights).sigmoid()
+        slope = penalty * (weights - usual) - rows.mT @ (shares * wrong)
+        curvature = (rows.mT * (shares * wrong * (1 - wrong))) @ rows + penalty.diag()
+        curvature[3, 3] += 1e-9  # where all offsets are equally good
+        held = (weights <= least) & (slope > 0)
+        curvature[held] = curvature[:, held] = 0
+        curvature[held, held] = 1
+        step, size = torch.linalg.solve(curvature, slope.masked_fill(held, 0)), 1.0
+        while size > 1e-6 and loss((weights - size * step).maximum(least)) > loss(weights):
+            size /= 2
+        weights = (weights - size * step).maximum(least) if size > 1e-6 else weights
+    return weights[:3]
 
 
 def expected_calibration_error(probabilities: Tensor, correct: Tensor, bins: int = 15) -> float:

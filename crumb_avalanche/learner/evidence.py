@@ -63,25 +63,55 @@ def evidence(statistics: ClassStatistics, features: Tensor, scores: Tensor | Non
     if not len(labels):
         raise ValueError("the closed form has no class yet; update it with images first")
     scores = statistics.scores(features)[:, labels] if scores is None else scores.double()
+    typicality = _typicality(statistics, features, scores)
+    return Evidence(scores / TEMPERATURES[kind], labels, statistics.image_counts[labels].long(), typicality)
+
+
+def typicality_without(statistics: ClassStatistics, features: Tensor, label: int) -> Tensor | None:
+    """Compute the typicality of images of a class as if it had no class mean: that of images of an unknown class.
+
+    The common covariance still holds the class, so that its images look somewhat less strange than those of a class
+    that was never learned.
+
+    Args:
+        statistics: a closed form that knows the class.
+        features: ``(B, D)`` float, on the CPU.
+        label: the class.
+
+    Returns:
+        ``(B, 3)`` float64, see ``Evidence``; ``None`` if less than two other classes are known.
+    """
+    labels = statistics.image_counts.nonzero().flatten()
+    others = labels != label
+    if int(others.sum()) < 2:
+        return None
+    return _typicality(statistics, features, statistics.scores(features)[:, labels[others]], others)
+
+
+def _typicality(statistics: ClassStatistics, features: Tensor, scores: Tensor, classes: Tensor | None = None) -> Tensor:
+    """Compute ``Evidence.typicality`` from the scores of the ``classes``, a mask of those with images."""
     if isinstance(statistics, RandomProjection):
         hidden = statistics.project(features)
         unexplained = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
         relative = scores.amax(1)
         cosine = relative / unexplained.clamp_min(_TINY).sqrt()
     else:
-        unexplained, nearest, background, cosine = distances(statistics, features)
+        unexplained, nearest, background, cosine = distances(statistics, features, classes)
         relative = background - nearest
-    typicality = torch.stack([-unexplained.clamp_min(_TINY).log(), relative, cosine], 1)
-    return Evidence(scores / TEMPERATURES[kind], labels, statistics.image_counts[labels].long(), typicality)
+    return torch.stack([-unexplained.clamp_min(_TINY).log(), relative, cosine], 1)
 
 
-def distances(statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def distances(
+    statistics: ClassStatistics, features: Tensor, classes: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute squared distances and cosines in the space whitened with the common covariance.
 
     Args:
         statistics: a regularised discriminant, streaming LDA or class means (of unit vectors, not whitened) with at
             least one class.
         features: ``(B, D)`` float, on the CPU.
+        classes: ``(C,)`` bool, the classes with images whose means count; default all. The common covariance is that of
+            all classes.
 
     Returns:
         The squared length outside the span of the class means, the squared distance to the nearest mean within the
@@ -89,7 +119,8 @@ def distances(statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Te
         between the image and a class mean, both seen from the centre; ``(B,)`` float64 each.
     """
     values = features.double()
-    return _solved(statistics).distances(functional.normalize(values) if type(statistics) is ClassMeans else values)
+    values = functional.normalize(values) if type(statistics) is ClassMeans else values
+    return _solved(statistics).distances(values, classes)
 
 
 Solve = Callable[[Tensor], Tensor]
@@ -146,14 +177,22 @@ class _Space(NamedTuple):
             lambda rows: torch.linalg.solve_triangular(solution.root, rows.mT, upper=False).square().sum(0),
         )
 
-    def distances(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def distances(self, features: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute what the function ``distances`` returns."""
         rows = features - self.centre
-        places = rows @ self.projection
-        squares = self.squares(rows)
-        cosine = (places @ functional.normalize(self.means).mT).amax(1) / squares.clamp_min(_TINY).sqrt()
-        nearest = torch.cdist(places, self.means).square().amin(1)
-        return squares - places.square().sum(1), nearest, places.square() @ self.background, cosine
+        places, squares = rows @ self.projection, self.squares(rows)
+        means, factors = self.means, self.background
+        if classes is not None:  # the span of some of the means, seen from their own centre
+            centre = means[classes].mean(0)
+            squares = squares - 2 * places @ centre + centre.square().sum()
+            means, places = means[classes] - centre, places - centre
+            lengths, vectors = torch.linalg.eigh(means.mT @ means)
+            kept = _not_zero(lengths)
+            means, places = means @ vectors[:, kept], places @ vectors[:, kept]
+            factors = factors.any() / (1 + lengths[kept] / len(means))
+        cosine = (places @ functional.normalize(means).mT).amax(1) / squares.clamp_min(_TINY).sqrt()
+        nearest = torch.cdist(places, means).square().amin(1)
+        return squares - places.square().sum(1), nearest, places.square() @ factors, cosine
 
 
 _held: WeakKeyDictionary[ClassStatistics, tuple[Any, Any]] = WeakKeyDictionary()

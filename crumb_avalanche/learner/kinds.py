@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from crumb_avalanche.closed_form.class_directions import direction_bytes, fixed_bytes
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
@@ -123,35 +124,34 @@ class Discriminant(Kind):
     def features(self, model, budget):
         features = FeatureMoments(**self.moments)
         length = features.length(model)
-        if budget < CLASSES * (_mean_bytes(length) + LEAST_WITH_CELLS * _direction_bytes(length)):
+        if budget < CLASSES * (fixed_bytes(length, True) + LEAST_WITH_CELLS * direction_bytes(length, True)):
             features.maps, features.cells = False, 1
         return features
 
     def build(self, length, budget):
         whole = 2 * PackedScatter.bytes_of(length) <= budget
         return RegularizedDiscriminant(
-            0, length, MOST_DIRECTIONS, whole, own=0.1, own_images=5, diagonal=True, span=False
+            0, length, MOST_DIRECTIONS, whole, own=0.1, own_images=5, diagonal=True, span=False, eight_bits=True
         )
 
     def bytes_for(self, statistics, length, classes):
-        return classes * (_mean_bytes(length) + _direction_bytes(length))
+        return classes * (_fixed_bytes(statistics) + _direction_bytes(statistics))
 
     def class_bytes(self, statistics, label):
-        length = statistics.settings["length"]
-        return _mean_bytes(length) + int(statistics.directions.counts[label]) * _direction_bytes(length)
+        return _fixed_bytes(statistics) + int(statistics.directions.counts[label]) * _direction_bytes(statistics)
 
     def make_room(self, statistics, length, classes, budget):
         super().make_room(statistics, length, classes, budget)
-        left = budget - classes * _mean_bytes(length)
+        left = budget - classes * _fixed_bytes(statistics)
         notes = []
         if statistics.scatter is not None:
             beside = left - PackedScatter.bytes_of(length)
-            if beside < classes * LEAST_DIRECTIONS * _direction_bytes(length):
+            if beside < classes * LEAST_DIRECTIONS * _direction_bytes(statistics):
                 statistics.drop_scatter()
                 notes.append("the full common covariance is given up; it is put together from the classes' directions")
             else:
                 left = beside
-        total = left // _direction_bytes(length)
+        total = left // _direction_bytes(statistics)
         held = int(statistics.directions.counts.sum())
         if total < held:
             notes.append(f"{held - total} of {held} directions of classes are given up, the weakest first")
@@ -159,13 +159,12 @@ class Discriminant(Kind):
         return "; ".join(notes)
 
 
-def _mean_bytes(length: int) -> int:
-    """Bytes of a class without directions: mean, number of images, number and scale of directions, rest."""
-    return 4 * (length + 4)
+def _fixed_bytes(statistics: ClassStatistics) -> int:
+    return fixed_bytes(statistics.settings["length"], statistics.settings["eight_bits"])
 
 
-def _direction_bytes(length: int) -> int:
-    return 2 * length
+def _direction_bytes(statistics: ClassStatistics) -> int:
+    return direction_bytes(statistics.settings["length"], statistics.settings["eight_bits"])
 
 
 KINDS: dict[str, Kind] = {"rda": Discriminant(), "slda": Lda(), "ncm": Means(), "ranpac": Projection()}

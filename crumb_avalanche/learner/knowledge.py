@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.evidence import Evidence, evidence
+from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.models.split_model import SplitModel
@@ -156,7 +156,7 @@ class Knowledge:
         if number not in known or len(known) < 2:
             return None
         found = evidence(self._asked, features)
-        self.confidence.observe(found, number)
+        self.confidence.observe(found, number, typicality_without(self._asked, features, number))
         return int(found.labels[found.scores.mean(0).argmax()]) == number
 
     def ranked(self, features: Tensor) -> list[tuple[list[tuple[str, float]], bool]]:

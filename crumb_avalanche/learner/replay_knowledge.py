@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.evidence import Evidence, evidence
+from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
 from crumb_avalanche.learner.kinds import REPLAY, BudgetError
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.replay_network import ReplayNetwork
@@ -183,8 +183,10 @@ class ReplayKnowledge(Knowledge):
         known = self.statistics.image_counts.nonzero().flatten().tolist()
         if number not in known or len(known) < 2:
             return None
-        found = self._evidence(self.examine(features))
-        self.confidence.observe(found, number)
+        examined = self.examine(features)
+        found = self._evidence(examined)
+        without = typicality_without(self.statistics, examined[:, : self.length], number)
+        self.confidence.observe(found, number, without)
         return int(found.labels[found.scores.mean(0).argmax()]) == number
 
     # Answers

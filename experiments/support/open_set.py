@@ -18,7 +18,7 @@ from crumb_avalanche.closed_form.random_projection import RandomProjection
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.learner.confidence import Confidence, expected_calibration_error
-from crumb_avalanche.learner.evidence import Evidence, distances, evidence
+from crumb_avalanche.learner.evidence import Evidence, distances, evidence, typicality_without
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.models.split_model import SplitModel
 
@@ -151,7 +151,7 @@ def run_stream(
     for label, rows in lessons_of(table, taught, seed):
         if statistics.image_counts[label]:
             observed.append(evidence(statistics, values[rows]))
-            confidence.observe(observed[-1], label)
+            confidence.observe(observed[-1], label, typicality_without(statistics, values[rows], label))
         statistics.update(values[rows], torch.full((len(rows),), label))
     test = table.rows("test")
     held_out = test[np.isin(table.labels[test], taught)]

@@ -8,7 +8,7 @@ from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.random_projection import RandomProjection
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
-from crumb_avalanche.learner.evidence import TEMPERATURES, distances, evidence
+from crumb_avalanche.learner.evidence import TEMPERATURES, distances, evidence, typicality_without
 
 D, CLASSES = 12, 5
 BUILD = {
@@ -148,3 +148,39 @@ def test_another_closed_form_is_an_error():
 
     with pytest.raises(TypeError, match=r"Other; give one of RegularizedDiscriminant, .*RandomProjection"):
         evidence(Other(1, 2), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("name", ["rda", "rda, many", "rda, whole", "slda"])
+def test_typicality_without_a_class_of_gaussians(name):
+    """The formulas over whole matrices, with the means of two of three classes."""
+    statistics, (fresh, _) = trained(name), data(seed=1)
+    inverse = torch.linalg.inv(covariance(statistics))
+    means, values = statistics.classes.means[[0, 3]].double(), fresh.double()
+    centre = means.mean(0)
+
+    def squared(rows):
+        return ((rows @ inverse) * rows).sum(-1)
+
+    found = typicality_without(statistics, fresh, 1)
+    residual, relative, cosine = (-found[:, 0]).exp(), found[:, 1], found[:, 2]
+    total = torch.linalg.inv(torch.linalg.inv(inverse) + (means - centre).mT @ (means - centre) / 2)
+    rows = values - centre
+    background = ((rows @ total) * rows).sum(1) - residual
+    nearest = squared(values[:, None] - means).amin(1) - residual
+    assert torch.allclose(relative, background - nearest, rtol=1e-3, atol=1e-3)
+    products = rows @ inverse @ (means - centre).mT
+    assert torch.allclose(cosine, (products / squared(rows).sqrt()[:, None] / squared(means - centre).sqrt()).amax(1))
+    along = products[:, 0] / squared(means[:1] - centre).sqrt()
+    assert torch.allclose(residual, squared(rows) - along.square(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_images_look_stranger_without_their_class(name):
+    statistics = trained(name)
+    features, labels = data(seed=1)
+    mine = features[labels == 3]
+    without = typicality_without(statistics, mine, 3)
+    assert without.shape == (len(mine), 3) and without.isfinite().all()
+    assert (without[:, 1:] <= evidence(statistics, mine).typicality[:, 1:] + 1e-9).double().mean() > 0.95
+    statistics.forget(1)
+    assert typicality_without(statistics, mine, 3) is None, "one class spans nothing"

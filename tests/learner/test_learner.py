@@ -1,6 +1,7 @@
 """What a person may rely on: lessons in any order, undo, forget, merge, and a file that is whole or refused."""
 
 import json
+import math
 import pickle
 import re
 import threading
@@ -151,7 +152,7 @@ def test_a_small_budget_has_the_features_of_the_head_alone(make):
     usual = make("rda")
     model, length = usual.network.model, usual._knowledge.length
     assert usual.features["cells"] == 2 and length == 4 * model.map_shape[0] + feature_length(model)
-    least = 20 * (4 * (length + 4) + 8 * 2 * length)  # means and 8 directions of 20 classes
+    least = 20 * (4 * (length + 3) + 8 * (length + 2 * math.ceil(length / 32)))  # means and 8 directions of 20 classes
     assert make("rda", budget_bytes=least).features == usual.features
     small = make("rda", budget_bytes=least - 1)
     assert (small.features["maps"], small._knowledge.length) == (False, feature_length(model))
