@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from crumb_avalanche.system.atomic_file import atomic_write
@@ -124,7 +125,8 @@ def tidy_up(folder: Path) -> None:
     """Remove the checkpoints and interrupted state of a finished run, such as one killed after writing its result."""
     for name in (RESUME, INTERRUPTED):
         shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / LEFT_OUT).unlink(missing_ok=True)
+    with suppress(OSError):  # as above: the result is written, and all else can be left
+        (folder / LEFT_OUT).unlink()
 
 
 def metrics_csv(path: Path, evaluator) -> None:
