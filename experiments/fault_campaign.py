@@ -9,6 +9,7 @@ command resumes after them.
 import argparse
 import gc
 import json
+import multiprocessing.connection
 import os
 import random
 import sys
@@ -58,7 +59,7 @@ def do_part(kind: Kind, seed: int, name: str, numbers: range, running: Path) -> 
 
 def do_kind(name: str, seed: int, count: int, output: Path) -> list[dict]:
     """Do the unfinished parts of a kind, each written to a file of its own; returns all its parts."""
-    parts, kind, running = [], None, output / "running.txt"
+    parts, kind, running = [], None, output / f"running-{name}.txt"
     with tempfile.TemporaryDirectory(prefix="faults", ignore_cleanup_errors=True) as folder:
         for first in range(0, count, PART):
             numbers = range(first, min(first + PART, count))
@@ -75,6 +76,34 @@ def do_kind(name: str, seed: int, count: int, output: Path) -> list[dict]:
     return parts
 
 
+def do_kinds_in_processes(names: list[str], seed: int, counts: dict[str, int], output: Path, workers: int) -> None:
+    """Do the unfinished parts of kinds, each kind in a process of its own; those of few and long cases first.
+
+    Raises:
+        ValueError: a process ended before its parts were finished; raised when all others have ended.
+    """
+    for name in names:
+        kind_named(name)  # imports what its process would import again
+    context = multiprocessing.get_context("fork")
+    waiting = sorted(names, key=lambda name: KINDS[name][1])
+    working: dict[str, multiprocessing.process.BaseProcess] = {}
+    failed: list[str] = []
+    try:
+        while waiting or working:
+            while waiting and len(working) < workers:
+                name = waiting.pop(0)
+                working[name] = context.Process(target=do_kind, args=(name, seed, counts[name], output))
+                working[name].start()
+            multiprocessing.connection.wait([process.sentinel for process in working.values()])
+            for name in [name for name, process in working.items() if not process.is_alive()]:
+                failed += [name] * bool(working.pop(name).exitcode)
+    finally:
+        for process in working.values():
+            process.terminate()
+    if failed:
+        raise ValueError(f"the process of {', '.join(failed)} ended early; the same command resumes")
+
+
 def summary_of(parts: dict[str, list[dict]]) -> dict[str, dict[str, int]]:
     """Counts by kind, and their total."""
     found = {name: {column: sum(part[column] for part in some) for column in COLUMNS} for name, some in parts.items()}
@@ -83,8 +112,7 @@ def summary_of(parts: dict[str, list[dict]]) -> dict[str, dict[str, int]]:
 
 def report_crash(output: Path) -> None:
     """Say which case ended an earlier process, and stop: it is worse than a traceback."""
-    running = output / "running.txt"
-    if running.exists():
+    for running in output.glob("running-*.txt"):
         text = running.read_text()
         running.unlink()
         raise ValueError(
@@ -99,6 +127,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=list(KINDS), nargs="+", default=list(KINDS), help="kinds to do")
     parser.add_argument("--case", type=int, help="show what this case of the one kind of --only does, and nothing else")
+    parser.add_argument("--workers", type=int, default=1, help="kinds done at the same time, each in a process")
     parser.add_argument("--json", help="also write the counts to this file, '-' for standard output alone")
     parser.add_argument("--output", default="runs/faults", help="folder of finished parts")
     return parser.parse_args(arguments)
@@ -119,6 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
     output.mkdir(parents=True, exist_ok=True)
     report_crash(output)
     parts = {}
+    if chosen.workers > 1:
+        do_kinds_in_processes(chosen.only, chosen.seed, counts, output, chosen.workers)
     for name in chosen.only:
         parts[name] = do_kind(name, chosen.seed, counts[name], output)
         print(f"{name}: {counts[name]} cases", file=sys.stderr)

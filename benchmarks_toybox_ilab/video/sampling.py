@@ -13,6 +13,7 @@ from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 Size = int | tuple[int, int] | None  # largest short side in pixels, exact (width, height), or None to keep the size
 
+DECODING = {"err_detect": "explode"}  # raise errors that decoders detect and would hide by repeating earlier pixels
 _ADVICE = (
     "Copy it again from its source, repair it (`ffmpeg -i {name} repaired.mp4` keeps what can be decoded), "
     "or remove it."
@@ -229,8 +230,7 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
             raise _video_error(video, "is of a codec that FFmpeg does not know")
         stream.thread_type = "AUTO"
         stream.codec_context.thread_count = threads
-        # Errors that the decoder detects, which it would hide by repeating earlier pixels.
-        stream.codec_context.options = {"err_detect": "explode"}
+        stream.codec_context.options = DECODING
         yield container, stream
 
 

@@ -48,7 +48,15 @@ def main(settings: PredictSettings) -> None:
 
 
 def opened(settings: PredictSettings) -> Any:
-    """Load a ``Learner``, or what a run of any strategy learned; only some strategies need Avalanche."""
+    """Load a ``Learner``, or what a run of any strategy learned; only some strategies need Avalanche.
+
+    Raises:
+        DamagedRunError: a file of the run's folder is not what the run wrote.
+    """
+    if Path(settings.model).is_dir():
+        from crumb_avalanche.runs.finished import check_run
+
+        check_run(Path(settings.model))
     if not can_only_answer(settings.model):
         return Learner.load(settings.model, settings.weights)
     from crumb_avalanche.learner.run_learner import RunLearner

@@ -42,6 +42,7 @@ class ClassStatistics(ABC):
     # Settings that older states lack, with the values that those have.
     _older: ClassVar[dict[str, Any]] = {}
     _solution: Any = None  # cached by ``scores``; None after the statistics change
+    _derived: tuple[Any, int] = (None, 0)  # what ``derived_bytes`` depends on, and the bytes
     _cached: ClassVar[tuple[str, ...]] = ("_solution",)  # attributes that are replaced, never changed in place
 
     def __deepcopy__(self: Statistics, memo: dict) -> Statistics:
@@ -193,10 +194,20 @@ class ClassStatistics(ABC):
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes of the memory of what ``scores`` caches; solves for it if there are images and it is not cached yet."""
-        if self.image_counts.any():
+        """Bytes of the memory of what ``scores`` caches.
+
+        They follow from the shapes of the statistics and the classes with images. The first call for these solves for
+        the classifier, later ones do not.
+        """
+        seen = self.image_counts > 0
+        shapes = seen.tolist(), [tensor.shape for tensor in self.tensors()]
+        if self._solution is None and self._derived[0] == shapes:
+            return self._derived[1]
+        if seen.any():
             self.solution()
-        return storage_bytes(tensors_of([getattr(self, name) for name in self._cached]))
+        size = storage_bytes(tensors_of([getattr(self, name) for name in self._cached]))
+        self._derived = shapes, size
+        return size
 
     def state_dict(self) -> dict[str, Any]:
         """Return settings and statistics; the tensors may share memory with this instance."""

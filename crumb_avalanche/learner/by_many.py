@@ -10,6 +10,7 @@ eight groups of shards, and some clips of each group are asked of what the learn
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,15 @@ from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.sources import BadImage, Clip, ClipFiles, opened
-from crumb_avalanche.learner.teaching import Progress, Values, check_not_empty, label_of, learn_clips, now
+from crumb_avalanche.learner.teaching import (
+    Progress,
+    Values,
+    check_not_empty,
+    finite_values,
+    label_of,
+    learn_clips,
+    now,
+)
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, open_runtime
 
 IMAGES = 512  # of a shard, about: a lost worker costs seconds, and a shard longer than merging it
@@ -240,9 +249,10 @@ def teach_shard(
 
     def values_of(clip: Clip) -> Values:
         for paths, pixels in batches(clip.frames, AT_A_TIME, network.image_size, network.interpolation):
-            yield paths, features(network.model, pixels)
+            yield from finite_values(partial(features, network.model), paths, pixels, report)
 
     unread: list[BadImage] = []
+    report = unread.append if task.skip else None
     clips = opened(shard, "skip" if task.skip else "raise", unread.append)
     lesson = learn_clips(knowledge, clips, values_of, unread, None)
     return knowledge.state_dict(), knowledge.asked, lesson

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, files_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
-from crumb_avalanche.learner.teaching import learn
+from crumb_avalanche.learner.teaching import finite_values, learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
 from crumb_avalanche.models.runtimes import Runtime, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
@@ -141,7 +142,8 @@ class Learner:
             source: an image, folder, video, glob pattern, array, tensor, or a list of these; without ``label`` a folder
                 of class folders (``class/...``), of which everything is learned.
             label: name of the class shown; a new one, or one that was taught before.
-            on_bad: ``raise`` for an error at a file that cannot be read, ``skip`` to leave it out and list it.
+            on_bad: ``raise`` for an error at a file that cannot be read or whose features are not finite, ``skip`` to
+                leave it out and list it.
             progress: called with the number of images after each batch.
             thumbnails: keep the first image of each class as a JPEG of 64 pixels, for at most 16 lessons of a class.
             engine: workers that learn the clips of a path, see ``by_many``; for methods in closed form, without
@@ -162,7 +164,8 @@ class Learner:
                 if engine is None:
                     clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
                     clips = first_frames(clips, pictures) if thumbnails else clips
-                    lesson = learn(self._knowledge, clips, self._values, unread, progress)
+                    values_of = partial(self._values, report=unread.append if on_bad == "skip" else None)
+                    lesson = learn(self._knowledge, clips, values_of, unread, progress)
                 else:
                     task = self._task(source, on_bad, thumbnails)
                     path = os.path.abspath(path_of(source))  # workers have other current folders
@@ -190,12 +193,14 @@ class Learner:
         runtime = replace(self.network.model.runtime, run=None)
         return Task(self.method, self.features or {}, self.budget_bytes, runtime, on_bad == "skip")
 
-    def _values(self, clip: Clip) -> Iterator[tuple[list[str], Tensor]]:
+    def _values(self, clip: Clip, report: Callable[[BadImage], object] | None) -> Iterator[tuple[list[str], Tensor]]:
         """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""
         for paths, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size, self.network.interpolation):
-            with self._lock:  # the network's hooks serve one batch at a time
-                values = self._features(self.network.model, pixels)
-            yield paths, values
+            yield from finite_values(self._compute, paths, pixels, report)
+
+    def _compute(self, pixels: Tensor) -> Tensor:
+        with self._lock:  # the network's hooks serve one batch at a time
+            return self._features(self.network.model, pixels)
 
     # Answers
 
@@ -233,7 +238,7 @@ class Learner:
             examined: list[Tensor] = []
             # What replay learns meanwhile would change the answers within a clip.
             with self._lock if self.method in REPLAY else contextlib.nullcontext():
-                for some, values in self._values(clip):
+                for some, values in self._values(clip, report if on_bad == "skip" else None):
                     paths += some
                     with self._lock:
                         examined.append(self._knowledge.examine(values))

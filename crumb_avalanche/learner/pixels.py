@@ -24,8 +24,8 @@ def is_array(source: object) -> bool:
     return isinstance(source, np.ndarray) or _is_tensor(source)
 
 
-def array_images(source: Any, name: str) -> Iterator[tuple[str, Image.Image]]:
-    """Yield the images of an array or a tensor as 8-bit RGB, one at a time.
+def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the images of an array or a tensor, to be converted by `pixels_image`, one at a time.
 
     Args:
         source: `(H, W, 3)` or `(N, H, W, 3)` array, `(3, H, W)` or `(N, 3, H, W)` tensor on any device; uint8, or
@@ -33,7 +33,7 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Image.Image]]:
         name: Name of the source. The images of a batch are named `name[0]`, `name[1]` ...
 
     Raises:
-        ValueError: If shape or dtype breaks the rule (at the call), or a value is NaN or outside 0 to 1 (at its image).
+        ValueError: If shape or dtype breaks the rule.
     """
     shape, tensor = tuple(source.shape), _is_tensor(source)
     floating = source.is_floating_point() if tensor else source.dtype.kind == "f"
@@ -42,8 +42,8 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Image.Image]]:
         kind = "a tensor" if tensor else "an array"
         raise ValueError(f"{name} is {kind} of shape {shape} and dtype {source.dtype}; {_RULE}.")
     if len(shape) == 3:
-        return ((name, _image(image, name)) for image in [source])
-    return ((f"{name}[{row}]", _image(source[row], f"{name}[{row}]")) for row in range(shape[0]))
+        return iter([(name, source)])
+    return ((f"{name}[{row}]", source[row]) for row in range(shape[0]))
 
 
 def batches(
@@ -90,7 +90,12 @@ def _is_tensor(source: object) -> bool:
     return torch is not None and isinstance(source, torch.Tensor)
 
 
-def _image(pixels: Any, name: str) -> Image.Image:
+def pixels_image(pixels: Any) -> Image.Image:
+    """Convert an image of `array_images` to 8-bit RGB.
+
+    Raises:
+        ValueError: If a value is NaN or outside 0 to 1.
+    """
     if _is_tensor(pixels):
         pixels = pixels.detach().permute(1, 2, 0).cpu()
         pixels = (pixels.float() if pixels.is_floating_point() else pixels).numpy()
@@ -99,7 +104,7 @@ def _image(pixels: Any, name: str) -> Image.Image:
         if not (low >= 0 and high <= 1):  # also if they are NaN
             found = f"values from {low:g} to {high:g}" if low == low else "NaN"
             raise ValueError(
-                f"{name} holds {found}, but floating-point pixels must be from 0 to 1: divide values up to 255 by 255, "
+                f"holds {found}, but floating-point pixels must be from 0 to 1: divide values up to 255 by 255, "
                 "and undo a normalisation by mean and standard deviation."
             )
         pixels = np.rint(pixels.astype(np.float32) * 255).astype(np.uint8)

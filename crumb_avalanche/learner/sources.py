@@ -20,7 +20,7 @@ from benchmarks_toybox_ilab.tables.image import read_image, to_rgb
 from benchmarks_toybox_ilab.video.extract import VIDEO_EXTENSIONS, frame_rate, is_video
 from benchmarks_toybox_ilab.video.sampling import VideoError, expected_frames, sampled_frames
 from crumb_avalanche.learner.folders import check_name, class_folders, is_pattern, kind_of, matches, path_of, walk
-from crumb_avalanche.learner.pixels import array_images, is_array
+from crumb_avalanche.learner.pixels import array_images, is_array, pixels_image
 
 Frames = Iterator[tuple[str, Image.Image]]
 
@@ -109,8 +109,8 @@ def clips_of(
             folders (see `labels_of`), and no label otherwise.
         fps: Frames per second of a video. `None` takes 1, or up to 5 from a video so short that 1 gives less than 20
             frames; 5 if the file does not state its length.
-        on_bad: `"raise"` raises for the first file that cannot be decoded; `"skip"` reports and leaves it out. The
-            frames before the damage of a video are used.
+        on_bad: `"raise"` raises for the first file that cannot be decoded, or image of an array with a value that
+            breaks the rule; `"skip"` reports and leaves it out. The frames before the damage of a video are used.
         report: Called with each file that is left out; `bad.append` collects them in a list. Formats that are not read
             (`.heic` ...) are reported once per extension in both cases, unless the file itself is the source.
 
@@ -183,7 +183,7 @@ class _Reader:
             name = str(getattr(source, "filename", "") or name)
             yield Clip(name, label, self._images([(name, source)]))
         elif is_array(source):
-            yield Clip(name, label, array_images(source, name))
+            yield Clip(name, label, self._images(array_images(source, name)))
         elif isinstance(source, Iterable) and not isinstance(source, bytes | bytearray | Mapping):
             for number, item in enumerate(source):
                 yield from self.clips(item, label, f"{name}[{number}]")
@@ -237,10 +237,13 @@ class _Reader:
                 yield ClipFiles(str(path), label, photos)
             yield from (ClipFiles(str(file), label, (str(file),)) for kind, file in kinds if kind == "video")
 
-    def _images(self, named: Iterable[tuple[str, Path | Image.Image]]) -> Frames:
+    def _images(self, named: Iterable[tuple[str, Any]]) -> Frames:
+        """Images of pairs of name and path, PIL image, array or tensor."""
         for name, item in named:
             try:
-                if isinstance(item, Image.Image):
+                if is_array(item):
+                    image = pixels_image(item)
+                elif isinstance(item, Image.Image):
                     image = to_rgb(item, upright=True)
                 else:
                     if os.path.exists(item) and not os.path.isfile(item):  # a pipe would block
@@ -248,6 +251,8 @@ class _Reader:
                     image = read_image(item, upright=True)
             # Pillow's decoders raise far more than OSError on damaged bytes.
             except Exception as error:
+                if is_array(item) and not self.skip:
+                    raise ValueError(f"{name} {error}") from error
                 self._bad(name, _reason(error), error)
                 continue
             yield name, image

@@ -9,6 +9,7 @@ from torch import Tensor
 from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.sources import BadImage, Clip, ClipFiles
+from crumb_avalanche.models.finite import LARGEST_FEATURE, BadFeaturesError
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
 
@@ -33,7 +34,7 @@ def learn(
         progress: called with the number of images after each batch.
 
     Raises:
-        ValueError: a clip has no label, a value is not finite, or there is no image.
+        ValueError: a clip has no label, or there is no image.
     """
     lesson = learn_clips(knowledge, clips, values_of, unread, progress)
     check_not_empty(lesson)
@@ -90,16 +91,9 @@ def now() -> str:
 
 
 def pieces(values: Values, progress: Progress | None) -> Iterator[Tensor]:
-    """Join batches of values until there are at least 64 frames.
-
-    Raises:
-        ValueError: a value is not finite; names the image.
-    """
+    """Join batches of values until there are at least 64 frames."""
     held: list[Tensor] = []
     for paths, some in values:
-        bad = (~torch.isfinite(some)).flatten(1).any(1).nonzero().flatten().tolist()
-        if bad:
-            raise ValueError(f"the network's features of {paths[bad[0]]} are not finite; leave the image out")
         held.append(some)
         if progress is not None:
             progress(len(paths))
@@ -108,3 +102,51 @@ def pieces(values: Values, progress: Progress | None) -> Iterator[Tensor]:
             held = []
     if held:
         yield torch.cat(held)
+
+
+def finite_values(
+    compute: Callable[[Tensor], Tensor], paths: list[str], pixels: Tensor, report: Callable[[BadImage], object] | None
+) -> Iterator[tuple[list[str], Tensor]]:
+    """Yield the paths and values of images, without those whose features are not finite or too large.
+
+    Args:
+        compute: function of ``(B, 3, h, w)`` pixels that returns ``(B, ...)`` values.
+        paths, pixels: of the images.
+        report: called with each image that is left out; ``None`` raises instead.
+
+    Raises:
+        BadFeaturesError: features are not finite or too large; names the first such image.
+    """
+    try:
+        values = _checked(compute, pixels)
+    except BadFeaturesError:
+        good = [place for place, path in enumerate(paths) if _usable(compute, path, pixels[place, None], report)]
+        if not good:
+            return
+        # Together: an image may have other last digits alone.
+        paths, values = [paths[place] for place in good], _checked(compute, pixels[good])
+    yield paths, values
+
+
+def _usable(
+    compute: Callable[[Tensor], Tensor], path: str, image: Tensor, report: Callable[[BadImage], object] | None
+) -> bool:
+    try:
+        _checked(compute, image)
+    except BadFeaturesError as error:
+        if report is None:
+            raise BadFeaturesError(f"{path}: {error}", error.images) from error
+        report(BadImage(path, str(error)))
+        return False
+    return True
+
+
+def _checked(compute: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+    values = compute(pixels)
+    if values.is_floating_point() and not bool((values.abs() <= LARGEST_FEATURE).all()):  # false for NaN
+        raise BadFeaturesError(
+            f"features must be finite and at most {LARGEST_FEATURE:g} in absolute value: leave the image out; if there "
+            "are many, look at the weights",
+            pixels,
+        )
+    return values

@@ -177,7 +177,7 @@ class TeachSettings:
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
         without_weights: leave the network's weights out of the file, which is then smaller but needs --weights.
         thumbnails: keep a JPEG of 64 pixels of each class, one a lesson; else no image is kept.
-        on_bad_frame: skip or raise: leave out files that cannot be read, or stop.
+        on_bad_frame: skip or raise: leave out files that cannot be read or whose features are not finite, or stop.
         runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
             openvino, onnxruntime, or auto for the fastest of a short trial.
         engine: 'ray' lets the workers of a Ray cluster learn shards of the clips; they read SOURCE under the same path.

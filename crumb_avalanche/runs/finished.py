@@ -56,6 +56,16 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
     return result
 
 
+def check_run(folder: Path) -> None:
+    """Compare the files of a run with the digests in its result; an unfinished run has none.
+
+    Raises:
+        DamagedRunError: a file cannot be read, or was changed.
+    """
+    if (folder / RESULT).exists():
+        check_digests(folder, read_mapping(folder / RESULT, json.loads))
+
+
 def read_mapping(path: Path, parse) -> dict:
     """Read a mapping from a JSON or YAML file of a finished run.
 

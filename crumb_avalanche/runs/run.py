@@ -15,9 +15,11 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
 from crumb_avalanche.learner.file import LEARNER, LearnerError
+from crumb_avalanche.models.finite import BadFeaturesError
 from crumb_avalanche.runs import tuning
 from crumb_avalanche.runs.finished import finished_result
 from crumb_avalanche.runs.kept_learner import keep_learner
+from crumb_avalanche.runs.left_out import leave_out_more, left_out_before
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.predictions import PredictionsPlugin
 from crumb_avalanche.runs.process import check_device, set_up_process
@@ -154,20 +156,32 @@ def run_once(
     Raises:
         ValueError: settings, images or weights cannot be used.
     """
+    left_out = left_out_before(plan)
     try:
-        return run_plan(plan, verbose, finished, count_divergence)
+        while True:
+            try:
+                return run_plan(plan, verbose, finished, count_divergence, left_out)
+            except BadFeaturesError:
+                if plan.on_bad_frame != "skip":
+                    raise
+                left_out, before = leave_out_more(plan, left_out), left_out
+                if len(left_out) == len(before):
+                    raise
+            print(f"{len(left_out)} frames whose features cannot be used are left out; the run starts again")
     finally:
         gc.collect()  # free strategy, plugins and evaluator, which refer to each other, before the next run
 
 
-def run_plan(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergence: bool) -> dict:
-    """Do one run as ``run_once``, which frees its memory."""
+def run_plan(
+    plan: RunPlan, verbose: bool, finished: Finished | None, count_divergence: bool, left_out: list[str]
+) -> dict:
+    """Do one run as ``run_once``, which frees its memory, without the frames of some paths."""
     start, folder = time.perf_counter(), Path(plan.output)
     claim(folder, plan.overwrite)
     check_device(plan.device)
     hashes = provenance(plan)
     set_up_process(plan.threads, plan.run)
-    stream = open_stream(plan)
+    stream = open_stream(plan, left_out=left_out)
     images, text = describe(stream)
     if verbose:
         print(text, flush=True)

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from crumb_avalanche.system.atomic_file import atomic_write
@@ -13,6 +14,7 @@ from crumb_avalanche.system.atomic_file import atomic_write
 RESULT = "result.json"
 RESUME = "resume"  # subfolder of checkpoints
 INTERRUPTED = "interrupted"
+LEFT_OUT = "left_out.json"  # frames that an unfinished run leaves out
 MISTAKES = "mistakes.html"
 RECORDS = ("config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz")
 _FILES, _RESULT_SHA256 = "files", "result_sha256"  # entries of a result
@@ -123,6 +125,8 @@ def tidy_up(folder: Path) -> None:
     """Remove the checkpoints and interrupted state of a finished run, such as one killed after writing its result."""
     for name in (RESUME, INTERRUPTED):
         shutil.rmtree(folder / name, ignore_errors=True)
+    with suppress(OSError):  # as above: the result is written, and all else can be left
+        (folder / LEFT_OUT).unlink()
 
 
 def metrics_csv(path: Path, evaluator) -> None:

@@ -4,6 +4,7 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from crumb_avalanche.baselines.entry import Entry
@@ -21,6 +22,7 @@ from crumb_avalanche.runs.process import check_device
 from crumb_avalanche.runs.stream import Stream, open_stream
 from crumb_avalanche.system.setting_ranges import HIGHEST
 from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.frame_names import named_frames
 from crumb_avalanche.training.lr_search import Trial
 from crumb_avalanche.training.pretraining import read_pretrained
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -96,7 +98,9 @@ class Session:
         model.set_precision(plan.precision)
         start = time.perf_counter()
         if not plan.pretrained:
-            calibrate(model, stream.benchmark.train_stream[0].dataset, plan.codebook_init, plan.run)
+            first = stream.benchmark.train_stream[0]
+            with named_frames(SimpleNamespace(experience=first)):
+                calibrate(model, first.dataset, plan.codebook_init, plan.run)
         seconds = time.perf_counter() - start
         plan = replace(plan, runtime=use_runtime(model, plan.runtime).name)
         if learner:

@@ -45,7 +45,8 @@ class RunSettings:
         protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience.
         reference_stream: choose frames, orders and labels as the paper's published code does.
         fps: frames per second to take from the video files of a clip_folder; default 1.
-        on_bad_frame: raise stops at an unreadable image or a damaged video, skip leaves it out and counts it.
+        on_bad_frame: raise stops at an unreadable image, a damaged video, or an image whose features are not finite;
+            skip leaves it out and counts it.
         classes_per_experience: default the benchmark's.
         batch_size: images per batch; default the benchmark's. Stable SGD has its own (--method.batch_size).
         first_epochs: epochs on the first experience; default 10.

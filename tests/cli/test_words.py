@@ -9,12 +9,15 @@ import struct
 import subprocess
 import sys
 import urllib.error
+from pathlib import Path
 
 import pytest
 
 from crumb_avalanche.cli import words_for
+from crumb_avalanche.cli.parser import usable_paths
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import WeightsError
+from crumb_avalanche.runs.run_folder import LEFT_OUT
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
 
 HEADERS = {
@@ -68,6 +71,11 @@ def test_a_home_folder_is_expanded(crumb, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "runs").mkdir()
     assert f"{tmp_path / 'runs'} holds no finished run" in fails(crumb, "report", "~/runs")
+    assert usable_paths({"output": "~/out", "folders": ["~/a", "b"], "run": 0}) == {
+        "output": str(tmp_path / "out"),
+        "folders": [str(tmp_path / "a"), "b"],
+        "run": 0,
+    }
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO, errno.EACCES, errno.ENOSPC])
@@ -78,6 +86,18 @@ def test_errors_of_a_disk_name_path_reason_and_cure(crumb, tiny, tmp_path, monke
     monkeypatch.setattr("crumb_avalanche.runs.run_folder.atomic_write", fail)
     err = fails(crumb, *tiny, "--output", tmp_path)
     assert f"{tmp_path / 'config.yaml'}: {os.strerror(number)}; " in err
+
+
+def test_a_disk_that_fails_when_a_finished_run_is_tidied_up_does_not_fail_the_run(crumb, tiny, tmp_path, monkeypatch):
+    unlink = Path.unlink
+
+    def fail(path, *arguments, **keywords):
+        if path.name == LEFT_OUT:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        unlink(path, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    assert crumb(*tiny, "--strategy", "ncm", "--output", tmp_path)[0] == 0
 
 
 def test_too_little_memory_and_bugs():

@@ -1,8 +1,10 @@
 """The fault campaign finds nothing, finds what is planted, resumes, and counts."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -92,6 +94,17 @@ def test_the_judge(tmp_path, act, verdict):
     assert issubclass(WeightsError, ValueError)
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(1.0, "hang"), (0.1, "clean"), (0.0, "hang")])
+def test_a_process_that_works_gets_its_time_of_the_processor(tmp_path, monkeypatch, share, verdict):
+    def work():
+        time.sleep(0.3)
+        return "right"
+
+    clock = time.perf_counter
+    monkeypatch.setattr(time, "process_time", lambda: share * clock())
+    assert judge(Planted(tmp_path, work), Random(0)).verdict == verdict  # the limit is 0.05 s
+
+
 def test_usual_words_do_not_excuse_another_result(tmp_path):
     kind = Planted(tmp_path, warn)
     kind.learn_base()
@@ -113,8 +126,26 @@ def test_finished_parts_are_not_repeated_and_counts_are_printed(tmp_path, capsys
     assert json.loads(capsys.readouterr().out) == written
 
 
+def test_processes_of_kinds_find_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(fault_campaign, "PART", 8)
+    kinds = ["--cases", "100", "--only", "index", "checkpoint"]
+    for workers in ("1", "2"):
+        assert fault_campaign.main([*kinds, "--output", str(tmp_path / workers), "--workers", workers]) == 0
+    one, two = (sorted((tmp_path / workers / "seed1").iterdir()) for workers in ("1", "2"))
+    assert [path.name for path in one] == [path.name for path in two] and len(one) == 4
+    for pair in zip(one, two):
+        assert len({json.dumps(json.loads(path.read_text()) | {"seconds": 0}) for path in pair}) == 1
+
+
+def test_a_process_of_a_kind_that_ends_early_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(fault_campaign, "do_part", lambda *arguments: os._exit(3))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # nothing removes the folder of the kind
+    with pytest.raises(ValueError, match="process of index ended early; the same command resumes"):
+        fault_campaign.main(["--cases", "20", "--only", "index", "--workers", "2", "--output", str(tmp_path)])
+
+
 def test_a_case_that_ended_the_process_is_reported(tmp_path):
-    (tmp_path / "running.txt").write_text("cache 17")
+    (tmp_path / "running-cache.txt").write_text("cache 17")
     with pytest.raises(ValueError, match="ended within case 'cache 17'"):
         fault_campaign.main(["--cases", "20", "--only", "index", "--output", str(tmp_path)])
 
@@ -130,6 +161,7 @@ def test_the_shares_of_all_kinds():
 def test_2000_cases_are_clean_in_a_minute(tmp_path):
     start = time.perf_counter()
     command = [sys.executable, str(SCRIPT), "--cases", "2000", "--output", str(tmp_path), "--json", "-"]
+    command += ["--workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True)
     total = json.loads(done.stdout)["total"]
     assert done.returncode == 0 and total == {"tried": 2000, "clean": 2000, "traceback": 0, "hang": 0, "silent": 0}

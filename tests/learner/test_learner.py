@@ -23,6 +23,7 @@ from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.network import NetworkError
 from crumb_avalanche.learner.store import read_header
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import flatten
 
@@ -199,10 +200,64 @@ def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
     bad[4, 0, 0, 0] = np.nan
     with pytest.raises(ValueError, match=r"NaN|finite|nan"):
         learner.teach([*images(3), *bad], "bad")
+    with pytest.raises(ValueError, match=r"no image to learn, 1 files could not be read; source: holds NaN"):
+        learner.teach(bad[4], "bad", on_bad="skip")
     with pytest.raises(ValueError):
         learner.teach([], "nothing")
     assert same(learner, before) and len(learner.lessons) == 2
     learner.undo()
+
+
+@pytest.fixture
+def white(monkeypatch):
+    """Images with a white one, number 2, whose feature map holds the value that this function takes."""
+
+    def made(value):
+        extract = SplitModel._extract
+
+        def damaged(model, pixels):
+            maps = extract(model, pixels).clone()
+            maps[(pixels == 255).flatten(1).all(1), 0, 0, 0] = value
+            return maps
+
+        monkeypatch.setattr(SplitModel, "_extract", damaged)
+        bad = images(3)
+        bad[2] = 255
+        return bad
+
+    return made
+
+
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
+def test_a_replay_of_images_stops_at_features_that_cannot_be_used(make, white, on_bad):
+    learner, bad = taught(make("er"), 1), white(np.nan)
+    before = pickle.loads(pickle.dumps(learner))
+    with pytest.raises(ValueError, match=r"feature maps that cannot be used.*must be finite"):
+        learner.teach(bad, "some", on_bad=on_bad)
+    assert same(learner, before)
+
+
+@pytest.mark.parametrize("method", ["recommended", "crumb"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_an_image_whose_features_cannot_be_used_is_refused_by_name_or_left_out(make, white, method, value):
+    learner, plain, good, bad = make(method), make(method), images(3), white(value)
+    for one in (learner, plain):
+        one.teach(images(1), "other")
+    before = pickle.loads(pickle.dumps(learner))
+    with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
+        learner.teach(bad, "some")
+    assert same(learner, before) and len(learner.lessons) == 1
+    lesson = learner.teach(bad, "some", on_bad="skip")
+    assert [one.path for one in lesson.unread] == ["source[2]"] and "finite" in lesson.unread[0].reason
+    plain.teach(np.delete(good, 2, axis=0), "some")
+    assert lesson.images == {"some": len(good) - 1} and same(learner, plain)
+    left_out = []
+    answers = list(learner.predict_all(bad, on_bad="skip", report=left_out.append))
+    assert len(answers[0].frames) == len(good) - 1 and [one.path for one in left_out] == ["source[2]"]
+    with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
+        learner.predict(bad)
+    with pytest.raises(ValueError, match=r"no image to learn, 1 files could not be read; source\[0\]: .*finite"):
+        learner.teach(bad[2:3], "some", on_bad="skip")
 
 
 def test_the_budget_is_kept_and_what_gives_way_is_told(make):

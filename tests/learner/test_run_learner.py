@@ -1,6 +1,8 @@
 """A finished run is asked with ``crumb predict RUN_FOLDER`` and answers as its evaluation did."""
 
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -68,6 +70,22 @@ def test_a_clip_is_asked_as_one_and_a_page_has_no_heat_maps(runs, clips, crumb, 
     code, _, err = crumb("predict", runs["er"], clips, "--html", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert code == 0 and "There are no heat maps" in text and "not calibrated" in err and "not calibrated" in text
+
+
+def test_a_folder_whose_files_were_changed_is_not_asked(runs, clips, crumb, tmp_path):
+    shutil.copytree(runs["er"], tmp_path / "run")
+    photo = next(clips.rglob("*.png"))
+    for name in ("ledger.json", "result.json"):
+        text = (tmp_path / "run" / name).read_text()
+        (tmp_path / "run" / name).write_text(re.sub(r"\d", "7", text, count=1))
+        code, out, err = crumb("predict", tmp_path / "run", photo)
+        assert code == 1 and not out and f"{name} is not what the run wrote" in err and "restore it" in err
+        assert crumb("predict", tmp_path / "run" / LEARNER, photo)[0] == 0
+        (tmp_path / "run" / name).write_text(text)
+    (tmp_path / "run" / "result.json").write_text("{")
+    assert "result.json is damaged" in crumb("predict", tmp_path / "run", photo)[2]
+    (tmp_path / "run" / "result.json").unlink()
+    assert crumb("predict", tmp_path / "run", photo)[0] == 0
 
 
 def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb):

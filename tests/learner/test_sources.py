@@ -239,11 +239,6 @@ def test_a_bfloat16_tensor_is_read():
         (torch.zeros((4, 5, 3)), (r"tensor of shape \(4, 5, 3\)", r"\(3, H, W\)")),
         (torch.zeros(()), (r"shape \(\)",)),
         (torch.zeros((3, 4, 5), dtype=torch.int8), ("dtype torch.int8",)),
-        (np.full((4, 5, 3), np.nan), ("holds NaN", "from 0 to 1")),
-        (np.float32([[[0, 0.5, np.nan]]]), ("holds NaN",)),
-        (np.float32([[[0, 0.5, 255]]]), ("values from 0 to 255", "divide")),
-        (torch.tensor([-2.0, 0.5, 2.0]).reshape(3, 1, 1), ("values from -2 to 2", "normalisation")),
-        (np.float32([[[0, 0, np.inf]]]), ("values from 0 to inf",)),
     ],
 )
 @pytest.mark.parametrize("on_bad", ["raise", "skip"])
@@ -254,6 +249,26 @@ def test_arrays_that_break_the_rule(array, facts, on_bad):
         error.match(fact)
 
 
+@pytest.mark.parametrize(
+    ("array", "facts"),
+    [
+        (np.full((4, 5, 3), np.nan), ("holds NaN", "from 0 to 1")),
+        (np.float32([[[0, 0.5, np.nan]]]), ("holds NaN",)),
+        (np.float32([[[0, 0.5, 255]]]), ("values from 0 to 255", "divide")),
+        (torch.tensor([-2.0, 0.5, 2.0]).reshape(3, 1, 1), ("values from -2 to 2", "normalisation")),
+        (np.float32([[[0, 0, np.inf]]]), ("values from 0 to inf",)),
+    ],
+)
+def test_values_that_break_the_rule_are_refused_or_left_out(array, facts):
+    with pytest.raises(ValueError) as error:
+        pixels(array)
+    left_out = []
+    assert len(pixels(array, on_bad="skip", report=left_out.append)) == 0
+    for fact in facts:
+        error.match(fact)
+        assert re.search(fact, left_out[0].reason) and left_out[0].path == "source" and len(left_out) == 1
+
+
 def test_the_bad_image_of_a_batch_is_named():
     values = np.zeros((3, 2, 2, 3))
     values[2, 1, 1, 0] = 1.5
@@ -261,6 +276,10 @@ def test_the_bad_image_of_a_batch_is_named():
     assert [next(frames)[0], next(frames)[0]] == ["source[0][0]", "source[0][1]"]
     with pytest.raises(ValueError, match=r"source\[0\]\[2\] holds values from 0 to 1.5"):
         next(frames)
+    values, left_out = values[[0, 2, 1]], []
+    frames = next(clips_of([values], on_bad="skip", report=left_out.append)).frames
+    assert [path for path, _ in frames] == ["source[0][0]", "source[0][2]"]
+    assert [bad.path for bad in left_out] == ["source[0][1]"]
 
 
 @pytest.mark.parametrize("source", [3, None, b"a.png", {"mug": "a.png"}, [1.5], [b"x"], open])

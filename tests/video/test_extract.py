@@ -10,8 +10,9 @@ from video_clips import files, jobs, shown, whole_and_cut
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video import extract as video
+from benchmarks_toybox_ilab.video import sampling
 from benchmarks_toybox_ilab.video.extract import Job, extract_frames, extract_many
-from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, picture, upright
+from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, picture, sampled_frames, upright
 
 # Display matrices: x' = ax + cy, y' = bx + dy as a, b, 0, c, d, 0, then where the origin goes; 1 is 65536.
 ONE = 1 << 16
@@ -182,6 +183,8 @@ def bad_file(folder, kind):
     path = folder / f"{kind}.mp4"
     if kind == "random":
         path.write_bytes(np.random.default_rng(0).bytes(5000))
+    elif kind == "zeros":
+        path.write_bytes(bytes(5000))
     elif kind == "empty":
         path.touch()
     elif kind == "sound":
@@ -200,6 +203,7 @@ def bad_file(folder, kind):
     ("kind", "words"),
     [
         ("random", "random.mp4 cannot be opened: Invalid data"),
+        ("zeros", "zeros.mp4 (cannot be opened|has no video stream|is of a codec|has no frame)"),
         ("empty", r"empty.mp4 is empty \(0 bytes\). Copy it again"),
         ("sound", "sound.mp4 has no video stream, but only audio"),
         ("header", "header.mp4 has no frame that can be decoded|header.mp4 cannot be decoded"),
@@ -229,6 +233,43 @@ def test_a_truncated_file_leaves_nothing(clips, tmp_path):
     ):
         extract_frames(clips / "cut.mp4", tmp_path / "out", "%d.png")
     assert files(tmp_path / "out") == []
+
+
+def write_noise(path):
+    """Write a video of eight frames of moving noise."""
+    av = pytest.importorskip("av")
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg2video", rate=10)
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 64, 64, "yuv420p", 2_000_000
+        for frame in range(8):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.roll(noise, 3 * frame, 1), "rgb24")))
+        container.mux(stream.encode())
+    return path.read_bytes()
+
+
+def decoded(path):
+    """The frames of a video; none if it is refused."""
+    try:
+        return [np.asarray(image) for image in sampled_frames(path, 10)]
+    except VideoError:
+        return []
+
+
+def test_errors_that_the_decoder_would_hide_are_raised(tmp_path, monkeypatch):
+    whole, path, hidden = write_noise(tmp_path / "whole.mpg"), tmp_path / "damaged.mpg", 0
+    good = decoded(tmp_path / "whole.mpg")
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        place = random.integers(600, len(whole) - 1200)
+        path.write_bytes(whole[:place] + random.bytes(4) + whole[place + 4 :])
+        with monkeypatch.context() as usual:
+            usual.setattr(sampling, "DECODING", {})
+            found = decoded(path)
+        if found and not np.array_equal(found, good):
+            hidden += 1
+            assert not decoded(path)
+    assert hidden
 
 
 def test_a_video_error_is_a_table_error():

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 from support.faults.forked import disk_error, unwatch, watch_changes
 
-DISK = 3_000_000  # bytes of the disk that is filled
+DISK = 16 * 2**20  # bytes; an interrupted run leaves three copies of its network, of about 1 MB each
 NEW_NAMESPACE, PRIVATE, REMOUNT, READ_ONLY, DETACH = 0x20000, 0x44000, 32, 1, 2  # of Linux
 
 
