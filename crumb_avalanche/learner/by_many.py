@@ -10,7 +10,6 @@ eight groups of shards, and some clips of each group are asked of what the learn
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -249,7 +248,7 @@ def teach_shard(
 
     def values_of(clip: Clip) -> Values:
         for paths, pixels in batches(clip.frames, AT_A_TIME, network.image_size, network.interpolation):
-            yield from finite_values(partial(features, network.model), paths, pixels, report)
+            yield from finite_values(lambda some: features(network.model, some), paths, pixels, report)
 
     unread: list[BadImage] = []
     report = unread.append if task.skip else None
