@@ -64,7 +64,8 @@ def accuracies(frames: FrameTable, features: torch.Tensor, run: int, changes: di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--dataset-root", metavar="DIR", help="folder of the images of ETH-80")
+    parser.add_argument("--benchmark", default="eth80", help="name of a benchmark, as for crumb run")
+    parser.add_argument("--dataset-root", metavar="DIR", help="folder of its images")
     parser.add_argument("--weights", default="torchvision", help="weights of SqueezeNet, as for crumb run")
     parser.add_argument("--features", metavar="DIR", help="folder that keeps features for later calls")
     parser.add_argument("--runs", type=int, default=10, help="runs, each with a split of its own")
@@ -72,7 +73,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, two runs")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    name, weights, size, entry = "squeezenet1_0", chosen.weights, 224, get_benchmark("eth80")
+    name, weights, size, entry = "squeezenet1_0", chosen.weights, 224, get_benchmark(chosen.benchmark)
     if chosen.quick:
         name, weights, size, chosen.runs = QUICK["backbone"], None, QUICK["image_size"], 2
         entry = get_benchmark(QUICK_BENCHMARK)
