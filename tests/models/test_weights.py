@@ -88,6 +88,16 @@ def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path, suffix):
             read_weights(path)
 
 
+def test_a_header_that_takes_fewer_bytes_is_refused(tmp_path):
+    """Half of the bytes as float16 have the right shape, and are other weights."""
+    np.savez(tmp_path / "w.npz", weight=np.arange(6, dtype=np.float32))
+    whole = (tmp_path / "w.npz").read_bytes()
+    assert whole.count(b"'<f4'") == 1
+    (tmp_path / "w.npz").write_bytes(whole.replace(b"'<f4'", b"'<f2'"))
+    with pytest.raises(WeightsError, match=r"checksum of weight\.npy does not match"):
+        read_weights(tmp_path / "w.npz")
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pth"])
 def test_no_flipped_bit_gives_other_weights(tmp_path, suffix):
     path, wanted = tmp_path / f"w{suffix}", network().state_dict()
