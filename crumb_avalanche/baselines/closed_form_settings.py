@@ -91,7 +91,7 @@ class RdaSettings(FeatureSettings):
             because frames of a video are alike and determine it less well than as many unrelated images.
         diagonal: shrink each feature by its own variance instead of the mean variance.
         span: compare classes in the space that their means span, instead of that of all features.
-        eight_bits: store directions as int8 with a scale each, instead of float16.
+        eight_bits: store directions as int8 with a scale for each 32 values, instead of float16.
     """
 
     maps: bool = True

@@ -85,11 +85,13 @@ def typicality_without(statistics: ClassStatistics, features: Tensor, label: int
     others = labels != label
     if int(others.sum()) < 2:
         return None
-    return _typicality(statistics, features, statistics.scores(features)[:, labels[others]], others)
+    by_scores = isinstance(statistics, RandomProjection)
+    scores = statistics.scores(features)[:, labels[others]] if by_scores else features.new_zeros(0)
+    return _typicality(statistics, features, scores, others)
 
 
 def _typicality(statistics: ClassStatistics, features: Tensor, scores: Tensor, classes: Tensor | None = None) -> Tensor:
-    """Compute ``Evidence.typicality`` from the scores of the ``classes``, a mask of those with images."""
+    """Compute ``Evidence.typicality`` for ``classes``, a mask of those with images; of Gaussians without ``scores``."""
     if isinstance(statistics, RandomProjection):
         hidden = statistics.project(features)
         unexplained = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
