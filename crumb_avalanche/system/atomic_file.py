@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk and an exceeded quota
+PART = re.compile(r"\.(\d{1,9})\.part")  # what follows the name of a file while a process writes it
 # What to do about errors of a disk or a path, by their number.
 CURES = {
     **dict.fromkeys(DISK_FULL, "make room on that disk and give the same command again"),
@@ -80,11 +81,10 @@ def _remove_leftovers(path: Path, temporary: Path) -> None:
         temporary.unlink()
     if os.name != "posix":  # on Windows, os.kill(pid, 0) ends the process
         return
-    name = re.compile(rf"{re.escape(path.name)}\.(\d{{1,9}})\.part")
     # A leftover that vanished meanwhile or belongs to another user does not stop the write.
     with suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
-            match = name.fullmatch(entry.name)
+            match = entry.name.startswith(path.name) and PART.fullmatch(entry.name, len(path.name))
             if match and time.time() - entry.stat().st_mtime > _OLD and not _is_alive(int(match[1])):
                 os.unlink(entry.path)
 
