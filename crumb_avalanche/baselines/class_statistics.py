@@ -4,15 +4,18 @@ The features are the input of the head, averaged over locations (512 for Squeeze
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from crumb_avalanche.baselines.closed_form_budget import features_of, length_of
 from crumb_avalanche.baselines.closed_form_settings import SldaSettings
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.method_settings import NoSettings
 from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.closed_form.class_statistics import NO_DENSITY, ClassStatistics
 from crumb_avalanche.closed_form.feature_moments import feature_length, pooled_features
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
@@ -53,8 +56,17 @@ class ClosedFormStrategy(StreamStrategy):
         if self.clock.train_exp_epochs == 0:
             features = self.features(self.model, self.mb_x)
             with self.model.stopwatch.measure("plastic"):
-                self.statistics.update(features.cpu(), self.mb_y.cpu())
+                self._learn(features.cpu(), self.mb_y.cpu())
         return torch.zeros(len(self.mb_y), self.model.n_classes, device=self.device)
+
+    @property
+    def decided_settings(self) -> dict[str, Any]:
+        """Settings of the method that were decided while learning, with their values."""
+        return {}
+
+    def _learn(self, features: Tensor, labels: Tensor) -> None:
+        """Add a batch to the statistics, on the CPU."""
+        self.statistics.update(features, labels)
 
     def _answers(self, features: Tensor) -> Tensor:
         """Shift the scores to logits: 0 for the best seen class, negative for the others."""
@@ -62,6 +74,8 @@ class ClosedFormStrategy(StreamStrategy):
         if not seen:
             return torch.zeros(len(features), self.model.n_classes, device=self.device)
         scores = self.statistics.scores(features.cpu())
+        missing = self.model.n_classes - scores.shape[1]  # classes for which the statistics have no place yet
+        scores = functional.pad(scores, (0, missing), value=NO_DENSITY) if missing else scores
         return (scores - scores[:, seen].amax(1, keepdim=True)).float().to(self.device)
 
     def criterion(self):
@@ -89,11 +103,22 @@ class ClosedFormStrategy(StreamStrategy):
 
 
 def closed_form(
-    recipe: Recipe, statistics: ClassStatistics, features: Features = pooled_features
+    recipe: Recipe,
+    statistics: ClassStatistics,
+    features: Features = pooled_features,
+    kind: type[ClosedFormStrategy] = ClosedFormStrategy,
+    **more: Any,
 ) -> ClosedFormStrategy:
-    """Build a ``ClosedFormStrategy`` with one epoch per experience, the first included."""
+    """Build a ``ClosedFormStrategy`` with one epoch per experience, the first included.
+
+    Args:
+        recipe: arguments that all strategies share.
+        statistics, features: see ``ClosedFormStrategy``.
+        kind: the class.
+        more: its own arguments.
+    """
     arguments = recipe.common() | {"first_epochs": 1, "train_epochs": 1}
-    return ClosedFormStrategy(statistics=statistics, features=features, optimizer=recipe.optimizer(), **arguments)
+    return kind(statistics=statistics, features=features, optimizer=recipe.optimizer(), **arguments, **more)
 
 
 NCM = Entry(
@@ -106,17 +131,28 @@ NCM = Entry(
     fixed_bytes=lambda model, method, n_classes: 4 * n_classes * (feature_length(model) + 1),
     gradient=False,
 )
+
+
+def build_slda(recipe: Recipe) -> ClosedFormStrategy:
+    """Build streaming LDA of the features of the settings."""
+    method = recipe.method
+    statistics = StreamingLDA(recipe.n_classes, length_of(recipe.model, method), method.shrinkage)
+    return closed_form(recipe, statistics, features_of(method))
+
+
+def slda_bytes(model: SplitModel, method: SldaSettings, n_classes: int) -> int:
+    """Return the bytes of means, counts and one covariance."""
+    length = length_of(model, method)
+    return 4 * (length**2 + n_classes * (length + 1))
+
+
 SLDA = Entry(
     name="slda",
     summary="streaming linear discriminant analysis of frozen features",
     source="Hayes and Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPRW 2020",
     stores="a mean for each class, and one covariance",
-    build=lambda recipe: closed_form(
-        recipe, StreamingLDA(recipe.n_classes, feature_length(recipe.model), recipe.method.shrinkage)
-    ),
+    build=build_slda,
     method=SldaSettings,
-    fixed_bytes=lambda model, method, n_classes: (
-        4 * (feature_length(model) ** 2 + n_classes * (feature_length(model) + 1))
-    ),
+    fixed_bytes=slda_bytes,
     gradient=False,
 )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from crumb_avalanche.baselines.closed_form_settings import FeatureSettings, ProjectionSettings
+from crumb_avalanche.baselines.closed_form_settings import CELLS, FeatureSettings, ProjectionSettings
 from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.closed_form.class_directions import direction_bytes, fixed_bytes
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
@@ -13,7 +13,6 @@ from crumb_avalanche.models.split_model import SplitModel
 # Random features have no fixed bytes each, because matrices grow with their square: they are bought by the page.
 PAGE = 4096
 WITHOUT_BUDGET = 640  # random features
-CELLS = 2  # each way, of a setting of 0
 LEAST_BESIDE_SCATTER = 4  # directions of a class; with fewer, the full common covariance is not stored
 
 

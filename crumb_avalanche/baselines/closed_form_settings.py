@@ -7,22 +7,6 @@ from crumb_avalanche.system.setting_ranges import InRange
 
 
 @dataclass(frozen=True)
-class SldaSettings(InRange):
-    """Settings of streaming LDA.
-
-    Attributes:
-        shrinkage: share of the unit matrix in the covariance.
-    """
-
-    shrinkage: float = 1e-4
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 < self.shrinkage <= 1:
-            raise ValueError(f"shrinkage is {self.shrinkage}; it is a share: above 0 and at most 1")
-
-
-@dataclass(frozen=True)
 class RanpacSettings(InRange):
     """Settings of RanPAC.
 
@@ -42,6 +26,9 @@ class RanpacSettings(InRange):
             raise ValueError(f"projection is {self.projection}; give at least 1 random feature")
         if not self.ridge > 0:
             raise ValueError(f"ridge is {self.ridge}; give a positive number, or the equations may have no solution")
+
+
+CELLS = 2  # each way, of a setting of 0
 
 
 @dataclass(frozen=True)
@@ -76,14 +63,30 @@ class FeatureSettings(InRange):
 
 
 @dataclass(frozen=True)
+class SldaSettings(FeatureSettings):
+    """Settings of streaming LDA.
+
+    Attributes:
+        shrinkage: share of the unit matrix in the covariance, in squared units of the features.
+    """
+
+    shrinkage: float = 1e-4
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 < self.shrinkage <= 1:
+            raise ValueError(f"shrinkage is {self.shrinkage}; it is a share: above 0 and at most 1")
+
+
+@dataclass(frozen=True)
 class RdaSettings(FeatureSettings):
     """Settings of regularised discriminant analysis.
 
     The means of the map are those of 2 x 2 cells, which tell where in the image something is.
 
     Attributes:
-        cells: see ``FeatureSettings``. 0 is 2 where the budget buys at least 8 directions of each class with them;
-            with less, the features are those of the head's input alone, ``maps`` or not.
+        cells: see ``FeatureSettings``. 0 is 2 as long as the budget buys at least 8 directions of each class with
+            them; when a further class leaves less, the features are those of the head's input alone from then on.
         own: share of a class's own covariance; the rest is the common one. 0 is linear discriminant analysis.
         own_images: number of images with which a class has half of the share ``own``; 0 gives every class ``own``, and
             serves streams of classes of unequal size better.
@@ -92,6 +95,8 @@ class RdaSettings(FeatureSettings):
         diagonal: shrink each feature by its own variance instead of the mean variance.
         span: compare classes in the space that their means span, instead of that of all features.
         eight_bits: store directions as int8 with a scale for each 32 values, instead of float16.
+        known_classes: divide the budget by the number of classes of the whole stream, and decide on ``cells`` by it,
+            before the first image; otherwise nothing depends on the classes to come.
     """
 
     maps: bool = True
@@ -104,6 +109,7 @@ class RdaSettings(FeatureSettings):
     diagonal: bool = True
     span: bool = False
     eight_bits: bool = True
+    known_classes: bool = False
 
     _least_cells: ClassVar = 0
 

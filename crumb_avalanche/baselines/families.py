@@ -11,7 +11,7 @@ another source.
 
 from dataclasses import asdict, dataclass, field, replace
 
-from crumb_avalanche.training.replay_settings import ReplaySettings
+from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
 
 FAMILIES = ("fair", "paper")
 
@@ -46,7 +46,7 @@ class PaperSettings:
     head_kernel: int = 3
     relu_logits: bool = True
     clamp_gradients: float = 0.0
-    replay_weight: float = ReplaySettings.replay_weight
+    replay_weight: float = usual_replay_weight(None)
     selection_rule: str = ReplaySettings.selection_rule
     method: dict = field(default_factory=dict, hash=False)
     on: dict[str, dict] = field(default_factory=dict, hash=False)
@@ -86,9 +86,7 @@ _OFFLINE = PaperSettings(
     },
 )
 # CRUMB's published code: F frozen, gradients clamped, replay loss times five.
-_CRUMB = PaperSettings(
-    cut_layer=None, learning_rate=1e-3, clamp_gradients=10.0, replay_weight=5.0, selection_rule="reference"
-)
+_CRUMB = PaperSettings(cut_layer=None, learning_rate=1e-3, clamp_gradients=10.0, selection_rule="reference")
 _GSS_TOYBOX = dict(backbone="slim_resnet18", batch_size=100, learning_rate=1e-4, first_epochs=15)
 
 PAPER: dict[str, PaperSettings] = {

@@ -75,8 +75,11 @@ def build_strategy(
         method: settings of the method that differ from their defaults.
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
 
+    Returns:
+        A strategy for one stream.
+
     Raises:
-        ValueError: the name or a setting is unknown.
+        ValueError: the name or a setting is unknown, or ``mem_size`` is below 1 for a method that stores memories.
     """
     entry = get_strategy(name)
     model = model.to(device)
@@ -90,11 +93,16 @@ def build_strategy(
 def recommended_strategy(model: SplitModel, n_classes: int | None = None, **host) -> StreamStrategy:
     """Build the most accurate strategy at the same bytes: regularised discriminant analysis.
 
+    It is not in the paper; ``closed_form.regularized_discriminant`` names the sources of its parts.
+
     Args:
         model: a split model, which computes the features.
         n_classes: number of classes of the whole stream; default the model's. A model with another number of outputs
             gets a new head.
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
+
+    Returns:
+        The strategy ``rda`` with its default settings.
     """
     if n_classes not in (None, model.n_classes):
         model.reset_head(n_classes)

@@ -4,47 +4,160 @@ from dataclasses import replace
 
 from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy, closed_form
 from crumb_avalanche.baselines.closed_form_budget import (
-    CELLS,
     bytes_of_direction,
     directions_beside_scatter,
+    directions_of,
     features_of,
     fixed_gaussian_bytes,
     length_of,
 )
-from crumb_avalanche.baselines.closed_form_settings import RdaSettings
+from crumb_avalanche.baselines.closed_form_settings import CELLS, RdaSettings
 from crumb_avalanche.baselines.entry import Entry, Recipe
+from crumb_avalanche.closed_form.direction_budget import (
+    LEAST_OF_ALL_FEATURES,
+    MOST_DIRECTIONS,
+    class_bytes,
+    share_budget,
+    stores_scatter,
+)
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments, feature_length
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_file import StateError
 
-MOST_BESIDE_SCATTER = 32  # directions of a class beside the full common covariance; more do not help
-LEAST_WITH_CELLS = 8  # directions of a class; with fewer, fewer features answer better
+MOST_BESIDE_SCATTER = 32  # directions of a class beside the full common covariance, of ``known_classes``
+OF_HEAD = {"maps": False, "cells": 1}  # settings of the features of the head's input alone
+
+
+class GrowingDiscriminant(ClosedFormStrategy):
+    """Regularised discriminant analysis that shares a budget among the classes so far.
+
+    A class more takes a place for each number up to its own. When fewer than eight directions of each class would be
+    left, the features of the map are dropped, and those of the head's input stay.
+
+    Args:
+        budget: most bytes of the statistics.
+        dropping: whether features of the map may be dropped.
+        arguments: see ``ClosedFormStrategy``; the statistics are those of no class.
+    """
+
+    features: FeatureMoments
+    statistics: RegularizedDiscriminant
+
+    def __init__(self, *, budget: int, dropping: bool, **arguments):
+        super().__init__(**arguments)
+        self.budget, self.dropping = budget, dropping
+
+    @property
+    def decided_settings(self):
+        return {} if self.features.maps or not self.dropping else dict(OF_HEAD)
+
+    def _learn(self, features, labels):
+        classes = int(labels.max()) + 1
+        if classes > self.statistics.settings["n_classes"]:
+            self._make_room(classes)
+        self.statistics.update(features[:, -self.statistics.settings["length"] :], labels)
+
+    def _make_room(self, classes: int) -> None:
+        self.statistics.grow(classes)
+        settings, eight_bits = self.statistics.settings, self.statistics.settings["eight_bits"]
+        places = self.statistics.classes.means.untyped_storage().nbytes() // (4 * settings["length"])  # some in reserve
+        least = places * class_bytes(settings["length"], LEAST_OF_ALL_FEATURES, eight_bits)
+        if self.dropping and self.features.maps and least > self.budget:
+            self._keep_head()
+            places = classes
+        share_budget(self.statistics, places, self.budget)
+
+    def _keep_head(self) -> None:
+        length = feature_length(self.model)
+        self.features = self._of_head()
+        self.statistics.drop_features(self.statistics.settings["length"] - length)
+        if self.statistics.scatter is None and stores_scatter(length, self.budget):
+            self.statistics.gather_scatter()
+
+    def _of_head(self) -> FeatureMoments:
+        """Return the features of the head's input alone."""
+        return FeatureMoments(**{**vars(self.features), **OF_HEAD})
+
+    def load_state_dict(self, state, strict=True):
+        self._fit_state(state["method"])
+        super().load_state_dict(state, strict)
+
+    def load_answer_state(self, state):
+        self._fit_state(state["method"])
+        super().load_answer_state(state)
+
+    def _fit_state(self, state: dict) -> None:
+        """Build statistics without images that can load a state, and the features that belong to it."""
+        decided = {name: state["settings"][name] for name in ("n_classes", "length", "whole", "total_directions")}
+        if decided["length"] == self.statistics.settings["length"]:
+            pass
+        elif self.dropping and decided["length"] == feature_length(self.model):
+            self.features = self._of_head()
+        else:
+            raise StateError(
+                f"the state has {decided['length']} features, but this strategy {self.statistics.settings['length']}; "
+                "build it with the settings that the state was made with"
+            )
+        self.statistics = RegularizedDiscriminant(**{**self.statistics.settings, **decided})
 
 
 def fit(model: SplitModel, method: RdaSettings, n_classes: int, budget: int | None) -> RdaSettings:
-    """Decide ``cells`` where it is 0; see ``RdaSettings``."""
-    if method.cells:
+    """Decide ``cells`` where it is 0 and the number of classes is known; see ``RdaSettings``."""
+    if method.cells or not method.known_classes:
         return method
-    each = LEAST_WITH_CELLS * n_classes
-    least = fixed_gaussian_bytes(model, method, n_classes) + each * bytes_of_direction(model, method)
-    if budget is None or budget >= least:
+    length = length_of(model, method)
+    if budget is None or budget >= n_classes * class_bytes(length, LEAST_OF_ALL_FEATURES, method.eight_bits):
         return replace(method, cells=CELLS)
-    return replace(method, cells=1, maps=False)
+    return replace(method, **OF_HEAD)
+
+
+def drops(method: RdaSettings) -> bool:
+    """Return whether features of the map may be dropped."""
+    return method.maps and not method.cells and not method.known_classes
+
+
+def charged_bytes(model: SplitModel, method: RdaSettings, n_classes: int) -> int:
+    """Return ``Entry.fixed_bytes``: those of the classes' means, of the features that are never dropped."""
+    if drops(method):
+        return n_classes * class_bytes(feature_length(model), 0, method.eight_bits)
+    return fixed_gaussian_bytes(model, method, n_classes)
 
 
 def build_rda(recipe: Recipe) -> ClosedFormStrategy:
-    """Build the strategy with the directions per class, and perhaps the full common covariance, that the budget buys.
+    """Build the strategy.
 
     The budget is what the statistics take at most: a class has fewer directions where it has fewer images.
 
     Raises:
         ValueError: the budget does not buy a direction for each class.
     """
-    method, length = recipe.method, length_of(recipe.model, recipe.method)
-    directions, whole = directions_beside_scatter(recipe, length)
-    statistics = RegularizedDiscriminant(
-        recipe.n_classes,
+    method, length, each = recipe.method, length_of(recipe.model, recipe.method), directions_of(recipe)
+    if method.known_classes:
+        each, whole = directions_beside_scatter(recipe, length)
+        each = min(each, MOST_BESIDE_SCATTER) if whole else each
+        return closed_form(recipe, statistics_of(method, recipe.n_classes, length, each, whole), features_of(method))
+    # The bytes that mem_size was computed from.
+    budget = recipe.mem_size * bytes_of_direction(recipe.model, method)
+    budget += charged_bytes(recipe.model, method, recipe.n_classes)
+    return closed_form(
+        recipe,
+        statistics_of(method, 0, length, MOST_DIRECTIONS, stores_scatter(length, budget)),
+        features_of(method),
+        GrowingDiscriminant,
+        budget=budget,
+        dropping=drops(method),
+    )
+
+
+def statistics_of(
+    method: RdaSettings, n_classes: int, length: int, directions: int, whole: bool
+) -> RegularizedDiscriminant:
+    """Build statistics with the settings."""
+    return RegularizedDiscriminant(
+        n_classes,
         length,
-        min(directions, MOST_BESIDE_SCATTER) if whole else directions,
+        directions,
         whole,
         method.own,
         method.shrinkage,
@@ -53,7 +166,6 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
         span=method.span,
         eight_bits=method.eight_bits,
     )
-    return closed_form(recipe, statistics, features_of(method))
 
 
 RDA = Entry(
@@ -65,7 +177,7 @@ RDA = Entry(
     method=RdaSettings,
     fit=fit,
     item_bytes=bytes_of_direction,
-    fixed_bytes=fixed_gaussian_bytes,
+    fixed_bytes=charged_bytes,
     each_class=True,
     gradient=False,
 )

@@ -151,6 +151,20 @@ class ClassDirections:
         self._energies += [[]] * new
         self.outside, self.counts = grown(self.outside, n_classes), grown(self.counts, n_classes)
 
+    def drop_features(self, first: int) -> None:
+        """Drop the ``first`` features.
+
+        ``outside`` keeps the share that the directions of the class keep of their squared lengths.
+        """
+        narrow = []
+        for label, energies in enumerate(self._energies):
+            rows, before = self.of_class(label)[:, first:], sum(energies)
+            self.outside[label] *= float(rows.square().sum()) / before if before else 1 - first / self.length
+            narrow.append(rows)
+        self.length -= first
+        for label, rows in enumerate(narrow):
+            self._store(label, _principal(rows))
+
     def _no_scales(self) -> Tensor:
         """Return the scales of a class without directions."""
         if self.dtype == torch.int8:
@@ -203,3 +217,11 @@ class ClassDirections:
         self.scales = [part.clone() for part in tensors["direction_scales"].split(ones)]
         self._energies = [self.of_class(label).square().sum(1).tolist() for label in range(len(self.rows))]
         self._held = len(rows)
+
+
+def _principal(rows: Tensor) -> Tensor:
+    """Return the principal directions of ``(k, D)`` rows, the weakest first, without those of no energy."""
+    if not len(rows):
+        return rows
+    energies, vectors = torch.linalg.eigh(rows @ rows.mT)
+    return vectors[:, energies > NO_ENERGY * energies[-1].clamp_min(0)].mT @ rows

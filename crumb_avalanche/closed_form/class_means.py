@@ -74,6 +74,12 @@ class ClassMeans(ClassStatistics):
         self.counts[label] += new
         return between
 
+    def drop_features(self, first: int) -> None:
+        """Drop the ``first`` features."""
+        self.means = self.means[:, first:].clone()
+        self.settings["length"] -= first
+        self._solution = None
+
     def _solve(self, seen):
         return functional.normalize(self.means[seen].double(), dim=1)
 

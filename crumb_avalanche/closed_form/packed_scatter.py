@@ -35,6 +35,14 @@ class PackedScatter:
             for start, strip in zip(starts, self.strips, strict=True)
         ]
 
+    def add_matrix(self, matrix: Tensor) -> None:
+        """Add a symmetric ``(D, D)`` matrix."""
+        starts = range(0, self.length, BLOCK)
+        self.strips = [
+            strip + matrix[start : start + BLOCK, : strip.shape[1]].float()
+            for start, strip in zip(starts, self.strips, strict=True)
+        ]
+
     def merge(self, other: "PackedScatter") -> None:
         """Add the rows of another matrix of the same length; exact up to rounding."""
         self.strips = [mine + theirs for mine, theirs in zip(self.strips, other.strips, strict=True)]

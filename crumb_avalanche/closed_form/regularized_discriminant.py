@@ -135,6 +135,28 @@ class RegularizedDiscriminant(ClassStatistics):
         self.scatter, self.settings["whole"] = None, False
         self._solution = None
 
+    def gather_scatter(self) -> None:
+        """Store the full common scatter from now on; of the images so far, it is the sum over the classes."""
+        self.scatter, self.settings["whole"] = PackedScatter(self.settings["length"]), True
+        directions = self.directions.of_classes(list(range(len(self.image_counts))))
+        self.scatter.add_matrix(_summed(directions, self.directions.outside))
+        self._solution = None
+
+    def drop_features(self, first: int) -> None:
+        """Drop the ``first`` features; the statistics are those of the others from then on.
+
+        Means, counts and a full common scatter are exact. What the directions of a class leave out of the trace of its
+        scatter is divided as their squared lengths are.
+        """
+        if self.scatter is not None:
+            matrix = self.scatter.whole()[first:, first:]
+            self.scatter = PackedScatter(len(matrix))
+            self.scatter.add_matrix(matrix)
+        self.classes.drop_features(first)
+        self.directions.drop_features(first)
+        self.settings["length"] -= first
+        self._solution = None
+
     def _update(self, features, labels):
         for label, rows in self.classes.absorb(features, labels).items():
             if self.scatter is not None:
@@ -187,11 +209,7 @@ class RegularizedDiscriminant(ClassStatistics):
         directions = self.directions.of_classes(seen.nonzero().flatten().tolist())
         numbers, outside = self.directions.counts[seen], self.directions.outside[seen].double()
         total, length = float(counts.sum()), means.shape[1]
-        if self.scatter is None:
-            common = directions.mT @ directions
-            common.diagonal().add_(outside.sum() / length)
-        else:
-            common = self.scatter.whole()
+        common = _summed(directions, outside) if self.scatter is None else self.scatter.whole()
         common /= total
         variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
         shares = common.diagonal().clamp_min(LEAST_VARIANCE * variance) if self.diagonal else variance
@@ -215,6 +233,13 @@ class RegularizedDiscriminant(ClassStatistics):
         spreads = ((own / counts).sqrt()[owners, None] * rows).split(numbers.tolist())
         space = Span(projection, (means - centre) @ projection, root, lengths[: len(basis.mT)])
         return Solution(centre, projection if self.span else None, root, places, spreads, 1 - own + own * rest, space)
+
+
+def _summed(directions: Tensor, outside: Tensor) -> Tensor:
+    """Return the sum of scatters, ``(D, D)`` float64, of ``(k, D)`` directions and the traces that they leave out."""
+    common = directions.mT @ directions
+    common.diagonal().add_(outside.double().sum() / len(common))
+    return common
 
 
 class Span(NamedTuple):

@@ -10,8 +10,14 @@ from torch import Tensor
 from crumb_avalanche.closed_form.class_directions import direction_bytes, fixed_bytes
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.closed_form.direction_budget import (
+    LEAST_OF_ALL_FEATURES,
+    MOST_DIRECTIONS,
+    class_bytes,
+    share_budget,
+    stores_scatter,
+)
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
-from crumb_avalanche.closed_form.packed_scatter import PackedScatter
 from crumb_avalanche.closed_form.random_projection import RandomProjection
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
@@ -20,10 +26,7 @@ from crumb_avalanche.models.split_model import SplitModel
 POOLED = dict(maps=False, deviations=False, power=1.0)  # means of the head's input over locations
 # Features of learner files that do not name theirs.
 BEFORE = {"rda": dict(maps=True, deviations=True, power=0.7)}
-MOST_DIRECTIONS = 64  # of a class; more do not help
-LEAST_DIRECTIONS = 4  # of a class beside the full common covariance
-# A budget that buys so many directions of so many classes has the features of cells.
-LEAST_WITH_CELLS, CLASSES = 8, 20
+CLASSES = 20  # A budget that buys enough directions of so many classes has the features of cells.
 
 
 class BudgetError(ValueError):
@@ -124,12 +127,12 @@ class Discriminant(Kind):
     def features(self, model, budget):
         features = FeatureMoments(**self.moments)
         length = features.length(model)
-        if budget < CLASSES * (fixed_bytes(length, True) + LEAST_WITH_CELLS * direction_bytes(length, True)):
+        if budget < CLASSES * class_bytes(length, LEAST_OF_ALL_FEATURES):
             features.maps, features.cells = False, 1
         return features
 
     def build(self, length, budget):
-        whole = 2 * PackedScatter.bytes_of(length) <= budget
+        whole = stores_scatter(length, budget)
         return RegularizedDiscriminant(
             0, length, MOST_DIRECTIONS, whole, own=0.1, diagonal=True, span=False, eight_bits=True
         )
@@ -142,21 +145,7 @@ class Discriminant(Kind):
 
     def make_room(self, statistics, length, classes, budget):
         super().make_room(statistics, length, classes, budget)
-        left = budget - classes * _fixed_bytes(statistics)
-        notes = []
-        if statistics.scatter is not None:
-            beside = left - PackedScatter.bytes_of(length)
-            if beside < classes * LEAST_DIRECTIONS * _direction_bytes(statistics):
-                statistics.drop_scatter()
-                notes.append("the full common covariance is given up; it is put together from the classes' directions")
-            else:
-                left = beside
-        total = left // _direction_bytes(statistics)
-        held = int(statistics.directions.counts.sum())
-        if total < held:
-            notes.append(f"{held - total} of {held} directions of classes are given up, the weakest first")
-        statistics.limit(total)
-        return "; ".join(notes)
+        return share_budget(statistics, classes, budget)
 
 
 def _fixed_bytes(statistics: ClassStatistics) -> int:
@@ -208,8 +197,8 @@ class ReplayKind:
 
 REPLAY_LEARNING: dict[str, Any] = dict(first_epochs=5, clamp_gradients=10.0)
 REPLAY: dict[str, ReplayKind] = {
-    # A larger replay weight, as in the reference code, holds back a new class that is shown in few images.
-    "crumb": ReplayKind("codes of feature maps", rehearsals=8, learning=dict(replay_steps=4)),
+    # The usual replay weight, 5, holds back a new class that is shown in few images.
+    "crumb": ReplayKind("codes of feature maps", rehearsals=8, learning=dict(replay_weight=1.0, replay_steps=4)),
     "remind": ReplayKind("product-quantizer codes of feature maps", rehearsals=8),
     "er": ReplayKind("images", images=True, rehearsals=8),
     "icarl": ReplayKind("images", temperature=0.05, images=True, herds=True),

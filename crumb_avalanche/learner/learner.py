@@ -60,6 +60,11 @@ class Learner:
             gives way. Trained layers count as part of the network.
         cut_layer: where the network is cut, if not at the usual layer; see ``split_backbone``.
 
+    Raises:
+        ImportError: a network of timm is asked for, and timm is not installed.
+        ValueError: method or backbone is unknown, or the cut is none of the network.
+        WeightsError: the weights cannot be fetched or read, or are another network's.
+
     Attributes:
         lessons: what each call of ``teach`` did, in order.
         budget_bytes: see above.
@@ -117,6 +122,9 @@ class Learner:
         Args:
             name: ``auto`` for the fastest of a short trial, or one of ``models.runtimes.RUNTIMES``.
 
+        Returns:
+            The runtime in use.
+
         Raises:
             RuntimeRefusedError: the runtime is not installed, or computes other features.
         """
@@ -139,8 +147,9 @@ class Learner:
         """Learn the images of a source; one call is one lesson.
 
         Args:
-            source: an image, folder, video, glob pattern, array, tensor, or a list of these; without ``label`` a folder
-                of class folders (``class/...``), of which everything is learned.
+            source: path of an image, folder or video; glob pattern; PIL image; ``(H, W, 3)`` or ``(N, H, W, 3)`` array;
+                ``(3, H, W)`` or ``(N, 3, H, W)`` tensor, both uint8 or floating-point from 0 to 1; or a list of these.
+                Without ``label`` a folder of class folders (``class/...``), of which everything is learned.
             label: name of the class shown; a new one, or one that was taught before.
             on_bad: ``raise`` for an error at a file that cannot be read or whose features are not finite, ``skip`` to
                 leave it out and list it.
@@ -153,8 +162,12 @@ class Learner:
             What was learned.
 
         Raises:
-            ValueError: there is nothing to learn, a name is not allowed, or a class more does not fit into the budget;
-                the learner is as it was.
+            BadFrameError: a file cannot be decoded, and ``on_bad`` is ``raise``.
+            FileNotFoundError: the path does not exist.
+            ImportError: there is a video, and PyAV is not installed.
+            TypeError: the source is none of the above.
+            ValueError: there is nothing to learn, a name is not allowed, an array has another shape or other values, or
+                a class more does not fit into the budget. After any error, the learner is as it was.
         """
         unread: list[BadImage] = []
         pictures: dict[str, bytes] = {}
@@ -213,9 +226,13 @@ class Learner:
             source: as for ``teach``; one image or one clip.
             on_bad: ``raise`` for an error at a frame that cannot be read, ``skip`` to leave it out.
 
+        Returns:
+            Label, confidence, whether the class is known, and runners-up.
+
         Raises:
             NothingTaughtError: nothing was taught.
             ValueError: the source has several clips: use ``predict_all``.
+            OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
         """
         return only_answer(self.predict_all(source, on_bad=on_bad))
 
@@ -230,6 +247,13 @@ class Learner:
             source: as for ``teach``.
             on_bad: ``raise`` or ``skip``.
             report: called with each file that is left out.
+
+        Yields:
+            The answer for each image or clip.
+
+        Raises:
+            NothingTaughtError: nothing was taught.
+            OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
         """
         if not self.classes:
             raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
@@ -337,6 +361,9 @@ class Learner:
 
         Returns:
             What remains of its images in statistics that classes share; empty if nothing does.
+
+        Raises:
+            ValueError: there is no class of this name.
         """
         with self._lock:
             self._knowledge.find(name)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from crumb_avalanche.baselines.closed_form_settings import CELLS
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.file import FORMAT, LEARNER, LearnerError, LearnerHeader, read_header
@@ -51,11 +52,14 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
     counts = {one["label"]: one for one in header.classes}
     labels = range(max(counts, default=-1) + 1)
     names = [str(counts[label]["name"]) if label in counts else None for label in labels]
+    features = {name: header.method[name] for name in vars(FeatureMoments()) if name in header.method}
+    if features.get("cells") == 0:
+        features["cells"] = CELLS
     lesson = {"images": {one["name"]: one["images"] for one in header.classes}, "clips": 0, "answered": 0, "right": 0}
     return FrozenNetwork.of_state(described, weights), {
         "method": header.strategy,
         "budget_bytes": header.budget.get("bytes"),
-        "features": {name: header.method[name] for name in vars(FeatureMoments()) if name in header.method} or None,
+        "features": features or None,
         "lessons": [{**lesson, "when": header.written, "notes": ()}],
         "before": None,
         "names": names,

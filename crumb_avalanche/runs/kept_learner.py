@@ -45,7 +45,7 @@ def header_of(session: Session, experiences: int, keep: Keep = "full") -> Learne
         network["preprocessing"] = expected
     return LearnerHeader(
         strategy=plan.strategy,
-        method=dict(plan.method),
+        method={**plan.method, **getattr(session.strategy, "decided_settings", {})},
         learning=asdict(plan.learning),
         mem_size=plan.capacity,
         seed=plan.run,

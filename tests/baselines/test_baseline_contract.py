@@ -6,9 +6,11 @@ import json
 import pickle
 import pkgutil
 import re
+from functools import cache
 
 import numpy as np
 import pytest
+import small_models
 import torch
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
@@ -78,6 +80,12 @@ def learn(name, make_model, make_stream, protocol="class_instance", experiences=
     return strategy, stream, watch, answers
 
 
+@cache
+def learned(name):
+    """What ``learn`` returns, once for the tests that only read it."""
+    return learn(name, small_models.make_model, small_models.make_stream)
+
+
 def weights(strategy):
     return {key: value.clone() for key, value in strategy.model.state_dict().items()}
 
@@ -127,8 +135,8 @@ def test_learns_a_stream_and_answers_only_with_classes_it_saw(name, protocol, ma
 
 
 @pytest.mark.parametrize("name", STREAM_LEARNERS)
-def test_every_later_frame_is_seen_once_and_in_order(name, make_model, make_stream):
-    _, stream, watch, _ = learn(name, make_model, make_stream)
+def test_every_later_frame_is_seen_once_and_in_order(name):
+    _, stream, watch, _ = learned(name)
     for number, experience in enumerate(stream.train_stream[:2]):
         shown = [tuple(image.flatten()[:6].tolist()) for image, *_ in experience.dataset]
         epochs = watch.rows[number][: len(shown)] if number == 0 else watch.rows[number]
@@ -137,10 +145,10 @@ def test_every_later_frame_is_seen_once_and_in_order(name, make_model, make_stre
 
 
 @pytest.mark.parametrize("name", STREAM_LEARNERS)
-def test_is_another_learner_than_fine_tuning(name, make_model, make_stream):
+def test_is_another_learner_than_fine_tuning(name):
     if name == "finetune":
         pytest.skip("fine-tuning itself")
-    ours, plain = (learn(one, make_model, make_stream)[0] for one in (name, "finetune"))
+    ours, plain = (learned(one)[0] for one in (name, "finetune"))
     ours_weights, plain_weights = weights(ours), weights(plain)
     assert any(
         key not in ours_weights or not torch.equal(ours_weights[key], plain_weights[key]) for key in plain_weights
@@ -148,16 +156,15 @@ def test_is_another_learner_than_fine_tuning(name, make_model, make_stream):
 
 
 @pytest.mark.parametrize("name", [name for name in STREAM_LEARNERS if entry_of(name)[0].budgeted])
-def test_keeps_its_bytes_within_the_budget_at_every_step(name, make_model, make_stream):
-    _, _, watch, _ = learn(name, make_model, make_stream)
+def test_keeps_its_bytes_within_the_budget_at_every_step(name):
+    _, _, watch, _ = learned(name)
     assert max(watch.bytes) <= BUDGET
     assert watch.bytes[-1] > 0
 
 
 @pytest.mark.parametrize("name", STREAM_LEARNERS)
 def test_the_same_twice(name, make_model, make_stream):
-    first, second = (state(learn(name, make_model, make_stream)[0]) for _ in range(2))
-    assert_same(first, second)
+    assert_same(state(learned(name)[0]), state(learn(name, make_model, make_stream)[0]))
 
 
 @pytest.mark.parametrize("name", STREAM_LEARNERS)

@@ -27,11 +27,11 @@ def test_its_settings_reach_it():
 
 
 @pytest.mark.parametrize(("images", "whole", "directions"), [(12, False, 79), (4, False, 23), (120, True, 32)])
-def test_what_a_budget_buys(images, whole, directions):
-    model = squeezenet(8)
+def test_what_a_budget_buys_of_a_known_number_of_classes(images, whole, directions):
+    model, method = squeezenet(8), {"known_classes": True}
     budget = images * 3 * 224**2
-    count = RDA.memories_in_budget(model, budget, 8)
-    strategy = build_strategy("rda", model, LearningSettings(), count, 0)
+    count = RDA.memories_in_budget(model, budget, 8, RDA.method_settings(method))
+    strategy = build_strategy("rda", model, LearningSettings(), count, 0, method=method)
     kept = strategy.statistics
     assert (kept.scatter is not None, kept.settings["directions"]) == (whole, directions)
     labels = torch.arange(8).repeat_interleave(directions + 2)
@@ -42,8 +42,8 @@ def test_what_a_budget_buys(images, whole, directions):
     assert strategy.statistics_bytes <= budget
 
 
-def test_a_small_budget_has_the_features_of_the_head_alone():
-    model, usual = squeezenet(8), RdaSettings()
+def test_a_small_budget_of_a_known_number_of_classes_has_the_features_of_the_head_alone():
+    model, usual = squeezenet(8), RdaSettings(known_classes=True)
     least = 8 * (4 * (LENGTH + 3) + 8 * (LENGTH + LENGTH // 16))  # means, and 8 directions of each class
     assert RDA.fit(model, usual, 8, least) == RDA.fit(model, usual, 8, None) == replace(usual, cells=2)
     small = RDA.fit(model, usual, 8, least - 1)
@@ -53,10 +53,18 @@ def test_a_small_budget_has_the_features_of_the_head_alone():
     assert RDA.fit(model, given, 8, 1) == given
 
 
-def test_a_budget_without_a_direction_for_each_class():
-    model = squeezenet(8)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_budget_without_a_direction_for_each_class(known):
     with pytest.raises(ValueError, match="the budget buys 7 principal directions, but the stream has 8 classes"):
-        build_strategy("rda", model, LearningSettings(), 7, 0)
+        build_strategy("rda", squeezenet(8), LearningSettings(), 7, 0, method={"known_classes": known})
+
+
+@pytest.mark.parametrize("changes", [{}, {"cells": 2}, {"maps": False}])
+def test_the_budget_is_that_of_the_run(changes):
+    model, budget, method = squeezenet(8), 2_257_920, RDA.method_settings(changes)
+    memories = RDA.memories_in_budget(model, budget, 8, method)
+    strategy = build_strategy("rda", model, LearningSettings(), memories, 0, method=changes)
+    assert budget - RDA.bytes_of_item(model, method) < strategy.budget <= budget
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])

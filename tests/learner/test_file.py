@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
+from small_models import DrawnOnce
 from variants import VARIANTS, entry_of
 from watched import Answers
 
@@ -155,6 +156,7 @@ def shapes():
         classes=("fish", "house", "key", "leaf", "ring", "star"), objects_per_class=2, sessions=2, frames_per_clip=4,
         size=SIZE, held_out_sessions=(1,),
     )  # fmt: skip
+    table.reader = DrawnOnce()
     return make_benchmark(table, "class_instance", 0, 2, pixel_transform(SIZE), pixel_transform(SIZE))
 
 

@@ -164,3 +164,11 @@ def test_tuned_is_crumb_with_more_training_and_a_readout_of_its_memories():
     assert "readout" not in RunPlan.of(RunSettings(preset="tuned", strategy="remind")).method
     given = RunPlan.of(RunSettings(preset="tuned", replay_compute=1.0, learning_rate=1e-2))
     assert (given.replay_compute, given.learning_rate) == (1, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("given", "weight"),
+    [({}, 5), ({"preset": "tuned"}, 1), ({"replay_compute": 2.0}, 1), ({"preset": "tuned", "replay_weight": 3.0}, 3)],
+)
+def test_replay_weighs_five_times_unless_classes_weigh_the_same_without_it(given, weight):
+    assert RunPlan.of(RunSettings(**given)).replay_weight == weight
