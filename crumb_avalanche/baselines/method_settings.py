@@ -57,7 +57,7 @@ class LearningSettings(InRange):
     first_epochs: int = 10
     epochs: int = 1
     clamp_gradients: float | None = None
-    replay_weight: float = ReplaySettings.replay_weight
+    replay_weight: float | None = ReplaySettings.replay_weight
     replay_steps: int = ReplaySettings.replay_steps
     replay_compute: float | None = ReplaySettings.replay_compute
     fused: bool = ReplaySettings.fused
@@ -170,7 +170,7 @@ BEFORE: dict[str, dict[str, Any]] = {
     "der": dict(evaluation_logits=False),
     "rda": dict(
         **dict(deviations=True, equal_lengths=False, cells=1, own=0.3, own_images=0.0, diagonal=False, span=True),
-        eight_bits=False,
+        **dict(eight_bits=False, known_classes=True),
     ),
 }
 

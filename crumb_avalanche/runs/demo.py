@@ -74,8 +74,9 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         backbone="small_cnn",
         image_size=SIZE,
         pretrained=str(pretrained),
-        # Batches of one clip are alike: three replay batches after each keep a short stream balanced.
+        # Batches of one clip are alike: three replay batches of equal weight keep a short stream balanced.
         replay_steps=3,
+        replay_weight=1.0,
         feature_cache=str(folder / "feature_cache"),
         run=settings.seed,
         threads=settings.threads,

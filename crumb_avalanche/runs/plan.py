@@ -13,6 +13,7 @@ from crumb_avalanche.baselines.method_settings import LearningSettings, method_s
 from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
 from crumb_avalanche.runs.presets import DEFAULTS, PRESET_METHODS, PRESETS, preset_for
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, part_for
+from crumb_avalanche.training.replay_settings import usual_replay_weight
 
 PAPER_SIDE = 224  # side in pixels of the images that the paper counts a budget in
 
@@ -57,6 +58,8 @@ class RunPlan(RunSettings):
             values.setdefault(name, getattr(benchmark, name))
         given = {item.name: getattr(settings, item.name) for item in fields(RunSettings)}
         given |= {name: value for name, value in values.items() if given[name] is None}
+        if settings.replay_weight is None and given["replay_compute"] is not None:
+            given["replay_weight"] = usual_replay_weight(given["replay_compute"])
         if is_timm(given["backbone"]):
             from crumb_avalanche.baselines.registry import get_strategy  # imports torch
 

@@ -1,7 +1,7 @@
 """Presets and defaults of the settings that are ``None``."""
 
 from crumb_avalanche.baselines.method_settings import LearningSettings
-from crumb_avalanche.training.replay_settings import ReplaySettings
+from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
 
 CLIPS = "clip_folder"  # the benchmark of a user's own images
 
@@ -16,7 +16,7 @@ DEFAULTS = dict(
     learning_rate=LearningSettings.learning_rate,
     momentum=LearningSettings.momentum,
     weight_decay=LearningSettings.weight_decay,
-    replay_weight=ReplaySettings.replay_weight,
+    replay_weight=usual_replay_weight(None),
     selection_rule=ReplaySettings.selection_rule,
     clamp_gradients=0.0,
     relu_logits=False,
@@ -29,10 +29,10 @@ DEFAULTS = dict(
 # "recommended" is the most accurate at the same bytes (see docs/recommended.md).
 PRESETS: dict[str, dict] = {
     "paper": {},
-    "reference": dict(
-        replay_weight=5.0, selection_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3
+    "reference": dict(selection_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3),
+    "tuned": dict(
+        codebook_dim=64, codebook_init="spherical", replay_compute=2.0, replay_weight=usual_replay_weight(2.0)
     ),
-    "tuned": dict(codebook_dim=64, codebook_init="spherical", replay_compute=2.0),
     "recommended": dict(strategy="rda", codebook_init="kmeans"),
 }
 # Settings of a method (``method.*``) by preset and strategy.

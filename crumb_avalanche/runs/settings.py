@@ -55,7 +55,7 @@ class RunSettings:
         momentum: of SGD; default 0.9.
         weight_decay: of SGD, codebook included; default 1e-4.
         clamp_gradients: largest absolute value of a gradient element; 0 disables clamping.
-        replay_weight: factor of the replay loss.
+        replay_weight: factor of the replay loss; default 5, and 1 with replay_compute.
         replay_steps: replay batches after each new batch.
         replay_compute: cost of replay, in units of the training step without it, instead of replay_steps; 2 with preset
             tuned. All classes are replayed alike then.

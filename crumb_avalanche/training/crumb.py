@@ -14,7 +14,7 @@ from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.balanced_replay import BalancedReplay
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
-from crumb_avalanche.training.replay_settings import ReplaySettings
+from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
 from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -35,6 +35,8 @@ def memory_step(strategy, loss: Tensor, **kwargs) -> None:
 
 class CRUMBPlugin(StoringPlugin):
     """Losses, replay and storage of CRUMB, for any strategy whose model is a ``SplitModel``.
+
+    Paper: "Training", eq. 3, and "Replay to mitigate catastrophic forgetting".
 
     With another buffer it is plain replay from that buffer: ``CRUMBPlugin(ImageBuffer(15), direct_weight=1,
     codebook_weight=0)`` replays raw images. With a codebook-out loss, it calibrates the model on the first experience
@@ -59,7 +61,7 @@ class CRUMBPlugin(StoringPlugin):
         storage_policy: the buffer, with its selection rule.
         direct_weight: alpha of eq. 3, the weight of the loss of ``P(Z)``.
         codebook_weight: beta of eq. 3, the weight of the loss of ``P(Z~)``.
-        replay_weight: factor of the replay loss (the reference code has 5).
+        replay_weight: factor of the replay loss; default 5 as in all published scripts, and 1 with ``replay_compute``.
         replay_steps: replay batches after each new batch; 0 stores but never replays.
         fused: new and replayed batch in one optimiser step instead of two.
         replay_compute: cost of replay in units of the training step without it, instead of ``replay_steps``. Replay
@@ -68,9 +70,10 @@ class CRUMBPlugin(StoringPlugin):
         seen: the mask over the classes seen; default the one of the strategy.
 
     Raises:
+        TypeError: when training starts, the model is not a ``SplitModel``.
         ValueError: both loss weights are zero, or one is negative; ``replay_compute`` is not above 0 or comes with
-            ``fused``; when training starts, the plugin list has a
-            ``SeenClassesPlugin`` that was not handed over.
+            ``fused``; when training starts, the plugin list has a ``SeenClassesPlugin`` that was not handed over, or
+            the model lacks the codebook that the codebook-out loss needs.
     """
 
     def __init__(
@@ -78,13 +81,15 @@ class CRUMBPlugin(StoringPlugin):
         storage_policy: CompactBuffer,
         direct_weight: float = DEFAULTS.direct_weight,
         codebook_weight: float = DEFAULTS.codebook_weight,
-        replay_weight: float = DEFAULTS.replay_weight,
+        replay_weight: float | None = DEFAULTS.replay_weight,
         replay_steps: int = DEFAULTS.replay_steps,
         fused: bool = DEFAULTS.fused,
         replay_compute: float | None = DEFAULTS.replay_compute,
         seen: SeenClassesPlugin | None = None,
     ):
         super().__init__(storage_policy, seen)
+        if replay_weight is None:
+            replay_weight = usual_replay_weight(replay_compute)
         if min(direct_weight, codebook_weight, replay_weight) < 0 or direct_weight + codebook_weight == 0:
             raise ValueError(
                 f"direct_weight={direct_weight}, codebook_weight={codebook_weight}, replay_weight={replay_weight}: "
@@ -212,6 +217,7 @@ class CRUMBStrategy(StreamStrategy):
         stream_arguments: all others, such as ``divergence_guard``; see ``StreamStrategy``.
 
     Raises:
+        TypeError: the model is not a ``SplitModel``.
         ValueError: both or neither of ``storage_policy`` and ``mem_size``; or see ``CRUMBPlugin``.
     """
 
@@ -232,7 +238,7 @@ class CRUMBStrategy(StreamStrategy):
         storage_policy: CompactBuffer | None = None,
         direct_weight: float = DEFAULTS.direct_weight,
         codebook_weight: float = DEFAULTS.codebook_weight,
-        replay_weight: float = DEFAULTS.replay_weight,
+        replay_weight: float | None = DEFAULTS.replay_weight,
         replay_steps: int = DEFAULTS.replay_steps,
         fused: bool = DEFAULTS.fused,
         replay_compute: float | None = DEFAULTS.replay_compute,

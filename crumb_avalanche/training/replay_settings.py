@@ -10,7 +10,7 @@ class ReplaySettings:
     Attributes:
         direct_weight: alpha of eq. 3, the weight of the loss on unquantized maps.
         codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
-        replay_weight: factor of the replay loss; the reference code has 5.
+        replay_weight: factor of the replay loss; ``None`` is ``usual_replay_weight``.
         replay_steps: replay batches after each new batch; 0 stores but never replays.
         replay_compute: cost of replay in units of the training step without it, instead of ``replay_steps``; all
             classes are replayed alike (see ``BalancedReplay``).
@@ -20,8 +20,16 @@ class ReplaySettings:
 
     direct_weight: float = 0.0
     codebook_weight: float = 1.0
-    replay_weight: float = 1.0
+    replay_weight: float | None = None
     replay_steps: int = 1
     replay_compute: float | None = None
     fused: bool = False
     selection_rule: str = "every_jth"
+
+
+def usual_replay_weight(replay_compute: float | None) -> float:
+    """Return the factor of the replay loss that all published scripts have, 5, or 1 with ``replay_compute``.
+
+    The paper does not name the factor. With ``replay_compute``, classes weigh the same without it.
+    """
+    return 5.0 if replay_compute is None else 1.0

@@ -111,7 +111,7 @@ def test_each_option_runs(crumb, tiny, tmp_path, more):
 
 def test_the_options_reach_the_learner(make_learner):
     model, strategy = make_learner(
-        replay_weight=5.0,
+        replay_weight=3.0,
         replay_steps=3,
         fused=True,
         selection_rule="reference",
@@ -120,7 +120,7 @@ def test_the_options_reach_the_learner(make_learner):
     )
     plugins = {type(plugin): plugin for plugin in strategy.plugins}
     crumb = plugins[CRUMBPlugin]
-    assert (crumb.replay_weight, crumb.replay_steps, crumb.fused) == (5.0, 3, True)
+    assert (crumb.replay_weight, crumb.replay_steps, crumb.fused) == (3.0, 3, True)
     assert (crumb.direct_weight, crumb.codebook_weight) == (0.5, 2.0)
     assert isinstance(strategy.storage_policy.rule, ReferenceRule) and not model.codebook.blocks.requires_grad
     assert plugins[ClampGradients].limit == 0.1
@@ -179,7 +179,7 @@ def test_several_runs_with_a_summary_and_finished_ones_kept(crumb, tiny, tmp_pat
     code, out, _ = crumb(*tiny, "--runs", "0-1", "--output", tmp_path)
     assert code == 0 and out.count("already finished") == 2
     code, _, err = crumb(*tiny, "--runs", "0-1", "--output", tmp_path, "--replay-weight", "2")
-    assert code == 1 and "holds a finished run with replay_weight=1.0, not 2.0" in err
+    assert code == 1 and "holds a finished run with replay_weight=5.0, not 2.0" in err
 
 
 def test_one_run_has_no_deviation_and_no_run_is_an_error(crumb, tiny, tmp_path):
