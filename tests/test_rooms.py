@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,13 @@ KNOW_STREAMS = {"learner", "runs", "report", "cli"}
 LIGHT = ("system", "models", "memory", "closed_form", "report")
 
 
+@cache
 def imported(path):
     """Pairs (module, inside a function) of what a file imports, as text for ``import_module`` too."""
+    return list(_imported(path))
+
+
+def _imported(path):
     tree = ast.parse(path.read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inside = {id(part) for function in functions for part in ast.walk(function)}
@@ -111,7 +117,7 @@ def test_nothing_installed_knows_the_experiments_and_the_tests():
 def test_the_walk_sees_imports(tmp_path):
     path = tmp_path / "x.py"
     path.write_text("import a.b\ndef f():\n    from c.d import e\n    return import_module(f'g.h.{e}')\n")
-    assert list(imported(path)) == [("a.b", False), ("c.d.e", True), ("g.h.", True)]
+    assert imported(path) == [("a.b", False), ("c.d.e", True), ("g.h.", True)]
 
 
 @pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)

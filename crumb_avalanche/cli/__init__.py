@@ -68,14 +68,14 @@ def parsed(given: list[str]) -> Any:
     Raises:
         ValueError: a value is nested too deeply, or a file of settings cannot be read.
     """
-    from crumb_avalanche.cli.parser import parser, present
+    from crumb_avalanche.cli.parser import COMMANDS, parser, present
 
     nested = "an argument or a file of settings is nested too deeply; give plain values as --NAME VALUE"
     if any(argument.count("[") + argument.count("{") > 100 for argument in given):  # would be parsed for minutes
         raise ValueError(nested)
     arguments = present(given)
     try:
-        return parser().parse_args(arguments)
+        return parser(only=given[0] if given and given[0] in COMMANDS else None).parse_args(arguments)
     except RecursionError as error:
         raise ValueError(nested) from error
     except ValueError as error:  # of the library that reads YAML

@@ -60,8 +60,12 @@ KINDS = {
 ACTIONS = ("show", "forget", "rename", "undo", "merge")
 
 
-def parser() -> Any:
-    """Build the parser of all commands."""
+def parser(only: str | None = None) -> Any:
+    """Build the parser of all commands.
+
+    Args:
+        only: a command; the others get no options, as adding those of all takes as long as parsing.
+    """
     from jsonargparse import ActionConfigFile, ArgumentParser
 
     class Parser(ArgumentParser):
@@ -91,12 +95,8 @@ def parser() -> Any:
             allow_abbrev=False,
         )
         command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
-        if settings is RunSettings:
-            add_run_arguments(command)
-        else:
-            _add_positional(command, settings)
-            added = {action.dest for action in command._actions}
-            command.add_class_arguments(settings, skip=added & {item.name for item in fields(settings)})
+        if only in (None, name):
+            _add_options(command, settings)
         commands.add_subcommand(name, command, help=summary)
     return main_parser
 
@@ -138,6 +138,16 @@ def usable_paths(values: dict[str, Any]) -> dict[str, Any]:
         expanded = [os.path.expanduser(path) for path in given]
         out[name] = expanded if isinstance(values[name], list) else expanded[0]
     return out
+
+
+def _add_options(command: Any, settings: type) -> None:
+    """Add the arguments of a command."""
+    if settings is RunSettings:
+        add_run_arguments(command)
+        return
+    _add_positional(command, settings)
+    added = {action.dest for action in command._actions}
+    command.add_class_arguments(settings, skip=added & {item.name for item in fields(settings)})
 
 
 def _add_positional(command: Any, settings: type) -> None:

@@ -1,4 +1,4 @@
-"""Docstrings of the names that the packages export: the API reference shows them."""
+"""Docstrings of the names that the packages export, which the API reference shows: arguments, shapes, errors."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ from page_commands import ROOT
 from site_parts import reference
 
 ENTRY = re.compile(r"^    (\w[\w, ]*):", re.MULTILINE)
+SHAPE = re.compile(r"`\([^`]*\)|any shape|[Ss]calar|same shape|\d x \d")  # as `(B, C)`
 HOOKS = re.compile(r"(before|after)_\w+|(load_)?state_dict|result|reset")  # Avalanche's and torch's; described there
 
 
@@ -30,26 +31,47 @@ def undescribed(function, docstring: str) -> list[str]:
     return [name for name in names if name not in {"self", "cls", *listed} and not re.search(rf"`{name}`", docstring)]
 
 
+def unlisted(function, docstring: str) -> list[str]:
+    """Errors that a function itself raises and that a docstring does not list."""
+    raised = [node.exc for node in ast.walk(function) if isinstance(node, ast.Raise) and node.exc is not None]
+    names = {ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in raised}
+    listed = docstring.partition("Raises:\n")[2]
+    return sorted(name for name in names if not re.search(rf"^    {name}: ", listed, re.MULTILINE))
+
+
+def without_shape(function, docstring: str) -> list[str]:
+    """Tensors and arrays that a function takes or returns, where a docstring says nothing of a shape."""
+    annotations = [one.annotation for one in [*function.args.args, *function.args.kwonlyargs]] + [function.returns]
+    kinds = {name for one in annotations if one for name in re.findall(r"\b(Tensor|ndarray)\b", ast.unparse(one))}
+    return [] if SHAPE.search(docstring) else sorted(kinds)
+
+
+def missing(target: str, function, docstring: str) -> list[str]:
+    """All that a docstring lacks of a function."""
+    found = undescribed(function, docstring) + unlisted(function, docstring) + without_shape(function, docstring)
+    return [f"{target}: {name}" for name in found]
+
+
 def problems(target: str, node: ast.ClassDef | ast.FunctionDef) -> list[str]:
     """What is missing in the docstrings of a class with its methods, or of a function."""
     own = ast.get_docstring(node) or ""
     found = [] if own else [f"{target} has no docstring"]
     if isinstance(node, ast.FunctionDef):
-        return found + [f"{target}: {name}" for name in undescribed(node, own)]
+        return found + missing(target, node, own)
     for method in node.body:
         if not isinstance(method, ast.FunctionDef):
             continue
         text = ast.get_docstring(method)
         if method.name == "__init__":
-            found += [f"{target}: {name}" for name in undescribed(method, own)]
-        elif (
-            not method.name.startswith("_") and (text := ast.get_docstring(method)) and not HOOKS.fullmatch(method.name)
-        ):
-            found += [f"{target}.{method.name}: {name}" for name in undescribed(method, text)]
+            found += missing(target, method, own)
+        elif text and not method.name.startswith("_") and not HOOKS.fullmatch(method.name):
+            found += missing(f"{target}.{method.name}", method, text)
+        elif not method.name.startswith("_"):  # the class lists what it raises
+            found += [f"{target}.{method.name}: {name}" for name in unlisted(method, own)]
     return found
 
 
-def test_public_names_describe_their_parameters():
+def test_public_names_describe_parameters_errors_and_shapes():
     found = [problem for target, node in definitions() for problem in problems(target, node)]
     assert not found, "\n".join(found)
 
@@ -74,3 +96,16 @@ def test_every_exported_class_and_function_is_looked_at():
 def test_parameters_without_a_description_are_found(text, missing):
     node = ast.parse(f"def add(a, b):\n    {text}\n").body[0]
     assert undescribed(node, ast.get_docstring(node)) == missing
+
+
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        ("Take the root of `x`.", ["NaNError", "ValueError", "Tensor"]),
+        ("Take the root of `x`, `(n,)` float32.\n\nRaises:\n    ValueError: it is negative.\n", ["NaNError"]),
+    ],
+)
+def test_errors_and_shapes_without_a_description_are_found(text, lacking):
+    body = 'if x.isnan().any():\n        raise NaNError\n    raise ValueError(f"x is {x}")'
+    node = ast.parse(f"def root(x: Tensor) -> Tensor:\n    {body}\n").body[0]
+    assert unlisted(node, text) + without_shape(node, text) == lacking

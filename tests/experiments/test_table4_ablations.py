@@ -117,7 +117,7 @@ def test_commands_that_make_starts(tmp_path):
     assert lines[1].endswith("--codebook-dim 8 --direct-weight 0.0")
     assert "--codebook-size 4" in lines[2]
     mixed = some.commands([BY_NAME["Pretrain weights"]])
-    assert "ours.safetensors" in mixed[0] and "--epochs 0" in mixed[1] and "--seed 1" in mixed[1]
+    assert "ours.safetensors" in mixed[0] and "--learning-rate 0.0" in mixed[1] and "--seed 1" in mixed[1]
     assert some.commands([row for row in ROWS if row.start == STOCK]) == []
     for data in ("IMAGES", "torchvision:CIFAR10", "cifar_like/train"):
         other = Starts(tmp_path, PretrainSettings(data=data, codebook_dim=8), "torchvision")

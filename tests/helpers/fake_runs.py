@@ -17,7 +17,7 @@ CONFIG = {
     "pretrained": None,
     "classes_per_experience": 2,
     "threads": 1,
-    "replay_weight": 1.0,
+    "replay_weight": 5.0,
 }
 LEDGER = {
     "buffer_items": 12,

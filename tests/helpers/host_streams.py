@@ -1,7 +1,6 @@
 """Our small stream and our learners, as Avalanche's own tests and examples use theirs."""
 
 import zlib
-from functools import cache
 
 import numpy as np
 import torch
@@ -10,26 +9,14 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from host_benchmarks import N_CLASSES, sgd
 from PIL import Image
-from small_models import CLASSES, SIZE, make_model
+from small_models import CLASSES, SIZE, DrawnOnce, make_model
 from torch import nn
 
 from benchmarks_toybox_ilab import Frame, FrameTable, ToyShapes, imagenet_transform, make_benchmark
-from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesReader
 from crumb_avalanche import CodeBuffer, CRUMBPlugin, CRUMBStrategy, SeenClassesPlugin
 
 TRAINING, HELD_OUT = 20, 20  # frames in an experience of two classes
 LEARNERS = ("CRUMBStrategy", "CRUMBPlugin", "Naive")
-
-
-_drawn = cache(ToyShapesReader())
-
-
-class DrawnOnce:
-    """Draws each frame once for all tests; a checkpoint of Avalanche's pickles it."""
-
-    def __call__(self, path: str) -> Image.Image:
-        """Return the image."""
-        return _drawn(path)
 
 
 def our_stream(protocol: str = "class_instance", classes_per_experience: int = 2, run: int = 0, **arguments):

@@ -89,6 +89,6 @@ def mixed(folder: Path) -> Path:
     """Groups with finals 70 ± 10, 25 and a joint 90, on one stream, one of class_iid, and one that attacks the page."""
     sweep(folder)
     fake_run(folder / "offline", 90.0, strategy="offline")
-    fake_run(folder / "iid", 55.0, protocol="class_iid", replay_weight=5.0)
+    fake_run(folder / "iid", 55.0, protocol="class_iid", replay_weight=3.0)
     fake_run(folder / "attack", 5.5, pretrained=ATTACK, **{"new" + ATTACK: ATTACK})
     return folder

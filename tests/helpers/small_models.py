@@ -1,8 +1,10 @@
 """A network, a stream and a buffer small enough to be followed by hand."""
 
 from collections import OrderedDict
+from functools import cache
 
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -36,6 +38,21 @@ def make_model(seed: int = 0, n_classes: int = 4, codebook: bool = True) -> Spli
     return model
 
 
+@cache
+def _drawn(path: str) -> Image.Image:
+    from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesReader
+
+    return ToyShapesReader()(path)
+
+
+class DrawnOnce:
+    """Draws each frame once for all tests, as drawing takes long; a checkpoint of Avalanche's pickles it."""
+
+    def __call__(self, path: str) -> Image.Image:
+        """Return the image."""
+        return _drawn(path)
+
+
 def make_stream(classes_per_experience: int = 2, run: int = 0, protocol: str = "class_instance", classes=CLASSES):
     """Experiences of ten rendered training frames a class: two objects, one clip of five frames each, in order."""
     from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
@@ -43,6 +60,7 @@ def make_stream(classes_per_experience: int = 2, run: int = 0, protocol: str = "
     table = ToyShapesFrames(
         classes=classes, objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,)
     )
+    table.reader = DrawnOnce()
     transform = pixel_transform(SIZE)
     return make_benchmark(table, protocol, run, classes_per_experience, transform, transform)
 

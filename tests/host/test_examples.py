@@ -57,7 +57,8 @@ def build(strategy, *arguments, n_classes: int = N_CLASSES, **settings):
     """A strategy with the three arguments that every example gives by position."""
     model = network(strategy, n_classes)
     if issubclass(strategy, CRUMBStrategy):
-        settings = {"mem_size": 12, **settings}
+        # Streams of a few images: five times the weight of memories would hold new classes back.
+        settings = {"mem_size": 12, "replay_weight": 1.0, **settings}
     rate = 0.02 if issubclass(strategy, CRUMBStrategy) else 0.002
     return strategy(model, sgd(model, rate), CrossEntropyLoss(), *arguments, **{**COMMON, **settings})
 

@@ -40,11 +40,11 @@ def test_one_line_for_each_run(tmp_path):
 
 def test_settings_that_vary_are_there_in_full(tmp_path):
     long = "/way/" + "x" * 80 + ".safetensors"
-    fake_run(tmp_path / "a", pretrained=long, replay_weight=5.0)
+    fake_run(tmp_path / "a", pretrained=long, replay_weight=3.0)
     fake_run(tmp_path / "b")
     report(tmp_path)
     first, second = lines_of(tmp_path / "report.csv")
-    assert (first["replay_weight"], second["replay_weight"]) == ("5.0", "1.0")
+    assert (first["replay_weight"], second["replay_weight"]) == ("3.0", "5.0")
     assert first["pretrained"] == long and second["pretrained"] == "none"
 
 
@@ -143,9 +143,9 @@ def differences(folder, **settings) -> dict[str, tuple[str, str]]:
 
 def test_deviations(tmp_path):
     found = differences(
-        tmp_path / "a", replay_weight=5.0, method=dict(freeze_codebook=True), budget_images=30, weights="/w/x.npz"
+        tmp_path / "a", replay_weight=3.0, method=dict(freeze_codebook=True), budget_images=30, weights="/w/x.npz"
     )
-    assert found["replay_weight"] == ("1.0", "5.0")
+    assert found["replay_weight"] == ("5.0", "3.0")
     assert found["method.freeze_codebook"] == ("False", "True")
     assert found["budget_images"] == ("default", "30")
     assert found["weights"] == ("torchvision", "/w/x.npz")

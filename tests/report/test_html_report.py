@@ -92,9 +92,7 @@ def test_labels_that_break_pictures(tmp_path):
     assert "$x^{" in shown.texts and "a$b$" in shown.texts and "<g>&" in shown.texts and "\ufffdé\ufffd" in shown.texts
 
 
-def test_the_same_runs_give_the_same_page(tmp_path):
-    folder = mixed(tmp_path / "runs")
-    report(folder)
+def test_the_same_runs_give_the_same_page(folder):
     first = (folder / "report.html").read_bytes()
     code = "import sys; from fake_runs import report; from pathlib import Path; report(Path(sys.argv[1]))"
     subprocess.run(
@@ -151,14 +149,14 @@ def test_one_run_has_its_classes_and_settings(tmp_path):
     shown = page_of(tmp_path / "a")
     assert "cup, pear" in shown.text and "dog, car" in shown.text
     settings = {row["setting"]["text"]: row for row in shown.tables["settings-same"]}
-    assert settings["replay_weight"]["value"]["text"] == "1.0"
-    assert settings["replay_weight"]["meaning"]["text"] == "factor of the replay loss."
+    assert settings["replay_weight"]["value"]["text"] == "5.0"
+    assert settings["replay_weight"]["meaning"]["text"].startswith("factor of the replay loss; default 5")
     assert "settings-differ" not in shown.tables
 
 
 def test_differences_between_groups(folder):
     rows = page_of(folder).tables["settings-differ"]
-    assert {row["replay_weight"]["text"] for row in rows} == {"1.0", "5.0"}
+    assert {row["replay_weight"]["text"] for row in rows} == {"5.0", "3.0"}
     assert "replay_weight" not in {row["setting"]["text"] for row in page_of(folder).tables["settings-same"]}
 
 
@@ -175,7 +173,7 @@ def test_runs_that_are_left_out_are_named(tmp_path):
 def test_deviations_are_listed(folder, tmp_path):
     rows = {row["setting"]["text"]: row for row in page_of(folder).tables["deviations-table"]}
     assert rows["benchmark"]["groups"]["text"] == "all" and "class_iid" in rows["replay_weight"]["groups"]["text"]
-    assert (rows["replay_weight"]["paper"]["text"], rows["replay_weight"]["run"]["text"]) == ("1.0", "5.0")
+    assert (rows["replay_weight"]["paper"]["text"], rows["replay_weight"]["run"]["text"]) == ("5.0", "3.0")
     settings = as_dict(RunPlan.of(RunSettings(benchmark="core50", strategy="finetune")))
     report(fake_run(tmp_path / "a", **{name: value for name, value in settings.items() if name != "run"}))
     assert "None: all settings are those of preset paper." in page_of(tmp_path / "a").text

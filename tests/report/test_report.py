@@ -35,10 +35,10 @@ def lines_of(text: str) -> list[str]:
 
 
 def test_one_run_as_tables(tmp_path, capsys):
-    report(fake_run(tmp_path / "a", replay_weight=5.0, method=dict(freeze_codebook=True)))
+    report(fake_run(tmp_path / "a", replay_weight=3.0, method=dict(freeze_codebook=True)))
     lines = lines_of(capsys.readouterr().out)
     assert "strategy crumb" in lines and "method.freeze_codebook True" in lines
-    assert "replay_weight 5.0" in lines  # the preset says 1
+    assert "replay_weight 3.0" in lines  # the preset says 5
     assert not any(line.startswith(("pretrained", "threads", "output")) for line in lines)
     assert "exp 1 100.0 100.00" in lines and "exp 2 60.0 80.0 70.00" in lines
     # 4 classes: chance is 1/2, then 1/4

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from forked import start_crumb
 from support.same_results import differences
 
 from crumb_avalanche.runs.run_folder import RESULT, RESUME
@@ -23,32 +24,66 @@ def newest_checkpoint(output) -> int:
     return max((int(path.stem) for path in (output / RESUME).glob("[0-9]*.safetensors")), default=-1)
 
 
+class Command:
+    """`crumb run` in a process that starts Python too."""
+
+    seconds_to_start = 8
+
+    def __init__(self, *arguments):
+        command = [sys.executable, "-m", "crumb_avalanche.cli", *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def ended(self):
+        return self.process.poll() is not None
+
+    def kill(self):
+        self.process.kill()
+        _, err = self.process.communicate()
+        return self.process.returncode, err.decode()
+
+
+class Forked:
+    """`crumb run` in a process forked from one that has imported the library."""
+
+    seconds_to_start = 0.5
+
+    def __init__(self, *arguments):
+        self.process = start_crumb(*arguments)
+
+    def ended(self):
+        return not self.process.is_alive()
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+        return self.process.exitcode, ""
+
+
 def kill_at_random(process, output, draws):
     """Kill after a random number of checkpoints, or, one in five times, while the process starts or reads its own."""
     starting = draws.random() < 0.2
     aim, last = newest_checkpoint(output) + draws.randint(1, 4), math.inf
     if starting:
-        last = time.monotonic() + draws.uniform(0, 8)
-    while process.poll() is None and newest_checkpoint(output) < aim and time.monotonic() < last:
+        last = time.monotonic() + draws.uniform(0, process.seconds_to_start)
+    while not process.ended() and newest_checkpoint(output) < aim and time.monotonic() < last:
         time.sleep(0.005)
     time.sleep(draws.uniform(0, 0.2))
-    process.kill()
+    return process.kill()
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_killed_run_ends_with_the_same_bits(tiny, tmp_path, kills):
+@pytest.mark.parametrize(("kills", "start"), [(3, Forked), pytest.param(20, Command, marks=pytest.mark.slow)])
+def test_a_killed_run_ends_with_the_same_bits(crumb, tiny, tmp_path, kills, start):
     # More steps than all kills let pass, on a slow machine too.
     settings = [*tiny, "--mem-size", "8", "--first-epochs", "12"] if kills == 3 else SHAPES
-    command = [sys.executable, "-m", "crumb_avalanche.cli", *settings, "--checkpoint-every", "1", "--output"]
+    command = [*settings, "--checkpoint-every", "1", "--output"]
     killed, draws = tmp_path / "killed", random.Random(0)
-    subprocess.run([*command, str(tmp_path / "undisturbed")], check=True, stdout=subprocess.DEVNULL)
+    code, _, err = crumb(*command, tmp_path / "undisturbed")
+    assert code == 0, err
     for number in range(kills):
-        process = subprocess.Popen([*command, str(killed)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        kill_at_random(process, killed, draws)
-        _, err = process.communicate()
-        assert process.returncode == -9, f"ended with {process.returncode} before kill {number}: {err.decode()}"
+        code, err = kill_at_random(start(*command, killed), killed, draws)
+        assert code == -9, f"ended with {code} before kill {number}: {err}"
     finished = (killed / RESULT).exists()  # the last kill came after the result, and the command only tidies up
-    done = subprocess.run([*command, str(killed)], stdout=subprocess.DEVNULL)
-    assert done.returncode == finished
+    code, _, _ = crumb(*command, killed)
+    assert code == finished
     assert differences(tmp_path / "undisturbed", killed) == []
     assert not (killed / RESUME).exists()

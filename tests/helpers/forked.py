@@ -1,0 +1,39 @@
+"""Processes that have the library imported, forked from the server that sweeps use: importing takes seconds."""
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import sys
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["crumb_avalanche.runs.run"])
+
+
+def _crumb(arguments):
+    from crumb_avalanche.cli import main
+
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        sys.exit(main(arguments))
+
+
+def _script(arguments, environment):
+    os.environ.update(environment)
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def start_crumb(*arguments):
+    """Start ``crumb ARGUMENTS`` in a process."""
+    return _started(_crumb, list(map(str, arguments)))
+
+
+def start_script(*arguments, **environment):
+    """Start ``python ARGUMENTS`` in a process, with variables of its environment."""
+    return _started(_script, list(map(str, arguments)), environment)
+
+
+def _started(target, *arguments):
+    process = CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    return process
