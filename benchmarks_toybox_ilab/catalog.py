@@ -70,8 +70,12 @@ class Benchmark:
             fps: Frames per second taken from a video of a clip folder.
             bad_videos: See `ClipFolderFrames`.
 
+        Returns:
+            The table of frames, with the split of the run.
+
         Raises:
-            FrameTableError: If a root is needed and not given, or the data set does not take `fps`.
+            FrameTableError: If a root is needed and not given, the data set does not take `fps`, or the folder is not
+                that of the data set.
         """
         if self.needs_root and root is None:
             own = "" if self.name == "clip_folder" else " (for clips of your own: --benchmark clip_folder)"
@@ -108,7 +112,7 @@ def _of_the_paper(module: ModuleType, frames: Callable[..., FrameTable], *number
     return Benchmark(name, table, *numbers, True, module.LAYOUT, module.SOURCE, ("reference",), **more)
 
 
-# Classes of an experience, batch size and budget in images: paper, Sec. 4.1 and supplement S5.
+# Classes of an experience, batch size and budget in images: paper, "Stream learning benchmark datasets", and S5.
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
@@ -142,6 +146,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         ),
     )
 }
+"""The benchmarks by name, as for `crumb run --benchmark`; see `Benchmark`."""
 
 
 def get_benchmark(name: str) -> Benchmark:

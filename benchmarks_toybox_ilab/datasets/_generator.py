@@ -28,12 +28,18 @@ def _shared(
         dataset_root: Folder of the data set.
         protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
         run: Seed of the order of classes, clips and frames.
-        train_transform: PIL image to tensor; None is `imagenet_transform({image_size})`.
+        train_transform: PIL image to tensor; None is `imagenet_transform({image_size})`, which gives float32 tensors of
+            3 x {image_size} x {image_size}.
         eval_transform: The same for the test stream.
         classes_per_experience: Number of classes in one experience.
 
     Returns:
         A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
+
+    Raises:
+        FrameTableError: If the table of frames cannot be made (see the function that makes it, such as `ETH80Frames`),
+            or a class has no test frames.
+        ValueError: If the protocol is unknown, or a number is out of range.
     """
 
 
@@ -99,11 +105,11 @@ def generator(
 
 
 def _documentation(make_table: Callable[..., FrameTable], image_size: int) -> str:
-    shared, returns = inspect.getdoc(_shared).format(image_size=image_size).split("\n\n")[1:]
+    shared, *others = inspect.getdoc(_shared).format(image_size=image_size).split("\n\n")[1:]
     summary, _, own = inspect.getdoc(make_table).partition("\n\nArgs:\n")
     entries = _entries(shared) | _entries(own)
     arguments = "\n".join(f"    {name}: {text.rstrip()}" for name, text in entries.items())
-    return f"{summary}\n\nArgs:\n{arguments}\n\n{returns}"
+    return "\n\n".join([summary, f"Args:\n{arguments}", *others])
 
 
 def _entries(arguments: str) -> dict[str, str]:

@@ -7,6 +7,8 @@ import numpy as np
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 PROTOCOLS = ("class_instance", "class_iid", "offline")
+"""Names of the protocols (paper, "Training protocols"): clips one after the other, frames shuffled within an
+experience, all classes at once."""
 
 # Children of the run's seed, one per kind of draw, so that another draw of one kind does not change the others.
 _CLASS_ORDER, _CLIP_ORDER, _FRAME_ORDER = range(3)
@@ -30,6 +32,9 @@ class PortableDraws:
 
         Args:
             count: Number of classes in the group.
+
+        Returns:
+            `(count,)` int64: the numbers below `count`, shuffled.
         """
         self._group = getattr(self, "_group", -1) + 1
         return self._permutation(count, _CLASS_ORDER, *([self._group] if self._group else []))
@@ -40,6 +45,9 @@ class PortableDraws:
         Args:
             count: Number of clips.
             experience: Number of the experience, from 0.
+
+        Returns:
+            `(count,)` int64: the numbers below `count`, shuffled.
         """
         return self._permutation(count, _CLIP_ORDER, experience)
 
@@ -49,6 +57,9 @@ class PortableDraws:
         Args:
             count: Number of frames.
             experience: Number of the experience, from 0.
+
+        Returns:
+            `(count,)` int64: the numbers below `count`, shuffled.
         """
         return self._permutation(count, _FRAME_ORDER, experience)
 
@@ -74,6 +85,9 @@ class ReferenceDraws:
 
         Args:
             count: Number of classes in the group.
+
+        Returns:
+            `(count,)` int64: the numbers below `count`, shuffled.
         """
         return self.clips(count, 0)
 
@@ -83,6 +97,9 @@ class ReferenceDraws:
         Args:
             count: Number of clips.
             experience: Number of the experience, from 0.
+
+        Returns:
+            `(count,)` int64: the numbers below `count`, shuffled.
         """
         order = np.arange(count)
         self._random.shuffle(order)
@@ -94,6 +111,9 @@ class ReferenceDraws:
         Args:
             count: Number of frames.
             experience: Number of the experience, from 0.
+
+        Returns:
+            `(count,)` int64: the numbers below `count`, shuffled.
         """
         return np.random.RandomState(self.run).permutation(count)
 

@@ -53,7 +53,7 @@ def plan_stream(
 ) -> StreamPlan:
     """Draw the order of classes, clips and frames of a run.
 
-    Paper: Sec. 4.1, class-i.i.d. and class-instance protocols. All protocols of a run share the order of classes.
+    Paper: "Training protocols" (class-instance and class-i.i.d.). All protocols of a run share the order of classes.
 
     Args:
         table: The frames.
@@ -63,6 +63,9 @@ def plan_stream(
         class_groups: Names of all classes in groups that follow one another and are shuffled separately; None is one
             group, in the order of `table.classes`.
         reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
+
+    Returns:
+        The rows of each experience, `(n,)` int64.
 
     Raises:
         ValueError: If the protocol is unknown, or a number is out of range.
@@ -196,21 +199,25 @@ def make_benchmark(
     class_groups: Sequence[Sequence[str]] | None = None,
     reference: bool = False,
 ) -> FrameBenchmark:
-    """Make an Avalanche benchmark from a table.
+    """Make an Avalanche benchmark from a table (paper, "Training protocols").
 
-    The items of `experience.dataset` are image, label and task label (always 0); its attribute `frame_row` holds the
-    table row of each item. Strategies may change their experiences, so make a new benchmark for each strategy.
+    The items of `experience.dataset` are image (what the transform gives, by default `(3, 224, 224)` float32), label
+    and task label (int, always 0); its attribute `frame_row` holds the table row of each item. Strategies may change
+    their experiences, so make a new benchmark for each strategy.
 
     Args:
         table: The frames.
         protocol: "class_instance", "class_iid" or "offline".
         run: Seed of the order of classes, clips and frames; there is no other.
         classes_per_experience: Number of classes in one experience; the last may have fewer.
-        train_transform: PIL image to tensor; None is `imagenet_transform(224)`.
+        train_transform: PIL image to `(3, h, w)` tensor; None is `imagenet_transform(224)`.
         eval_transform: The same for evaluation.
         class_groups: Groups of class names that follow one another; see `plan_stream`.
         reference: Draw orders as the paper's published code does, and label classes by the order of their first frames,
             which differs between runs. By default the labels are the same in every run.
+
+    Returns:
+        The benchmark, with `train_stream` and `test_stream`.
 
     Raises:
         ValueError: If the protocol is unknown, or a number is out of range.

@@ -20,11 +20,14 @@ class FrameDataset(Dataset):
 
     Args:
         table: The table.
-        rows: Row numbers; a row may be repeated.
+        rows: Row numbers, `(n,)` integers; a row may be repeated.
         transform: Applied to the PIL image; None keeps it.
 
     Attributes:
-        targets: The labels, list of int.
+        targets: The labels, list of n int.
+
+    Raises:
+        BadFrameError: If an item is taken whose file is missing, truncated or not an image.
     """
 
     def __init__(
@@ -45,13 +48,16 @@ class FrameDataset(Dataset):
 
 @dataclass(frozen=True, repr=False)
 class PixelTransform:
-    """PIL image -> `(3, size, size)` uint8, resized with one of Pillow's antialiased filters.
+    """PIL image -> `(3, size, size)` uint8, `3 * size * size` bytes, resized with one of Pillow's antialiased filters.
 
     The aspect ratio is not kept, as in the paper. The repr describes the whole transform, so it can key a cache.
 
     Args:
         size: Side in pixels.
         interpolation: Name of the filter: `bilinear`, `bicubic` or another of `PIL.Image.Resampling`, in lower case.
+
+    Raises:
+        KeyError: If Pillow has no filter of this name; when an image is transformed.
     """
 
     size: int = 224
@@ -70,7 +76,11 @@ class PixelTransform:
 
 @dataclass(frozen=True)
 class ImageNetTransform:
-    """PIL image -> `(3, size, size)` float32: `normalize_pixels` of `PixelTransform`, identical to the bit."""
+    """PIL image -> `(3, size, size)` float32: `normalize_pixels` of `PixelTransform`, identical to the bit.
+
+    Args:
+        size: Side in pixels.
+    """
 
     size: int = 224
 
@@ -81,6 +91,8 @@ class ImageNetTransform:
 
 def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
     """Normalise uint8 pixels for ImageNet networks: divide by 255, subtract the mean, divide by the std.
+
+    Mean and standard deviation of the channels are those published with torchvision's ImageNet weights.
 
     Args:
         pixels: `(..., 3, H, W)` uint8.
@@ -99,6 +111,9 @@ def pixel_transform(size: int = 224, interpolation: str = "bilinear") -> PixelTr
     Args:
         size: Side in pixels.
         interpolation: Name of Pillow's filter, in lower case.
+
+    Returns:
+        A callable: PIL image to `(3, size, size)` uint8.
     """
     return PixelTransform(size, interpolation)
 
@@ -108,5 +123,8 @@ def imagenet_transform(size: int = 224) -> ImageNetTransform:
 
     Args:
         size: Side in pixels.
+
+    Returns:
+        A callable: PIL image to `(3, size, size)` float32, as `normalize_pixels` gives it.
     """
     return ImageNetTransform(size)

@@ -66,6 +66,9 @@ def natural_key(text: str) -> tuple:
 
     Args:
         text: Such as a name or a path.
+
+    Returns:
+        What `sorted(..., key=natural_key)` compares.
     """
     parts = _DIGITS.split(text)
     parts[1::2] = map(int, parts[1::2])  # every other part is digits, so numbers are only compared with numbers

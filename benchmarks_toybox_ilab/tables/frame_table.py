@@ -127,6 +127,9 @@ class FrameTable:
         Args:
             split: "train" or "test".
             class_name: A class of the table.
+
+        Raises:
+            FrameTableError: If there is no such split or class.
         """
         chosen = np.ones(len(self), dtype=bool)
         if split is not None:
@@ -144,6 +147,9 @@ class FrameTable:
 
         Args:
             rows: Row numbers.
+
+        Returns:
+            The row numbers of each clip, `(n,)` int64.
         """
         groups: dict[tuple[str, str, str], list[int]] = {}
         for row in map(int, rows):
@@ -152,7 +158,7 @@ class FrameTable:
         return [np.array(sorted(groups[clip], key=lambda row: (self.frame[row], row))) for clip in ordered]
 
     def read(self, row: int) -> Image.Image:
-        """Read a frame as an RGB image.
+        """Read a frame as an RGB image of Pillow, 8 bits a channel, in the size of the file.
 
         Args:
             row: Number of the row.
@@ -218,6 +224,9 @@ class FrameTable:
     def with_classes(self, classes: Sequence[str]) -> "FrameTable":
         """Return the table with other labels: the label of a class is its position in `classes`.
 
+        Args:
+            classes: All class names, in any order.
+
         Raises:
             FrameTableError: If `classes` are not those of the table, each once.
         """
@@ -251,6 +260,9 @@ class FrameTable:
 
         Args:
             path: The file to write.
+
+        Raises:
+            OSError: If the file cannot be written.
         """
         beside = _digest_file(path)
         beside.unlink(missing_ok=True)  # a table without a digest is read, one with that of another is not

@@ -15,7 +15,6 @@ from crumb_avalanche.memory.selection import SelectionRule, Slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -153,9 +152,7 @@ class GSSPlugin(ImageMemoryPlugin):
         replay_weight: factor of the replay loss.
     """
 
-    def __init__(
-        self, storage_policy: CompactBuffer, settings: GSSSettings, replay_weight: float = ReplaySettings.replay_weight
-    ):
+    def __init__(self, storage_policy: CompactBuffer, settings: GSSSettings, replay_weight: float = 1.0):
         super().__init__(storage_policy)
         self.settings = settings
         self.weight = replay_weight
@@ -203,7 +200,7 @@ class GSSPlugin(ImageMemoryPlugin):
 def build_gss(recipe: Recipe) -> StreamStrategy:
     """Build GSS-greedy on the plastic layers."""
     buffer = ImageBuffer(recipe.mem_size, GreedyDiversity(recipe.mem_size), recipe.seed)
-    return memory_strategy(recipe, GSSPlugin(buffer, recipe.method, recipe.settings.replay_weight))
+    return memory_strategy(recipe, GSSPlugin(buffer, recipe.method))
 
 
 GSS = Entry(

@@ -159,6 +159,10 @@ class EveryJth(SelectionRule):
         coming, offered: images of each class in this experience, and those offered so far.
         past: images of each class that were offered in earlier experiences.
         quota: memories a class may hold.
+
+    Raises:
+        ValueError: an experience brings the classes above the number of slots, or an image has a class that was not
+            announced.
     """
 
     coming: dict[int, int] = field(default_factory=dict)
@@ -230,7 +234,19 @@ class EveryJth(SelectionRule):
 
 @dataclass
 class ClassBalancedReservoir(SelectionRule):
-    """Single-pass, class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020); needs no counts in advance."""
+    """Single-pass, class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020); needs no counts in advance.
+
+    A full buffer makes room for an image in one of two ways. If its class was once the largest, the image replaces a
+    random memory of this class, with the probability memories / images of the class so far. Else it replaces a random
+    memory of a largest class.
+
+    Attributes:
+        seen: images of each class that were offered.
+        full: classes that were once the largest of a full buffer.
+
+    Raises:
+        ValueError: an experience brings the classes above the number of slots.
+    """
 
     seen: dict[int, int] = field(default_factory=dict)
     full: set[int] = field(default_factory=set)
@@ -274,6 +290,17 @@ class ReferenceRule(SelectionRule):
     to their quota when the pass begins; while the experience is trained on, all their memories are replayed.
 
     If a class returns, most of its memories are of its latest experiences.
+
+    Attributes:
+        quota: memories a class may hold.
+        stride: ``j``.
+        expected: classes seen, those of the present experience included.
+        images: of the experience, without its last batch.
+        done: whether every class is at its quota.
+        trimmed: whether old classes were cut to the quota.
+
+    Raises:
+        ValueError: there are more classes than slots.
     """
 
     second_pass = True
@@ -281,7 +308,7 @@ class ReferenceRule(SelectionRule):
     quota: int = 0
     stride: int = 1
     expected: list[int] = field(default_factory=list)
-    images: int = 0  # of the experience, without its last batch
+    images: int = 0
     done: bool = False
     trimmed: bool = False
 

@@ -73,7 +73,7 @@ class SmallCNN(nn.Module):
     plastic layers have no batch norm, whose statistics of a batch of one clip would be biased.
 
     Args:
-        num_classes: outputs.
+        num_classes: number of outputs.
     """
 
     def __init__(self, num_classes: int = 10):
@@ -235,6 +235,8 @@ def split_backbone(
 ) -> SplitModel:
     """Split a network of torchvision or timm and give it a new head.
 
+    Paper: "Feature extraction and classification"; its cuts of SqueezeNet and MobileNetV2 are the default ones.
+
     Args:
         name: one of ``BACKBONES``, or ``timm:NAME`` for a network of timm (extra ``timm``), with the last stage, or the
             last block of a transformer, after the cut. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14
@@ -246,7 +248,7 @@ def split_backbone(
         codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256 memory blocks of 16 values (see
             ``usual_codebook_dim``), unless F is empty; ``None`` makes a model without one.
         cut_layer: number of leading ``features`` modules (ResNet-18: see ``_resnet18``; timm: of stages) in F, or for
-            timm the name of its last module; default the paper's. 0 leaves F empty: the whole network is plastic, and
+            timm the name of its last module. 0 leaves F empty: the whole network is plastic, and
             its maps are the normalised images.
         relu_logits: put a ReLU between SqueezeNet's last convolution and the pool (the reference code).
         head_kernel: kernel of SqueezeNet's last convolution, 1 (torchvision) or 3 (the reference code).
@@ -255,8 +257,9 @@ def split_backbone(
 
     Raises:
         ImportError: timm is needed and not installed.
-        ValueError: unknown name, or a cut beyond the last layer.
-        WeightsError: weights that cannot be read or are another model's.
+        OSError: downloaded weights cannot be written.
+        ValueError: unknown name, a cut beyond the last layer, or a codebook that does not fit the maps.
+        WeightsError: weights that cannot be fetched or read, or are another model's.
     """
     timm = is_timm(name)
     if name not in BACKBONES and not timm:

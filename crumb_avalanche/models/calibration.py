@@ -22,11 +22,13 @@ def calibrate(
     """Set the feature scale and the initial codebook of a new model.
 
     ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss call it before the first experience of a model that
-    is not calibrated.
+    is not calibrated. The paper fits the codebook once, to torchvision's maps ("Initializing the codebook matrix and
+    CNN"); here it is fitted to the maps of these images. The scale is not in the paper.
 
     Args:
         model: changed in place: ``feature_scale``, biases of the plastic layers, ``codebook.blocks``, ``calibrated``.
-        images: items ``(image, ...)`` of the first experience or of pretraining; images as for ``SplitModel.extract``.
+        images: items ``(image, ...)`` of the first experience or of pretraining; ``(3, h, w)`` images as for
+            ``SplitModel.extract``.
         codebook_init: a name in ``codebook_init.INITIALISERS``.
         seed: seed of the initialiser.
         measured_images: number of images to measure, evenly spread over the data set.

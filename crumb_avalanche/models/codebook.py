@@ -42,13 +42,19 @@ class RowsByNumber(torch.autograd.Function):
 class Codebook(nn.Module):
     """A trainable table of memory blocks, and the map between feature maps and row numbers.
 
+    Paper: "Reconstructing feature maps from memory", eq. 1-2.
+
     Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``d = codebook_dim``, ``G = C / d`` groups of consecutive
     channels. Slices and codes are ordered location by location, so channels-last maps are not copied.
 
     Args:
         codebook_size: number ``n`` of rows, at most 32,768.
         codebook_dim: length ``d`` of a row.
-        search: module ``(slices, unit_rows) -> indices``; default ``BlockSearch()``.
+        search: module ``(slices, unit_rows) -> indices``, from ``(N, d)`` and ``(n, d)`` float32 to ``(N,)`` int64;
+            default ``BlockSearch()``.
+
+    Raises:
+        ValueError: ``codebook_size`` is not from 1 to 32,768, or ``codebook_dim`` is below 1.
 
     Attributes:
         blocks: ``(n, d)`` float32 parameter, ``4 * n * d`` bytes; zeros until one of the ``init_`` functions of
@@ -148,6 +154,9 @@ class Codebook(nn.Module):
 
         Returns:
             ``(B, G * d, H, W)`` float32, channels-last in memory.
+
+        Raises:
+            IndexError: a code is outside ``[0, n)``.
         """
         batch, groups, height, width = codes.shape
         numbers = codes.permute(0, 2, 3, 1).to(torch.int32)
@@ -160,19 +169,25 @@ class Codebook(nn.Module):
         """Encode and decode a map.
 
         Args:
-            feature_map: ``(B, C, H, W)`` float.
+            feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
 
         Returns:
             ``(quantized, codes)``: ``(B, C, H, W)`` float32 and ``(B, G, H, W)`` codes.
+
+        Raises:
+            ValueError: see ``encode``.
         """
         codes = self.encode(feature_map)
         return self.decode(codes), codes
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        """Return the quantized map, ``(B, C, H, W)``.
+        """Return the quantized map, ``(B, C, H, W)`` float32.
 
         Args:
             feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
+
+        Raises:
+            ValueError: see ``encode``.
         """
         return self.quantize(feature_map)[0]
 
@@ -191,5 +206,8 @@ class Codebook(nn.Module):
 
         Args:
             feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
+
+        Raises:
+            ValueError: see ``encode``.
         """
         return float((feature_map - self(feature_map)).square().sum() / feature_map.square().sum())

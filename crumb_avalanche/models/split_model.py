@@ -71,6 +71,8 @@ class Layout:
 class SplitModel(nn.Module):
     """``P(F(x))`` with a frozen ``F``, and ``P(decode(encode(F(x))))`` if there is a codebook.
 
+    Paper: "Feature extraction and classification".
+
     ``forward`` passes the codebook in training mode and not in evaluation mode (the paper's inference);
     ``quantized_training`` and ``quantized_evaluation`` change that. Any Avalanche strategy can train it.
 
@@ -239,6 +241,9 @@ class SplitModel(nn.Module):
 
         Args:
             mean, std: one number for each of the three channels, or one for all, in units where white is 1.
+
+        Raises:
+            RuntimeError: there are neither one nor three numbers.
         """
         for buffer, values in ((self.pixel_mean, mean), (self.pixel_std, std)):
             buffer.copy_(torch.as_tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
@@ -338,6 +343,7 @@ class SplitModel(nn.Module):
 
         Raises:
             BadFeaturesError: the maps of an image are not finite or too large.
+            ValueError: the images do not have 3 channels.
         """
         if images.shape[1] == self.map_shape[0] != 3:
             maps = images
@@ -361,10 +367,13 @@ class SplitModel(nn.Module):
         return maps[:, :, -math.prod(self.token_grid) :, 0].unflatten(2, self.token_grid)
 
     def encode(self, feature_map: Tensor) -> Tensor:
-        """Encode maps ``(B, C, H, W)`` as codes ``(B, G, H, W)``.
+        """Encode maps ``(B, C, H, W)`` as codes ``(B, G, H, W)``, uint8 or int16; see ``Codebook.encode``.
 
         Args:
             feature_map: ``(B, C, H, W)`` float.
+
+        Raises:
+            ValueError: all rows of the codebook are zero, or the codebook or the map is not finite.
         """
         with self.stopwatch.measure("search"):
             return self.codebook.encode(feature_map)
@@ -392,6 +401,9 @@ class SplitModel(nn.Module):
 
         Args:
             images: as for ``features``.
+
+        Raises:
+            ValueError: see ``features`` and ``encode``.
         """
         feature_map = self.features(images)
         quantized = self.quantized_training if self.training else self.quantized_evaluation
@@ -426,7 +438,7 @@ class SplitModel(nn.Module):
         self.feature_memo = memo
 
     def reset_head(self, n_classes: int) -> None:
-        """Replace the head by a newly initialised one (before streaming; paper, same section).
+        """Replace the head by a newly initialised one (before streaming, as in the paper).
 
         The initialisation is PyTorch's own and draws from torch's global RNG.
 
@@ -460,6 +472,9 @@ class SplitModel(nn.Module):
 
         Returns:
             ``k``.
+
+        Raises:
+            ValueError: the maps are constant.
         """
         if not any(True for _ in self.feature_extractor.parameters()):
             return 1.0  # the whole network is plastic and takes images, whose spread is known

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -9,6 +10,7 @@ from markupsafe import Markup
 from crumb_avalanche.runs.tables import printable
 
 
+@cache
 def environment() -> Environment:
     """The templates, with everything escaped that is not ``Markup`` and unprintable characters replaced.
 

@@ -218,6 +218,12 @@ class PatchedAGEM(AGEMPlugin):
     * the gradients of frozen weights (all of F) are kept, as zeros.
 
     Its memories are views of the stream's data sets, so it has no ``state_dict`` and cannot be resumed.
+
+    Chaudhry et al., "Efficient Lifelong Learning with A-GEM", ICLR 2019.
+
+    Args:
+        patterns_per_experience: number of images kept of each experience.
+        sample_size: number of kept images that the reference gradient of a step is computed from.
     """
 
     def before_training_iteration(self, strategy, **kwargs):

@@ -31,13 +31,15 @@ class FeatureCache(StatefulPlugin):
         key: identifies the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
         workers: loader processes while filling.
         progress: show a bar with images/s while filling.
-        half: store float16, which rounds maps to 11 significant bits.
+        half: store float16, which rounds maps to 11 significant bits: ``2 * C * H * W`` bytes an image instead of
+            ``4 * C * H * W``.
         stored_images: capacity of the replay buffer in images. The cache keeps this number of their maps in memory, at
             least 512 and at most 2 GiB.
 
     Raises:
         FeatureCacheError: the disk has too little room for the missing maps, a map does not fit into float16, or the
             files cannot be written.
+        ValueError: in training or evaluation, a data set has no ``frame_row``.
 
     Attributes:
         seconds: time spent filling, in all processes of a resumed run.
@@ -90,9 +92,16 @@ class FeatureCache(StatefulPlugin):
         """Return the maps of a data set of images (see ``MapStore.dataset``).
 
         Args:
-            images: data set of ``(image, ...)``.
-            rows: number of each image, below ``count``.
+            images: data set of ``(image, ...)``, images as for ``SplitModel.extract``.
+            rows: ``(len(images),)`` int64, the number of each image, below ``count``.
             labels: class of each image.
+
+        Returns:
+            A data set of ``(map, label)``, maps of ``(C, H, W)`` float32, or float16 with ``half``.
+
+        Raises:
+            BadFeaturesError: a map is not finite or too large.
+            FeatureCacheError: the disk has too little room, or a map does not fit into float16.
         """
         store = self.store
         filled, damaged, seconds = store.filled, store.damaged, store.seconds

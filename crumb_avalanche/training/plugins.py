@@ -53,7 +53,7 @@ def check_outputs(labels: Iterable[int], outputs: int) -> None:
 
 
 class SeenClassesPlugin(StatefulPlugin):
-    """Restricts losses and predictions to the classes seen so far.
+    """Restricts losses and predictions to the classes seen so far (paper, "Training": the outputs ``C_t``).
 
     In training the logits of all other classes are -10,000. In evaluation each of them has a probability of 1e-6, so
     that an image of a class not seen yet has a loss of 13.8.
@@ -62,6 +62,9 @@ class SeenClassesPlugin(StatefulPlugin):
 
     Attributes:
         seen: the classes of all experiences trained on, in order of arrival.
+
+    Raises:
+        ValueError: when training starts, the head of a ``SplitModel`` has no output for a class, or a label is below 0.
     """
 
     def __init__(self):
@@ -94,6 +97,9 @@ class SeenClassesPlugin(StatefulPlugin):
 
         Args:
             logits: ``(B, classes)`` float.
+
+        Raises:
+            ValueError: the head has no output for a class that was seen.
         """
         return give_unseen_probability(logits, self.unseen(logits.shape[1])) if self.seen else logits
 
@@ -165,10 +171,10 @@ class EpochSchedule(StatefulPlugin):
 
 
 class ClampGradients(StatefulPlugin):
-    """Clamps every gradient element to ``[-limit, limit]`` before each step (the reference code has 10).
+    """Clamps every gradient element to ``[-limit, limit]`` before each step (published code: 10).
 
     Args:
-        limit: largest absolute value.
+        limit: largest absolute value of an element.
     """
 
     def __init__(self, limit: float):
@@ -194,6 +200,9 @@ class DivergenceGuard(StatefulPlugin):
 
     Keeps one copy of the trainable weights and of the running statistics of the plastic layers, taken before each step.
     The copy is not part of the state: the first step after a resume takes it anew.
+
+    Raises:
+        TrainingDivergedError: in training, a loss is NaN or infinite.
     """
 
     def __init__(self):

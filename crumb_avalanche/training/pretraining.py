@@ -86,12 +86,15 @@ def pretrain(
 ) -> list[dict[str, float]]:
     """Train plastic layers and codebook on shuffled, labelled images; F does not change.
 
+    Paper: "Initializing the codebook matrix and CNN", with the loss of eq. 3.
+
     Several processes share each batch of ``batch_size``: the gradient is that of the whole batch, and the losses are
     those of one process up to rounding, where P has no dropout (each process draws its own) and no batch norm.
 
     Args:
         model: with an initialised codebook and a head for all classes; trained in place.
-        maps: items ``(image or raw feature map, label)``; with maps, as a ``MapStore`` returns them, F does not run.
+        maps: items ``(image, label)`` with images as for ``SplitModel.extract``; or ``(raw feature map, label)`` with
+            maps of ``(C, H, W)``, as a ``MapStore`` returns them: F does not run then.
         settings: see ``PretrainingSettings``.
         progress: show a bar with images/s.
         checkpoints: written after each epoch. If there are any, pretraining resumes from the newest and ends with the
@@ -103,7 +106,7 @@ def pretrain(
         percent and measured during training.
 
     Raises:
-        RuntimeError: the loss became NaN or infinite.
+        PretrainingDivergedError: the loss became NaN or infinite.
         CheckpointError: the checkpoints were written with other settings or are damaged, or the disk is full.
     """
     group = group or SingleProcess()

@@ -114,13 +114,41 @@ class CompactBuffer(MemoryBuffer, ExemplarsBuffer):
 
 
 class CodeBuffer(CodeMemory, CompactBuffer):
-    """CRUMB's memory: bit-packed codes, ``ceil(G * H * W * bits / 8)`` bytes each (5,408 for 512x13x13 at 256x16)."""
+    """CRUMB's memory: bit-packed codes, ``ceil(G * H * W * bits / 8)`` bytes each (5,408 for 512x13x13 at 256x16).
+
+    Paper: "Replay to mitigate catastrophic forgetting".
+
+    Args:
+        mem_size: capacity in memories; each has a label of 2 bytes besides (4 with a class above 32,767).
+        rule: selects the images that are stored; default ``EveryJth()``.
+        seed: seed of the random draws of the rule and of replay.
+
+    Raises:
+        ValueError: ``mem_size`` is below 1.
+
+    Attributes:
+        rows: ``(mem_size, bytes of a memory)`` uint8, or ``None`` before the first memory.
+        labels: ``(mem_size,)`` int16 or int32, -1 in empty slots.
+    """
 
     contents = "codes"
 
 
 class MapBuffer(MapMemory, CompactBuffer):
-    """Raw float32 feature maps, ``4 * C * H * W`` bytes each (346,112 for 512x13x13)."""
+    """Raw float32 feature maps, ``4 * C * H * W`` bytes each (346,112 for 512x13x13).
+
+    Args:
+        mem_size: capacity in memories; each has a label of 2 bytes besides (4 with a class above 32,767).
+        rule: selects the images that are stored; default ``EveryJth()``.
+        seed: seed of the random draws of the rule and of replay.
+
+    Raises:
+        ValueError: ``mem_size`` is below 1.
+
+    Attributes:
+        rows: ``(mem_size, C, H, W)`` float32, or ``None`` before the first memory.
+        labels: ``(mem_size,)`` int16 or int32, -1 in empty slots.
+    """
 
     contents = "feature maps"
 
@@ -156,7 +184,17 @@ class ImageBuffer(ImageMemory, CompactBuffer):
     Images are then stored after the training of an experience, as its transforms for training give them, rounded to 256
     levels. From then on ``buffer`` gives them as the stream does: with the same types and normalisation.
 
+    Args:
+        mem_size: capacity in memories; each has a label of 2 bytes besides (4 with a class above 32,767).
+        rule: selects the images that are stored; default ``EveryJth()``.
+        seed: seed of the random draws of the rule and of replay.
+
+    Raises:
+        ValueError: ``mem_size`` is below 1.
+
     Attributes:
+        rows: ``(mem_size, 3, h, w)`` uint8, or ``None`` before the first memory.
+        labels: ``(mem_size,)`` int16 or int32, -1 in empty slots.
         normalization: mean and standard deviation, by channel, of the float images that Avalanche's plugins store. By
             default the ones that were set on a ``SplitModel``, else those of ``Normalize`` in the data set's
             transforms, else the ``SplitModel``'s; without any of these, images are floats from 0 to 1.
@@ -173,7 +211,7 @@ class ImageBuffer(ImageMemory, CompactBuffer):
         """Store images of a data set by the selection rule, as those of a new experience.
 
         Args:
-            new_data: items begin with image and label; images are ``uint8`` or normalised float tensors.
+            new_data: items begin with image and label; images are ``(3, h, w)`` tensors, ``uint8`` or normalised float.
             strategy: its model and its batch size, which ``ReferenceRule`` depends on.
 
         Raises:
@@ -258,6 +296,9 @@ class ImageBuffer(ImageMemory, CompactBuffer):
 
         Args:
             state: of a buffer of the same size.
+
+        Raises:
+            StateError: it is of another capacity.
         """
         super().load_state_dict(state)
         written = state.get("format")  # older states lack it

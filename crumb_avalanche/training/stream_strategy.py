@@ -119,12 +119,22 @@ class StreamStrategy(SupervisedTemplate):
         return None if self.memory is None else self.memory.storage_policy
 
     def train(self, *arguments, **keywords):
-        """Train as Avalanche's strategies do; an image whose feature maps cannot be used is refused by name."""
+        """Train as Avalanche's strategies do; an image whose feature maps cannot be used is refused by name.
+
+        Raises:
+            BadFeaturesError: the feature map of an image is not finite or too large.
+            TrainingDivergedError: the loss is NaN or infinite; see ``DivergenceGuard``.
+            ValueError: the head has no output for a class of the experience.
+        """
         with named_frames(self):
             return super().train(*arguments, **keywords)
 
     def eval(self, *arguments, **keywords):
-        """Evaluate as Avalanche's strategies do; an image whose feature maps cannot be used is refused by name."""
+        """Evaluate as Avalanche's strategies do; an image whose feature maps cannot be used is refused by name.
+
+        Raises:
+            BadFeaturesError: the feature map of an image is not finite or too large.
+        """
         with named_frames(self):
             return super().eval(*arguments, **keywords)
 
