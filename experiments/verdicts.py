@@ -24,6 +24,7 @@ from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import table
 
 ROOT = Path(__file__).parent.parent
+REMIND = "remind, one image at a time"  # as its authors run it
 RUNS, TABLES = ROOT / "experiments" / "results", ROOT / "docs" / "results"
 
 
@@ -37,6 +38,7 @@ class Family:
         reference: what a row is compared with: the name of a row, or for each row the ending of its own reference.
         only: values that a run must have, by column.
         recorded: table with the paper's tests, or None.
+        rows: rows to compare; empty takes all.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Family:
     reference: str = "Ours"
     only: tuple[tuple[str, str], ...] = ()
     recorded: Path | None = None
+    rows: tuple[str, ...] = ()
 
     def reference_of(self, row: str) -> str:
         """Return the reference of a row; "n=200 Im. replay" has "n=200 Ours"."""
@@ -62,12 +65,18 @@ FAMILIES = (
     of_paper("Table 1, Online-CIFAR100", "table1", "cifar100", "class_iid"),
     of_paper("Table 3, ETH-80, class-instance", "table3", "eth80", "class_instance"),
     of_paper("Table 3, ETH-80, class-i.i.d.", "table3", "eth80", "class_iid"),
+    of_paper("Table 3, ETH-80, class-instance, from Tiny-ImageNet", "table3_tiny_imagenet", "eth80", "class_instance"),
+    of_paper("Table 3, ETH-80, class-i.i.d., from Tiny-ImageNet", "table3_tiny_imagenet", "eth80", "class_iid"),
     of_paper("Table 3, Online-CIFAR100", "table3_cifar100", "cifar100", "class_iid"),
     of_paper("Table 4, ETH-80, class-instance", "table4", "eth80", "class_instance"),
     of_paper("Table 4, ETH-80, class-i.i.d.", "table4_class_iid", "eth80", "class_iid"),
+    of_paper("Table 4, ETH-80, from Tiny-ImageNet", "table4_tiny_imagenet", "eth80", "class_instance"),
     of_paper("Table 4, Online-CIFAR100", "table4_cifar100", "cifar100", "class_iid"),
     Family("recommended, ETH-80 (development)", ROOT / "docs/recommended_eth80.csv", "recommended"),
+    Family("CRUMB tuned, ETH-80", ROOT / "docs/recommended_eth80.csv", "crumb, tuned", rows=(REMIND, "paper")),
     Family("recommended, Online-CIFAR100", ROOT / "docs/recommended_cifar100.csv", "recommended"),
+    Family("recommended, Tiny-ImageNet", ROOT / "docs/recommended_tiny_imagenet.csv", "recommended"),
+    Family("recommended, sign digits (development)", ROOT / "docs/recommended_sign_digits.csv", "recommended"),
     Family("recommended, toy dots (development)", ROOT / "docs/recommended_toy_dots.csv", "recommended"),
 )
 
@@ -113,7 +122,7 @@ def comparisons(family: Family) -> list[Comparison]:
     rows, found = [], []
     for row, runs in accuracy.items():
         reference = family.reference_of(row)
-        if row == reference or runs == accuracy[reference]:
+        if row == reference or runs == accuracy[reference] or (family.rows and row not in family.rows):
             continue
         difference = paired(accuracy[reference], runs, splits)
         if difference is not None:

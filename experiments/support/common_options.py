@@ -107,6 +107,7 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
     parser.add_argument("--cache-precision", default="fp32", choices=["fp32", "fp16"], help="of cached maps")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="of F and P, in all runs")
     parser.add_argument("--preset", default="paper", choices=["paper", "reference"], help="as for crumb run")
+    parser.add_argument("--replay-weight", type=float, help="as for crumb run; 1 in tables of version 0.1")
     parser.add_argument("--device", default="cpu", help="of all runs")
     parser.add_argument("--runs", default="0-9", help="seeds, such as 0-9 or 0,3,5")
     parser.add_argument("--output", help=f"folder for everything; default {output}{'' if several else '/NAME'}")
@@ -151,6 +152,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
         feature_cache=chosen.feature_cache,
         cache_precision=chosen.cache_precision,
         precision=chosen.precision,
+        replay_weight=chosen.replay_weight,
         device=chosen.device,
         runs="0" if chosen.quick else chosen.runs,
         threads=1,

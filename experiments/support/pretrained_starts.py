@@ -2,7 +2,7 @@
 
 A folder holds `NAME.safetensors` for each start. Two files combine others: `ours_weights` has the weights of `ours` and
 the codebook of `fresh`, `ours_blocks` has the codebook of `ours` and the weights of `fresh`. `fresh` is pretrained for
-no epoch, with another seed.
+an epoch at a learning rate of 0, with another seed.
 """
 
 import json
@@ -68,7 +68,7 @@ class Starts:
             raise ValueError(f"crumb pretrain has no setting {unknown[0]}, which the start {name!r} needs")
         made = replace(self.base, **changes, output=str(self._path(name)))
         if name == FRESH:
-            return replace(made, epochs=0, seed=self.base.seed + 1)
+            return replace(made, epochs=1, learning_rate=0.0, seed=self.base.seed + 1)  # nothing is learned
         if name == CIFAR100:
             return replace(made, data="torchvision:CIFAR100")
         if name == TINY_IMAGENET:
