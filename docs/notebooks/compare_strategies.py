@@ -104,8 +104,8 @@ def build(name):
         calibrate(model, stream.train_stream[0].dataset, codebook_init="kmeans")
         codes = 20 * ImageBuffer.item_bytes(model) // CodeBuffer.item_bytes(model)
         return CRUMBStrategy(model=model, mem_size=codes, first_epochs=4, replay_steps=3, **arguments)
-    if name == "rda":
-        return recommended_strategy(model, mem_size=60, evaluator=arguments["evaluator"])  # 60 principal directions
+    if name == "rda":  # at the bytes of 60 principal directions
+        return recommended_strategy(model, mem_size=60, evaluator=arguments["evaluator"])
     replay = [ReplayPlugin(20, storage_policy=ImageBuffer(20))] if name == "image replay" else []
     return Naive(model=model, plugins=replay, **arguments)
 

@@ -44,7 +44,7 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def ablations(name: str) -> str:
-    """Return a table of ablations (``table4``, ``table4_class_iid``, ``table4_cifar100``)."""
+    """Return a table of ablations (``table4``, ``table4_class_iid``, ``table4_tiny_imagenet``, ``table4_cifar100``)."""
     rows, category = [], ""
     for line in read(name):
         if not line["effect"] and line["row"] != "Ours":  # the same runs as "Ours" under another name
@@ -58,7 +58,7 @@ def ablations(name: str) -> str:
 
 
 def codes_and_images(name: str) -> str:
-    """Return a table of codes beside as many images (``table3``, ``table3_cifar100``)."""
+    """Return a table of codes beside as many images (``table3``, ``table3_tiny_imagenet``, ``table3_cifar100``)."""
     lines = read(name)
     with_paper = any(line["paper"] for line in lines)
     rows, protocol = [], ""

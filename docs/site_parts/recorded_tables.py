@@ -70,3 +70,17 @@ def recorded(name: str) -> str:
     """Return a table of ``docs/results`` as it was recorded."""
     header, *rows = rows_of(name)
     return markdown(header, rows)
+
+
+def rival_settings() -> str:
+    """Return the best settings of each classifier in ``rival_settings.csv``, and the range of all that were tried."""
+    _, *rows = rows_of("rival_settings")
+    groups: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    for stream, strategy, settings, accuracy, _ in rows:
+        groups.setdefault((stream, strategy), []).append((float(accuracy), settings))
+    header = ["held-out data of", "strategy", "best settings", "accuracy", "lowest", "tried"]
+    cells = [
+        [stream, f"`{strategy}`", max(found)[1], f"{max(found)[0]:.1f}", f"{min(found)[0]:.1f}", str(len(found))]
+        for (stream, strategy), found in groups.items()
+    ]
+    return markdown(header, cells)

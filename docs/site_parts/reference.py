@@ -55,10 +55,8 @@ def exported() -> dict[str, dict[str, str]]:
 
 
 def link(name: str, target: str) -> str:
-    """Link to the entry of an exported name; constants have none."""
-    module = target.rpartition(".")[0]
-    has_entry = name in public((ROOT / module.replace(".", "/")).with_suffix(".py"))
-    return f"[`{name}`][{target}]" if has_entry else f"`{name}`"
+    """Link to the entry of an exported name."""
+    return f"[`{name}`][{target}]"
 
 
 def room_page(package: str, room: str) -> str:

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from site_parts import paper_tables, recorded_tables
-from site_parts.csv_tables import DOCS, RECORDED, ROOT, RUNS, floats, grouped, markdown, mean_text, read
+from site_parts.csv_tables import DOCS, RECORDED, ROOT, RUNS, floats, grouped, markdown, mean_text, read, rows_of
 
 # Rows of docs/recommended_*.csv, in the order of the page, with their descriptions.
 RECOMMENDED_ROWS = {
@@ -30,12 +30,15 @@ RECOMMENDED_ROWS = {
     "acil": "ACIL, features of `recommended` (`acil`)",
     "ranpac_gcv": "RanPAC with chosen ridge, features of `recommended` (`ranpac_gcv`)",
     "slda": "streaming LDA (`slda`)",
+    "slda, same features": "streaming LDA, features of `recommended`",
+    "- own directions": "LDA, features and bytes of `recommended` (`--method.own 0`)",
     "ncm": "nearest class mean (`ncm`)",
     "crumb, tuned": "CRUMB, trained and read well (`--preset tuned`)",
     "paper": "CRUMB, the paper's recipe (`--preset paper`)",
     "crumb, k-means codebook": "the same with a k-means codebook",
     "reference": "CRUMB, the published code's recipe (`--preset reference`)",
-    "remind": "REMIND (`remind`)",
+    "remind, one image at a time": "REMIND as its authors run it (`--method.samples_at_a_time true`)",
+    "remind": "REMIND in mini-batches (`remind`)",
     "map_replay": "raw maps instead of codes (`map_replay`)",
     "offline": "all classes at once, shuffled, ten epochs (`offline`)",
 }
@@ -45,10 +48,12 @@ README_ROWS = {
     "recommended": "`--preset recommended`",
     "crumb, tuned": "CRUMB, `--preset tuned`",
     "paper": "CRUMB, `--preset paper`",
-    "remind": "REMIND",
+    "remind, one image at a time": "REMIND, one image at a time",
     "slda": "streaming LDA",
     "offline": "joint training, ten epochs",
 }
+NAMES = {"crumb, tuned": "tuned"}  # of these rows in docs/results/method_times.csv
+EPOCHS = {"offline": 10}  # of methods that see an image more than once
 
 
 def interval_text(lines: Sequence[dict[str, str]]) -> str:
@@ -78,7 +83,7 @@ def recommended_lines(benchmark: str) -> dict[str, list[dict[str, str]]]:
 
 def recommended() -> str:
     """Return the table of the recommended preset, its parts and its rivals."""
-    benchmarks = [recommended_lines(name) for name in ("eth80", "cifar100", "sign_digits", "toy_dots")]
+    benchmarks = [recommended_lines(name) for name in ("eth80", "cifar100", "tiny_imagenet", "sign_digits", "toy_dots")]
     known = [row for row in RECOMMENDED_ROWS if any(row in lines for lines in benchmarks)]
     others = [row for lines in benchmarks for row in lines if row not in RECOMMENDED_ROWS]
     rows = []
@@ -88,28 +93,64 @@ def recommended() -> str:
             found = lines.get(row, [])
             numbers = f" (run {found[0]['run']})" if len(found) == 1 else ""
             cells.append(mean_text(floats(found, "accuracy")) + numbers)
-            if place < 2:
+            if place < 3:
                 cells.append(megabytes(found) if found else "")
         rows.append(cells)
-    header = ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept"]
+    header = ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "Tiny-ImageNet", "kept"]
     header += ["sign digits (development)", "toy dots (development)"]
     return markdown(header, rows)
 
 
+def method_times() -> dict[str, dict[str, float]]:
+    """Return the milliseconds of each part of a stream image, by the rows of the README's table.
+
+    F is the same for all, and most of the time. So its fastest pass counts for each: what other programs add to it
+    would hide the difference between methods.
+    """
+    lines = {line["preset"]: line for line in read(RECORDED / "method_times.csv")}
+    parts = {name: {part: float(line[part]) for part in list(line)[2:]} for name, line in lines.items()}
+    passes = {name: EPOCHS.get(name, 1) for name in parts}
+    fastest = min(parts[name]["F"] / passes[name] for name in parts)
+    parts = {name: {**times, "F": fastest * passes[name]} for name, times in parts.items()}
+    return {row: parts[name] for row in README_ROWS if (name := NAMES.get(row, row)) in parts}
+
+
+def images_per_second() -> dict[str, str]:
+    """Format the images/s of each row of the README's table, by those of streaming LDA."""
+    times = {row: sum(parts.values()) for row, parts in method_times().items()}
+    _, (_, share, *_), *_ = rows_of("cost_of_replay")  # time of CRUMB by that of REMIND, ETH-80
+    times["remind, one image at a time"] = times["paper"] / (float(share.removesuffix(" %")) / 100)
+    return {row: f"{times['slda'] / time:.2f}" for row, time in times.items()}
+
+
+def methods_side_by_side() -> str:
+    """Return the table of images/s, and of where an image's time goes."""
+    speeds = images_per_second()
+    rows = []
+    for row, parts in method_times().items():
+        total = sum(parts.values())
+        learning = sum(parts[name] for name in ("search", "P", "replay"))
+        others = total - parts["F"] - learning
+        shares = [f"{100 * time / total:.0f} %" for time in (parts["F"], learning, others)]
+        rows.append([README_ROWS[row], speeds[row], *shares])
+    return markdown(["method", "images/s, by those of streaming LDA", "F", "learning and replay", "the rest"], rows)
+
+
 def readme() -> str:
     """Return the table of the README: ETH-80, class-instance, at the bytes of 15 raw images."""
-    lines = recommended_lines("eth80")
+    lines, speeds = recommended_lines("eth80"), images_per_second()
     rows = [
         [
             label,
             f"{statistics.fmean(floats(lines[row], 'accuracy')):.1f}",
             interval_text(lines[row]),
             megabytes(lines[row]) or "all images",
+            speeds[row],
         ]
         for row, label in README_ROWS.items()
         if row in lines
     ]
-    return markdown(["method", "accuracy, %", "95 % interval", "kept"], rows)
+    return markdown(["method", "accuracy, %", "95 % interval", "kept", "images/s"], rows)
 
 
 def competitors(benchmark: str) -> str:
@@ -236,6 +277,7 @@ def _final(path: Path, column: str, name: str) -> list[dict[str, str]]:
 TABLES: dict[str, Callable[..., str]] = {
     "recommended": recommended,
     "readme": readme,
+    "methods_side_by_side": methods_side_by_side,
     "competitors": competitors,
     "real_images": real_images,
     "task_incremental": recorded_tables.task_incremental,
@@ -243,6 +285,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "tuned": tuned,
     "open_set": recorded_tables.open_set,
     "recorded": recorded_tables.recorded,
+    "rival_settings": recorded_tables.rival_settings,
     "ablations": paper_tables.ablations,
     "codes_and_images": paper_tables.codes_and_images,
 }
