@@ -17,16 +17,16 @@ from crumb_avalanche.closed_form.direction_budget import (
     LEAST_OF_ALL_FEATURES,
     MOST_DIRECTIONS,
     class_bytes,
+    keep_features,
     share_budget,
     stores_scatter,
 )
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments, feature_length
+from crumb_avalanche.closed_form.feature_moments import OF_HEAD, FeatureMoments, feature_length, of_head
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import StateError
 
 MOST_BESIDE_SCATTER = 32  # directions of a class beside the full common covariance, of ``known_classes``
-OF_HEAD = {"maps": False, "cells": 1}  # settings of the features of the head's input alone
 
 
 class GrowingDiscriminant(ClosedFormStrategy):
@@ -69,15 +69,8 @@ class GrowingDiscriminant(ClosedFormStrategy):
         share_budget(self.statistics, places, self.budget)
 
     def _keep_head(self) -> None:
-        length = feature_length(self.model)
-        self.features = self._of_head()
-        self.statistics.drop_features(self.statistics.settings["length"] - length)
-        if self.statistics.scatter is None and stores_scatter(length, self.budget):
-            self.statistics.gather_scatter()
-
-    def _of_head(self) -> FeatureMoments:
-        """Return the features of the head's input alone."""
-        return FeatureMoments(**{**vars(self.features), **OF_HEAD})
+        self.features = of_head(self.features)
+        keep_features(self.statistics, feature_length(self.model), self.budget)
 
     def load_state_dict(self, state, strict=True):
         self._fit_state(state["method"])
@@ -93,7 +86,7 @@ class GrowingDiscriminant(ClosedFormStrategy):
         if decided["length"] == self.statistics.settings["length"]:
             pass
         elif self.dropping and decided["length"] == feature_length(self.model):
-            self.features = self._of_head()
+            self.features = of_head(self.features)
         else:
             raise StateError(
                 f"the state has {decided['length']} features, but this strategy {self.statistics.settings['length']}; "

@@ -19,6 +19,13 @@ def class_bytes(length: int, directions: int, eight_bits: bool = True) -> int:
     return fixed_bytes(length, eight_bits) + directions * direction_bytes(length, eight_bits)
 
 
+def keep_features(statistics: RegularizedDiscriminant, length: int, budget: int) -> None:
+    """Drop all features but the last ones, and store their full common covariance if the budget in bytes allows."""
+    statistics.drop_features(statistics.settings["length"] - length)
+    if statistics.scatter is None and stores_scatter(length, budget):
+        statistics.gather_scatter()
+
+
 def share_budget(statistics: RegularizedDiscriminant, classes: int, budget: int) -> str:
     """Fit the statistics of a number of classes into a budget in bytes.
 

@@ -125,6 +125,14 @@ def cell_places(length: int, cells: int) -> list[slice]:
     return [slice(cell * length // cells, ((cell + 1) * length + cells - 1) // cells) for cell in range(cells)]
 
 
+OF_HEAD = {"maps": False, "cells": 1}  # arguments of the features of the head's input alone
+
+
+def of_head(moments: FeatureMoments) -> FeatureMoments:
+    """Return the moments of the head's input alone: the last ones of ``moments``."""
+    return FeatureMoments(**{**vars(moments), **OF_HEAD})
+
+
 def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:
     """Compute mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)`` maps."""
     # One image at a time fits the CPU's cache: eight times faster.

@@ -80,6 +80,7 @@ class Task:
         method: one of ``KINDS``.
         features: arguments of ``FeatureMoments``.
         budget_bytes: of the learner.
+        kept: number of the last features, which are never dropped.
         runtime: what runs the network, without its function.
         skip: whether files that cannot be read are left out.
         asked: most clips of a shard that are asked.
@@ -88,13 +89,14 @@ class Task:
     method: str
     features: dict[str, Any]
     budget_bytes: int
+    kept: int
     runtime: Runtime
     skip: bool
     asked: int = 1
 
     def knowledge(self, state: State) -> Knowledge:
         """Return the knowledge of a state."""
-        known = Knowledge(self.method, state["statistics"]["settings"]["length"], self.budget_bytes)
+        known = Knowledge(self.method, state["statistics"]["settings"]["length"], self.budget_bytes, self.kept)
         known.load_state_dict(state)
         return known
 
@@ -139,8 +141,10 @@ def teach_by_many(
     (learned,) = engine.fetch([whole])
     notes = knowledge.merge(task.knowledge(learned))
     answered = right = 0
-    for names, state, count, good in engine.fetch(answers):
+    for names, length, state, count, good in engine.fetch(answers):
         answered, right = answered + count, right + good
+        if length != knowledge.length:  # more features than all shards together kept
+            continue
         confidence = Confidence()
         confidence.load_state_dict(state)
         numbers = {number: knowledge.names.index(name) for number, name in enumerate(names) if name is not None}
@@ -243,7 +247,7 @@ def teach_shard(
     """
     network = _network(task, sent)
     features = FeatureMoments(**task.features)
-    knowledge = _Noting(task.method, features.length(network.model), task.budget_bytes)
+    knowledge = _Noting(task.method, features.length(network.model), task.budget_bytes, task.kept)
     knowledge.note(len(shard), task.asked)
 
     def values_of(clip: Clip) -> Values:
@@ -264,12 +268,12 @@ def merge_states(task: Task, one: State, other: State) -> State:
     return knowledge.state_dict()
 
 
-def ask(task: Task, known: State, *asked: list[tuple[str, Tensor]]) -> tuple[list[str | None], State, int, int]:
+def ask(task: Task, known: State, *asked: list[tuple[str, Tensor]]) -> tuple[list[str | None], int, State, int, int]:
     """Ask what others learned about clips.
 
     Returns:
-        Class names by number, state of the ``Confidence`` with these clips alone, and how many clips were answered and
-        how many rightly.
+        Class names by number, number of features, state of the ``Confidence`` with these clips alone, and how many
+        clips were answered and how many rightly.
     """
     knowledge = task.knowledge(known)
     knowledge.confidence = Confidence()
@@ -280,7 +284,7 @@ def ask(task: Task, known: State, *asked: list[tuple[str, Tensor]]) -> tuple[lis
         if name in knowledge.names
     ]
     answered = [answer for answer in answers if answer is not None]
-    return knowledge.names, knowledge.confidence.state_dict(), len(answered), sum(answered)
+    return knowledge.names, knowledge.length, knowledge.confidence.state_dict(), len(answered), sum(answered)
 
 
 _networks: dict[tuple, FrozenNetwork] = {}  # of this process: the latest one

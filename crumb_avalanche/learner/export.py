@@ -140,7 +140,7 @@ def onnx_graph(learner: Learner) -> bytes:
         Probabilities(TEMPERATURES[type(known.statistics)] * known.confidence.temperature(found)),
         Familiarity(known.statistics, known.confidence),
     ]
-    graph = Graph(network.model, learner._features, known.statistics, network.image_size, further).eval()
+    graph = Graph(network.model, learner._features_of_statistics, known.statistics, network.image_size, further).eval()
     names = ["scores", "probabilities", "familiarity", "known"]
     example = torch.zeros(2, network.image_size + 1, network.image_size + 2, 3, dtype=torch.uint8)
     stream = io.BytesIO()
@@ -188,7 +188,7 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
     count, error, other, familiarity_error, other_known = 0, 0.0, 0, 0.0, 0
     for some in _pieces(frame for clip in clips_of(images, on_bad="skip") for frame in clip.frames):
         ((_, pixels),) = batches(some, AT_A_TIME, size, learner.network.interpolation)
-        features = learner._features(learner.network.model, pixels)
+        features = learner._features_of_statistics(learner.network.model, pixels)
         scores = known.statistics.scores(features)[:, known.taught].numpy()
         familiarity = known.confidence.familiarity(evidence(known.statistics, features)).numpy()
         given = {"images": pixels.permute(0, 2, 3, 1).contiguous().numpy()}

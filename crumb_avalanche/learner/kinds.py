@@ -14,6 +14,7 @@ from crumb_avalanche.closed_form.direction_budget import (
     LEAST_OF_ALL_FEATURES,
     MOST_DIRECTIONS,
     class_bytes,
+    keep_features,
     share_budget,
     stores_scatter,
 )
@@ -65,8 +66,24 @@ class Kind(ABC):
             statistics, statistics.settings["length"], 0
         )
 
-    def make_room(self, statistics: ClassStatistics, length: int, classes: int, budget: int) -> str:
+    def keep(self, statistics: ClassStatistics, length: int, budget: int) -> None:
+        """Drop all features but the last ones, in kinds that drop any.
+
+        Args:
+            statistics: changed in place.
+            length: number of features to keep.
+            budget: bytes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} drops no features")
+
+    def make_room(self, statistics: ClassStatistics, classes: int, budget: int, kept: int) -> str:
         """Fit the statistics of a number of classes into the budget, before any image of a new one is learned.
+
+        Args:
+            statistics: changed in place.
+            classes: number of classes.
+            budget: bytes.
+            kept: number of the last features, which are never dropped.
 
         Returns:
             What is given up for it, or an empty text.
@@ -74,7 +91,7 @@ class Kind(ABC):
         Raises:
             BudgetError: even the least does not fit.
         """
-        needed = self.bytes_for(statistics, length, classes)
+        needed = self.bytes_for(statistics, statistics.settings["length"], classes)
         if needed > budget:
             raise BudgetError(
                 f"{classes} classes need {needed:,} bytes, but the budget is {budget:,}: forget a class, or make a "
@@ -119,7 +136,8 @@ class Discriminant(Kind):
     A class takes its mean and at most 64 directions. If the budget is full, the classes with the most directions give
     up their weakest ones. The full common covariance is stored if it takes at most half of the budget, and given up
     when less than four directions a class would be left beside it. A budget that is too small for 20 classes with 8
-    directions each has the features of the head's input alone.
+    directions each has the features of the head's input alone; one that becomes too small for the classes taught loses
+    the others.
     """
 
     moments: ClassVar = dict(maps=True, deviations=False, power=0.7, equal_lengths=True, cells=2)
@@ -143,9 +161,20 @@ class Discriminant(Kind):
     def class_bytes(self, statistics, label):
         return _fixed_bytes(statistics) + int(statistics.directions.counts[label]) * _direction_bytes(statistics)
 
-    def make_room(self, statistics, length, classes, budget):
-        super().make_room(statistics, length, classes, budget)
-        return share_budget(statistics, classes, budget)
+    def keep(self, statistics, length, budget):
+        keep_features(statistics, length, budget)
+
+    def make_room(self, statistics, classes, budget, kept):
+        notes = []
+        length, eight_bits = statistics.settings["length"], statistics.settings["eight_bits"]
+        if kept < length and classes * class_bytes(length, LEAST_OF_ALL_FEATURES, eight_bits) > budget:
+            self.keep(statistics, kept, budget)
+            notes.append(
+                f"{length - kept} of {length} features, those of the feature map, are given up, and with them what was "
+                "recorded of the confidence"
+            )
+        super().make_room(statistics, classes, budget, kept)
+        return "; ".join([*notes, *filter(None, [share_budget(statistics, classes, budget)])])
 
 
 def _fixed_bytes(statistics: ClassStatistics) -> int:

@@ -14,6 +14,7 @@ from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import StateError
 
 RUNNERS_UP = 4
 # The copy that is asked before a clip is learned is brought up to date when so many times more images were learned.
@@ -42,6 +43,7 @@ class Knowledge:
         method: one of ``KINDS``.
         length: number of features.
         budget_bytes: most bytes of the statistics.
+        kept: number of the last features, which stay if the budget becomes too small for the others; default all.
 
     Attributes:
         names: by number; ``None`` where a class was forgotten.
@@ -50,8 +52,8 @@ class Knowledge:
         confidence: how sure its answers are.
     """
 
-    def __init__(self, method: str, length: int, budget_bytes: int):
-        self.kind, self.length, self.budget_bytes = KINDS[method], length, budget_bytes
+    def __init__(self, method: str, length: int, budget_bytes: int, kept: int | None = None):
+        self.kind, self.budget_bytes, self.kept = KINDS[method], budget_bytes, length if kept is None else kept
         self.names: list[str | None] = []
         self.images: list[int] = []
         self.statistics: ClassStatistics = self.kind.build(length, budget_bytes)
@@ -65,6 +67,11 @@ class Knowledge:
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied
+
+    @property
+    def length(self) -> int:
+        """Number of features that the statistics are of, the last ones of those given."""
+        return self.statistics.settings["length"]
 
     @property
     def taught(self) -> list[int]:
@@ -112,7 +119,15 @@ class Knowledge:
         return self.kind.class_bytes(self.statistics, number)
 
     def _make_room(self, classes: int) -> str:
-        return self.kind.make_room(self.statistics, self.length, classes, self.budget_bytes)
+        before = self.length
+        note = self.kind.make_room(self.statistics, classes, self.budget_bytes, self.kept)
+        if self.length < before:
+            self._start_confidence()
+        return note
+
+    def _start_confidence(self) -> None:
+        """Forget records of answers that were made of more features."""
+        self.confidence, self._asked = Confidence(), None
 
     def _grow(self, classes: int) -> None:
         self.statistics.grow(classes)
@@ -137,7 +152,7 @@ class Knowledge:
 
     def learn(self, features: Tensor, number: int) -> None:
         """Add the ``(n, D)`` features of images of a class."""
-        self.statistics.update(features, torch.full((len(features),), number))
+        self.statistics.update(features[:, -self.length :], torch.full((len(features),), number))
         self.images[number] += len(features)
 
     def predict_before_learning(self, features: Tensor, number: int) -> bool | None:
@@ -155,6 +170,7 @@ class Knowledge:
         known = self._asked.image_counts.nonzero().flatten().tolist()
         if number not in known or len(known) < 2:
             return None
+        features = features[:, -self.length :]
         found = evidence(self._asked, features)
         self.confidence.observe(found, number, typicality_without(self._asked, features, number))
         return int(found.labels[found.scores.mean(0).argmax()]) == number
@@ -180,7 +196,7 @@ class Knowledge:
         return [(_sorted(names, row), answer) for row, answer in zip(shares, known)]
 
     def _evidence(self, features: Tensor) -> Evidence:
-        return evidence(self.statistics, features)
+        return evidence(self.statistics, features[:, -self.length :])
 
     def explain(self, model: SplitModel, features: Any, pixels: Tensor) -> Tensor:
         """Attribute the margin of an answer to the locations of an image; see ``evidence_by_location``."""
@@ -220,9 +236,17 @@ class Knowledge:
             labels[number], note = self.number_of(str(other.names[number]))
             notes.append(note)
             self.images[labels[number]] += other.images[number]
-        self.statistics.merge(other.statistics, labels)
+        theirs = other.statistics
+        if other.length > self.length:
+            theirs = copy.deepcopy(theirs)
+            self.kind.keep(theirs, self.length, self.budget_bytes)
+        elif other.length < self.length:
+            self.kind.keep(self.statistics, other.length, self.budget_bytes)
+            self._start_confidence()
+        self.statistics.merge(theirs, labels)
         notes.append(self._make_room(len(self.taught)))
-        self.confidence.merge(other.confidence, labels)
+        if other.length == self.length:
+            self.confidence.merge(other.confidence, labels)
         self._asked = None
         return [note for note in notes if note]
 
@@ -238,7 +262,13 @@ class Knowledge:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned."""
         self.names, self.images = list(state["names"]), list(state["images"])
-        self.statistics = type(self.statistics).from_state(state["statistics"])
+        statistics = type(self.statistics).from_state(state["statistics"])
+        if statistics.settings["length"] not in (self.length, self.kept):
+            raise StateError(
+                f"the state has {statistics.settings['length']} features, but the learner {self.length} or "
+                f"{self.kept}; give one of the same features"
+            )
+        self.statistics = statistics
         self.confidence.load_state_dict(state["confidence"])
         self._asked = None
 

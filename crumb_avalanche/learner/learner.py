@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
+from crumb_avalanche.closed_form.feature_moments import FeatureMoments, of_head
 from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
 from crumb_avalanche.learner.by_many import Engine, Task, teach_by_many
 from crumb_avalanche.learner.folders import check_name, path_of
@@ -105,7 +105,16 @@ class Learner:
     def _without_classes(self) -> Knowledge:
         if self.method in REPLAY:
             return ReplayKnowledge(self.method, self.network.model, self.budget_bytes)
-        return Knowledge(self.method, self._features.length(self.network.model), self.budget_bytes)
+        model = self.network.model
+        kept = of_head(self._features).length(model)
+        return Knowledge(self.method, self._features.length(model), self.budget_bytes, kept)
+
+    @property
+    def _features_of_statistics(self) -> Any:
+        """Return the function that computes the features that the statistics are of."""
+        if self.method in REPLAY or self._knowledge.length == self._features.length(self.network.model):
+            return self._features
+        return of_head(self._features)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -204,7 +213,8 @@ class Learner:
             what = "thumbnails are" if thumbnails else f"{type(source).__name__} is"
             raise ValueError(f"{what} not for workers: give a path or pattern that all of them can read, no thumbnails")
         runtime = replace(self.network.model.runtime, run=None)
-        return Task(self.method, self.features or {}, self.budget_bytes, runtime, on_bad == "skip")
+        kept = self._knowledge.kept
+        return Task(self.method, self.features or {}, self.budget_bytes, kept, runtime, on_bad == "skip")
 
     def _values(self, clip: Clip, report: Callable[[BadImage], object] | None) -> Iterator[tuple[list[str], Tensor]]:
         """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""
@@ -297,7 +307,7 @@ class Learner:
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
         with self._lock:
-            shares = self._knowledge.explain(self.network.model, self._features, pixels[0])
+            shares = self._knowledge.explain(self.network.model, self._features_of_statistics, pixels[0])
         return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
 
     # What is known
@@ -314,7 +324,7 @@ class Learner:
 
     @property
     def features(self) -> dict[str, Any] | None:
-        """The arguments of ``FeatureMoments``; ``None`` for a learner by replay."""
+        """The arguments of ``FeatureMoments`` before any features are dropped; ``None`` for a learner by replay."""
         return None if self.method in REPLAY else dict(vars(self._features))
 
     @property

@@ -50,7 +50,7 @@ class ReplayKnowledge(Knowledge):
     def __init__(self, method: str, frozen: SplitModel, budget_bytes: int):
         self.method, self.replay, self.frozen, self.budget_bytes = method, REPLAY[method], frozen, budget_bytes
         self.kind: Any = self.replay
-        self.length = frozen.map_shape[0]
+        self.kept = frozen.map_shape[0]
         self.names: list[str | None] = []
         self.images: list[int] = []
         self.confidence = Confidence()
@@ -63,7 +63,7 @@ class ReplayKnowledge(Knowledge):
 
     def _start(self) -> None:
         """Initialise what is learned and stored, without a class."""
-        self.statistics: ClassMeans = ClassMeans(len(self.names), self.length)
+        self.statistics: ClassMeans = ClassMeans(len(self.names), self.kept)
         self.network = ReplayNetwork(self.frozen, self.method == "crumb", self.replay.images)
         self.network.resize(max(1, len(self.names)))
         self.memories = HeldRows(1, EveryJth() if self.replay.images else ClassBalancedReservoir())

@@ -1,0 +1,149 @@
+"""A learner whose budget becomes too small for all features keeps those of the head's input and goes on."""
+
+import numpy as np
+import pytest
+import torch
+from patch_images import images
+
+from crumb_avalanche.closed_form.direction_budget import class_bytes
+from crumb_avalanche.closed_form.feature_moments import of_head
+from crumb_avalanche.learner.by_many import Here
+from crumb_avalanche.learner.knowledge import Knowledge
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import StateError
+
+CLASSES = 24
+
+
+@pytest.fixture
+def small(make):
+    """A learner with room for all features of 21 classes, not of 22."""
+    length = make()._knowledge.length
+    return lambda: make(budget_bytes=21 * class_bytes(length, 8))
+
+
+def taught(learner, numbers):
+    notes = [note for n in numbers for note in learner.teach(images(n, 5), f"c{n}").notes]
+    return learner, notes
+
+
+def labels(learner, numbers, seed=1):
+    return [learner.predict(images(n, 3, seed=seed)).label for n in numbers]
+
+
+def test_features_are_dropped_once_and_the_lesson_says_so(small):
+    learner, notes = taught(small(), range(21))
+    length, kept = learner._knowledge.length, learner._knowledge.kept
+    assert length > kept and not any("feature" in note for note in notes)
+    answered = labels(learner, range(21))
+    learner, notes = taught(learner, range(21, CLASSES))
+    assert [note for note in notes if "feature" in note] == [
+        f"{length - kept} of {length} features, those of the feature map, are given up, and with them what was "
+        "recorded of the confidence"
+    ]
+    assert learner._knowledge.length == kept and learner.bytes <= learner.budget_bytes
+    assert len(learner.classes) == CLASSES
+    right = np.mean([label == f"c{n}" for n, label in enumerate(labels(learner, range(CLASSES)))])
+    assert right > 0.9 and np.mean([label == f"c{n}" for n, label in enumerate(answered)]) > 0.9
+
+
+def test_the_statistics_are_those_of_the_heads_features(small, make):
+    """Means of the features that stay equal those of a learner that never had others."""
+    learner, _ = taught(small(), range(CLASSES))
+    alone = Learner.__new__(Learner)
+    alone._set_up("rda", learner.network, 4_000_000, vars(of_head(learner._features)))
+    taught(alone, range(CLASSES))
+    for one, other in zip(
+        learner._knowledge.statistics.classes.tensors(), alone._knowledge.statistics.classes.tensors()
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_undo_brings_them_back_also_after_loading(small, tmp_path):
+    learner, _ = taught(small(), range(22))
+    full, _ = taught(small(), range(21))
+    assert learner._knowledge.length < full._knowledge.length
+    learner.save(tmp_path / "a.safetensors")
+    again = Learner.load(tmp_path / "a.safetensors")
+    assert labels(again, range(22)) == labels(learner, range(22))
+    assert again._knowledge.length == learner._knowledge.length and again.features == learner.features
+    for one in (learner, again):
+        one.undo()
+        assert one._knowledge.length == full._knowledge.length
+        assert [one.predict(images(n, 2, seed=2)) for n in range(21)] == [
+            full.predict(images(n, 2, seed=2)) for n in range(21)
+        ]
+    taught(again, range(21, 23))
+    assert again._knowledge.length < full._knowledge.length
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_learners_merge_whichever_dropped_them(small, first):
+    learners = [taught(small(), range(22))[0], taught(small(), range(18, CLASSES))[0]]
+    assert learners[0]._knowledge.length < learners[1]._knowledge.length
+    one, other = learners[first], learners[1 - first]
+    before = other._knowledge.length, other.bytes
+    one.merge(other)
+    assert (other._knowledge.length, other.bytes) == before
+    assert one._knowledge.length == one._knowledge.kept and one.bytes <= one.budget_bytes
+    right = [label == f"c{n}" for n, label in enumerate(labels(one, range(CLASSES)))]
+    assert len(one.classes) == CLASSES and np.mean(right) > 0.9
+
+
+def test_explanation_and_runners_up_go_on(small):
+    learner, _ = taught(small(), range(CLASSES))
+    answer = learner.predict(images(3, 1, seed=4)[0])
+    heat = learner.explain(images(3, 1, seed=4)[0])
+    assert len(answer.runners_up) == 4 and heat.shape == (learner.image_size,) * 2 and heat.isfinite().all()
+
+
+def test_an_exported_file_answers_the_same(small, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from crumb_avalanche.learner.export import export_onnx
+
+    learner, _ = taught(small(), range(CLASSES))
+    parity = export_onnx(learner, tmp_path / "a.onnx", [one for n in range(CLASSES) for one in images(n, 2, seed=3)])
+    assert parity.holds and parity.score_error < 1e-3 and parity.other_labels == 0
+
+
+def test_many_workers_drop_them_as_one(small, tmp_path):
+    from PIL import Image
+
+    for number in range(CLASSES):
+        for clip in range(2):
+            folder = tmp_path / f"c{number}" / f"clip{clip}"
+            folder.mkdir(parents=True)
+            for frame, pixels in enumerate(images(number, 3, seed=clip)):
+                Image.fromarray(pixels).save(folder / f"{frame}.png")
+    learner = small()
+    lesson = learner.teach(tmp_path, engine=Here())
+    assert learner._knowledge.length == learner._knowledge.kept and any("features" in note for note in lesson.notes)
+    assert np.mean([label == f"c{n}" for n, label in enumerate(labels(learner, range(CLASSES), seed=7))]) > 0.9
+
+
+def test_a_state_of_another_length_is_refused(small):
+    learner, _ = taught(small(), range(3))
+    state = learner._knowledge.state_dict()
+    state["statistics"]["settings"]["length"] -= 1
+    with pytest.raises((StateError, RuntimeError)):
+        small()._knowledge.load_state_dict(state)
+
+
+def test_a_thousand_classes_fit_into_the_usual_budget():
+    """Gaussian features of SqueezeNet's numbers, one class after the other."""
+    budget, length = 2_941_700, 2560
+    known = Knowledge("rda", length, budget, kept=512)
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(1000, length, generator=generator) / 2
+
+    def draw(number, count):
+        return means[number] + torch.randn(count, length, generator=generator)
+
+    for number in range(1000):
+        known.learn(draw(number, 5), known.number_of(f"c{number}")[0])
+    assert tensor_bytes(known.tensors()) <= budget and known.length == 512
+    asked = range(0, 1000, 10)
+    ranked = known.ranked(torch.cat([draw(number, 1) for number in asked]))
+    right = [names[0][0] == f"c{number}" for number, (names, _) in zip(asked, ranked)]
+    assert sum(right) >= 95
