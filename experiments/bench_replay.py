@@ -4,7 +4,7 @@
 
 Prints a row for each number of classes seen; with --json, one object of the ratios. Each is the time of a step divided
 by that of the bare step of the same batch (F forward, P forward and backward), the fastest of interleaved rounds:
-  tuned  replay by compute (`--replay-compute 2`), blocks of 64 values
+  tuned  replay by compute (`--replay-compute`), blocks of 64 values
   paper  a replay batch after each new batch, with at least one memory of each class that the new batch does not have
 Float32, random images and random weights of SqueezeNet, a memory of every class.
 """
@@ -20,10 +20,15 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
+from crumb_avalanche.runs.presets import PRESETS
 from crumb_avalanche.runs.tables import table
 
 BATCH = 21
-RECIPES = {"tuned": (64, dict(replay_compute=2.0)), "paper": (16, dict(replay_steps=1))}
+TUNED = PRESETS["tuned"]
+RECIPES = {
+    "tuned": (TUNED["codebook_dim"], dict(replay_compute=TUNED["replay_compute"])),
+    "paper": (16, dict(replay_steps=1)),
+}
 
 
 def experience(images: torch.Tensor, labels: torch.Tensor) -> AvalancheDataset:

@@ -25,13 +25,13 @@ DEFAULTS = dict(
 )
 
 # "reference" adds what the paper's code does beyond its text (see docs/deviations.md). "tuned" is CRUMB
-# trained as well as three times the cost of a step without replay allows, and answers from its memories.
+# trained as well as three times the seconds of a step without replay allow, and answers from its memories.
 # "recommended" is the most accurate at the same bytes (see docs/recommended.md).
 PRESETS: dict[str, dict] = {
     "paper": {},
     "reference": dict(selection_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3),
     "tuned": dict(
-        codebook_dim=64, codebook_init="spherical", replay_compute=2.0, replay_weight=usual_replay_weight(2.0)
+        codebook_dim=64, codebook_init="spherical", replay_compute=1.4, replay_weight=usual_replay_weight(1.4)
     ),
     "recommended": dict(strategy="rda", codebook_init="kmeans"),
 }

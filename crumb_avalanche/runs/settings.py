@@ -57,8 +57,8 @@ class RunSettings:
         clamp_gradients: largest absolute value of a gradient element; 0 disables clamping.
         replay_weight: factor of the replay loss; default 5, and 1 with replay_compute.
         replay_steps: replay batches after each new batch.
-        replay_compute: cost of replay, in units of the training step without it, instead of replay_steps; 2 with preset
-            tuned. All classes are replayed alike then.
+        replay_compute: cost of replay, in units of the training step without it, instead of replay_steps; 1.4 with
+            preset tuned. All classes are replayed alike then.
         fused: train on new and replayed batch in one optimiser step.
         selection_rule: which images are stored: every_jth (paper), reservoir (single pass) or reference.
         budget_bytes: memory budget in bytes, instead of budget_images.
