@@ -67,11 +67,13 @@ class BalancedReplay:
             drawn += [classes[place] for place in random.permutation(len(classes))[: REPLAYED - len(drawn)]]
         new = [_any(positions[label], random) for label in drawn if label in positions]
         old = [_any(memories.slots.by_class[label], random) for label in drawn if label not in positions]
-        maps = [batch.feature_map[new] if batch.codes is None else model.codebook.decode(batch.codes[new])]
-        labels = [batch.labels[new]]
+        parts = []  # none without an image, which would turn channels-last maps into others
+        if new:
+            maps = batch.feature_map[new] if batch.codes is None else model.codebook.decode(batch.codes[new])
+            parts.append((maps, batch.labels[new]))
         if old:
-            old_maps, old_labels = memories.replay(torch.tensor(old), model)
-            maps, labels = [*maps, old_maps], [*labels, old_labels]
+            parts.append(memories.replay(torch.tensor(old), model))
+        maps, labels = zip(*parts)
         return torch.cat(maps), torch.cat(labels)
 
 

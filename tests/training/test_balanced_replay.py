@@ -44,6 +44,17 @@ def test_every_class_is_drawn_as_often_whatever_its_number_of_images(make_model)
     assert max(drawn.values()) - min(drawn.values()) < 0.1 * 100 * REPLAYED
 
 
+def test_maps_are_channels_last_also_without_new_images(make_model):
+    model = make_model(n_classes=50)
+    memories = filled(model, {label: 1 for label in range(1, 50)})
+    batch, replay, without = new_batch(model, [0]), BalancedReplay(2), 0
+    for _ in range(20):
+        maps, labels = replay.draw(batch, memories, model)
+        without += 0 not in labels
+        assert maps.is_contiguous(memory_format=torch.channels_last)
+    assert without > 5
+
+
 def test_maps_are_those_of_their_labels(make_model):
     model = make_model(n_classes=5)
     memories, batch = filled(model, {0: 2, 1: 3}), new_batch(model, [3, 4, 3])
