@@ -45,7 +45,7 @@ def statistics_of(length: int, classes: int, changes: dict[str, float]) -> Regul
     kind = KINDS["rda"]
     usual = kind.build(length, BUDGET)
     statistics = RegularizedDiscriminant(**{**usual.settings, "n_classes": classes, **changes})
-    kind.make_room(statistics, length, classes, BUDGET)
+    kind.make_room(statistics, classes, BUDGET, length)
     return statistics
 
 

@@ -37,7 +37,7 @@ METHODS: dict[str, tuple[FeatureMoments, Callable[[int], ClassStatistics]]] = {
 def discriminant(length: int) -> RegularizedDiscriminant:
     """Build the statistics of `rda` with as many directions as the budget buys beside the means of 50 classes."""
     statistics = KINDS["rda"].build(length, BUDGET)
-    KINDS["rda"].make_room(statistics, length, MOST_CLASSES, BUDGET)
+    KINDS["rda"].make_room(statistics, MOST_CLASSES, BUDGET, length)
     return statistics
 
 
