@@ -70,7 +70,10 @@ FAMILIES = (
     of_paper("Table 3, Online-CIFAR100", "table3_cifar100", "cifar100", "class_iid"),
     of_paper("Table 4, ETH-80, class-instance", "table4", "eth80", "class_instance"),
     of_paper("Table 4, ETH-80, class-i.i.d.", "table4_class_iid", "eth80", "class_iid"),
-    of_paper("Table 4, ETH-80, from Tiny-ImageNet", "table4_tiny_imagenet", "eth80", "class_instance"),
+    of_paper("Table 4, ETH-80, class-instance, from Tiny-ImageNet", "table4_tiny_imagenet", "eth80", "class_instance"),
+    of_paper(
+        "Table 4, ETH-80, class-i.i.d., from Tiny-ImageNet", "table4_tiny_imagenet_class_iid", "eth80", "class_iid"
+    ),
     of_paper("Table 4, Online-CIFAR100", "table4_cifar100", "cifar100", "class_iid"),
     Family("recommended, ETH-80 (development)", ROOT / "docs/recommended_eth80.csv", "recommended"),
     Family("CRUMB tuned, ETH-80", ROOT / "docs/recommended_eth80.csv", "crumb, tuned", rows=(REMIND, "paper")),

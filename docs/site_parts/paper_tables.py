@@ -44,7 +44,7 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def ablations(name: str) -> str:
-    """Return a table of ablations (``table4``, ``table4_class_iid``, ``table4_tiny_imagenet``, ``table4_cifar100``)."""
+    """Return a table of ablations: a ``table4`` of ``docs/results``."""
     rows, category = [], ""
     for line in read(name):
         if not line["effect"] and line["row"] != "Ours":  # the same runs as "Ours" under another name

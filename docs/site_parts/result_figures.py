@@ -159,9 +159,18 @@ FIGURES = {
     "recommended_eth80": (recommended, 420),
     "table1": (table1, 420),
     **{name: (lambda name=name: stream(name), 560) for name in ("fig3", "figS1")},
-    **{name: (lambda name=name: codes_and_images(name), 380) for name in ("table3", "table3_cifar100")},
+    **{
+        name: (lambda name=name: codes_and_images(name), 380)
+        for name in ("table3", "table3_tiny_imagenet", "table3_cifar100")
+    },
     **{
         name: (lambda name=name: effects(name), 420)
-        for name in ("table4", "table4_class_iid", "table4_tiny_imagenet", "table4_cifar100")
+        for name in (
+            "table4",
+            "table4_class_iid",
+            "table4_tiny_imagenet",
+            "table4_tiny_imagenet_class_iid",
+            "table4_cifar100",
+        )
     },
 }
