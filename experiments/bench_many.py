@@ -75,8 +75,9 @@ def measured(options: argparse.Namespace, source: Path, warm: Path) -> dict:
                     seconds[workers] = min(taken, seconds.get(workers, taken))
         finally:
             cluster.shutdown()
-    state = learner._knowledge.state_dict()
-    task = Task(learner.method, learner.features or {}, learner.budget_bytes, TORCH, True)
+    known = learner._knowledge
+    state = known.state_dict()
+    task = Task(learner.method, learner.features or {}, learner.budget_bytes, known.kept, TORCH, skip=True)
     start = time.perf_counter()
     merge_states(task, state, state)
     merging = time.perf_counter() - start

@@ -16,10 +16,12 @@ from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
 from crumb_avalanche.runs import tuning
+from crumb_avalanche.runs.cache_by_many import fill_by_many, missing_rows
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.process import check_device
 from crumb_avalanche.runs.stream import Stream, open_stream
+from crumb_avalanche.system.ray_cluster import RayCalls
 from crumb_avalanche.system.setting_ranges import HIGHEST
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.frame_names import named_frames
@@ -109,6 +111,9 @@ class Session:
         session = cls(plan, entry, stream, model, cache, calibration_seconds=seconds)
         if cache is None and plan.feature_cache:
             session.cache = session.open_cache()
+            if plan.engine is not None and len(missing_rows(session)):
+                with RayCalls(plan.address, plan.threads or 1) as engine:
+                    fill_by_many(session, engine)
         if learner:
             session.tune(trials)
             session.strategy = session.new_strategy(session.plan, model, plugins, evaluator)
