@@ -5,7 +5,7 @@ import time
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -17,11 +17,11 @@ from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.map_store import FeatureCacheError, MapStore
 from crumb_avalanche.models.runtimes import Runtime, open_runtime
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.stream import Stream
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.rng_state import preserve_rng_state
-
-if TYPE_CHECKING:
-    from crumb_avalanche.runs.session import Session
+from crumb_avalanche.training.feature_cache import FeatureCache
 
 IMAGES = 1024  # of a shard: seconds of work for a worker, far longer than sending the table
 
@@ -53,14 +53,20 @@ class Shared:
     half: bool
 
 
-def fill_by_many(session: "Session", engine: Engine) -> None:
-    """Compute the maps that a session's cache lacks, of all images of its stream.
+def fill_by_many(
+    plan: RunPlan, network: dict[str, Any], stream: Stream, model: SplitModel, cache: FeatureCache, engine: Engine
+) -> None:
+    """Compute the maps that a cache lacks, of all images of a stream.
 
     Workers read the images and write the cache under the paths of this process. What is lost with a worker is computed
     again. Maps are those that the run would compute itself, and are verified when it reads them.
 
     Args:
-        session: with a cache; its strategy may be missing.
+        plan: plan of the run.
+        network: arguments of ``split_backbone``.
+        stream: stream of the run.
+        model: model of the run.
+        cache: cache of the run.
         engine: its workers.
 
     Raises:
@@ -68,46 +74,36 @@ def fill_by_many(session: "Session", engine: Engine) -> None:
         BadFeaturesError: a map is not finite or too large.
         BadFrameError: a worker cannot read an image.
     """
-    cache, start = session.cache, time.perf_counter()
-    missing = missing_rows(session)
-    if cache is None or not len(missing):
+    missing, start = missing_rows(stream, cache), time.perf_counter()
+    if not len(missing):
         return
-    sent = engine.share(_shared(session))
-    shards = np.array_split(missing, -(-len(missing) // IMAGES))
-    filled = [engine.call(fill_shard, sent, shard) for shard in shards]
-    with progress_bar(len(missing), "feature cache", show=session.plan.progress) as bar:
-        cache.filled += sum(engine.fetch(filled, bar.update))
-    cache.seconds += time.perf_counter() - start
-
-
-def missing_rows(session: "Session") -> np.ndarray:
-    """Return the rows of the stream's images whose maps are not in the session's cache, int64."""
-    if session.cache is None:
-        return np.zeros(0, np.int64)
-    benchmark = session.stream.benchmark
-    rows = [list(one.dataset.frame_row) for stream in (benchmark.train_stream, benchmark.test_stream) for one in stream]
-    used = np.unique(np.concatenate([np.asarray(some, np.int64) for some in rows]))
-    return used[~session.cache.store.present()[used]]
-
-
-def _shared(session: "Session") -> Shared:
-    from crumb_avalanche.runs.session import network_of  # which imports this module
-
-    plan, model, table = session.plan, session.model, copy(session.stream.table)
-    assert session.cache is not None
+    table = copy(stream.table)
     if table.root is not None:  # workers have other current folders
         table.root = Path(os.path.abspath(table.root))
-    return Shared(
-        network_of(plan),
+    shared = Shared(
+        network,
         {name: value.cpu() for name, value in model.feature_extractor.state_dict().items()},
         model.precision,
         replace(model.runtime, run=None),
         table,
         pixel_transform(plan.image_size, model.interpolation),
-        Path(os.path.abspath(session.cache.store.path)),
-        session.stream.images_key,
+        Path(os.path.abspath(cache.store.path)),
+        stream.images_key,
         plan.cache_precision == "fp16",
     )
+    sent = engine.share(shared)
+    shards = np.array_split(missing, -(-len(missing) // IMAGES))
+    filled = [engine.call(fill_shard, sent, shard) for shard in shards]
+    with progress_bar(len(missing), "feature cache", show=plan.progress) as bar:
+        cache.filled += sum(engine.fetch(filled, bar.update))
+    cache.seconds += time.perf_counter() - start
+
+
+def missing_rows(stream: Stream, cache: FeatureCache) -> np.ndarray:
+    """Return the rows of a stream's images whose maps are not in a cache, int64."""
+    experiences = [*stream.benchmark.train_stream, *stream.benchmark.test_stream]
+    used = np.unique(np.concatenate([np.asarray(list(one.dataset.frame_row), np.int64) for one in experiences]))
+    return used[~cache.store.present()[used]]
 
 
 # What workers do

@@ -15,7 +15,7 @@ from crumb_avalanche.models.map_store import FeatureCacheError
 from crumb_avalanche.runs import cache_by_many
 from crumb_avalanche.runs.cache_by_many import fill_by_many, missing_rows
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.session import Session
+from crumb_avalanche.runs.session import Session, network_of
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.ray_cluster import RayCalls
 
@@ -65,6 +65,14 @@ def plan(clips, tmp_path):
     )
 
 
+def fill(session, engine):
+    fill_by_many(session.plan, network_of(session.plan), session.stream, session.model, session.cache, engine)
+
+
+def missing(session):
+    return missing_rows(session.stream, session.cache)
+
+
 def maps_of(session):
     store = session.cache.store
     rows = np.arange(len(session.stream.table))
@@ -94,15 +102,15 @@ def test_a_run_ends_with_the_same_bits(crumb, tiny, tmp_path, workers, more, mon
 def test_only_missing_maps_are_sent_and_a_full_cache_needs_no_cluster(plan, workers):
     torch.manual_seed(0)
     with Session.build(replace(plan, strategy="finetune"), learner=False) as session:
-        wanted = missing_rows(session)
+        wanted = missing(session)
         np.testing.assert_array_equal(wanted, np.arange(120))
         engine = Workers()
-        fill_by_many(session, engine)
+        fill(session, engine)
         assert [len(rows) for _, rows in engine.calls] == [40, 40, 40]
-        assert session.cache.filled == 120 and not len(missing_rows(session))
+        assert session.cache.filled == 120 and not len(missing(session))
         session.cache.store._checksums.write(np.zeros(2, np.uint64), 70)
-        np.testing.assert_array_equal(missing_rows(session), [70, 71])
-        fill_by_many(session, engine)
+        np.testing.assert_array_equal(missing(session), [70, 71])
+        fill(session, engine)
         np.testing.assert_array_equal(engine.calls[-1][1], [70, 71])
         count = len(workers.opened)
         torch.manual_seed(0)  # the same random weights
@@ -114,7 +122,7 @@ def test_only_missing_maps_are_sent_and_a_full_cache_needs_no_cluster(plan, work
 def test_workers_write_the_maps_of_the_run(plan, workers, tmp_path, precision):
     plan = replace(plan, cache_precision=precision, strategy="finetune")
     with Session.build(plan, learner=False) as session:
-        fill_by_many(session, Workers())
+        fill(session, Workers())
         session.cache.dataset(Images(session), np.arange(120), [0] * 120)  # verifies them
         assert session.cache.damaged == 0 and session.cache.filled == 120
         found = maps_of(session)
@@ -142,7 +150,7 @@ def test_a_worker_with_another_runtime_is_refused(plan, workers):
         engine = Workers()
         engine.share = lambda shared: replace(shared, path=shared.path.with_name("other.maps"))
         with pytest.raises(FeatureCacheError, match=r"a worker has runtime torch .*install the same"):
-            fill_by_many(session, engine)
+            fill(session, engine)
 
 
 def test_what_an_engine_needs(crumb, tiny, tmp_path, monkeypatch):
@@ -176,7 +184,7 @@ def test_the_loss_of_a_ray_node_leaves_a_whole_cache(plan, tmp_path, monkeypatch
                 return super().fetch(handles, lambda result: (each(result), lose(result)))
 
         with Losing(cluster.address) as engine:
-            fill_by_many(session, engine)
-        assert lost and not len(missing_rows(session))
+            fill(session, engine)
+        assert lost and not len(missing(session))
         maps = session.cache.dataset(Images(session), np.arange(120), [0] * 120)
         assert len(maps) == 120 and session.cache.damaged == 0 and session.cache.filled == 120
