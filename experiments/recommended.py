@@ -57,6 +57,7 @@ class Row:
 
 # Of rivals that can have the features of `recommended`.
 FEATURES = {"maps": True, "power": 0.7, "equal_lengths": True, "cells": 2}
+HEADS_INPUT = {**FEATURES, "maps": False}  # what `recommended` keeps at small budgets
 ROWS = (
     Row(RECOMMENDED, {}, {}),
     Row("- own directions", {}, {"own": 0.0}),
@@ -78,6 +79,8 @@ ROWS = (
     Row("ncm", {"strategy": "ncm"}, {}),
     Row("srda", {"strategy": "srda"}, FEATURES),
     Row("lr_rgda", {"strategy": "lr_rgda"}, FEATURES),
+    Row("srda, head's input", {"strategy": "srda"}, HEADS_INPUT),
+    Row("lr_rgda, head's input", {"strategy": "lr_rgda"}, HEADS_INPUT),
     Row("fecam", {"strategy": "fecam"}, {"maps": True, "cells": 2}),
     Row("klda", {"strategy": "klda"}, FEATURES),
     Row("acil", {"strategy": "acil"}, FEATURES),

@@ -24,7 +24,10 @@ RECOMMENDED_ROWS = {
     "- all features, but their span": "in the span of the class means (`--method.span true --method.own 0.3`)",
     "version 0.1": "the preset of version 0.1: that, without cells, shrunk towards the mean variance",
     "srda": "Deep SRDA, features of `recommended` (`srda`)",
+    "srda, head's input": "Deep SRDA, features of the head's input alone (`--method.maps false`)",
     "lr_rgda": "LR-RGDA, features of `recommended` (`lr_rgda`)",
+    "lr_rgda, head's input": "LR-RGDA, features of the head's input alone (`--method.maps false`)",
+    "foal": "F-OAL (`foal`)",
     "fecam": "FeCAM, map's cells and head's input (`fecam`)",
     "klda": "KLDA, features of `recommended` (`klda`)",
     "acil": "ACIL, features of `recommended` (`acil`)",
@@ -99,6 +102,22 @@ def recommended() -> str:
     header = ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "Tiny-ImageNet", "kept"]
     header += ["sign digits (development)", "toy dots (development)"]
     return markdown(header, rows)
+
+
+def small_budgets() -> str:
+    """Return the table of the recommended preset and its closest rivals at a second, smaller budget."""
+    benchmarks = [recommended_lines(f"{name}_small") for name in ("eth80", "cifar100", "tiny_imagenet")]
+    rows = []
+    for row in [one for one in RECOMMENDED_ROWS if any(one in lines for lines in benchmarks)]:
+        cells = [RECOMMENDED_ROWS[row]]
+        for lines in benchmarks:
+            found = lines.get(row, [])
+            numbers = f" (run {found[0]['run']})" if len(found) == 1 else ""
+            cells += [mean_text(floats(found, "accuracy")) + numbers, megabytes(found) if found else ""]
+        rows.append(cells)
+    return markdown(
+        ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "Tiny-ImageNet", "kept"], rows
+    )
 
 
 def method_times() -> dict[str, dict[str, float]]:
@@ -276,6 +295,7 @@ def _final(path: Path, column: str, name: str) -> list[dict[str, str]]:
 
 TABLES: dict[str, Callable[..., str]] = {
     "recommended": recommended,
+    "small_budgets": small_budgets,
     "readme": readme,
     "methods_side_by_side": methods_side_by_side,
     "competitors": competitors,
