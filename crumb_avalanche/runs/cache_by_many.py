@@ -54,9 +54,15 @@ class Shared:
 
 
 def fill_by_many(
-    plan: RunPlan, network: dict[str, Any], stream: Stream, model: SplitModel, cache: FeatureCache, engine: Engine
+    plan: RunPlan,
+    network: dict[str, Any],
+    stream: Stream,
+    model: SplitModel,
+    cache: FeatureCache,
+    missing: np.ndarray,
+    engine: Engine,
 ) -> None:
-    """Compute the maps that a cache lacks, of all images of a stream.
+    """Compute the maps that a cache lacks.
 
     Workers read the images and write the cache under the paths of this process. What is lost with a worker is computed
     again. Maps are those that the run would compute itself, and are verified when it reads them.
@@ -67,6 +73,7 @@ def fill_by_many(
         stream: stream of the run.
         model: model of the run.
         cache: cache of the run.
+        missing: see ``missing_rows``; at least one row.
         engine: its workers.
 
     Raises:
@@ -74,9 +81,7 @@ def fill_by_many(
         BadFeaturesError: a map is not finite or too large.
         BadFrameError: a worker cannot read an image.
     """
-    missing, start = missing_rows(stream, cache), time.perf_counter()
-    if not len(missing):
-        return
+    start = time.perf_counter()
     table = copy(stream.table)
     if table.root is not None:  # workers have other current folders
         table.root = Path(os.path.abspath(table.root))

@@ -111,9 +111,9 @@ class Session:
         session = cls(plan, entry, stream, model, cache, calibration_seconds=seconds)
         if cache is None and plan.feature_cache:
             session.cache = session.open_cache()
-            if plan.engine is not None and len(missing_rows(stream, session.cache)):
+            if plan.engine is not None and len(missing := missing_rows(stream, session.cache)):
                 with RayCalls(plan.address, plan.threads or 1) as engine:
-                    fill_by_many(plan, network_of(plan), stream, model, session.cache, engine)
+                    fill_by_many(plan, network_of(plan), stream, model, session.cache, missing, engine)
         if learner:
             session.tune(trials)
             session.strategy = session.new_strategy(session.plan, model, plugins, evaluator)

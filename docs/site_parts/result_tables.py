@@ -84,6 +84,12 @@ def recommended_lines(benchmark: str) -> dict[str, list[dict[str, str]]]:
     return {row: lines for (row,), lines in groups.items()}
 
 
+def accuracy_and_bytes(lines: list[dict[str, str]]) -> list[str]:
+    """Format the accuracy of a row's runs, and what they keep; two empty cells without runs."""
+    number = f" (run {lines[0]['run']})" if len(lines) == 1 else ""
+    return [mean_text(floats(lines, "accuracy")) + number, megabytes(lines) if lines else ""]
+
+
 def recommended() -> str:
     """Return the table of the recommended preset, its parts and its rivals."""
     benchmarks = [recommended_lines(name) for name in ("eth80", "cifar100", "tiny_imagenet", "sign_digits", "toy_dots")]
@@ -93,11 +99,7 @@ def recommended() -> str:
     for row in dict.fromkeys(known + others):
         cells = [RECOMMENDED_ROWS.get(row, f"`{row}`")]
         for place, lines in enumerate(benchmarks):
-            found = lines.get(row, [])
-            numbers = f" (run {found[0]['run']})" if len(found) == 1 else ""
-            cells.append(mean_text(floats(found, "accuracy")) + numbers)
-            if place < 3:
-                cells.append(megabytes(found) if found else "")
+            cells += accuracy_and_bytes(lines.get(row, []))[: 2 if place < 3 else 1]
         rows.append(cells)
     header = ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "Tiny-ImageNet", "kept"]
     header += ["sign digits (development)", "toy dots (development)"]
@@ -111,9 +113,7 @@ def small_budgets() -> str:
     for row in [one for one in RECOMMENDED_ROWS if any(one in lines for lines in benchmarks)]:
         cells = [RECOMMENDED_ROWS[row]]
         for lines in benchmarks:
-            found = lines.get(row, [])
-            numbers = f" (run {found[0]['run']})" if len(found) == 1 else ""
-            cells += [mean_text(floats(found, "accuracy")) + numbers, megabytes(found) if found else ""]
+            cells += accuracy_and_bytes(lines.get(row, []))
         rows.append(cells)
     return markdown(
         ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "Tiny-ImageNet", "kept"], rows

@@ -10,6 +10,7 @@ import pytest
 import torch
 from learned import tensors_of
 
+from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, pixel_transform
 from crumb_avalanche.learner.by_many import Here
 from crumb_avalanche.models.map_store import FeatureCacheError
 from crumb_avalanche.runs import cache_by_many
@@ -66,11 +67,17 @@ def plan(clips, tmp_path):
 
 
 def fill(session, engine):
-    fill_by_many(session.plan, network_of(session.plan), session.stream, session.model, session.cache, engine)
+    plan, stream, model, cache = session.plan, session.stream, session.model, session.cache
+    fill_by_many(plan, network_of(plan), stream, model, cache, missing(session), engine)
 
 
 def missing(session):
     return missing_rows(session.stream, session.cache)
+
+
+def images_of(session):
+    table = session.stream.table
+    return FrameDataset(table, range(len(table)), pixel_transform(session.plan.image_size))
 
 
 def maps_of(session):
@@ -123,26 +130,14 @@ def test_workers_write_the_maps_of_the_run(plan, workers, tmp_path, precision):
     plan = replace(plan, cache_precision=precision, strategy="finetune")
     with Session.build(plan, learner=False) as session:
         fill(session, Workers())
-        session.cache.dataset(Images(session), np.arange(120), [0] * 120)  # verifies them
+        session.cache.dataset(images_of(session), np.arange(120), [0] * 120)  # verifies them
         assert session.cache.damaged == 0 and session.cache.filled == 120
         found = maps_of(session)
-        expected = torch.stack([session.model.extract(image[None])[0] for (image,) in Images(session)])
+        expected = torch.stack(
+            [session.model.extract(image[None])[0] for image, _ in map(images_of(session).__getitem__, range(120))]
+        )
         torch.testing.assert_close(found.float(), expected.to(found.dtype).float(), rtol=1e-4, atol=1e-5)
         assert float(session.model.feature_scale) != 1  # maps are stored before it
-
-
-class Images(torch.utils.data.Dataset):
-    def __init__(self, session):
-        self.table, self.side = session.stream.table, session.plan.image_size
-
-    def __len__(self):
-        return len(self.table)
-
-    def __getitem__(self, row):
-        if row >= len(self):
-            raise IndexError
-        pixels = np.asarray(self.table.read(row).resize((self.side, self.side), 2))
-        return (torch.from_numpy(pixels.copy()).permute(2, 0, 1),)
 
 
 def test_a_worker_with_another_runtime_is_refused(plan, workers):
@@ -186,5 +181,5 @@ def test_the_loss_of_a_ray_node_leaves_a_whole_cache(plan, tmp_path, monkeypatch
         with Losing(cluster.address) as engine:
             fill(session, engine)
         assert lost and not len(missing(session))
-        maps = session.cache.dataset(Images(session), np.arange(120), [0] * 120)
+        maps = session.cache.dataset(images_of(session), np.arange(120), [0] * 120)
         assert len(maps) == 120 and session.cache.damaged == 0 and session.cache.filled == 120
