@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.system.threads import end_idle_threads
 
 # Largest difference from torch's maps, relative to the largest value; bf16 has 8 significant bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
@@ -123,8 +124,9 @@ def _on_arrays(run: Callable[[Any], Any]) -> Extract:
     """Wrap a function of numpy arrays, which are contiguous."""
 
     def extract(images: Tensor) -> Tensor:
-        maps = torch.from_numpy(run(images.contiguous().numpy()))
-        return maps.clone(memory_format=torch.channels_last)
+        array = images.contiguous().numpy()
+        end_idle_threads()
+        return torch.from_numpy(run(array)).clone(memory_format=torch.channels_last)
 
     return extract
 
