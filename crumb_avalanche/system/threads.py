@@ -35,7 +35,7 @@ def end_idle_threads() -> None:
     import torch
 
     if torch.get_num_threads() > 1:
-        _omp_pause()(1)  # softly: what OpenMP was told, such as the number of threads, stays
+        _omp_pause()(1)  # omp_pause_soft: settings such as the number of threads stay
 
 
 @functools.cache
