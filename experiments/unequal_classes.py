@@ -19,6 +19,7 @@ from support.open_set import BUDGET, CELLS, features_of, interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.closed_form.feature_moments import of_head
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.models.backbones import split_backbone
@@ -40,21 +41,23 @@ def sizes_of(classes: int, run: int) -> np.ndarray:
     return np.random.default_rng(run).permutation(sizes)
 
 
-def statistics_of(length: int, classes: int, changes: dict[str, float]) -> RegularizedDiscriminant:
+def statistics_of(length: int, kept: int, classes: int, changes: dict[str, float]) -> RegularizedDiscriminant:
     """Build the recommended statistics with some settings changed."""
     kind = KINDS["rda"]
-    usual = kind.build(length, BUDGET)
+    usual = kind.build(length, BUDGET, kept)
     statistics = RegularizedDiscriminant(**{**usual.settings, "n_classes": classes, **changes})
     kind.make_room(statistics, classes, BUDGET, length)
     return statistics
 
 
-def accuracies(frames: FrameTable, features: torch.Tensor, run: int, changes: dict[str, float]) -> tuple[float, float]:
+def accuracies(
+    frames: FrameTable, features: torch.Tensor, kept: int, run: int, changes: dict[str, float]
+) -> tuple[float, float]:
     """Return the accuracy in percent on small classes and on all, the mean over classes of each."""
     sizes, draws = sizes_of(len(frames.classes), run), np.random.default_rng(1000 + run)
     chosen = [draws.permutation(frames.rows("train", name))[:size] for name, size in zip(frames.classes, sizes)]
     labels = torch.arange(len(chosen)).repeat_interleave(torch.tensor([len(rows) for rows in chosen]))
-    statistics = statistics_of(features.shape[1], len(chosen), changes)
+    statistics = statistics_of(features.shape[1], kept, len(chosen), changes)
     statistics.update(features[np.concatenate(chosen)], labels)
     test = frames.rows("test")
     right = statistics.scores(features[test]).argmax(1).numpy() == frames.labels[test]
@@ -81,9 +84,10 @@ def main() -> None:
     model = split_backbone(name, weights, n_classes=2, codebook=None, image_size=size)  # the head is not used
     folder = Path(chosen.features) if chosen.features else None
     tables = [entry.table(chosen.dataset_root, run) for run in range(chosen.runs)]
+    kept = of_head(CELLS).length(model)
     features = torch.from_numpy(features_of(model, CELLS, tables[0], folder, f"{name} {weights}")).float()
     found = {
-        row: [accuracies(frames, features, run, changes) for run, frames in enumerate(tables)]
+        row: [accuracies(frames, features, kept, run, changes) for run, frames in enumerate(tables)]
         for row, changes in ROWS.items()
     }
     if chosen.json:

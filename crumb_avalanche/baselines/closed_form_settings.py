@@ -95,6 +95,8 @@ class RdaSettings(FeatureSettings):
         diagonal: shrink each feature by its own variance instead of the mean variance.
         span: compare classes in the space that their means span, instead of that of all features.
         eight_bits: store directions as int8 with a scale for each 32 values, instead of float16.
+        head_share: share of the log-density of the head's input alone in the scores, where there are other features,
+            too; the same statistics give it.
         known_classes: divide the budget by the number of classes of the whole stream, and decide on ``cells`` by it,
             before the first image; otherwise nothing depends on the classes to come.
     """
@@ -109,6 +111,7 @@ class RdaSettings(FeatureSettings):
     diagonal: bool = True
     span: bool = False
     eight_bits: bool = True
+    head_share: float = 0.15
     known_classes: bool = False
 
     _least_cells: ClassVar = 0
@@ -117,6 +120,8 @@ class RdaSettings(FeatureSettings):
         super().__post_init__()
         if not 0 <= self.own < 1:
             raise ValueError(f"own is {self.own}; it is a share: at least 0 and below 1")
+        if not 0 <= self.head_share < 1:
+            raise ValueError(f"head_share is {self.head_share}; it is a share: at least 0 and below 1")
         if not self.own_images >= 0:
             raise ValueError(f"own_images is {self.own_images}; it is a number of images: at least 0")
         if not self.shrinkage > 0:

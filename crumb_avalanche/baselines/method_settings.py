@@ -170,7 +170,7 @@ BEFORE: dict[str, dict[str, Any]] = {
     "der": dict(evaluation_logits=False),
     "rda": dict(
         **dict(deviations=True, equal_lengths=False, cells=1, own=0.3, own_images=0.0, diagonal=False, span=True),
-        **dict(eight_bits=False, known_classes=True),
+        **dict(eight_bits=False, head_share=0.0, known_classes=True),
     ),
 }
 

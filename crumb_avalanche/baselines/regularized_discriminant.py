@@ -26,6 +26,8 @@ from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDisc
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import StateError
 
+# Settings of the statistics that are decided while learning, or that older states lack.
+DECIDED = ("n_classes", "length", "whole", "total_directions", "part", "part_share")
 MOST_BESIDE_SCATTER = 32  # directions of a class beside the full common covariance, of ``known_classes``
 
 
@@ -82,7 +84,8 @@ class GrowingDiscriminant(ClosedFormStrategy):
 
     def _fit_state(self, state: dict) -> None:
         """Build statistics without images that can load a state, and the features that belong to it."""
-        decided = {name: state["settings"][name] for name in ("n_classes", "length", "whole", "total_directions")}
+        settings = {**RegularizedDiscriminant._older, **state["settings"]}
+        decided = {name: settings[name] for name in DECIDED}
         if decided["length"] == self.statistics.settings["length"]:
             pass
         elif self.dropping and decided["length"] == feature_length(self.model):
@@ -129,13 +132,16 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
     if method.known_classes:
         each, whole = directions_beside_scatter(recipe, length)
         each = min(each, MOST_BESIDE_SCATTER) if whole else each
-        return closed_form(recipe, statistics_of(method, recipe.n_classes, length, each, whole), features_of(method))
+        statistics = statistics_of(method, recipe.n_classes, length, each, whole, part_of(recipe.model, method))
+        return closed_form(recipe, statistics, features_of(method))
     # The bytes that mem_size was computed from.
     budget = recipe.mem_size * bytes_of_direction(recipe.model, method)
     budget += charged_bytes(recipe.model, method, recipe.n_classes)
     return closed_form(
         recipe,
-        statistics_of(method, 0, length, MOST_DIRECTIONS, stores_scatter(length, budget)),
+        statistics_of(
+            method, 0, length, MOST_DIRECTIONS, stores_scatter(length, budget), part_of(recipe.model, method)
+        ),
         features_of(method),
         GrowingDiscriminant,
         budget=budget,
@@ -143,8 +149,13 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
     )
 
 
+def part_of(model: SplitModel, method: RdaSettings) -> int:
+    """Return the number of features of the head's input, which have a share of their own; 0 for none."""
+    return length_of(model, replace(method, **OF_HEAD)) if method.maps and method.head_share else 0
+
+
 def statistics_of(
-    method: RdaSettings, n_classes: int, length: int, directions: int, whole: bool
+    method: RdaSettings, n_classes: int, length: int, directions: int, whole: bool, part: int
 ) -> RegularizedDiscriminant:
     """Build statistics with the settings."""
     return RegularizedDiscriminant(
@@ -158,6 +169,8 @@ def statistics_of(
         diagonal=method.diagonal,
         span=method.span,
         eight_bits=method.eight_bits,
+        part=part,
+        part_share=method.head_share if part else 0.0,
     )
 
 

@@ -9,6 +9,7 @@ gives each class a covariance of low rank beside a common one, and solves with W
 directions take 8 bits a value, are updated in the stream and within a budget.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -33,7 +34,9 @@ class RegularizedDiscriminant(ClassStatistics):
     by ``e`` times itself, with ``e = min(1, s D / N)`` for ``N`` images: fewer images give more shrinkage. Class ``c``
     of ``n`` images has the covariance ``(1 - a_c) S + a_c C_c`` with ``a_c = a n / (n + k)``: a class of few images has
     nearly the common covariance. Scores are log-densities, of all features or, with ``span``, of their projections on
-    the space that the class means span where ``S`` is the unit matrix.
+    the space that the class means span where ``S`` is the unit matrix. With ``part``, a share of each score is the
+    log-density of the last features alone, which the same statistics give without further bytes: a mean of two views of
+    an image, whose errors differ.
 
     ``merge`` is exact for means, counts, traces and a full common scatter, which is dropped if the other instance has
     none. It keeps the principal directions of both instances together, as an update does; they equal those of one
@@ -59,6 +62,11 @@ class RegularizedDiscriminant(ClassStatistics):
         span: compare classes in the space that their means span: less accurate on new objects of the classes taught,
             more where their images come from another source than those taught.
         eight_bits: store directions as int8 instead of float16: about twice as many in the same bytes.
+        part: number of the last features, whose log-density alone has a share in the scores; 0 for none.
+        part_share: this share, at least 0 and below 1.
+
+    Raises:
+        ValueError: ``part`` is not below ``length``, or ``part_share`` is no share.
 
     Attributes:
         classes: means and counts.
@@ -66,8 +74,11 @@ class RegularizedDiscriminant(ClassStatistics):
         scatter: the full common scatter, or ``None``.
     """
 
-    _free = frozenset({"n_classes", "total_directions", "whole"})
-    _older: ClassVar = {"own_images": 0.0, "diagonal": False, "span": True, "eight_bits": False}
+    _free = frozenset({"n_classes", "total_directions", "whole", "part", "part_share"})
+    _older: ClassVar = {
+        **{"own_images": 0.0, "diagonal": False, "span": True, "eight_bits": False},
+        **{"part": 0, "part_share": 0.0},
+    }
 
     def __init__(
         self,
@@ -82,7 +93,13 @@ class RegularizedDiscriminant(ClassStatistics):
         diagonal: bool = False,
         span: bool = True,
         eight_bits: bool = False,
+        part: int = 0,
+        part_share: float = 0.0,
     ):
+        if not 0 <= part < max(1, length):
+            raise ValueError(f"part is {part}; give 0 or a number of features below length, {length}")
+        if not 0 <= part_share < 1:
+            raise ValueError(f"part_share is {part_share}; it is a share: at least 0 and below 1")
         self.settings = {
             "n_classes": n_classes,
             "length": length,
@@ -95,6 +112,8 @@ class RegularizedDiscriminant(ClassStatistics):
             "diagonal": diagonal,
             "span": span,
             "eight_bits": eight_bits,
+            "part": part,
+            "part_share": part_share,
         }
         self.classes = ClassMeans(n_classes, length)
         self.directions = ClassDirections(n_classes, length, directions, eight_bits=eight_bits)
@@ -155,6 +174,8 @@ class RegularizedDiscriminant(ClassStatistics):
         self.classes.drop_features(first)
         self.directions.drop_features(first)
         self.settings["length"] -= first
+        if self.settings["part"] >= self.settings["length"]:
+            self.settings |= {"part": 0, "part_share": 0.0}
         self._solution = None
 
     def _update(self, features, labels):
@@ -232,7 +253,14 @@ class RegularizedDiscriminant(ClassStatistics):
             rows, places = torch.linalg.solve_triangular(root, directions.mT, upper=False).mT, white.mT
         spreads = ((own / counts).sqrt()[owners, None] * rows).split(numbers.tolist())
         space = Span(projection, (means - centre) @ projection, root, lengths[: len(basis.mT)])
-        return Solution(centre, projection if self.span else None, root, places, spreads, 1 - own + own * rest, space)
+        solution = Solution(
+            centre, projection if self.span else None, root, places, spreads, 1 - own + own * rest, space
+        )
+        if self.settings["part"]:
+            alone = copy.deepcopy(self)
+            alone.drop_features(length - self.settings["part"])
+            solution.part, solution.part_share = alone.solution(), self.settings["part_share"]
+        return solution
 
 
 def _summed(directions: Tensor, outside: Tensor) -> Tensor:
@@ -269,7 +297,14 @@ class Solution:
         spreads: ``U``, ``(k, r)`` or ``(k, D)`` for each class.
         round_part: ``a``, ``(C,)``.
         span: the space that the class means span.
+
+    Attributes:
+        part: the solution of the last features alone, or ``None``.
+        part_share: its share of the scores.
     """
+
+    part: "Solution | None" = None
+    part_share = 0.0
 
     def __init__(
         self,
@@ -306,7 +341,13 @@ class Solution:
         return torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
 
     def scores(self, features: Tensor) -> Tensor:
-        """Compute log-densities up to a constant, ``(B, C)`` float64."""
+        """Compute log-densities up to a constant, ``(B, C)`` float64; with ``part``, means of both."""
+        if self.part is not None:
+            alone = self.part.scores(features[:, -len(self.part.centre) :])
+            return self._scores(features) * (1 - self.part_share) + alone * self.part_share
+        return self._scores(features)
+
+    def _scores(self, features: Tensor) -> Tensor:
         places = self.places(features)
         distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.mT + self.means.square().sum(1)
         for members, group in self.groups:

@@ -11,7 +11,7 @@ from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant, Solution
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import evidence
@@ -140,14 +140,13 @@ class Projected(nn.Module):
 
 
 class Gaussians(nn.Module):
-    """``statistics.scores`` of the regularised discriminant.
+    """``Solution.scores`` of the regularised discriminant.
 
     The triangular solves of ``_Group`` are products with constant matrices here.
     """
 
-    def __init__(self, statistics: RegularizedDiscriminant):
+    def __init__(self, solution: Solution):
         super().__init__()
-        solution = statistics.solution()
         self.register_buffer("centre", solution.centre.float())
         self.register_buffer("projection", solution.projection.float())
         self.register_buffer("means", solution.means.float())
@@ -155,8 +154,17 @@ class Gaussians(nn.Module):
         members = torch.cat([members for members, _ in solution.groups])
         self.register_buffer("order", members.argsort())
         self.groups = nn.ModuleList(_Gaussians(members, group) for members, group in solution.groups)
+        self.part = None if solution.part is None else Gaussians(solution.part)
+        self.part_share = solution.part_share
 
     def forward(self, features: Tensor) -> Tensor:
+        scores = self._scores(features)
+        if self.part is None:
+            return scores
+        alone = self.part(features[:, -len(self.part.centre) :])
+        return scores * (1 - self.part_share) + alone * self.part_share
+
+    def _scores(self, features: Tensor) -> Tensor:
         places = (features - self.centre) @ self.projection
         distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.t() + self.squares
         return torch.cat([group(places, distances) for group in self.groups], 1).index_select(1, self.order)
@@ -188,7 +196,7 @@ CLASSIFIERS = {
     StreamingLDA: Linear,
     ClassMeans: Cosines,
     RandomProjection: Projected,
-    RegularizedDiscriminant: Gaussians,
+    RegularizedDiscriminant: lambda statistics: Gaussians(statistics.solution()),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from crumb_avalanche.baselines.closed_form_settings import RdaSettings
 from crumb_avalanche.closed_form.class_directions import direction_bytes, fixed_bytes
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
@@ -48,12 +49,13 @@ class Kind(ABC):
         return FeatureMoments(**self.moments)
 
     @abstractmethod
-    def build(self, length: int, budget: int) -> ClassStatistics:
+    def build(self, length: int, budget: int, kept: int) -> ClassStatistics:
         """Build statistics without a class.
 
         Args:
             length: number of features.
             budget: bytes.
+            kept: number of the last features, those of the head's input.
         """
 
     @abstractmethod
@@ -103,7 +105,7 @@ class Kind(ABC):
 class Means(Kind):
     """Nearest class mean; see ``ClassMeans``."""
 
-    def build(self, length, budget):
+    def build(self, length, budget, kept):
         return ClassMeans(0, length)
 
     def bytes_for(self, statistics, length, classes):
@@ -113,7 +115,7 @@ class Means(Kind):
 class Lda(Kind):
     """Streaming linear discriminant analysis; see ``StreamingLDA``."""
 
-    def build(self, length, budget):
+    def build(self, length, budget, kept):
         return StreamingLDA(0, length)
 
     def bytes_for(self, statistics, length, classes):
@@ -123,7 +125,7 @@ class Lda(Kind):
 class Projection(Kind):
     """Ridge regression on a random projection; see ``RandomProjection``. Half of the budget is the Gram matrix."""
 
-    def build(self, length, budget):
+    def build(self, length, budget, kept):
         return RandomProjection(0, length, projection=min(2000, max(1, int((budget / 8) ** 0.5))))
 
     def bytes_for(self, statistics, length, classes):
@@ -149,10 +151,12 @@ class Discriminant(Kind):
             features.maps, features.cells = False, 1
         return features
 
-    def build(self, length, budget):
-        whole = stores_scatter(length, budget)
+    def build(self, length, budget, kept):
+        settings = RdaSettings()
+        part = dict(part=kept, part_share=settings.head_share) if kept < length else {}
+        whole, own = stores_scatter(length, budget), settings.own
         return RegularizedDiscriminant(
-            0, length, MOST_DIRECTIONS, whole, own=0.1, diagonal=True, span=False, eight_bits=True
+            0, length, MOST_DIRECTIONS, whole, own, diagonal=True, span=False, eight_bits=True, **part
         )
 
     def bytes_for(self, statistics, length, classes):

@@ -56,7 +56,7 @@ class Knowledge:
         self.kind, self.budget_bytes, self.kept = KINDS[method], budget_bytes, length if kept is None else kept
         self.names: list[str | None] = []
         self.images: list[int] = []
-        self.statistics: ClassStatistics = self.kind.build(length, budget_bytes)
+        self.statistics: ClassStatistics = self.kind.build(length, budget_bytes, self.kept)
         self.confidence = Confidence()
         self._asked: ClassStatistics | None = None
         self._asked_images = 0

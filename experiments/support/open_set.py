@@ -27,16 +27,21 @@ LESSON = 20  # photos of a lesson, for classes that are one clip
 POOLED = FeatureMoments(maps=False, deviations=False, power=1)
 CELLS = FeatureMoments(**KINDS["rda"].moments)
 METHODS: dict[str, tuple[FeatureMoments, Callable[[int], ClassStatistics]]] = {
-    "rda": (CELLS, lambda length: discriminant(length)),
-    "slda": (POOLED, lambda length: StreamingLDA(0, length)),
-    "ncm": (POOLED, lambda length: ClassMeans(0, length)),
-    "ranpac": (POOLED, lambda length: RandomProjection(0, length)),
+    "rda": (CELLS, lambda length, kept: discriminant(length, kept)),
+    "slda": (POOLED, lambda length, kept: StreamingLDA(0, length)),
+    "ncm": (POOLED, lambda length, kept: ClassMeans(0, length)),
+    "ranpac": (POOLED, lambda length, kept: RandomProjection(0, length)),
 }
 
 
-def discriminant(length: int) -> RegularizedDiscriminant:
-    """Build the statistics of `rda` with as many directions as the budget buys beside the means of 50 classes."""
-    statistics = KINDS["rda"].build(length, BUDGET)
+def discriminant(length: int, kept: int) -> RegularizedDiscriminant:
+    """Build the statistics of `rda` with as many directions as the budget buys beside the means of 50 classes.
+
+    Args:
+        length: number of features.
+        kept: number of the last ones, those of the head's input.
+    """
+    statistics = KINDS["rda"].build(length, BUDGET, kept)
     KINDS["rda"].make_room(statistics, MOST_CLASSES, BUDGET, length)
     return statistics
 
@@ -131,7 +136,13 @@ def lessons_of(table: FrameTable, taught: Sequence[int], seed: int) -> Iterator[
 
 
 def run_stream(
-    method: str, table: FrameTable, features: np.ndarray, unknown: Sequence[int], seed: int, candidates: bool = False
+    method: str,
+    table: FrameTable,
+    features: np.ndarray,
+    kept: int,
+    unknown: Sequence[int],
+    seed: int,
+    candidates: bool = False,
 ) -> Measured:
     """Teach all classes but `unknown`, lesson by lesson, and measure on held-out images.
 
@@ -139,11 +150,12 @@ def run_stream(
         method: a key of `METHODS`.
         table: table of the run.
         features: `(N, D)` of its rows.
+        kept: number of the last features, those of the head's input.
         unknown: labels of the classes left out.
         seed: order of the lessons.
         candidates: whether to measure other scores for unknown classes, for Gaussian methods.
     """
-    statistics, confidence = METHODS[method][1](features.shape[1]), Confidence()
+    statistics, confidence = METHODS[method][1](features.shape[1], kept), Confidence()
     statistics.grow(len(table.classes))
     values = torch.from_numpy(features).float()
     taught = [label for label in range(len(table.classes)) if label not in set(unknown)]

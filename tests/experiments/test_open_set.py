@@ -78,9 +78,9 @@ def test_a_run_tells_separate_classes_and_unknown_ones(method):
     centres, shifts = 10 * generator.normal(size=(5, 30)), generator.normal(size=(5, 7, 30))
     objects = np.array([int(name[6:]) for name in table.object_name])
     features = centres[table.labels] + shifts[table.labels, objects] + 0.3 * generator.normal(size=(len(table), 30))
-    closed = run_stream(method, table, features, (), 0)
+    closed = run_stream(method, table, features, 10, (), 0)
     assert closed.accuracy == 1 and closed.ece < 0.1 and closed.unknown_rejected is None and not closed.auroc
-    opened = run_stream(method, table, features, (1, 4), 0, candidates=method == "rda")
+    opened = run_stream(method, table, features, 10, (1, 4), 0, candidates=method == "rda")
     assert opened.auroc["chosen"] > 0.9 and opened.unknown_rejected > opened.known_rejected
     assert len(opened.auroc) == (13 if method == "rda" else 1)
     assert all(0 <= area <= 1 for area in opened.auroc.values())

@@ -20,6 +20,9 @@ MAKE = {
     "rda": lambda n_classes: RegularizedDiscriminant(n_classes, D, directions=D),
     "rda, common scatter": lambda n_classes: RegularizedDiscriminant(n_classes, D, directions=D, whole=True),
     "rda, all features": lambda n_classes: RegularizedDiscriminant(n_classes, D, D, own=0.1, span=False),
+    "rda, a part": lambda n_classes: RegularizedDiscriminant(
+        n_classes, D, D, own=0.1, span=False, part=2, part_share=0.4
+    ),
     "ranpac, chosen ridge": lambda n_classes: RandomProjection(n_classes, D, projection=20, ridge=0, seed=3),
     "ranpac, sigmoid": lambda n_classes: RandomProjection(n_classes, D, 20, 0.01, seed=3, activation="sigmoid"),
     "klda": lambda n_classes: KernelLDA(n_classes, D, projection=20, gamma=0.01, shrinkage=0.01, seed=3),
@@ -161,13 +164,26 @@ class Twin:
                 best, least = ridge, error
         return best
 
+    def gaussians(self, features, labels, means, common):
+        """Log-densities of all features given, the last ones."""
+        length = features.shape[1]
+        shrunk = common[-length:, -length:]
+        spread = float(shrunk.diagonal().mean()) or 1.0
+        shrunk = shrunk + min(1, length / self.total()) * spread * torch.eye(length)
+        owns = [self.scatter(label)[-length:, -length:] / len(self.images[label]) for label in labels]
+        gaussians = [
+            MultivariateNormal(mean[-length:], 0.9 * shrunk + 0.1 * own) for mean, own in zip(means, owns, strict=True)
+        ]
+        return torch.stack([gaussian.log_prob(features) for gaussian in gaussians], 1)
+
     def log_densities(self, features, labels, means, common):
+        if "all features" in self.name:
+            return self.gaussians(features, labels, means, common)
+        if "a part" in self.name:
+            parts = [self.gaussians(some, labels, means, common) for some in (features, features[:, -2:])]
+            return 0.6 * parts[0] + 0.4 * parts[1]
         spread = float(common.diagonal().mean()) or 1.0
         common = common + min(1, D / self.total()) * spread * torch.eye(D)
-        if "all features" in self.name:
-            owns = [self.scatter(label) / len(self.images[label]) for label in labels]
-            gaussians = [MultivariateNormal(mean, 0.9 * common + 0.1 * own) for mean, own in zip(means, owns)]
-            return torch.stack([gaussian.log_prob(features) for gaussian in gaussians], 1)
         whitening = torch.linalg.inv(torch.linalg.cholesky(common)).T
         centre = means.mean(0)
         lengths, axes = torch.linalg.svd((means - centre) @ whitening, full_matrices=False)[1:]

@@ -115,16 +115,17 @@ def test_resizing_equals_pillow_within_a_level(size):
     assert difference.max() <= 1 and (size[0] > size[1] or not difference.any())
 
 
+@pytest.mark.parametrize("part", [{}, {"part": 5, "part_share": 0.3}])
 @pytest.mark.parametrize("whole", [True, False])
-def test_gaussians_with_any_number_of_directions(whole):
+def test_gaussians_with_any_number_of_directions(whole, part):
     generator = torch.Generator().manual_seed(0)
-    statistics = RegularizedDiscriminant(7, 12, 5, whole)
+    statistics = RegularizedDiscriminant(7, 12, 5, whole, **part)
     for label, count in enumerate([1, 9, 2, 0, 5, 9, 1]):  # class 3 stays without images
         features = torch.randn(count, 12, generator=generator) + 3 * torch.randn(12, generator=generator)
         statistics.update(features, torch.full((count,), label))
     features = 3 * torch.randn(50, 12, generator=generator)
     expected = statistics.scores(features)[:, [0, 1, 2, 4, 5, 6]]
-    found = Gaussians(statistics)(features).double()
+    found = Gaussians(statistics.solution())(features).double()
     assert ((found - expected).abs().amax(1) <= 1e-5 * expected.abs().amax(1)).all()
 
 
