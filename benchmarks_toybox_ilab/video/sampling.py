@@ -138,7 +138,9 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
 
 def picture(frame: Any, size: Size) -> Image.Image:
     """Convert a decoded frame to an upright RGB image of the given size."""
-    matrix = next((bytes(data) for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
+    # By number: PyAV 19 iterates over types, and earlier ones over data.
+    entries = map(frame.side_data.__getitem__, range(len(frame.side_data)))
+    matrix = next((bytes(data) for data in entries if data.type.name == "DISPLAYMATRIX"), None)
     # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
     colours = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"} if frame.colorspace == 1 else {}
     image = upright(frame.to_image(**colours), matrix)
@@ -216,9 +218,11 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
     if not video.stat().st_size:
         raise _video_error(video, "is empty (0 bytes)")
     av = load_av()
+    # PyAV 19 lacks the argument.
+    metadata = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
     try:
         # Absolute, because FFmpeg reads the text before a colon as a protocol.
-        container = av.open(str(video.absolute()), metadata_errors="replace")
+        container = av.open(str(video.absolute()), **metadata)
     except Exception as error:
         raise _video_error(video, f"cannot be opened: {_reason(error)}") from error
     with container:

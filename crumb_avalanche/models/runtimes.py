@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crumb_avalanche.system.allocator import return_freed_memory
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.threads import end_idle_threads
 
@@ -32,7 +33,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 # treat each image of a batch of 2 to 8 alike, so a map does not depend on its batch.
 IMAGES_AT_A_TIME = 8
 COUNTS = (8, 1, 2, 4)  # of images at a time, in a trial; those that must be measured first
-TRIAL_SECONDS = 2.0
+TRIAL_SECONDS = 1.0  # for each runtime that is compared with torch
 OPSET = 17  # of 2022, as for exported learners
 STANDS_FOR_AUTO = "CRUMB_RUNTIME"  # environment variable: the runtime that auto takes, without a trial
 
@@ -206,6 +207,7 @@ def open_runtime(model: Split, name: str) -> Runtime:
             f"runtime {name} differs from torch by {difference:.1e} of the largest value, more than "
             f"{TOLERANCE[model.precision]:.0e}: give --runtime torch"
         )
+    return_freed_memory()  # of the export and of an engine that was open before
     return Runtime(name, version(name) if name in ENGINES else str(torch.__version__), difference=difference, run=run)
 
 
@@ -221,7 +223,7 @@ def _noise(model: Split, count: int) -> Tensor:
 
 
 def fastest(model: Split) -> Runtime:
-    """Return the runtime that a trial of two seconds finds fastest, with the best number of images at a time.
+    """Return the runtime that a trial of a few seconds finds fastest, with the best number of images at a time.
 
     The trial is done once for a network, CPU, number of threads and versions; its results are kept in ``trials_file``.
     Elsewhere than on a CPU in float32 it is torch, and where the environment names another in ``CRUMB_RUNTIME``, that.
@@ -249,10 +251,20 @@ def trial(model: Split) -> tuple[Runtime, dict[str, dict[int, float]]]:
     Returns:
         The best runtime, and images per second by runtime and number of images at a time.
     """
-    candidates = [TORCH]
-    for name in ("folded", *ENGINES):
+    speeds: dict[str, dict[int, float]] = {}
+    gains = {"torch": 1.0}
+    for name in ("folded", *ENGINES):  # one open at a time: memory of an engine is up to 100 MB
         with suppress(RuntimeRefusedError):
-            candidates.append(open_runtime(model, name))
+            speeds |= _speeds(model, TORCH, open_runtime(model, name))
+            ours, torchs = speeds[name], speeds["torch"]  # of the same turns
+            gains[name] = min(ours[1] / torchs[1], _best(ours)[0] / _best(torchs)[0])
+    speeds = speeds or _speeds(model, TORCH)
+    best = max(gains, key=gains.__getitem__)
+    return replace(open_runtime(model, best), images_at_a_time=_best(speeds[best])[1]), speeds
+
+
+def _speeds(model: Split, *candidates: Runtime) -> dict[str, dict[int, float]]:
+    """Return images per second by runtime and number of images at a time; they take turns."""
     noise = _noise(model, max(COUNTS))
     seconds: dict[str, dict[int, float]] = {one.name: {} for one in candidates}
     expected: dict[str, Tensor] = {}
@@ -267,16 +279,12 @@ def trial(model: Split) -> tuple[Runtime, dict[str, dict[int, float]]]:
         # A number of images at a time that changes bits is left out.
         if count == 1 or torch.equal(maps, expected.setdefault(one.name, maps)[:count]):
             seconds[one.name][count] = min(taken, seconds[one.name].get(count, taken))
-    speeds = {name: {count: count / taken for count, taken in times.items()} for name, times in seconds.items()}
+    return {name: {count: count / taken for count, taken in times.items()} for name, times in seconds.items()}
 
-    def in_batches(name: str) -> tuple[float, int]:
-        return max((speed, count) for count, speed in speeds[name].items() if count > 1)
 
-    def gain(one: Runtime) -> float:
-        return min(speeds[one.name][1] / speeds["torch"][1], in_batches(one.name)[0] / in_batches("torch")[0])
-
-    best = max(candidates, key=gain)
-    return replace(best, images_at_a_time=in_batches(best.name)[1]), speeds
+def _best(speeds: dict[int, float]) -> tuple[float, int]:
+    """Return the highest speed in batches, and its number of images at a time."""
+    return max((speed, count) for count, speed in speeds.items() if count > 1)
 
 
 def trials_file() -> Path:

@@ -1,5 +1,6 @@
 """Settings of runs that differ from preset ``paper``."""
 
+import inspect
 import re
 from typing import NamedTuple
 
@@ -63,5 +64,6 @@ def _cell(value) -> Cell:
 
 def meanings() -> dict[str, str]:
     """What each setting of ``crumb run`` means, as its documentation says; empty where Python strips docstrings."""
-    lines = re.sub(r"\n {12,}", " ", RunSettings.__doc__ or "")
-    return dict(re.findall(r"^ {8}(\w+): (.+)$", lines, re.MULTILINE))
+    text = inspect.cleandoc(RunSettings.__doc__ or "")  # from Python 3.13 on, docstrings come without indentation
+    lines = re.sub(r"\n {8,}", " ", text)
+    return dict(re.findall(r"^ {4}(\w+): (.+)$", lines, re.MULTILINE))

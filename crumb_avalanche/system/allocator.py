@@ -1,5 +1,6 @@
-"""Setting of the C library's allocator that avoids mapping new memory for every batch."""
+"""The C library's allocator: whether freed memory is kept for the next batch or returned to the system."""
 
+import contextlib
 import ctypes
 
 # From malloc.h. A block of M_MMAP_THRESHOLD bytes or more is a mapping of its own and returns to the system when freed;
@@ -24,3 +25,9 @@ def keep_freed_memory(limit: int = 512 * 2**20) -> bool:
     except (OSError, AttributeError):
         return False
     return all([mallopt(M_MMAP_THRESHOLD, limit), mallopt(M_TRIM_THRESHOLD, limit)])
+
+
+def return_freed_memory() -> None:
+    """Return the C library's free memory to the system; without glibc nothing changes."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -129,6 +130,26 @@ def test_auto_takes_the_fastest_of_a_trial_that_is_kept(network, trials, monkeyp
     assert len(trials) == 3 and len(json.loads(trials_file().read_text())) == 2, "another number of threads"
     monkeypatch.setenv("CRUMB_RUNTIME", "torch")
     assert use_runtime(network, "auto").name == "torch" and len(trials) == 3
+
+
+def test_a_trial_has_one_engine_open_at_a_time(network, monkeypatch):
+    alive = weakref.WeakSet()
+    most = []
+
+    def engine(network, example):
+        def run(images):
+            most.append(len(alive))
+            return network(images)
+
+        alive.add(run)
+        return run
+
+    for name in runtimes.BUILDERS:
+        monkeypatch.setitem(runtimes.BUILDERS, name, engine)
+    monkeypatch.setattr(runtimes, "TRIAL_SECONDS", 0)
+    chosen, speeds = runtimes.trial(network)
+    assert set(speeds) == {"torch", "folded", "openvino", "onnxruntime"} and chosen.name in speeds
+    assert max(most) == 1
 
 
 def test_auto_is_torch_where_nothing_else_is_faster(network, trials, monkeypatch, tmp_path):

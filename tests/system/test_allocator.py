@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from crumb_avalanche.system.allocator import keep_freed_memory
+from crumb_avalanche.system.allocator import keep_freed_memory, return_freed_memory
 
 PAGES = """
 import resource, torch
@@ -36,3 +36,4 @@ def test_without_glibc_nothing_changes(monkeypatch):
 
     monkeypatch.setattr("ctypes.CDLL", missing)
     assert keep_freed_memory() is False
+    return_freed_memory()
