@@ -60,6 +60,7 @@ FEATURES = {"maps": True, "power": 0.7, "equal_lengths": True, "cells": 2}
 HEADS_INPUT = {**FEATURES, "maps": False}  # what `recommended` keeps at small budgets
 ROWS = (
     Row(RECOMMENDED, {}, {}),
+    Row("- head share", {}, {"head_share": 0.0}),
     Row("- own directions", {}, {"own": 0.0}),
     Row("- all features, but their span", {}, {"span": True, "own": 0.3}),
     Row("+ own images", {}, {"own_images": 5.0}),

@@ -95,8 +95,8 @@ class RdaSettings(FeatureSettings):
         diagonal: shrink each feature by its own variance instead of the mean variance.
         span: compare classes in the space that their means span, instead of that of all features.
         eight_bits: store directions as int8 with a scale for each 32 values, instead of float16.
-        head_share: share of the log-density of the head's input alone in the scores, where there are other features,
-            too; the same statistics give it.
+        head_share: share of the answer that the head's input alone gives, where there are other features, too. Both
+            answers come from the same statistics.
         known_classes: divide the budget by the number of classes of the whole stream, and decide on ``cells`` by it,
             before the first image; otherwise nothing depends on the classes to come.
     """
@@ -111,7 +111,7 @@ class RdaSettings(FeatureSettings):
     diagonal: bool = True
     span: bool = False
     eight_bits: bool = True
-    head_share: float = 0.15
+    head_share: float = 1 / 3
     known_classes: bool = False
 
     _least_cells: ClassVar = 0

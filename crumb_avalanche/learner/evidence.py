@@ -11,12 +11,12 @@ from torch.nn import functional
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant, Solution
+from crumb_avalanche.closed_form.regularized_discriminant import TEMPERATURE, RegularizedDiscriminant, Solution
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 
 # Temperature of each closed form's scores: median of the best ones for held-out images of 40 of 50 classes of
 # CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
-TEMPERATURES = {RegularizedDiscriminant: 2.7, StreamingLDA: 4.6, ClassMeans: 0.014, RandomProjection: 0.06}
+TEMPERATURES = {RegularizedDiscriminant: TEMPERATURE, StreamingLDA: 4.6, ClassMeans: 0.014, RandomProjection: 0.06}
 _TINY = 1e-12
 
 

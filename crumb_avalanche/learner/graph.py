@@ -11,7 +11,7 @@ from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant, Solution
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant, Solution, mixed
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import evidence
@@ -161,8 +161,7 @@ class Gaussians(nn.Module):
         scores = self._scores(features)
         if self.part is None:
             return scores
-        alone = self.part(features[:, -len(self.part.centre) :])
-        return scores * (1 - self.part_share) + alone * self.part_share
+        return mixed(scores, self.part(features[:, -len(self.part.centre) :]), self.part_share)
 
     def _scores(self, features: Tensor) -> Tensor:
         places = (features - self.centre) @ self.projection

@@ -181,7 +181,8 @@ class Twin:
             return self.gaussians(features, labels, means, common)
         if "a part" in self.name:
             parts = [self.gaussians(some, labels, means, common) for some in (features, features[:, -2:])]
-            return 0.6 * parts[0] + 0.4 * parts[1]
+            whole, alone = ((some / 2.7).log_softmax(1).exp() for some in parts)
+            return 2.7 * (0.6 * whole + 0.4 * alone).clamp_min(1e-300).log() if len(labels) > 1 else parts[0]
         spread = float(common.diagonal().mean()) or 1.0
         common = common + min(1, D / self.total()) * spread * torch.eye(D)
         whitening = torch.linalg.inv(torch.linalg.cholesky(common)).T
