@@ -61,8 +61,8 @@ HEADS_INPUT = {**FEATURES, "maps": False}  # what `recommended` keeps at small b
 ROWS = (
     Row(RECOMMENDED, {}, {}),
     Row("- head share", {}, {"head_share": 0.0}),
-    Row("- own directions", {}, {"own": 0.0}),
-    Row("- all features, but their span", {}, {"span": True, "own": 0.3}),
+    Row("- own directions", {}, {"own": 0.0, "head_share": 0.0}),
+    Row("- all features, but their span", {}, {"span": True, "own": 0.3, "head_share": 0.0}),
     Row("+ own images", {}, {"own_images": 5.0}),
     Row("- 8 bits", {}, {"eight_bits": False}),
     Row("- feature map", {}, {"maps": False}),

@@ -21,6 +21,7 @@ from site_parts.csv_tables import DOCS, RECORDED, ROOT, RUNS, floats, grouped, m
 # Rows of docs/recommended_*.csv, in the order of the page, with their descriptions.
 RECOMMENDED_ROWS = {
     "recommended": "**`recommended`**",
+    "- head share": "without the second answer (`--method.head_share 0`)",
     "- all features, but their span": "in the span of the class means (`--method.span true --method.own 0.3`)",
     "version 0.1": "the preset of version 0.1: that, without cells, shrunk towards the mean variance",
     "srda": "Deep SRDA, features of `recommended` (`srda`)",
@@ -34,7 +35,7 @@ RECOMMENDED_ROWS = {
     "ranpac_gcv": "RanPAC with chosen ridge, features of `recommended` (`ranpac_gcv`)",
     "slda": "streaming LDA (`slda`)",
     "slda, same features": "streaming LDA, features of `recommended`",
-    "- own directions": "LDA, features and bytes of `recommended` (`--method.own 0`)",
+    "- own directions": "LDA, features and bytes of `recommended` (`--method.own 0 --method.head_share 0`)",
     "ncm": "nearest class mean (`ncm`)",
     "crumb, tuned": "CRUMB, trained and read well (`--preset tuned`)",
     "paper": "CRUMB, the paper's recipe (`--preset paper`)",
