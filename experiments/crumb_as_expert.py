@@ -1,0 +1,273 @@
+"""Ask whether CRUMB helps the recommended learner as one more expert, at the same bytes.
+
+    python experiments/crumb_as_expert.py --benchmark eth80 clip_folder toy_dots --dataset-root ETH80 DIGITS ...
+
+Experts are `--preset recommended`, and `--preset tuned`, which answers by its readout in closed form or by its head.
+Alone, each has the benchmark's bytes; together, half of them each. From the second experience on, every training
+object is predicted before its first image is learned. From these predictions alone come the temperature of each
+expert, which maximises their likelihood (each object counts once), and the weight `w` of CRUMB in the sum of
+log-probabilities, `1 - w` being that of the recommended learner:
+  equal weights     1/2
+  learned weight    mean of the posterior over 0, 0.1 ... 1, from a uniform prior and the likelihood of the objects
+  by accuracy       the weight with the highest accuracy on the objects; the least of equal ones
+  best on the test  chosen on the test images: a bound, and no learner
+Difference: the row minus `recommended`, with 95 % interval by Student's t over runs, or over splits where runs share
+one. Writes `crumb_as_expert.csv` and `.md` and a folder for each run to --output; the same command resumes.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.special import log_softmax, softmax
+from support.before_learning import OUTPUTS, Outputs, record
+from support.common_options import CommonOptions, common_options, parser_for, run_script
+from support.run_statistics import paired
+from support.side_by_side import interval_text
+from support.sweep import exit_code, grid, sweep
+
+from crumb_avalanche.closed_form.class_statistics import NO_DENSITY
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.tables import markdown, mean_text, table
+
+OURS = "recommended"
+EXPERTS: dict[str, dict] = {OURS: {"preset": OURS}, "crumb": {"preset": "tuned", "strategy": "crumb"}}
+WEIGHTS = np.linspace(0, 1, 11)
+HALF = "_half"
+CRUMBS = "CRUMB", "CRUMB's head"  # answers by the readout, and by the head
+TEMPERATURES = 2.0 ** np.arange(-5, 10.25, 0.25)
+HEADER = [
+    "stream",
+    "row",
+    "accuracy",
+    "difference",
+    "95 % interval",
+    "at first plugin",
+    "CRUMB's weight",
+    "runs",
+    "bytes",
+]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row in one run.
+
+    Attributes:
+        stream, run, row: what was run.
+        accuracy: on the test images, in percent.
+        before_learning: on the training objects before they were learned, in percent; each object counts once.
+        weight: weight of CRUMB.
+        memory_bytes: bytes kept.
+        split: hash of the table of frames.
+    """
+
+    stream: str
+    run: int
+    row: str
+    accuracy: float
+    before_learning: float
+    weight: float
+    memory_bytes: int
+    split: str
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The images of training objects that two experts predicted: labels, and shares, of which an object's sum to 1."""
+
+    labels: np.ndarray
+    shares: np.ndarray
+
+    @classmethod
+    def of(cls, labels: np.ndarray, objects: np.ndarray) -> "Objects":
+        """Take the labels, and count each object once."""
+        _, places, sizes = np.unique(objects, return_inverse=True, return_counts=True)
+        return cls(labels, 1 / sizes[places])
+
+    def likelihood(self, log_probabilities: np.ndarray) -> float:
+        """Return the log-likelihood of the true classes."""
+        return float(self.shares @ of_truth(log_probabilities, self.labels))
+
+    def accuracy(self, scores: np.ndarray) -> float:
+        """Return the accuracy in percent."""
+        return 100 * float(self.shares @ (scores.argmax(1) == self.labels) / self.shares.sum())
+
+
+def of_truth(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the `(n,)` values of the true classes."""
+    return values[np.arange(len(labels)), labels]
+
+
+def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Return the accuracy in percent."""
+    return 100 * float((scores.argmax(1) == labels).mean())
+
+
+def temperature_of(outputs: np.ndarray, objects: Objects) -> float:
+    """Return the temperature of the highest likelihood."""
+    found = [objects.likelihood(log_softmax(outputs / one, axis=1)) for one in TEMPERATURES]
+    return float(TEMPERATURES[int(np.argmax(found))])
+
+
+def pooled(ours: np.ndarray, other: np.ndarray, weight: float) -> np.ndarray:
+    """Return the log-probabilities of two experts together, `weight` being that of the other one."""
+    return log_softmax((1 - weight) * ours + weight * other, axis=1)
+
+
+def weights_of(ours: np.ndarray, other: np.ndarray, objects: Objects) -> dict[str, float]:
+    """Return the weight of the other expert by each rule, from log-probabilities of training objects."""
+    mixed = [pooled(ours, other, weight) for weight in WEIGHTS]
+    likelihood = np.array([objects.likelihood(some) for some in mixed])
+    right = np.array([objects.accuracy(some) for some in mixed])
+    return {
+        "equal weights": 0.5,
+        "learned weight": float(softmax(likelihood) @ WEIGHTS),
+        "by accuracy": float(WEIGHTS[int(np.argmax(right.round(9)))]),
+    }
+
+
+def known_to_both(ours: Outputs, crumb: Outputs) -> np.ndarray:
+    """Return which images of training objects have a class that both experts knew.
+
+    Raises:
+        ValueError: the runs have other images.
+    """
+    if not all(np.array_equal(getattr(ours, name), getattr(crumb, name)) for name in ("labels", "test_labels")):
+        raise ValueError("the two experts predicted different images; give both the same stream")
+    return np.minimum(of_truth(ours.before, ours.labels), of_truth(crumb.before, ours.labels)) > NO_DENSITY / 2
+
+
+class Pair:
+    """The recommended learner and CRUMB in one run, each with the same bytes.
+
+    Args:
+        stream: name of the benchmark.
+        run: number of the run.
+        ours, crumb: outputs of the two.
+    """
+
+    def __init__(self, stream: str, run: int, ours: Outputs, crumb: Outputs):
+        known = known_to_both(ours, crumb)
+        self.name = stream, run
+        self.objects = Objects.of(ours.labels[known], ours.objects[known])
+        self.labels, self.split = ours.test_labels, ours.split
+        self.kept = {OURS: ours.memory_bytes, **dict.fromkeys(CRUMBS, crumb.memory_bytes)}
+        answers = (ours.before, ours.test), (crumb.before, crumb.test), (crumb.head_before, crumb.head_test)
+        self.outputs = {name: (before[known], test) for name, (before, test) in zip((OURS, *CRUMBS), answers)}
+
+    def alone(self, said: str) -> list[Result]:
+        """Return a row for each expert; `said` follows its name."""
+        return [
+            self._result(name + said, *scores, float(name != OURS), self.kept[name])
+            for name, scores in self.outputs.items()
+        ]
+
+    def together(self) -> list[Result]:
+        """Return a row for each way to combine the recommended learner with one of CRUMB's answers."""
+        rows, experts = [], {}
+        for name, both in self.outputs.items():
+            temperature = temperature_of(both[0], self.objects)
+            experts[name] = [log_softmax(scores / temperature, axis=1) for scores in both]
+        for name in CRUMBS:
+            (ours, our_test), (other, its_test) = experts[OURS], experts[name]
+            tests = [accuracy(pooled(our_test, its_test, one), self.labels) for one in WEIGHTS]
+            best = {"best on the test": float(WEIGHTS[int(np.argmax(tests))])}
+            for how, weight in (weights_of(ours, other, self.objects) | best).items():
+                mixed = pooled(ours, other, weight), pooled(our_test, its_test, weight)
+                rows.append(self._result(f"both, {name}, {how}", *mixed, weight, self.kept[OURS] + self.kept[name]))
+        return rows
+
+    def _result(self, row: str, before: np.ndarray, test: np.ndarray, weight: float, kept: int) -> Result:
+        right = accuracy(test, self.labels), self.objects.accuracy(before)
+        return Result(*self.name, row, *right, weight, kept, self.split)
+
+
+def cells_of(options: CommonOptions, stream: str) -> list:
+    """Return the cells of the experts on a benchmark, with all and with half of its bytes."""
+    base = options.settings(stream)
+    budget = int(RunPlan.of(options.settings(stream, **EXPERTS[OURS])).budget)
+    changes = {
+        f"{name}{size}": {**settings, "protocol": "class_instance", "budget_bytes": whole}
+        for size, whole in (("", budget), (HALF, budget // 2))
+        for name, settings in EXPERTS.items()
+    }
+    return grid(base, options.output / stream, options.runs, changes)
+
+
+def read_results(options: CommonOptions) -> list[Result]:
+    """Return the rows of all runs of which every expert is finished."""
+    results = []
+    for stream in options.roots:
+        for run in options.runs:
+            paths = {
+                name + size: options.output / stream / f"{name}{size}" / f"run{run}" / OUTPUTS
+                for name in EXPERTS
+                for size in ("", HALF)
+            }
+            if all(path.exists() for path in paths.values()):
+                found = {name: Outputs.read(path) for name, path in paths.items()}
+                halves = Pair(stream, run, *(found[name + HALF] for name in EXPERTS))
+                results += Pair(stream, run, *(found[name] for name in EXPERTS)).alone("")
+                results += halves.alone(", half of the bytes") + halves.together()
+    return results
+
+
+def lines_of(results: Sequence[Result]) -> list[list[str]]:
+    """Return a line of text for each stream and row."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for one in results:
+        groups.setdefault((one.stream, one.row), []).append(one)
+    lines = []
+    for (stream, row), some in groups.items():
+        ours = {one.run: one.accuracy for one in groups[stream, OURS]}
+        splits = {one.run: one.split for one in some}
+        found = None if row == OURS else paired(ours, {one.run: one.accuracy for one in some}, splits)
+        lines.append(
+            [
+                *(stream, row, mean_text([one.accuracy for one in some])),
+                *(("", "") if found is None else (f"{found.mean:+.1f}", interval_text(found))),
+                *(
+                    f"{np.mean([one.before_learning for one in some]):.1f}",
+                    f"{np.mean([one.weight for one in some]):.2f}",
+                ),
+                *(str(len(some)), f"{max(one.memory_bytes for one in some):,}"),
+            ]
+        )
+    return lines
+
+
+def write_results(results: Sequence[Result], output: Path) -> list[Path]:
+    """Write every run as a line of CSV, and the table as Markdown."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["stream", "row", "run", "accuracy", "before_learning", "weight", "memory_bytes", "frame_table"])
+    for one in results:
+        values = (f"{value:.4f}" for value in (one.accuracy, one.before_learning, one.weight))
+        writer.writerow([one.stream, one.row, one.run, *values, one.memory_bytes, one.split])
+    write_text(output / "crumb_as_expert.csv", text.getvalue())
+    write_text(output / "crumb_as_expert.md", markdown([HEADER, ["---"] * len(HEADER), *lines_of(results)]))
+    return [output / "crumb_as_expert.csv", output / "crumb_as_expert.md"]
+
+
+def main() -> int:
+    parser = parser_for(__doc__, "runs/crumb_as_expert", several=True)
+    chosen = parser.parse_args()
+    if chosen.preset != parser.get_default("preset"):
+        raise ValueError(f"--preset {chosen.preset}: every expert has its own preset; leave it out")
+    options = common_options(chosen)
+    cells = [cell for stream in options.roots for cell in cells_of(options, stream)]
+    failed = {} if options.table_only else sweep(cells, engine=options.engine, retries=options.retries, work=record)
+    results = read_results(options)
+    if results:
+        print("\n" + table(HEADER, lines_of(results)))
+        print("\nwritten: " + ", ".join(map(str, write_results(results, options.output))))
+    return exit_code(failed)
+
+
+if __name__ == "__main__":
+    run_script(main)
