@@ -35,9 +35,10 @@ from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
 OURS = "recommended"
-EXPERTS: dict[str, dict] = {OURS: {"preset": OURS}, "crumb": {"preset": "tuned", "strategy": "crumb"}}
+SETTINGS: dict[str, dict] = {OURS: {"preset": OURS}, "crumb": {"preset": "tuned", "strategy": "crumb"}}
 WEIGHTS = np.linspace(0, 1, 11)
 HALF = "_half"
+EXPERTS = OURS, OURS + HALF, "crumb" + HALF, "crumb"
 CRUMBS = "CRUMB", "CRUMB's head"  # answers by the readout, and by the head
 TEMPERATURES = 2.0 ** np.arange(-5, 10.25, 0.25)
 HEADER = [
@@ -187,32 +188,31 @@ class Pair:
         return Result(*self.name, row, *right, weight, kept, self.split)
 
 
-def cells_of(options: CommonOptions, stream: str) -> list:
-    """Return the cells of the experts on a benchmark, with all and with half of its bytes."""
-    base = options.settings(stream)
-    budget = int(RunPlan.of(options.settings(stream, **EXPERTS[OURS])).budget)
+def cells_of(options: CommonOptions, stream: str, names: Sequence[str]) -> list:
+    """Return the cells of the named experts on a benchmark, with all or with half of its bytes."""
+    budget = int(RunPlan.of(options.settings(stream, preset=OURS)).budget)
     changes = {
-        f"{name}{size}": {**settings, "protocol": "class_instance", "budget_bytes": whole}
-        for size, whole in (("", budget), (HALF, budget // 2))
-        for name, settings in EXPERTS.items()
+        name: {
+            **SETTINGS[name.removesuffix(HALF)],
+            "protocol": "class_instance",
+            "budget_bytes": budget // 2 if name.endswith(HALF) else budget,
+        }
+        for name in names
     }
-    return grid(base, options.output / stream, options.runs, changes)
+    return grid(options.settings(stream), options.output / stream, options.runs, changes)
 
 
 def read_results(options: CommonOptions) -> list[Result]:
-    """Return the rows of all runs of which every expert is finished."""
+    """Return the rows of all runs of which the experts are finished; CRUMB with all of the bytes may be missing."""
     results = []
     for stream in options.roots:
         for run in options.runs:
-            paths = {
-                name + size: options.output / stream / f"{name}{size}" / f"run{run}" / OUTPUTS
-                for name in EXPERTS
-                for size in ("", HALF)
-            }
-            if all(path.exists() for path in paths.values()):
-                found = {name: Outputs.read(path) for name, path in paths.items()}
-                halves = Pair(stream, run, *(found[name + HALF] for name in EXPERTS))
-                results += Pair(stream, run, *(found[name] for name in EXPERTS)).alone("")
+            paths = {name: options.output / stream / name / f"run{run}" / OUTPUTS for name in EXPERTS}
+            found = {name: Outputs.read(path) for name, path in paths.items() if path.exists()}
+            if found.keys() >= {*EXPERTS[:-1]}:
+                halves = Pair(stream, run, found[OURS + HALF], found["crumb" + HALF])
+                whole = Pair(stream, run, found[OURS], found.get("crumb", found["crumb" + HALF])).alone("")
+                results += whole if "crumb" in found else whole[:1]
                 results += halves.alone(", half of the bytes") + halves.together()
     return results
 
@@ -256,11 +256,12 @@ def write_results(results: Sequence[Result], output: Path) -> list[Path]:
 
 def main() -> int:
     parser = parser_for(__doc__, "runs/crumb_as_expert", several=True)
+    parser.add_argument("--experts", nargs="+", default=EXPERTS, choices=EXPERTS, help="to run; default all")
     chosen = parser.parse_args()
     if chosen.preset != parser.get_default("preset"):
         raise ValueError(f"--preset {chosen.preset}: every expert has its own preset; leave it out")
     options = common_options(chosen)
-    cells = [cell for stream in options.roots for cell in cells_of(options, stream)]
+    cells = [cell for stream in options.roots for cell in cells_of(options, stream, chosen.experts)]
     failed = {} if options.table_only else sweep(cells, engine=options.engine, retries=options.retries, work=record)
     results = read_results(options)
     if results:

@@ -1,8 +1,26 @@
 """Tables of measurements that were recorded as they are shown."""
 
+import statistics
+from collections.abc import Sequence
 from decimal import Decimal
 
-from site_parts.csv_tables import DOCS, RECORDED, markdown, read, rows_of
+from scipy import stats
+from site_parts.csv_tables import DOCS, RECORDED, floats, grouped, markdown, mean_text, read, rows_of
+
+STREAMS = {
+    "eth80": "ETH-80",
+    "clip_folder": "sign digits",
+    "toy_dots": "toy dots",
+    "toy_shapes": "toy shapes",
+    "cifar100": "Online-CIFAR100",
+}
+METHODS = {
+    "rda": "**`recommended`**",
+    "slda": "streaming LDA",
+    "ncm": "nearest class mean",
+    "crumb": "CRUMB, `--preset tuned`",
+    "image_replay": "image replay",
+}
 
 
 def task_incremental() -> str:
@@ -84,3 +102,56 @@ def rival_settings() -> str:
         for (stream, strategy), found in groups.items()
     ]
     return markdown(header, cells)
+
+
+def difference_text(lines: Sequence[dict[str, str]], reference: Sequence[dict[str, str]]) -> str:
+    """Format the difference of a row to a reference in the same runs, with its 95 % interval by Student's t.
+
+    Runs on one split count as one unit, unless all runs have the same.
+    """
+    alone = {line["run"]: float(line["accuracy"]) for line in reference}
+    found = [
+        {"split": line["frame_table"], "difference": str(float(line["accuracy"]) - alone[line["run"]])}
+        for line in lines
+    ]
+    groups = grouped(found, "split").values()
+    units = (
+        floats(found, "difference") if len(groups) == 1 else [statistics.fmean(floats(g, "difference")) for g in groups]
+    )
+    mean = statistics.fmean(units)
+    if len(units) < 2:
+        return f"{mean:+.1f}"
+    half = stats.t.ppf(0.975, len(units) - 1) * statistics.stdev(units) / len(units) ** 0.5
+    return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
+
+
+def crumb_as_expert() -> str:
+    """Return the table of CRUMB beside and together with the recommended learner: accuracy, and difference to it."""
+    groups = grouped(read(RECORDED / "crumb_as_expert.csv"), "row", "stream")
+    streams = list(dict.fromkeys(stream for _, stream in groups))
+    rows = []
+    for row in dict.fromkeys(row for row, _ in groups):
+        cells = [row]
+        for stream in streams:
+            lines, ours = groups[row, stream], groups["recommended", stream]
+            cells += [mean_text(floats(lines, "accuracy")), "" if lines is ours else difference_text(lines, ours)]
+        rows.append(cells)
+    names = [f"{STREAMS[stream]}, {len(groups['recommended', stream])} runs" for stream in streams]
+    return markdown(["row", *[cell for name in names for cell in (name, "difference")]], rows)
+
+
+def bytes_dial() -> str:
+    """Return the table of accuracies by budget; a method of fixed size counts from its bytes on."""
+    groups = grouped(read(RECORDED / "bytes_dial.csv"), "benchmark", "row", "budget")
+    budgets = sorted({int(budget) for _, _, budget in groups} - {0})
+    rows = []
+    for stream, row in dict.fromkeys((stream, row) for stream, row, _ in groups):
+        fixed = groups.get((stream, row, "0"), [])
+        least = max(map(int, floats(fixed, "memory_bytes")), default=0)
+        cells = [STREAMS[stream], METHODS[row]]
+        for budget in budgets:
+            lines = fixed if fixed and budget >= least else groups.get((stream, row, str(budget)), [])
+            cells.append(mean_text(floats(lines, "accuracy")))
+        rows.append(cells)
+    sizes = [f"{budget / 1e6:.2f} MB" if budget >= 1e6 else f"{budget // 1000} kB" for budget in budgets]
+    return markdown(["stream", "method", *sizes], rows, left=2)

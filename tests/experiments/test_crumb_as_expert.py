@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from called_script import called
-from crumb_as_expert import CRUMBS, OURS, Objects, Pair, temperature_of, weights_of
+from crumb_as_expert import CRUMBS, EXPERTS, OURS, Objects, Pair, temperature_of, weights_of
 from scipy.special import log_softmax
 from support.before_learning import OUTPUTS, Outputs, record
 
@@ -87,12 +87,20 @@ def test_predictions_before_learning_change_nothing(preset, tmp_path):
         record(replace(settings, budget_bytes=40_000))
 
 
-def test_quick(tmp_path):
-    done = called("crumb_as_expert", "--quick", "--output", tmp_path)
+def rows_of(folder, *options):
+    done = called("crumb_as_expert", "--quick", "--output", folder, *options)
     assert done.returncode == 0, done.stderr
-    with open(tmp_path / "crumb_as_expert.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 14 and {row["stream"] for row in rows} == {"toy_shapes_short"}
-    assert "both, CRUMB, learned weight" in done.stdout and (tmp_path / "crumb_as_expert.md").exists()
+    with open(folder / "crumb_as_expert.csv") as file:
+        rows = {row["row"]: row for row in csv.DictReader(file)}
+    assert all(row in done.stdout for row in rows) and (folder / "crumb_as_expert.md").exists()
+    return rows
+
+
+def test_quick(tmp_path):
+    without = rows_of(tmp_path, "--experts", *EXPERTS[:-1])
+    assert len(without) == 12 and "both, CRUMB, learned weight" in without
+    assert {row["stream"] for row in without.values()} == {"toy_shapes_short"}
+    complete = rows_of(tmp_path)
+    assert complete.keys() - without.keys() == {*CRUMBS} and complete.items() >= without.items()
     done = called("crumb_as_expert", "--output", tmp_path, "--preset", "reference")
     assert done.returncode == 1 and "every expert has its own preset; leave it out" in done.stderr
