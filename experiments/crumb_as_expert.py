@@ -3,14 +3,15 @@
     python experiments/crumb_as_expert.py --benchmark eth80 clip_folder toy_dots --dataset-root ETH80 DIGITS ...
 
 Experts are `--preset recommended`, and `--preset tuned`, which answers by its readout in closed form or by its head.
-Alone, each has the benchmark's bytes; together, half of them each. From the second experience on, every training
-object is predicted before its first image is learned. From these predictions alone come the temperature of each
-expert, which maximises their likelihood (each object counts once), and the weight `w` of CRUMB in the sum of
-log-probabilities, `1 - w` being that of the recommended learner:
-  equal weights     1/2
-  learned weight    mean of the posterior over 0, 0.1 ... 1, from a uniform prior and the likelihood of the objects
-  by accuracy       the weight with the highest accuracy on the objects; the least of equal ones
-  best on the test  chosen on the test images: a bound, and no learner
+Alone, each has the benchmark's bytes; together, half of them each. Together they answer by the sum of their
+log-probabilities, with a weight `w` of CRUMB and `1 - w` of the recommended learner:
+  usual temperatures  weights 1/2, and the temperatures that a learner starts from; nothing is fitted
+From the second experience on, every training object is predicted before its first image is learned. The other rows fit
+to these predictions the temperature of each expert, by the likelihood (each object counts once), and the weight:
+  equal weights       1/2
+  learned weight      mean of the posterior over 0, 0.1 ... 1, from a uniform prior and the likelihood of the objects
+  by accuracy         the weight with the highest accuracy on the objects; the least of equal ones
+  best on the test    chosen on the test images: a bound, and no learner
 Difference: the row minus `recommended`, with 95 % interval by Student's t over runs, or over splits where runs share
 one. Writes `crumb_as_expert.csv` and `.md` and a folder for each run to --output; the same command resumes.
 """
@@ -30,6 +31,9 @@ from support.side_by_side import interval_text
 from support.sweep import exit_code, grid, sweep
 
 from crumb_avalanche.closed_form.class_statistics import NO_DENSITY
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.learner.evidence import TEMPERATURES as USUAL_OF_FORMS
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
@@ -40,6 +44,8 @@ WEIGHTS = np.linspace(0, 1, 11)
 HALF = "_half"
 EXPERTS = OURS, OURS + HALF, "crumb" + HALF, "crumb"
 CRUMBS = "CRUMB", "CRUMB's head"  # answers by the readout, and by the head
+# Of learners in closed form, chosen on CIFAR-100 and Tiny-ImageNet; CRUMB's readout is a linear discriminant.
+USUAL = dict(zip((OURS, *CRUMBS), (USUAL_OF_FORMS[RegularizedDiscriminant], USUAL_OF_FORMS[StreamingLDA], 1.0)))
 TEMPERATURES = 2.0 ** np.arange(-5, 10.25, 0.25)
 HEADER = [
     "stream",
@@ -47,7 +53,7 @@ HEADER = [
     "accuracy",
     "difference",
     "95 % interval",
-    "at first plugin",
+    "before learning",
     "CRUMB's weight",
     "runs",
     "bytes",
@@ -170,17 +176,21 @@ class Pair:
 
     def together(self) -> list[Result]:
         """Return a row for each way to combine the recommended learner with one of CRUMB's answers."""
-        rows, experts = [], {}
+        rows = []
+        usual, fitted = {}, {}
         for name, both in self.outputs.items():
             temperature = temperature_of(both[0], self.objects)
-            experts[name] = [log_softmax(scores / temperature, axis=1) for scores in both]
+            usual[name] = [log_softmax(scores / USUAL[name], axis=1) for scores in both]
+            fitted[name] = [log_softmax(scores / temperature, axis=1) for scores in both]
         for name in CRUMBS:
-            (ours, our_test), (other, its_test) = experts[OURS], experts[name]
-            tests = [accuracy(pooled(our_test, its_test, one), self.labels) for one in WEIGHTS]
-            best = {"best on the test": float(WEIGHTS[int(np.argmax(tests))])}
-            for how, weight in (weights_of(ours, other, self.objects) | best).items():
-                mixed = pooled(ours, other, weight), pooled(our_test, its_test, weight)
-                rows.append(self._result(f"both, {name}, {how}", *mixed, weight, self.kept[OURS] + self.kept[name]))
+            weights = weights_of(fitted[OURS][0], fitted[name][0], self.objects)
+            ways = [("usual temperatures", 0.5, usual), *((how, weight, fitted) for how, weight in weights.items())]
+            for way, experts in (("best on the test, usual temperatures", usual), ("best on the test", fitted)):
+                tests = [accuracy(pooled(experts[OURS][1], experts[name][1], one), self.labels) for one in WEIGHTS]
+                ways.append((way, float(WEIGHTS[int(np.argmax(tests))]), experts))
+            for way, weight, experts in ways:
+                mixed = (pooled(ours, other, weight) for ours, other in zip(experts[OURS], experts[name]))
+                rows.append(self._result(f"both, {name}, {way}", *mixed, weight, self.kept[OURS] + self.kept[name]))
         return rows
 
     def _result(self, row: str, before: np.ndarray, test: np.ndarray, weight: float, kept: int) -> Result:

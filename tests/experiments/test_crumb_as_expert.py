@@ -59,7 +59,7 @@ def test_rows_count_the_bytes_of_both_and_the_images_whose_class_was_known():
         (f"{OURS} x", 0, 100), (f"{CRUMBS[0]} x", 1, 100), (f"{CRUMBS[1]} x", 1, 100),
     ]  # fmt: skip
     together = pair.together()
-    assert {one.memory_bytes for one in together} == {200} and len(together) == 8
+    assert {one.memory_bytes for one in together} == {200} and len(together) == 12
     best = next(one for one in together if one.row == f"both, {CRUMBS[0]}, best on the test")
     assert best.accuracy == max(one.accuracy for one in together)
     with pytest.raises(ValueError, match="give both the same stream"):
@@ -98,7 +98,7 @@ def rows_of(folder, *options):
 
 def test_quick(tmp_path):
     without = rows_of(tmp_path, "--experts", *EXPERTS[:-1])
-    assert len(without) == 12 and "both, CRUMB, learned weight" in without
+    assert len(without) == 16 and "both, CRUMB, learned weight" in without
     assert {row["stream"] for row in without.values()} == {"toy_shapes_short"}
     complete = rows_of(tmp_path)
     assert complete.keys() - without.keys() == {*CRUMBS} and complete.items() >= without.items()
