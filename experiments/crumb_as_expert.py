@@ -2,7 +2,8 @@
 
     python experiments/crumb_as_expert.py --benchmark eth80 clip_folder toy_dots --dataset-root ETH80 DIGITS ...
 
-Experts are `--preset recommended`, and `--preset tuned`, which answers by its readout in closed form or by its head.
+Experts are `--preset recommended`, and `--preset tuned`, which answers by its readout in closed form or by its head;
+`untrained CRUMB` is that readout of memories of stock layers.
 Alone, each has the benchmark's bytes; together, half of them each. Together they answer by the sum of their
 log-probabilities, with a weight `w` of CRUMB and `1 - w` of the recommended learner:
   usual temperatures  weights 1/2, and the temperatures that a learner starts from; nothing is fitted
@@ -38,14 +39,19 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
-OURS = "recommended"
-SETTINGS: dict[str, dict] = {OURS: {"preset": OURS}, "crumb": {"preset": "tuned", "strategy": "crumb"}}
-WEIGHTS = np.linspace(0, 1, 11)
-HALF = "_half"
-EXPERTS = OURS, OURS + HALF, "crumb" + HALF, "crumb"
+OURS, CRUMB, STOCK, HALF = "recommended", "crumb", "stock", "_half"
+SETTINGS: dict[str, dict] = {
+    OURS: {"preset": OURS},
+    CRUMB: {"preset": "tuned", "strategy": "crumb"},
+    STOCK: {"preset": "tuned", "strategy": "crumb", "method": {"readout": "closed_form_stock"}},
+}
+EXPERTS = OURS, OURS + HALF, CRUMB + HALF, STOCK + HALF, CRUMB
 CRUMBS = "CRUMB", "CRUMB's head"  # answers by the readout, and by the head
-# Of learners in closed form, chosen on CIFAR-100 and Tiny-ImageNet; CRUMB's readout is a linear discriminant.
-USUAL = dict(zip((OURS, *CRUMBS), (USUAL_OF_FORMS[RegularizedDiscriminant], USUAL_OF_FORMS[StreamingLDA], 1.0)))
+UNTRAINED = "untrained CRUMB"
+WEIGHTS = np.linspace(0, 1, 11)
+# Usual temperatures of closed forms, chosen on CIFAR-100 and Tiny-ImageNet; a readout is a linear discriminant.
+LINEAR = USUAL_OF_FORMS[StreamingLDA]
+USUAL = {OURS: USUAL_OF_FORMS[RegularizedDiscriminant], CRUMBS[0]: LINEAR, CRUMBS[1]: 1.0, UNTRAINED: LINEAR}
 TEMPERATURES = 2.0 ** np.arange(-5, 10.25, 0.25)
 HEADER = [
     "stream",
@@ -138,34 +144,35 @@ def weights_of(ours: np.ndarray, other: np.ndarray, objects: Objects) -> dict[st
     }
 
 
-def known_to_both(ours: Outputs, crumb: Outputs) -> np.ndarray:
+def known_to_both(ours: Outputs, other: Outputs) -> np.ndarray:
     """Return which images of training objects have a class that both experts knew.
 
     Raises:
         ValueError: the runs have other images.
     """
-    if not all(np.array_equal(getattr(ours, name), getattr(crumb, name)) for name in ("labels", "test_labels")):
+    if not all(np.array_equal(getattr(ours, name), getattr(other, name)) for name in ("labels", "test_labels")):
         raise ValueError("the two experts predicted different images; give both the same stream")
-    return np.minimum(of_truth(ours.before, ours.labels), of_truth(crumb.before, ours.labels)) > NO_DENSITY / 2
+    return np.minimum(of_truth(ours.before, ours.labels), of_truth(other.before, ours.labels)) > NO_DENSITY / 2
 
 
 class Pair:
-    """The recommended learner and CRUMB in one run, each with the same bytes.
+    """The recommended learner and another expert in one run, each with the same bytes.
 
     Args:
         stream: name of the benchmark.
         run: number of the run.
-        ours, crumb: outputs of the two.
+        ours, other: outputs of the two.
+        names: of the other's answers: its own, and perhaps that of its head.
     """
 
-    def __init__(self, stream: str, run: int, ours: Outputs, crumb: Outputs):
-        known = known_to_both(ours, crumb)
+    def __init__(self, stream: str, run: int, ours: Outputs, other: Outputs, names: Sequence[str] = CRUMBS):
+        known = known_to_both(ours, other)
         self.name = stream, run
         self.objects = Objects.of(ours.labels[known], ours.objects[known])
         self.labels, self.split = ours.test_labels, ours.split
-        self.kept = {OURS: ours.memory_bytes, **dict.fromkeys(CRUMBS, crumb.memory_bytes)}
-        answers = (ours.before, ours.test), (crumb.before, crumb.test), (crumb.head_before, crumb.head_test)
-        self.outputs = {name: (before[known], test) for name, (before, test) in zip((OURS, *CRUMBS), answers)}
+        self.names, self.kept = names, {OURS: ours.memory_bytes, **dict.fromkeys(names, other.memory_bytes)}
+        answers = (ours.before, ours.test), (other.before, other.test), (other.head_before, other.head_test)
+        self.outputs = {name: (before[known], test) for name, (before, test) in zip((OURS, *names), answers)}
 
     def alone(self, said: str) -> list[Result]:
         """Return a row for each expert; `said` follows its name."""
@@ -175,14 +182,14 @@ class Pair:
         ]
 
     def together(self) -> list[Result]:
-        """Return a row for each way to combine the recommended learner with one of CRUMB's answers."""
+        """Return a row for each way to combine the recommended learner with an answer of the other."""
         rows = []
         usual, fitted = {}, {}
         for name, both in self.outputs.items():
             temperature = temperature_of(both[0], self.objects)
             usual[name] = [log_softmax(scores / USUAL[name], axis=1) for scores in both]
             fitted[name] = [log_softmax(scores / temperature, axis=1) for scores in both]
-        for name in CRUMBS:
+        for name in self.names:
             weights = weights_of(fitted[OURS][0], fitted[name][0], self.objects)
             ways = [("usual temperatures", 0.5, usual), *((how, weight, fitted) for how, weight in weights.items())]
             for way, experts in (("best on the test, usual temperatures", usual), ("best on the test", fitted)):
@@ -213,17 +220,23 @@ def cells_of(options: CommonOptions, stream: str, names: Sequence[str]) -> list:
 
 
 def read_results(options: CommonOptions) -> list[Result]:
-    """Return the rows of all runs of which the experts are finished; CRUMB with all of the bytes may be missing."""
+    """Return the rows of all runs with the recommended learner and half of the bytes for it and for CRUMB."""
     results = []
     for stream in options.roots:
         for run in options.runs:
             paths = {name: options.output / stream / name / f"run{run}" / OUTPUTS for name in EXPERTS}
             found = {name: Outputs.read(path) for name, path in paths.items() if path.exists()}
-            if found.keys() >= {*EXPERTS[:-1]}:
-                halves = Pair(stream, run, found[OURS + HALF], found["crumb" + HALF])
-                whole = Pair(stream, run, found[OURS], found.get("crumb", found["crumb" + HALF])).alone("")
-                results += whole if "crumb" in found else whole[:1]
-                results += halves.alone(", half of the bytes") + halves.together()
+            if not found.keys() >= {OURS, OURS + HALF, CRUMB + HALF}:
+                continue
+            ours, half = found[OURS], found[OURS + HALF]
+            whole = Pair(stream, run, ours, found.get(CRUMB, found[CRUMB + HALF])).alone("")
+            results += whole if CRUMB in found else whole[:1]
+            pairs = [Pair(stream, run, half, found[CRUMB + HALF])]
+            if STOCK + HALF in found:
+                pairs.append(Pair(stream, run, half, found[STOCK + HALF], [UNTRAINED]))
+            for place, pair in enumerate(pairs):
+                results += pair.alone(", half of the bytes")[place > 0 :]
+            results += [row for pair in pairs for row in pair.together()]
     return results
 
 
