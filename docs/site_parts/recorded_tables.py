@@ -12,14 +12,6 @@ STREAMS = {
     "clip_folder": "sign digits",
     "toy_dots": "toy dots",
     "toy_shapes": "toy shapes",
-    "cifar100": "Online-CIFAR100",
-}
-METHODS = {
-    "rda": "**`recommended`**",
-    "slda": "streaming LDA",
-    "ncm": "nearest class mean",
-    "crumb": "CRUMB, `--preset tuned`",
-    "image_replay": "image replay",
 }
 
 
@@ -126,32 +118,23 @@ def difference_text(lines: Sequence[dict[str, str]], reference: Sequence[dict[st
 
 
 def crumb_as_expert() -> str:
-    """Return the table of CRUMB beside and together with the recommended learner: accuracy, and difference to it."""
+    """Return the table of CRUMB beside and together with the recommended learner: accuracy, and difference to it.
+
+    Of the two experts that are no answer of CRUMB's trained readout, only the sum at usual temperatures is shown.
+    """
     groups = grouped(read(RECORDED / "crumb_as_expert.csv"), "row", "stream")
     streams = list(dict.fromkeys(stream for _, stream in groups))
     rows = []
     for row in dict.fromkeys(row for row, _ in groups):
+        if row.startswith(("both, CRUMB's head", "both, untrained")) and not row.endswith("usual temperatures"):
+            continue
         cells = [row]
         for stream in streams:
-            lines, ours = groups[row, stream], groups["recommended", stream]
-            cells += [mean_text(floats(lines, "accuracy")), "" if lines is ours else difference_text(lines, ours)]
+            lines, ours = groups.get((row, stream), []), groups["recommended", stream]
+            cells.append(
+                mean_text(floats(lines, "accuracy")) + (f" (run {lines[0]['run']})" if len(lines) == 1 else "")
+            )
+            cells.append(difference_text(lines, ours) if lines and lines is not ours else "")
         rows.append(cells)
-    names = [f"{STREAMS[stream]}, {len(groups['recommended', stream])} runs" for stream in streams]
+    names = [STREAMS[stream] for stream in streams]
     return markdown(["row", *[cell for name in names for cell in (name, "difference")]], rows)
-
-
-def bytes_dial() -> str:
-    """Return the table of accuracies by budget; a method of fixed size counts from its bytes on."""
-    groups = grouped(read(RECORDED / "bytes_dial.csv"), "benchmark", "row", "budget")
-    budgets = sorted({int(budget) for _, _, budget in groups} - {0})
-    rows = []
-    for stream, row in dict.fromkeys((stream, row) for stream, row, _ in groups):
-        fixed = groups.get((stream, row, "0"), [])
-        least = max(map(int, floats(fixed, "memory_bytes")), default=0)
-        cells = [STREAMS[stream], METHODS[row]]
-        for budget in budgets:
-            lines = fixed if fixed and budget >= least else groups.get((stream, row, str(budget)), [])
-            cells.append(mean_text(floats(lines, "accuracy")))
-        rows.append(cells)
-    sizes = [f"{budget / 1e6:.2f} MB" if budget >= 1e6 else f"{budget // 1000} kB" for budget in budgets]
-    return markdown(["stream", "method", *sizes], rows, left=2)
