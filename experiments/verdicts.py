@@ -82,6 +82,14 @@ FAMILIES = (
     Family("recommended at 0.60 MB, ETH-80 (development)", ROOT / "docs/recommended_eth80_small.csv", "recommended"),
     Family("recommended at 2.26 MB, Online-CIFAR100", ROOT / "docs/recommended_cifar100_small.csv", "recommended"),
     Family("recommended at 2.26 MB, Tiny-ImageNet", ROOT / "docs/recommended_tiny_imagenet_small.csv", "recommended"),
+    Family(
+        "recommended at 0.60 MB, sign digits (development)",
+        ROOT / "docs/recommended_sign_digits_small.csv",
+        "recommended",
+    ),
+    Family(
+        "recommended at 0.60 MB, toy dots (development)", ROOT / "docs/recommended_toy_dots_small.csv", "recommended"
+    ),
     Family("recommended, sign digits (development)", ROOT / "docs/recommended_sign_digits.csv", "recommended"),
     Family("recommended, toy dots (development)", ROOT / "docs/recommended_toy_dots.csv", "recommended"),
 )

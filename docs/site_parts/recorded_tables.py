@@ -1,8 +1,18 @@
 """Tables of measurements that were recorded as they are shown."""
 
+import statistics
+from collections.abc import Sequence
 from decimal import Decimal
 
-from site_parts.csv_tables import DOCS, RECORDED, markdown, read, rows_of
+from scipy import stats
+from site_parts.csv_tables import DOCS, RECORDED, floats, grouped, markdown, mean_text, read, rows_of
+
+STREAMS = {
+    "eth80": "ETH-80",
+    "clip_folder": "sign digits",
+    "toy_dots": "toy dots",
+    "toy_shapes": "toy shapes",
+}
 
 
 def task_incremental() -> str:
@@ -84,3 +94,47 @@ def rival_settings() -> str:
         for (stream, strategy), found in groups.items()
     ]
     return markdown(header, cells)
+
+
+def difference_text(lines: Sequence[dict[str, str]], reference: Sequence[dict[str, str]]) -> str:
+    """Format the difference of a row to a reference in the same runs, with its 95 % interval by Student's t.
+
+    Runs on one split count as one unit, unless all runs have the same.
+    """
+    alone = {line["run"]: float(line["accuracy"]) for line in reference}
+    found = [
+        {"split": line["frame_table"], "difference": str(float(line["accuracy"]) - alone[line["run"]])}
+        for line in lines
+    ]
+    groups = grouped(found, "split").values()
+    units = (
+        floats(found, "difference") if len(groups) == 1 else [statistics.fmean(floats(g, "difference")) for g in groups]
+    )
+    mean = statistics.fmean(units)
+    if len(units) < 2:
+        return f"{mean:+.1f}"
+    half = stats.t.ppf(0.975, len(units) - 1) * statistics.stdev(units) / len(units) ** 0.5
+    return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
+
+
+def crumb_as_expert() -> str:
+    """Return the table of CRUMB beside and together with the recommended learner: accuracy, and difference to it.
+
+    Of the two experts that are no answer of CRUMB's trained readout, only the sum at usual temperatures is shown.
+    """
+    groups = grouped(read(RECORDED / "crumb_as_expert.csv"), "row", "stream")
+    streams = list(dict.fromkeys(stream for _, stream in groups))
+    rows = []
+    for row in dict.fromkeys(row for row, _ in groups):
+        if row.startswith(("both, CRUMB's head", "both, untrained")) and not row.endswith("usual temperatures"):
+            continue
+        cells = [row]
+        for stream in streams:
+            lines, ours = groups.get((row, stream), []), groups["recommended", stream]
+            cells.append(
+                mean_text(floats(lines, "accuracy")) + (f" (run {lines[0]['run']})" if len(lines) == 1 else "")
+            )
+            cells.append(difference_text(lines, ours) if lines and lines is not ours else "")
+        rows.append(cells)
+    names = [STREAMS[stream] for stream in streams]
+    return markdown(["row", *[cell for name in names for cell in (name, "difference")]], rows)

@@ -109,16 +109,16 @@ def recommended() -> str:
 
 def small_budgets() -> str:
     """Return the table of the recommended preset and its closest rivals at a second, smaller budget."""
-    benchmarks = [recommended_lines(f"{name}_small") for name in ("eth80", "cifar100", "tiny_imagenet")]
+    names = "eth80", "cifar100", "tiny_imagenet", "sign_digits", "toy_dots"
+    benchmarks = [recommended_lines(f"{name}_small") for name in names]
     rows = []
     for row in [one for one in RECOMMENDED_ROWS if any(one in lines for lines in benchmarks)]:
         cells = [RECOMMENDED_ROWS[row]]
         for lines in benchmarks:
             cells += accuracy_and_bytes(lines.get(row, []))
         rows.append(cells)
-    return markdown(
-        ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "Tiny-ImageNet", "kept"], rows
-    )
+    header = ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "Tiny-ImageNet", "kept"]
+    return markdown([*header, "sign digits (development)", "kept", "toy dots (development)", "kept"], rows)
 
 
 def method_times() -> dict[str, dict[str, float]]:
@@ -306,6 +306,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "tuned": tuned,
     "open_set": recorded_tables.open_set,
     "recorded": recorded_tables.recorded,
+    "crumb_as_expert": recorded_tables.crumb_as_expert,
     "rival_settings": recorded_tables.rival_settings,
     "ablations": paper_tables.ablations,
     "codes_and_images": paper_tables.codes_and_images,

@@ -1,0 +1,297 @@
+"""Ask whether CRUMB helps the recommended learner as one more expert, at the same bytes.
+
+    python experiments/crumb_as_expert.py --benchmark eth80 clip_folder toy_dots --dataset-root ETH80 DIGITS ...
+
+Experts are `--preset recommended`, and `--preset tuned`, which answers by its readout in closed form or by its head;
+`untrained CRUMB` is that readout of memories of stock layers.
+Alone, each has the benchmark's bytes; together, half of them each. Together they answer by the sum of their
+log-probabilities, with a weight `w` of CRUMB and `1 - w` of the recommended learner:
+  usual temperatures  weights 1/2, and the temperatures that a learner starts from; nothing is fitted
+From the second experience on, every training object is predicted before its first image is learned. The other rows fit
+to these predictions the temperature of each expert, by the likelihood (each object counts once), and the weight:
+  equal weights       1/2
+  learned weight      mean of the posterior over 0, 0.1 ... 1, from a uniform prior and the likelihood of the objects
+  by accuracy         the weight with the highest accuracy on the objects; the least of equal ones
+  best on the test    chosen on the test images: a bound, and no learner
+Difference: the row minus `recommended`, with 95 % interval by Student's t over runs, or over splits where runs share
+one. Writes `crumb_as_expert.csv` and `.md` and a folder for each run to --output; the same command resumes.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.special import log_softmax, softmax
+from support.before_learning import OUTPUTS, Outputs, record
+from support.common_options import CommonOptions, common_options, parser_for, run_script
+from support.run_statistics import paired
+from support.side_by_side import interval_text
+from support.sweep import exit_code, grid, sweep
+
+from crumb_avalanche.closed_form.class_statistics import NO_DENSITY
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.learner.evidence import TEMPERATURES as USUAL_OF_FORMS
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.tables import markdown, mean_text, table
+
+OURS, CRUMB, STOCK, HALF = "recommended", "crumb", "stock", "_half"
+SETTINGS: dict[str, dict] = {
+    OURS: {"preset": OURS},
+    CRUMB: {"preset": "tuned", "strategy": "crumb"},
+    STOCK: {"preset": "tuned", "strategy": "crumb", "method": {"readout": "closed_form_stock"}},
+}
+EXPERTS = OURS, OURS + HALF, CRUMB + HALF, STOCK + HALF, CRUMB
+CRUMBS = "CRUMB", "CRUMB's head"  # answers by the readout, and by the head
+UNTRAINED = "untrained CRUMB"
+WEIGHTS = np.linspace(0, 1, 11)
+# Usual temperatures of closed forms, chosen on CIFAR-100 and Tiny-ImageNet; a readout is a linear discriminant.
+LINEAR = USUAL_OF_FORMS[StreamingLDA]
+USUAL = {OURS: USUAL_OF_FORMS[RegularizedDiscriminant], CRUMBS[0]: LINEAR, CRUMBS[1]: 1.0, UNTRAINED: LINEAR}
+TEMPERATURES = 2.0 ** np.arange(-5, 10.25, 0.25)
+HEADER = [
+    "stream",
+    "row",
+    "accuracy",
+    "difference",
+    "95 % interval",
+    "before learning",
+    "CRUMB's weight",
+    "runs",
+    "bytes",
+]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row in one run.
+
+    Attributes:
+        stream, run, row: what was run.
+        accuracy: on the test images, in percent.
+        before_learning: on the training objects before they were learned, in percent; each object counts once.
+        weight: weight of CRUMB.
+        memory_bytes: bytes kept.
+        split: hash of the table of frames.
+    """
+
+    stream: str
+    run: int
+    row: str
+    accuracy: float
+    before_learning: float
+    weight: float
+    memory_bytes: int
+    split: str
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The images of training objects that two experts predicted: labels, and shares, of which an object's sum to 1."""
+
+    labels: np.ndarray
+    shares: np.ndarray
+
+    @classmethod
+    def of(cls, labels: np.ndarray, objects: np.ndarray) -> "Objects":
+        """Take the labels, and count each object once."""
+        _, places, sizes = np.unique(objects, return_inverse=True, return_counts=True)
+        return cls(labels, 1 / sizes[places])
+
+    def likelihood(self, log_probabilities: np.ndarray) -> float:
+        """Return the log-likelihood of the true classes."""
+        return float(self.shares @ of_truth(log_probabilities, self.labels))
+
+    def accuracy(self, scores: np.ndarray) -> float:
+        """Return the accuracy in percent."""
+        return 100 * float(self.shares @ (scores.argmax(1) == self.labels) / self.shares.sum())
+
+
+def of_truth(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the `(n,)` values of the true classes."""
+    return values[np.arange(len(labels)), labels]
+
+
+def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Return the accuracy in percent."""
+    return 100 * float((scores.argmax(1) == labels).mean())
+
+
+def temperature_of(outputs: np.ndarray, objects: Objects) -> float:
+    """Return the temperature of the highest likelihood."""
+    found = [objects.likelihood(log_softmax(outputs / one, axis=1)) for one in TEMPERATURES]
+    return float(TEMPERATURES[int(np.argmax(found))])
+
+
+def pooled(ours: np.ndarray, other: np.ndarray, weight: float) -> np.ndarray:
+    """Return the log-probabilities of two experts together, `weight` being that of the other one."""
+    return log_softmax((1 - weight) * ours + weight * other, axis=1)
+
+
+def weights_of(ours: np.ndarray, other: np.ndarray, objects: Objects) -> dict[str, float]:
+    """Return the weight of the other expert by each rule, from log-probabilities of training objects."""
+    mixed = [pooled(ours, other, weight) for weight in WEIGHTS]
+    likelihood = np.array([objects.likelihood(some) for some in mixed])
+    right = np.array([objects.accuracy(some) for some in mixed])
+    return {
+        "equal weights": 0.5,
+        "learned weight": float(softmax(likelihood) @ WEIGHTS),
+        "by accuracy": float(WEIGHTS[int(np.argmax(right.round(9)))]),
+    }
+
+
+def known_to_both(ours: Outputs, other: Outputs) -> np.ndarray:
+    """Return which images of training objects have a class that both experts knew.
+
+    Raises:
+        ValueError: the runs have other images.
+    """
+    if not all(np.array_equal(getattr(ours, name), getattr(other, name)) for name in ("labels", "test_labels")):
+        raise ValueError("the two experts predicted different images; give both the same stream")
+    return np.minimum(of_truth(ours.before, ours.labels), of_truth(other.before, ours.labels)) > NO_DENSITY / 2
+
+
+class Pair:
+    """The recommended learner and another expert in one run, each with the same bytes.
+
+    Args:
+        stream: name of the benchmark.
+        run: number of the run.
+        ours, other: outputs of the two.
+        names: of the other's answers: its own, and perhaps that of its head.
+    """
+
+    def __init__(self, stream: str, run: int, ours: Outputs, other: Outputs, names: Sequence[str] = CRUMBS):
+        known = known_to_both(ours, other)
+        self.name = stream, run
+        self.objects = Objects.of(ours.labels[known], ours.objects[known])
+        self.labels, self.split = ours.test_labels, ours.split
+        self.names, self.kept = names, {OURS: ours.memory_bytes, **dict.fromkeys(names, other.memory_bytes)}
+        answers = (ours.before, ours.test), (other.before, other.test), (other.head_before, other.head_test)
+        self.outputs = {name: (before[known], test) for name, (before, test) in zip((OURS, *names), answers)}
+
+    def alone(self, said: str) -> list[Result]:
+        """Return a row for each expert; `said` follows its name."""
+        return [
+            self._result(name + said, *scores, float(name != OURS), self.kept[name])
+            for name, scores in self.outputs.items()
+        ]
+
+    def together(self) -> list[Result]:
+        """Return a row for each way to combine the recommended learner with an answer of the other."""
+        rows = []
+        usual, fitted = {}, {}
+        for name, both in self.outputs.items():
+            temperature = temperature_of(both[0], self.objects)
+            usual[name] = [log_softmax(scores / USUAL[name], axis=1) for scores in both]
+            fitted[name] = [log_softmax(scores / temperature, axis=1) for scores in both]
+        for name in self.names:
+            weights = weights_of(fitted[OURS][0], fitted[name][0], self.objects)
+            ways = [("usual temperatures", 0.5, usual), *((how, weight, fitted) for how, weight in weights.items())]
+            for way, experts in (("best on the test, usual temperatures", usual), ("best on the test", fitted)):
+                tests = [accuracy(pooled(experts[OURS][1], experts[name][1], one), self.labels) for one in WEIGHTS]
+                ways.append((way, float(WEIGHTS[int(np.argmax(tests))]), experts))
+            for way, weight, experts in ways:
+                mixed = (pooled(ours, other, weight) for ours, other in zip(experts[OURS], experts[name]))
+                rows.append(self._result(f"both, {name}, {way}", *mixed, weight, self.kept[OURS] + self.kept[name]))
+        return rows
+
+    def _result(self, row: str, before: np.ndarray, test: np.ndarray, weight: float, kept: int) -> Result:
+        right = accuracy(test, self.labels), self.objects.accuracy(before)
+        return Result(*self.name, row, *right, weight, kept, self.split)
+
+
+def cells_of(options: CommonOptions, stream: str, names: Sequence[str]) -> list:
+    """Return the cells of the named experts on a benchmark, with all or with half of its bytes."""
+    budget = int(RunPlan.of(options.settings(stream, preset=OURS)).budget)
+    changes = {
+        name: {
+            **SETTINGS[name.removesuffix(HALF)],
+            "protocol": "class_instance",
+            "budget_bytes": budget // 2 if name.endswith(HALF) else budget,
+        }
+        for name in names
+    }
+    return grid(options.settings(stream), options.output / stream, options.runs, changes)
+
+
+def read_results(options: CommonOptions) -> list[Result]:
+    """Return the rows of all runs with the recommended learner and half of the bytes for it and for CRUMB."""
+    results = []
+    for stream in options.roots:
+        for run in options.runs:
+            paths = {name: options.output / stream / name / f"run{run}" / OUTPUTS for name in EXPERTS}
+            found = {name: Outputs.read(path) for name, path in paths.items() if path.exists()}
+            if not found.keys() >= {OURS, OURS + HALF, CRUMB + HALF}:
+                continue
+            ours, half = found[OURS], found[OURS + HALF]
+            whole = Pair(stream, run, ours, found.get(CRUMB, found[CRUMB + HALF])).alone("")
+            results += whole if CRUMB in found else whole[:1]
+            pairs = [Pair(stream, run, half, found[CRUMB + HALF])]
+            if STOCK + HALF in found:
+                pairs.append(Pair(stream, run, half, found[STOCK + HALF], [UNTRAINED]))
+            for place, pair in enumerate(pairs):
+                results += pair.alone(", half of the bytes")[place > 0 :]
+            results += [row for pair in pairs for row in pair.together()]
+    return results
+
+
+def lines_of(results: Sequence[Result]) -> list[list[str]]:
+    """Return a line of text for each stream and row."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for one in results:
+        groups.setdefault((one.stream, one.row), []).append(one)
+    lines = []
+    for (stream, row), some in groups.items():
+        ours = {one.run: one.accuracy for one in groups[stream, OURS]}
+        splits = {one.run: one.split for one in some}
+        found = None if row == OURS else paired(ours, {one.run: one.accuracy for one in some}, splits)
+        lines.append(
+            [
+                *(stream, row, mean_text([one.accuracy for one in some])),
+                *(("", "") if found is None else (f"{found.mean:+.1f}", interval_text(found))),
+                *(
+                    f"{np.mean([one.before_learning for one in some]):.1f}",
+                    f"{np.mean([one.weight for one in some]):.2f}",
+                ),
+                *(str(len(some)), f"{max(one.memory_bytes for one in some):,}"),
+            ]
+        )
+    return lines
+
+
+def write_results(results: Sequence[Result], output: Path) -> list[Path]:
+    """Write every run as a line of CSV, and the table as Markdown."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["stream", "row", "run", "accuracy", "before_learning", "weight", "memory_bytes", "frame_table"])
+    for one in results:
+        values = (f"{value:.4f}" for value in (one.accuracy, one.before_learning, one.weight))
+        writer.writerow([one.stream, one.row, one.run, *values, one.memory_bytes, one.split])
+    write_text(output / "crumb_as_expert.csv", text.getvalue())
+    write_text(output / "crumb_as_expert.md", markdown([HEADER, ["---"] * len(HEADER), *lines_of(results)]))
+    return [output / "crumb_as_expert.csv", output / "crumb_as_expert.md"]
+
+
+def main() -> int:
+    parser = parser_for(__doc__, "runs/crumb_as_expert", several=True)
+    parser.add_argument("--experts", nargs="+", default=EXPERTS, choices=EXPERTS, help="to run; default all")
+    chosen = parser.parse_args()
+    if chosen.preset != parser.get_default("preset"):
+        raise ValueError(f"--preset {chosen.preset}: every expert has its own preset; leave it out")
+    options = common_options(chosen)
+    cells = [cell for stream in options.roots for cell in cells_of(options, stream, chosen.experts)]
+    failed = {} if options.table_only else sweep(cells, engine=options.engine, retries=options.retries, work=record)
+    results = read_results(options)
+    if results:
+        print("\n" + table(HEADER, lines_of(results)))
+        print("\nwritten: " + ", ".join(map(str, write_results(results, options.output))))
+    return exit_code(failed)
+
+
+if __name__ == "__main__":
+    run_script(main)
