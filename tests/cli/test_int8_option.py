@@ -3,12 +3,15 @@
 import asyncio
 import io
 import json
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from crumb_avalanche.learner import by_many
 from crumb_avalanche.learner.export import ExportError, export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sample import sample
@@ -80,6 +83,15 @@ def test_shared_copies_answer_in_int8(taught, photos):
     again = Learner.load(taught)
     assert again.lessons[-1].runtime == str(learner.runtime)
     assert again.predict(photos / "dark" / "0.png").confidence == answer.confidence
+
+
+def test_workers_learn_in_int8(taught, photos):
+    learner = Learner.load(taught)
+    task = pickle.loads(pickle.dumps(learner._task(str(photos), "raise", False)))
+    network = by_many._network(task, (learner.network.header(), learner.network.state()))
+    pixels = next(sample(photos, 32, "bilinear"))
+    assert network.model.runtime == learner.runtime
+    assert torch.equal(network.model.extract(pixels), learner.network.model.extract(pixels))
 
 
 def test_a_learner_without_its_calibration_is_refused(taught, crumb, photos):
