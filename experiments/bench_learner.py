@@ -35,8 +35,8 @@ import torch
 from PIL import Image
 
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
 from crumb_avalanche.models.penultimate import penultimate
-from crumb_avalanche.models.runtimes import IMAGES_AT_A_TIME
 
 CLASSES = 20
 ANSWERS = 20  # of crumb serve in a round

@@ -28,7 +28,7 @@ from ray.cluster_utils import Cluster
 from crumb_avalanche.learner.by_many import IMAGES, Task, merge_states, shards_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import files_of
-from crumb_avalanche.models.runtimes import TORCH
+from crumb_avalanche.models.engines import TORCH
 from crumb_avalanche.system.ray_cluster import RayCalls
 
 IMAGENET = 1_281_167

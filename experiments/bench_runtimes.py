@@ -6,7 +6,8 @@ Images per second, pixels to maps, with random weights; with --json, one object:
   {network: {batch: {runtime: images per second}, "auto_over_eager": {batch: ratio}}}
 ``eager`` is F in channels-last order in parts of 8 images, normalisation included, as the library ran it before it had
 runtimes; this file holds its code, so that it stays as it was. ``auto`` is what --runtime auto chooses here in a trial
-of its own. The functions take turns, so that a busy moment hits all of them, and the fastest turn counts.
+of its own. The ranges of int8 are those of noise. The functions take turns, so that a busy moment hits all of them, and
+the fastest turn counts.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def opened(network: str, names: list[str]) -> tuple[dict[str, Callable[[Tensor],
     for name in names:
         own = SplitModel(model.feature_extractor, model.plastic_layers, model.head).eval()
         try:
-            notes.append(f"{name}: {use_runtime(own, name).described}")
+            notes.append(f"{name}: {use_runtime(own, name, [pixels_of_noise(8)]).described}")
         except RuntimeRefusedError as error:
             notes.append(f"{name} is left out: {error}")
         else:
@@ -54,9 +55,14 @@ def opened(network: str, names: list[str]) -> tuple[dict[str, Callable[[Tensor],
     return functions, notes
 
 
+def pixels_of_noise(count: int) -> Tensor:
+    """Return images of noise."""
+    return torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8)
+
+
 def images_per_second(functions: dict[str, Callable[[Tensor], Tensor]], batch: int, repeats: int) -> dict[str, float]:
     """Time the functions in turn; the fastest of each counts."""
-    pixels = torch.randint(0, 256, (batch, 3, 224, 224), dtype=torch.uint8)
+    pixels = pixels_of_noise(batch)
     seconds: dict[str, float] = {}
     for turn in range(1 + repeats):
         for name, function in functions.items():

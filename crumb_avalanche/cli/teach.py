@@ -30,6 +30,8 @@ def main(settings: TeachSettings) -> None:
     workers = contextlib.nullcontext() if settings.engine is None else RayCalls(settings.address, threads)
     with locked_file(path), workers as engine:
         learner = opened(settings, path)
+        if settings.runtime == "int8":
+            learner.use_runtime("int8", settings.source)
         start_runtime(learner, settings.runtime, settings.source)
         with progress_bar(None, "learning", show=settings.progress) as bar:
             lesson = learner.teach(
@@ -64,7 +66,7 @@ def start_runtime(learner: Any, name: str, *sources: str | Clip | None) -> None:
     """
     file = Path(str(sources[0])) if len(sources) == 1 else None
     photo = file is not None and file.is_file() and not is_video(file)
-    runtime = learner.use_runtime("torch" if name == "auto" and photo else name)
+    runtime = learner.runtime if name == "auto" and photo else learner.use_runtime(name)
     if runtime.name != "torch":
         print(runtime.described, file=sys.stderr)
 

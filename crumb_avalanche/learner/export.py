@@ -93,8 +93,8 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
     Raises:
         ImportError: onnx or onnxruntime is not installed.
         NothingTaughtError: nothing was taught.
-        ExportError: the learner learns by replay, or the graph answers otherwise than the learner; no file is written,
-            and an existing one is unchanged.
+        ExportError: the learner learns by replay or in int8, or the graph answers otherwise than the learner; no file
+            is written, and an existing one is unchanged.
     """
     try:
         import onnx  # noqa: F401
@@ -108,6 +108,10 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
             raise ExportError(
                 f"a learner by replay ({learner.method}) cannot be exported; those in closed form can: "
                 f"{', '.join(KINDS)}"
+            )
+        if learner.runtime.calibration is not None:
+            raise ExportError(
+                "a learner in int8 cannot be exported, as the graph is in float32: teach a new one with --runtime auto"
             )
         if learner.network.interpolation not in FILTERS:
             raise ExportError(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from crumb_avalanche.baselines.method_settings import BEFORE
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.rng_state import get_rng_state, preserve_rng_state, set_rng_state
@@ -112,6 +113,8 @@ def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: Le
     model: SplitModel = strategy.model
     full = header.keep == "full"
     state: dict[str, Any] = {"feature_extractor": dict(model.feature_extractor.state_dict())}
+    if model.runtime.calibration is not None:
+        state["int8"] = model.runtime.calibration.state_dict()
     if full:
         state["rng"] = get_rng_state()
     written = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -163,6 +166,7 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
 
     Raises:
         LearnerError: see ``read_header``; or a tensor is damaged or has another shape.
+        RuntimeRefusedError: it was learned in int8, and cannot be run so; see ``int8.restore``.
     """
     path = Path(path)
     try:
@@ -183,6 +187,7 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
         raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {error}") from error
     if weights_hash(strategy.model.feature_extractor) != header.weights_sha256:
         raise LearnerError(f"the weights of F in {path} are not those that its header names; save the learner again")
+    restore(strategy.model, state.get("int8"), [header.versions.get("runtime", "")])
     if "rng" in state:
         set_rng_state(state["rng"])
     return SavedLearner(strategy, header)
@@ -202,6 +207,7 @@ def load_to_answer(path: str | os.PathLike, device: str = "cpu") -> SavedLearner
         if saved.header.keep == "full":  # iCaRL would pass all its exemplars through the network before every answer
             strategy = _build(saved.header, device)
             strategy.model.feature_extractor.load_state_dict(saved.strategy.model.feature_extractor.state_dict())
+            strategy.model.runtime = saved.strategy.model.runtime
             strategy.load_answer_state(saved.strategy.answer_state())
             saved = replace(saved, strategy=strategy)
     saved.strategy.__dict__["train"] = partial(_refuse_training, Path(path))

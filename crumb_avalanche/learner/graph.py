@@ -191,7 +191,7 @@ class _Gaussians(nn.Module):
         return -(lengths / self.round_part + self.log_determinants) / 2
 
 
-CLASSIFIERS = {
+CLASSIFIERS: dict[type, Callable[[Any], nn.Module]] = {
     StreamingLDA: Linear,
     ClassMeans: Cosines,
     RandomProjection: Projected,

@@ -21,11 +21,13 @@ from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
+from crumb_avalanche.learner.sample import sample
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, files_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.learner.teaching import finite_values, learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
-from crumb_avalanche.models.runtimes import Runtime, use_runtime
+from crumb_avalanche.models.int8 import restore
+from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 OnBad = Literal["raise", "skip"]
@@ -122,24 +124,43 @@ class Learner:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.RLock())
 
-    def use_runtime(self, name: str) -> Runtime:
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime in use."""
+        return self.network.model.runtime
+
+    def use_runtime(self, name: str, source: Any = None) -> Runtime:
         """Let a runtime run the frozen layers from now on; the default is torch.
 
-        Features differ in the last digits. Each lesson records the runtime that it was learned with. Methods that
-        replay images train with torch alone.
+        Features differ in the last digits; those of ``int8`` by percents, so it is for a learner without lessons, which
+        keeps it for good. Each lesson records the runtime that it was learned with. Methods that replay images train
+        with torch alone.
 
         Args:
             name: ``auto`` for the fastest of a short trial, or one of ``models.runtimes.RUNTIMES``.
+            source: for ``int8``: images as for ``teach`` to measure ranges on, of which up to 64 are taken.
 
         Returns:
             The runtime in use.
 
         Raises:
-            RuntimeRefusedError: the runtime is not installed, or computes other features.
+            RuntimeRefusedError: the runtime is not installed, or computes other features than the learner's.
         """
-        images = self.method in REPLAY and REPLAY[self.method].images
+        replays = self.method in REPLAY
         with self._lock:
-            return use_runtime(self.network.model, "torch" if images else name)
+            if self.runtime.calibration is not None:
+                source = None
+            elif name == "int8" and (replays or self.lessons):
+                why = f"a learner by replay ({self.method})"
+                if not replays:
+                    why = f"one that learned with {self.lessons[-1].runtime}"
+                raise RuntimeRefusedError(
+                    f"runtime int8 is for a new learner of method {', '.join(KINDS)}, not for {why}: teach a new one "
+                    "with --runtime int8, or give another --runtime"
+                )
+            model = self.network.model
+            images = None if source is None else sample(source, model.image_size, model.interpolation)
+            return use_runtime(model, "torch" if replays and REPLAY[self.method].images else name, images)
 
     # Teaching
 
@@ -410,8 +431,8 @@ class Learner:
             other: a learner with the same method, network and image size; it is not changed.
 
         Raises:
-            ValueError: the other has another method, network or image size, or the classes of both do not fit into the
-                budget.
+            ValueError: the other has another method, network or image size, or one of them another calibration of int8;
+                or the classes of both do not fit into the budget.
         """
         with self._lock:
             if other.method != self.method:
@@ -424,6 +445,11 @@ class Learner:
                 raise ValueError(
                     f"a learner of features {other.features} cannot be merged into one of {self.features}: teach its "
                     "images to this one"
+                )
+            if len({one.runtime.calibration and one.runtime.calibration.key for one in (self, other)}) > 1:
+                raise ValueError(
+                    f"a learner of runtime {other.runtime} cannot be merged into one of {self.runtime}, whose features "
+                    "differ by percents: teach its images to this one"
                 )
             before = copy.deepcopy(self._knowledge)
             try:
@@ -445,6 +471,7 @@ class Learner:
                 "method": self.method,
                 "budget_bytes": self.budget_bytes,
                 "features": self.features,
+                "int8": None if self.runtime.calibration is None else self.runtime.calibration.state_dict(),
                 # A learner file holds no paths.
                 "lessons": [asdict(replace(lesson, unread=())) for lesson in self.lessons],
                 "before": before and before.state_dict(),
@@ -475,6 +502,7 @@ class Learner:
 
         Raises:
             LearnerError: the file is absent, damaged, of a newer version, or needs weights.
+            RuntimeRefusedError: it was learned in int8, and cannot be run so; see ``int8.restore``.
         """
         network, state = read_learner(path, weights)
         learner = cls.__new__(cls)
@@ -486,6 +514,7 @@ class Learner:
             learner._before.load_state_dict(state["before"])
         learner._thumbnails = Thumbnails.of_state(state.get("thumbnails"))
         learner.lessons = [Lesson(**_tuples(lesson)) for lesson in state["lessons"]]
+        restore(network.model, state.get("int8"), [lesson.runtime for lesson in learner.lessons])
         return learner
 
 

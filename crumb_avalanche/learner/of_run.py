@@ -60,7 +60,10 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
         "method": header.strategy,
         "budget_bytes": header.budget.get("bytes"),
         "features": features or None,
-        "lessons": [{**lesson, "when": header.written, "notes": ()}],
+        "lessons": [
+            {**lesson, "when": header.written, "notes": (), "runtime": header.versions.get("runtime", "torch")}
+        ],
+        "int8": state.get("int8"),
         "before": None,
         "names": names,
         "images": [counts[label]["images"] if label in counts else 0 for label in labels],

@@ -59,6 +59,11 @@ class RunLearner:
         self._strategy.plugins.append(self._outputs)
         self._lock = threading.Lock()
 
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime in use."""
+        return self._strategy.model.runtime
+
     def use_runtime(self, name: str) -> Runtime:
         """Let a runtime run the frozen layers; see ``Learner.use_runtime``."""
         return use_runtime(self._strategy.model, name)

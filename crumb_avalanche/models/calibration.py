@@ -41,14 +41,7 @@ def calibrate(
     """
     if codebook_init not in INITIALISERS:
         raise ValueError(f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}")
-    places = np.unique(np.linspace(0, len(images) - 1, measured_images).astype(int)).tolist()
-
-    def maps_of_some() -> Iterator[torch.Tensor]:
-        for start in range(0, len(places), CHUNK):
-            batch = torch.stack([images[place][0] for place in places[start : start + CHUNK]])
-            yield model.features(batch.to(model.pixel_mean.device))
-
-    maps = maps_of_some()
+    maps = (model.features(some.to(model.pixel_mean.device)) for some in some_of(images, measured_images))
     whole = next(maps)
     sample = sample_of(chain([whole], maps))
     factor = model.fold_feature_scale(sample, whole)
@@ -56,6 +49,13 @@ def calibrate(
         INITIALISERS[codebook_init](model.codebook, sample.mul_(factor), torch.Generator().manual_seed(seed))
     model.calibrated = True
     return model
+
+
+def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
+    """Yield batches of at most ``count`` images, evenly spread over a data set."""
+    places = np.unique(np.linspace(0, len(images) - 1, count).astype(int)).tolist()
+    for start in range(0, len(places), CHUNK):
+        yield torch.stack([images[place][0] for place in places[start : start + CHUNK]])
 
 
 def prepare(*arguments, **keywords) -> SplitModel:

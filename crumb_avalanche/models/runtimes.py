@@ -1,198 +1,91 @@
 """Runtimes of the frozen feature extractor F: torch as it is, or an engine that is faster on this machine.
 
-All compute the same maps up to rounding. A runtime is compared with torch on noise each time it is opened, and refused
-where it differs by more than ``TOLERANCE``. ``auto`` stands for the fastest of a trial on this machine.
+All but ``int8`` (see there) compute the same maps up to rounding. A runtime is compared with torch on noise each time
+it is opened, and refused where it differs by more than ``TOLERANCE``. ``auto`` stands for the fastest of a trial on
+this machine.
 """
 
 import hashlib
 import importlib.util
-import io
 import itertools
 import json
 import os
 import platform
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from crumb_avalanche.models.engines import (
+    BUILDERS,
+    ENGINES,
+    TOLERANCE,
+    TORCH,
+    Runtime,
+    RuntimeRefusedError,
+    Split,
+    maps_of,
+    noise,
+    refuse_elsewhere,
+)
+from crumb_avalanche.models.int8 import open_int8
 from crumb_avalanche.system.allocator import return_freed_memory
 from crumb_avalanche.system.atomic_file import atomic_write
-from crumb_avalanche.system.threads import end_idle_threads
 
-# Largest difference from torch's maps, relative to the largest value; bf16 has 8 significant bits.
-TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
-# Most images that F takes at a time on a CPU. They fit its caches: a third faster than batches of 24. Convolutions
-# treat each image of a batch of 2 to 8 alike, so a map does not depend on its batch.
-IMAGES_AT_A_TIME = 8
 COUNTS = (8, 1, 2, 4)  # of images at a time, in a trial; those that must be measured first
 TRIAL_SECONDS = 1.0  # for each runtime that is compared with torch
-OPSET = 17  # of 2022, as for exported learners
 STANDS_FOR_AUTO = "CRUMB_RUNTIME"  # environment variable: the runtime that auto takes, without a trial
 
-Extract = Callable[[Tensor], Tensor]
-Split = Any  # a SplitModel, whose module imports this one
+RUNTIMES = ("torch", *BUILDERS, "int8")
 
 
-class RuntimeRefusedError(ValueError):
-    """A runtime is not installed, cannot run the network, or computes other maps than torch."""
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """What runs F.
-
-    Attributes:
-        name: one of ``RUNTIMES``.
-        version: version of its library.
-        images_at_a_time: most images that it takes at a time on a CPU.
-        difference: largest difference from torch's maps on noise, relative to their largest value.
-        run: function from normalised images ``(B, 3, h, w)`` to maps; ``None`` for F itself.
-    """
-
-    name: str = "torch"
-    version: str = str(torch.__version__)
-    images_at_a_time: int = IMAGES_AT_A_TIME
-    difference: float = 0.0
-    run: Extract | None = field(default=None, repr=False, compare=False)
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.version}"
-
-    @property
-    def described(self) -> str:
-        """Name, version, number of images at a time and difference from torch, in words."""
-        parity = f", maps within {self.difference:.1e} of torch's (allowed {TOLERANCE['fp32']:.0e})"
-        return f"runtime {self}, {self.images_at_a_time} images at a time{'' if self.name == 'torch' else parity}"
-
-
-TORCH = Runtime()
-
-
-def _channels_last(run: Extract) -> Extract:
-    return lambda images: run(images.contiguous(memory_format=torch.channels_last))
-
-
-def compiled(network: nn.Module, example: Tensor | None = None) -> Extract:
-    """Compile F, with its weights as constants; torch does so at the first batch of each shape."""
-    return _channels_last(torch.compile(network, options={"freezing": True}))
-
-
-def _folded(network: nn.Module, example: Tensor) -> Extract:
-    """Fold batch norms into the convolutions before them."""
-    from torch.fx.experimental.optimization import fuse
-
-    if not any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
-        raise RuntimeRefusedError("F has no batch norm to fold")
-    return _channels_last(fuse(network).eval().to(memory_format=torch.channels_last))
-
-
-def _openvino(network: nn.Module, example: Tensor) -> Extract:
-    import openvino
-
-    settings = {
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": "f32",  # by default bf16 where the CPU has it
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    core = openvino.Core()
-    request = core.compile_model(core.read_model(_onnx(network, example)), "CPU", settings).create_infer_request()
-    # Without copies of images and maps; ``_on_arrays`` makes the one that outlives the next call.
-    return _on_arrays(lambda images: request.infer({0: images}, share_inputs=True, share_outputs=True)[0])
-
-
-def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors
-    # Threads that wait within F spin, as waking them takes longer than a layer for one image. After it they would take
-    # the cores from torch's, which run P.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = onnxruntime.InferenceSession(_onnx(network, example), options, providers=["CPUExecutionProvider"])
-    return _on_arrays(lambda images: session.run(None, {"images": images})[0])
-
-
-def _on_arrays(run: Callable[[Any], Any]) -> Extract:
-    """Wrap a function of numpy arrays, which are contiguous."""
-
-    def extract(images: Tensor) -> Tensor:
-        array = images.contiguous().numpy()
-        end_idle_threads()
-        return torch.from_numpy(run(array)).clone(memory_format=torch.channels_last)
-
-    return extract
-
-
-def _onnx(network: nn.Module, example: Tensor) -> bytes:
-    """Return F as an ONNX graph for any number of images of the example's size."""
-    stream = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter is deprecated, and traces shapes
-        torch.onnx.export(
-            network,
-            (example,),
-            stream,
-            dynamo=False,
-            opset_version=OPSET,
-            input_names=["images"],
-            output_names=["maps"],
-            dynamic_axes={"images": {0: "batch"}, "maps": {0: "batch"}},
-        )
-    return stream.getvalue()
-
-
-ENGINES = {"openvino": "openvino", "onnxruntime": "onnx"}  # extra that installs each
-BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {
-    "compiled": compiled,
-    "folded": _folded,
-    "openvino": _openvino,
-    "onnxruntime": _onnxruntime,
-}
-RUNTIMES = ("torch", *BUILDERS)
-
-
-def use_runtime(model: Split, name: str) -> Runtime:
-    """Let a runtime run the F of a model from now on; a copy of the model runs torch again.
+def use_runtime(model: Split, name: str, images: Iterable[Tensor] | None = None) -> Runtime:
+    """Let a runtime run the F of a model from now on; a copy of the model runs torch again, or int8 if this one does.
 
     Call it when F has its weights, the model its precision and device, and torch its threads.
 
     Args:
         model: the model.
         name: one of ``RUNTIMES``, or ``auto`` for the fastest of those that are installed; see ``fastest``.
+        images: for int8, batches as for ``SplitModel.extract`` to measure ranges on, at most 64 images.
 
     Raises:
-        RuntimeRefusedError: the runtime is not installed, cannot run F or computes other maps.
+        RuntimeRefusedError: the runtime is not installed, cannot run F or computes other maps; or int8 runs F, which
+            no other replaces.
         ValueError: the name is unknown.
     """
+    if model.runtime.calibration is not None:
+        if name in ("auto", "int8"):
+            return model.runtime
+        raise RuntimeRefusedError(
+            f"this was learned with runtime {model.runtime}, whose maps differ by percents from those of {name}: give "
+            f"--runtime int8 or auto, or learn anew with {name}"
+        )
     model.runtime = TORCH
-    model.runtime = fastest(model) if name == "auto" else open_runtime(model, name)
+    model.runtime = fastest(model) if name == "auto" else open_runtime(model, name, images=images)
     return model.runtime
 
 
-def open_runtime(model: Split, name: str) -> Runtime:
-    """Open a runtime for the F of a model and compare it with torch; see ``use_runtime``."""
+def open_runtime(model: Split, name: str, calibration: Any = None, images: Iterable[Tensor] | None = None) -> Runtime:
+    """Open a runtime for the F of a model and compare it with torch; see ``use_runtime`` and ``int8.open_int8``."""
     if name not in RUNTIMES:
         raise ValueError(f"runtime is {name!r}; use one of auto, {', '.join(RUNTIMES)}")
     if name == "torch" or not len(model.stages):
         return TORCH
-    images = _noise(model, 2)
-    if name in ENGINES and (images.device.type != "cpu" or model.precision != "fp32"):
-        raise RuntimeRefusedError(
-            f"runtime {name} runs on a CPU in float32, not on {images.device.type} in {model.precision}: give "
-            "--runtime torch or compiled"
-        )
+    if name == "int8":
+        return open_int8(model, calibration, images)
+    if name in ENGINES:
+        refuse_elsewhere(model, name)
+    example = noise(model, 2)
     try:
-        run = BUILDERS[name](model.feature_extractor, images)
-        expected, found = _maps(model, None, images), _maps(model, run, images)
+        run = BUILDERS[name](model.feature_extractor, example)
+        expected, found = maps_of(model, None, example), maps_of(model, run, example)
     except RuntimeRefusedError:
         raise
     except ImportError as error:
@@ -209,17 +102,6 @@ def open_runtime(model: Split, name: str) -> Runtime:
         )
     return_freed_memory()  # of the export and of an engine that was open before
     return Runtime(name, version(name) if name in ENGINES else str(torch.__version__), difference=difference, run=run)
-
-
-@torch.no_grad()
-def _maps(model: Split, run: Extract | None, images: Tensor) -> Tensor:
-    with model.autocast():
-        return (run or _channels_last(model.feature_extractor))(images).float()
-
-
-def _noise(model: Split, count: int) -> Tensor:
-    shape = (count, 3, model.image_size, model.image_size)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.pixel_mean.device)
 
 
 def fastest(model: Split) -> Runtime:
@@ -265,7 +147,7 @@ def trial(model: Split) -> tuple[Runtime, dict[str, dict[int, float]]]:
 
 def _speeds(model: Split, *candidates: Runtime) -> dict[str, dict[int, float]]:
     """Return images per second by runtime and number of images at a time; they take turns."""
-    noise = _noise(model, max(COUNTS))
+    images = noise(model, max(COUNTS))
     seconds: dict[str, dict[int, float]] = {one.name: {} for one in candidates}
     expected: dict[str, Tensor] = {}
     end = time.perf_counter() + TRIAL_SECONDS
@@ -274,7 +156,7 @@ def _speeds(model: Split, *candidates: Runtime) -> dict[str, dict[int, float]]:
         if turn >= 2 * len(candidates) and time.perf_counter() > end:
             break
         start = time.perf_counter()
-        maps = _maps(model, one.run, noise[:count])
+        maps = maps_of(model, one.run, images[:count])
         taken = time.perf_counter() - start
         # A number of images at a time that changes bits is left out.
         if count == 1 or torch.equal(maps, expected.setdefault(one.name, maps)[:count]):

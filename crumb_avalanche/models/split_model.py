@@ -9,7 +9,7 @@ import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -18,13 +18,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.engines import TORCH, Runtime, compiled
 from crumb_avalanche.models.feature_memo import FeatureMemo
 from crumb_avalanche.models.finite import check_maps
+from crumb_avalanche.models.int8 import open_int8
 from crumb_avalanche.models.layers import AveragingConv2d, replace_dropout
 from crumb_avalanche.models.penultimate import head_input
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
-from crumb_avalanche.models.runtimes import TORCH, Runtime, compiled
 from crumb_avalanche.models.stopwatch import Stopwatch
 
 # The paper's learning rate of 1e-3 suits maps whose positive values have the standard deviation of torchvision's
@@ -92,7 +93,7 @@ class SplitModel(nn.Module):
         feature_scale: factor of F's output (see ``fold_feature_scale``).
         calibrated: whether ``calibrate`` was called on this model, or on the model that its state dict comes from.
         normalization_set: whether ``set_normalization`` was called.
-        runtime: what runs F (see ``use_runtime``); torch in copies of the model.
+        runtime: what runs F (see ``use_runtime``); torch in copies of the model, except for int8.
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: keeps F's output of stored images, or ``None`` (see ``use_feature_memo``).
         interpolation: Pillow's filter that images are resized with, in lower case.
@@ -164,7 +165,13 @@ class SplitModel(nn.Module):
         return self
 
     def __getstate__(self):
-        return {**self.__dict__, "runtime": TORCH, "_map_hooks": OrderedDict()}
+        runtime = TORCH if self.runtime.calibration is None else replace(self.runtime, run=None)
+        return {**self.__dict__, "runtime": runtime, "_map_hooks": OrderedDict()}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if self.runtime.calibration is not None:
+            self.runtime = open_int8(self, self.runtime.calibration)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -312,12 +319,15 @@ class SplitModel(nn.Module):
         return self._same_alone[key]
 
     def _extract(self, images: Tensor) -> Tensor:
-        if images.dtype == torch.uint8:
-            images = (images.float() / 255 - self.pixel_mean) / self.pixel_std
+        images = self.normalized(images)
         with self.autocast():
             if self.runtime.run is not None:
                 return self.runtime.run(images).float()
             return self.feature_extractor(images.contiguous(memory_format=torch.channels_last)).float()
+
+    def normalized(self, images: Tensor) -> Tensor:
+        """Normalise ``uint8`` pixels; others are normalised already."""
+        return (images.float() / 255 - self.pixel_mean) / self.pixel_std if images.dtype == torch.uint8 else images
 
     def _check_range(self, images: Tensor) -> None:
         """Warn if the first float images seem to be from 0 to 255 where 0 to 1 is meant."""

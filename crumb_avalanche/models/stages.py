@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx, nn
 
-from crumb_avalanche.models.runtimes import TORCH
+from crumb_avalanche.models.engines import TORCH
 from crumb_avalanche.models.split_model import Layout, SplitModel
 
 

@@ -8,8 +8,8 @@ import torch
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.models.backbones import split_backbone, usual_codebook_dim
+from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
 from crumb_avalanche.models.flops import PASSES, step_flops
-from crumb_avalanche.models.runtimes import IMAGES_AT_A_TIME
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 

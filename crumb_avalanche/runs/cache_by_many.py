@@ -137,7 +137,7 @@ def _model(shared: Shared) -> SplitModel:
             model = split_backbone(weights=None, n_classes=1, codebook=None, **shared.network).eval()
         model.feature_extractor.load_state_dict(shared.weights)
         model.set_precision(shared.precision)
-        found = open_runtime(model, shared.runtime.name)
+        found = open_runtime(model, shared.runtime.name, shared.runtime.calibration)
         model.runtime = replace(found, images_at_a_time=shared.runtime.images_at_a_time)
         _models.clear()
         _models[shared.path] = model

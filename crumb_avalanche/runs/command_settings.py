@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 # auto: the fastest that is installed; see models.runtimes.
-RuntimeName = Literal["auto", "torch", "compiled", "folded", "openvino", "onnxruntime"]
+RuntimeName = Literal["auto", "torch", "compiled", "folded", "openvino", "onnxruntime", "int8"]
 
 
 @dataclass
@@ -179,7 +179,7 @@ class TeachSettings:
         thumbnails: keep a JPEG of 64 pixels of each class, one a lesson; else no image is kept.
         on_bad_frame: skip or raise: leave out files that cannot be read or whose features are not finite, or stop.
         runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
-            openvino, onnxruntime, or auto for the fastest of a short trial.
+            openvino, onnxruntime, auto for the fastest of a short trial, or int8 for a new MODEL, which keeps it.
         engine: 'ray' lets the workers of a Ray cluster learn shards of the clips; they read SOURCE under the same path.
         address: of the cluster's head, HOST:PORT; 'auto' finds a head on this machine.
         threads: CPU threads; 0 takes one per core, or with --engine ray one for each worker.
@@ -221,7 +221,7 @@ class PredictSettings:
         html: also write this page of all answers, with images, runners-up and heat maps, mistakes first.
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
         runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
-            openvino, onnxruntime, or auto for the fastest of a short trial.
+            openvino, onnxruntime, auto for the fastest of a short trial, or int8 for a new MODEL, which keeps it.
         threads: CPU threads; 0 takes one per core.
     """
 
@@ -255,7 +255,7 @@ class ServeSettings:
         image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
         runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
-            openvino, onnxruntime, or auto for the fastest of a short trial.
+            openvino, onnxruntime, auto for the fastest of a short trial, or int8 for a new MODEL, which keeps it.
         threads: CPU threads; 0 takes one per core.
     """
 

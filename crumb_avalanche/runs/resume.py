@@ -104,10 +104,10 @@ class Resume:
             ValueError: the run began with another version of its runtime.
         """
         now = str(strategy.model.runtime)
-        if self.found and strategy.model.runtime.name in ENGINES and now != self.runtime:
+        if self.found and strategy.model.runtime.name in (*ENGINES, "int8") and now != self.runtime:
             raise ValueError(
-                f"the run began with runtime {self.runtime}, but {now} is installed, whose maps differ: install the "
-                "former, or start over with --overwrite true"
+                f"the run began with runtime {self.runtime}, but this one is {now}, whose maps differ: install "
+                "the version of the former (int8: and use its machine), or start over with --overwrite true"
             )
         if self.anew:
             self.files.clear()

@@ -10,7 +10,7 @@ from typing import Any
 from crumb_avalanche.baselines.entry import Entry
 from crumb_avalanche.baselines.registry import build_strategy, get_strategy
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.models.calibration import calibrate, some_of
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
@@ -99,12 +99,12 @@ class Session:
         model = build_model(plan, stream.benchmark.n_classes, entry.codebook).to(plan.device)
         model.set_precision(plan.precision)
         start = time.perf_counter()
-        if not plan.pretrained:
-            first = stream.benchmark.train_stream[0]
-            with named_frames(SimpleNamespace(experience=first)):
+        first = stream.benchmark.train_stream[0]
+        with named_frames(SimpleNamespace(experience=first)):
+            if not plan.pretrained:
                 calibrate(model, first.dataset, plan.codebook_init, plan.run)
-        seconds = time.perf_counter() - start
-        plan = replace(plan, runtime=use_runtime(model, plan.runtime).name)
+            seconds = time.perf_counter() - start
+            plan = replace(plan, runtime=use_runtime(model, plan.runtime, some_of(first.dataset)).name)
         if learner:
             plan = replace(plan, method=fitted_method(plan, entry, model))
             plan = plan.with_capacity(capacity_of(plan, entry, model))

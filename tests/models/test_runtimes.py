@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from crumb_avalanche.models import runtimes
+from crumb_avalanche.models import engines, runtimes
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.runtimes import RUNTIMES, RuntimeRefusedError, trials_file, use_runtime
@@ -107,7 +107,7 @@ def trials(monkeypatch, tmp_path, network):
 
     for name in NEEDS:
         monkeypatch.setitem(runtimes.BUILDERS, name, absent)
-    monkeypatch.setitem(runtimes.BUILDERS, "folded", lambda network, example: runtimes._channels_last(quick))
+    monkeypatch.setitem(runtimes.BUILDERS, "folded", lambda network, example: engines._channels_last(quick))
     monkeypatch.setattr(runtimes, "trial", lambda model: done.append(1) or trial(model))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CRUMB_RUNTIME")
