@@ -174,14 +174,14 @@ class Pair:
         answers = (ours.before, ours.test), (other.before, other.test), (other.head_before, other.head_test)
         self.outputs = {name: (before[known], test) for name, (before, test) in zip((OURS, *names), answers)}
 
-    def alone(self, said: str) -> list[Result]:
+    def of_each(self, said: str) -> list[Result]:
         """Return a row for each expert; `said` follows its name."""
         return [
             self._result(name + said, *scores, float(name != OURS), self.kept[name])
             for name, scores in self.outputs.items()
         ]
 
-    def together(self) -> list[Result]:
+    def of_both(self) -> list[Result]:
         """Return a row for each way to combine the recommended learner with an answer of the other."""
         rows = []
         usual, fitted = {}, {}
@@ -229,14 +229,14 @@ def read_results(options: CommonOptions) -> list[Result]:
             if not found.keys() >= {OURS, OURS + HALF, CRUMB + HALF}:
                 continue
             ours, half = found[OURS], found[OURS + HALF]
-            whole = Pair(stream, run, ours, found.get(CRUMB, found[CRUMB + HALF])).alone("")
+            whole = Pair(stream, run, ours, found.get(CRUMB, found[CRUMB + HALF])).of_each("")
             results += whole if CRUMB in found else whole[:1]
             pairs = [Pair(stream, run, half, found[CRUMB + HALF])]
             if STOCK + HALF in found:
                 pairs.append(Pair(stream, run, half, found[STOCK + HALF], [UNTRAINED]))
             for place, pair in enumerate(pairs):
-                results += pair.alone(", half of the bytes")[place > 0 :]
-            results += [row for pair in pairs for row in pair.together()]
+                results += pair.of_each(", half of the bytes")[place > 0 :]
+            results += [row for pair in pairs for row in pair.of_both()]
     return results
 
 

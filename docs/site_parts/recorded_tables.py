@@ -13,6 +13,13 @@ STREAMS = {
     "toy_dots": "toy dots",
     "toy_shapes": "toy shapes",
 }
+METHODS = {
+    "rda": "**`recommended`**",
+    "slda": "streaming LDA",
+    "ncm": "nearest class mean",
+    "crumb": "CRUMB, `--preset tuned`",
+    "image_replay": "image replay",
+}
 
 
 def task_incremental() -> str:
@@ -138,3 +145,20 @@ def crumb_as_expert() -> str:
         rows.append(cells)
     names = [STREAMS[stream] for stream in streams]
     return markdown(["row", *[cell for name in names for cell in (name, "difference")]], rows)
+
+
+def bytes_dial() -> str:
+    """Return the table of accuracies by budget; a method of fixed size counts from its bytes on."""
+    groups = grouped(read(RECORDED / "bytes_dial.csv"), "benchmark", "row", "budget")
+    budgets = sorted({int(budget) for _, _, budget in groups} - {0})
+    rows = []
+    for stream, row in dict.fromkeys((stream, row) for stream, row, _ in groups):
+        fixed = groups.get((stream, row, "0"), [])
+        least = max(map(int, floats(fixed, "memory_bytes")), default=0)
+        cells = [STREAMS[stream], METHODS[row]]
+        for budget in budgets:
+            lines = fixed if fixed and budget >= least else groups.get((stream, row, str(budget)), [])
+            cells.append(mean_text(floats(lines, "accuracy")))
+        rows.append(cells)
+    sizes = [f"{budget / 1e6:.2f} MB" if budget >= 1e6 else f"{budget // 1000} kB" for budget in budgets]
+    return markdown(["stream", "method", *sizes], rows, left=2)

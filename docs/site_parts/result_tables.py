@@ -307,6 +307,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "open_set": recorded_tables.open_set,
     "recorded": recorded_tables.recorded,
     "crumb_as_expert": recorded_tables.crumb_as_expert,
+    "bytes_dial": recorded_tables.bytes_dial,
     "rival_settings": recorded_tables.rival_settings,
     "ablations": paper_tables.ablations,
     "codes_and_images": paper_tables.codes_and_images,

@@ -55,10 +55,10 @@ def test_rows_count_the_bytes_of_both_and_the_images_whose_class_was_known():
     before[:10, :] = NO_DENSITY  # as before the first image of their class
     pair = Pair("toys", 3, outputs(before, scores(0.9)), outputs(scores(0.2, 1), scores(0.2, 2)))
     assert pair.objects.accuracy(pair.outputs[OURS][0]) == pytest.approx(100) and len(pair.objects.labels) == 390
-    assert [(one.row, one.weight, one.memory_bytes) for one in pair.alone(" x")] == [
+    assert [(one.row, one.weight, one.memory_bytes) for one in pair.of_each(" x")] == [
         (f"{OURS} x", 0, 100), (f"{CRUMBS[0]} x", 1, 100), (f"{CRUMBS[1]} x", 1, 100),
     ]  # fmt: skip
-    together = pair.together()
+    together = pair.of_both()
     assert {one.memory_bytes for one in together} == {200} and len(together) == 12
     best = next(one for one in together if one.row == f"both, {CRUMBS[0]}, best on the test")
     assert best.accuracy == max(one.accuracy for one in together)
