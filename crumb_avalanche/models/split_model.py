@@ -326,7 +326,14 @@ class SplitModel(nn.Module):
             return self.feature_extractor(images.contiguous(memory_format=torch.channels_last)).float()
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Normalise ``uint8`` pixels; others are normalised already."""
+        """Normalise ``uint8`` pixels; others are normalised already.
+
+        Args:
+            images: ``(B, 3, H, W)`` uint8, or normalised float.
+
+        Returns:
+            ``(B, 3, H, W)`` float32, or ``images`` if they are float.
+        """
         return (images.float() / 255 - self.pixel_mean) / self.pixel_std if images.dtype == torch.uint8 else images
 
     def _check_range(self, images: Tensor) -> None:

@@ -33,7 +33,7 @@ def test_rows_are_existing_settings():
     assert len({row.folder for row in ROWS}) == len(ROWS)
     for row in ROWS:
         get_strategy(row.settings.get("strategy", "rda")).method_settings(row.method)
-    with pytest.raises(ValueError, match="there is no row 'nothing'; the rows are recommended, - own directions"):
+    with pytest.raises(ValueError, match="there is no row 'nothing'; the rows are recommended, - head share"):
         rows_named(ROWS, ["nothing"], always=ROWS[0])
 
 
