@@ -1,6 +1,8 @@
 """What runs the frozen feature extractor F: torch, or an engine made for inference."""
 
+import functools
 import io
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,16 +84,26 @@ def _openvino(network: nn.Module, example: Tensor) -> Extract:
     return openvino_engine(onnx_of(network, example))
 
 
-def openvino_engine(graph: bytes) -> Extract:
-    """Open an ONNX graph of F."""
+@functools.cache
+def _openvino_core(process: int):
+    """Return the OpenVINO of this process, whose threads no forked process has.
+
+    It is never closed. An ``openvino.Core`` sets a stack for signal handlers (``sigaltstack``) and on its end sets the
+    one before again, which is gone if another Core set it and ended first: the next signal then ends the process.
+    """
     import openvino
 
+    return openvino.Core()
+
+
+def openvino_engine(graph: bytes) -> Extract:
+    """Open an ONNX graph of F."""
     settings = {
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "INFERENCE_PRECISION_HINT": "f32",  # by default bf16 where the CPU has it
         "PERFORMANCE_HINT": "LATENCY",
     }
-    core = openvino.Core()
+    core = _openvino_core(os.getpid())
     request = core.compile_model(core.read_model(graph), "CPU", settings).create_infer_request()
     # Without copies of images and maps; ``_on_arrays`` makes the one that outlives the next call.
     return _on_arrays(lambda images: request.infer({0: images}, share_inputs=True, share_outputs=True)[0])

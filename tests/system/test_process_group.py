@@ -19,8 +19,6 @@ from crumb_avalanche.system.process_group import SingleProcess, processes
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
 from crumb_avalanche.training.pretraining import PretrainingSettings, Shares, pretrain
 
-# A process of the tests that ran many others before may end here without a trace; alone they pass.
-pytestmark = pytest.mark.slow
 SETTINGS = PretrainingSettings(epochs=4, batch_size=9, learning_rate=0.02)
 
 # Each process writes what it has; tests/helpers has the small model.
