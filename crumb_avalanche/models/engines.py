@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crumb_avalanche.system.threads import end_idle_threads
+
 # Largest difference from torch's maps, relative to the largest value; bf16 has 8 significant bits. That of int8 is the
 # root mean square on the images of its ranges, relative to that of the maps.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2, "int8": 0.2}
@@ -127,6 +129,7 @@ def _on_arrays(run: Callable[[Any], Any]) -> Extract:
 
     def extract(images: Tensor) -> Tensor:
         array = images.contiguous().numpy()
+        end_idle_threads()
         return torch.from_numpy(run(array)).clone(memory_format=torch.channels_last)
 
     return extract

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from crumb_avalanche.system.threads import SPIN_SETTINGS
+
 CODE = """
 import os, sys
 from crumb_avalanche.system.threads import limit_openmp_spin
@@ -23,9 +25,31 @@ print("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT"), os.environ.get("
     ],
 )
 def test_threads_sleep_soon_unless_the_user_says_otherwise(environment, printed):
-    others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    others = {name: value for name, value in os.environ.items() if name not in SPIN_SETTINGS}
     done = subprocess.run([sys.executable, "-c", CODE], env=others | environment, capture_output=True, text=True)
     assert done.stdout.strip() == printed, done.stderr
+
+
+IDLE = """
+import os, torch
+from crumb_avalanche.system.threads import end_idle_threads
+def threads_after(do):
+    do()
+    return len(os.listdir("/proc/self/task"))
+torch.set_num_threads(2)
+tensor = torch.arange(1e6)
+expected = tensor * 3
+kept = threads_after(end_idle_threads) == threads_after(lambda: tensor * 3)
+print(kept, torch.equal(tensor * 3, expected), torch.get_num_threads())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("environment", "kept"), [({}, False), ({"GOMP_SPINCOUNT": "2000"}, True)])
+def test_threads_that_spin_for_long_are_ended_and_started_again(environment, kept):
+    others = {name: value for name, value in os.environ.items() if name not in SPIN_SETTINGS}
+    done = subprocess.run([sys.executable, "-c", IDLE], env=others | environment, capture_output=True, text=True)
+    assert done.stdout.split() == [str(kept), "True", "2"], done.stderr
 
 
 def test_the_command_does_so_first(monkeypatch, capsys):
