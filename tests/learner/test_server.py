@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import re
+import socket
 import struct
 import threading
 import zlib
@@ -356,6 +357,8 @@ def test_listen_takes_a_free_port_and_names_it():
         assert port and origins == [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
         with pytest.raises(ValueError, match=f"port {port}.*--port"):
             listen("127.0.0.1", port, secure=False)
+        with socket.create_connection(("127.0.0.1", port)), opened.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "answers wait for no confirmation"
 
 
 @pytest.mark.parametrize(
