@@ -1,6 +1,7 @@
 """Measure the speed of the search for memory blocks and of a stream step, each beside a plain implementation.
 
-    python experiments/bench_step.py
+    python experiments/bench_step.py                                # bf16, compiled F
+    python experiments/bench_step.py --precision fp32 --no-compile  # as crumb run by default
 
 Ratios are printed last, because times depend on the machine; with --json, they alone:
   search_speedup        time of a broadcast product and argmax over all similarities / time of the library's search
@@ -173,7 +174,7 @@ def main() -> None:
     for _ in range(options.repeats):
         experience = next(experiences)
         # As many as the step replays: as many of each class, and a batch at least.
-        replay = len(strategy.storage_policy.sample(set(experience.classes_in_this_experience), BATCH))
+        replay = len(strategy.storage_policy.sample(set(experience.dataset.targets), BATCH))
         replayed = torch.rand(replay, 512, 13, 13).contiguous(memory_format=torch.channels_last)
         model.train()
         bare(replayed)
