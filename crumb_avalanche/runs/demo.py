@@ -52,22 +52,20 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         network = train_network(images, progress=settings.progress)
         write_tensors(folder / "network.safetensors", network.state_dict(), {})
         print("\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks")
-        pretrain.pretrain_on(
-            images,
-            PretrainSettings(
-                data="rendered shapes",
-                output=str(pretrained),
-                weights=str(folder / "network.safetensors"),
-                backbone="small_cnn",
-                image_size=SIZE,
-                codebook_init="kmeans",
-                epochs=6,
-                batch_size=64,
-                threads=settings.threads,
-                seed=settings.seed,
-                progress=settings.progress,
-            ),
+        made_with = PretrainSettings(
+            data="rendered shapes",
+            output=str(pretrained),
+            weights=str(folder / "network.safetensors"),
+            backbone="small_cnn",
+            image_size=SIZE,
+            codebook_init="kmeans",
+            epochs=6,
+            batch_size=64,
+            threads=settings.threads,
+            seed=settings.seed,
+            progress=settings.progress,
         )
+        pretrain.pretrain_on(images, pretrain.with_defaults(made_with))
     print("\n3. streaming ten other shapes, two classes at a time; after the first two, every clip is seen once")
     settings_of_all = RunSettings(
         benchmark=BENCHMARK,

@@ -39,9 +39,8 @@ def test_a_folder_with_another_seed_or_in_use_is_refused(tmp_path):
         command.main(DemoSettings(output=str(tmp_path)))
 
 
-@pytest.mark.slow
 def test_the_whole_demo_on_short_clips(monkeypatch, crumb, tmp_path):
-    monkeypatch.setattr(demo, "ToyShapesFrames", partial(ToyShapesFrames, frames_per_clip=3))
+    monkeypatch.setattr(demo, "ToyShapesFrames", partial(ToyShapesFrames, frames_per_clip=1))
     monkeypatch.setattr(demo, "BENCHMARK", "toy_shapes_short")
     monkeypatch.setattr(demo, "STRATEGIES", ("crumb", "rda"))
     arguments = ("demo", "--threads", "1", "--progress", "false", "--output", tmp_path)
