@@ -1,5 +1,6 @@
 """The command ``crumb``: parse arguments, call the code of a subcommand, print."""
 
+import os
 import signal
 import sys
 import warnings
@@ -12,6 +13,7 @@ from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
 from crumb_avalanche.system.threads import limit_openmp_spin
 
+CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal
 NO_MEMORY = "can't allocate memory"  # in torch's error
 
 
@@ -46,6 +48,11 @@ def run_command(given: list[str]) -> int:
             with interrupted_later():
                 command = import_module(f"crumb_avalanche.cli.{name}")
             command.main(settings)
+        sys.stdout.flush()  # here, where an error is caught
+    except BrokenPipeError:
+        if not reader_left():
+            raise
+        return CLOSED_PIPE
     except KeyboardInterrupt as error:
         kept = "what was finished is kept, and the same command resumes there"
         if name == "run":
@@ -60,6 +67,16 @@ def run_command(given: list[str]) -> int:
         print(f"crumb {name}: {text}", file=sys.stderr)
         return 1
     return 0
+
+
+def reader_left() -> bool:
+    """Whether the reader of the output has read enough, as ``head`` does; what is left is written to nowhere then."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's last flush would complain
+        return True
+    return False
 
 
 def parsed(given: list[str]) -> Any:

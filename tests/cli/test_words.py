@@ -216,6 +216,24 @@ def test_the_entry_point_imports_next_to_nothing():
     assert not done.stdout.strip()
 
 
+def test_a_reader_that_has_read_enough_ends_a_command_without_a_word():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as closed:
+        command = [sys.executable, "-m", "crumb_avalanche.cli", "strategies"]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_end_of_the_output(crumb, monkeypatch):
+    def fail(settings):
+        raise BrokenPipeError(errno.EPIPE, "of a worker")
+
+    monkeypatch.setattr("crumb_avalanche.cli.strategies.main", fail)
+    with pytest.raises(BrokenPipeError, match="of a worker"):
+        crumb("strategies")
+
+
 def test_a_file_of_settings_that_is_nested_too_deeply(crumb, tmp_path):
     (tmp_path / "deep.yaml").write_text("strategy: " + "[" * 600 + "]" * 600)
     code, _, err = crumb("teach", tmp_path / "x", "--config", tmp_path / "deep.yaml")
