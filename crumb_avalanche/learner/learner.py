@@ -490,7 +490,7 @@ class Learner:
         Raises:
             OSError: the file cannot be written; an existing one is unchanged.
         """
-        write_learner(path, self.network, self.state_dict(), weights)
+        write_learner(path_of(path), self.network, self.state_dict(), weights)
 
     @classmethod
     def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":
@@ -504,7 +504,7 @@ class Learner:
             LearnerError: the file is absent, damaged, of a newer version, or needs weights.
             RuntimeRefusedError: it was learned in int8, and cannot be run so; see ``int8.restore``.
         """
-        network, state = read_learner(path, weights)
+        network, state = read_learner(path_of(path), weights)
         learner = cls.__new__(cls)
         moments = state["features"] if "features" in state else BEFORE.get(state["method"])
         learner._set_up(state["method"], network, state["budget_bytes"], moments)

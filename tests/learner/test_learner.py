@@ -160,6 +160,16 @@ def test_a_small_budget_has_the_features_of_the_head_alone(make):
         usual.merge(small)
 
 
+def test_a_file_in_the_home_folder(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    learner = taught(make(), classes=2)
+    learner.save("~/mine.safetensors")
+    assert (tmp_path / "home" / "mine.safetensors").is_file() and not (tmp_path / "~").exists()
+    assert same(Learner.load("~/mine.safetensors"), learner)
+
+
 def test_a_file_without_features_has_those_of_its_version(make, monkeypatch, tmp_path):
     learner = make("rda")
     learner._features = FeatureMoments(**BEFORE["rda"])
