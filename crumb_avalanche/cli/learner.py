@@ -25,6 +25,8 @@ def main(settings: LearnerSettings) -> None:
     if action == "show":
         show(path)
     elif action == "merge":
+        if Path(names[0]).resolve() == path.resolve():
+            raise ValueError(f"{path} cannot be merged with itself; give two learners that were taught apart")
         learner = Learner.load(path, settings.weights)
         learner.merge(Learner.load(names[0], settings.weights))
         with locked_file(Path(str(settings.output))):

@@ -431,9 +431,14 @@ class Learner:
             other: a learner with the same method, network and image size; it is not changed.
 
         Raises:
-            ValueError: the other has another method, network or image size, or one of them another calibration of int8;
-                or the classes of both do not fit into the budget.
+            TypeError: the other is no learner.
+            ValueError: the other is this one, or has another method, network or image size, or one of them another
+                calibration of int8; or the classes of both do not fit into the budget.
         """
+        if not isinstance(other, Learner):
+            raise TypeError(f"other is {type(other).__name__}; give a Learner, such as Learner.load(path)")
+        if other is self:
+            raise ValueError("a learner cannot be merged with itself; give two that were taught apart")
         with self._lock:
             if other.method != self.method:
                 raise ValueError(

@@ -190,6 +190,7 @@ def test_bad_input_is_a_line_and_nothing_is_lost(model, place, tmp_path, capsys)
         (["predict", tmp_path / "absent.safetensors", place / "photos"], "there is no file"),
         (["learner", "forget", model, "nobody"], "no class 'nobody'"),
         (["learner", "merge", model, model], "merge needs --output"),
+        (["learner", "merge", model, model, "--output", tmp_path / "both"], "cannot be merged with itself"),
     ]
     for arguments, words in cases:
         code, _, err = ask(capsys, *arguments)

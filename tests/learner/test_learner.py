@@ -160,6 +160,15 @@ def test_a_small_budget_has_the_features_of_the_head_alone(make):
         usual.merge(small)
 
 
+def test_merge_refuses_itself_and_what_is_no_learner(make):
+    learner = taught(make(), classes=2)
+    with pytest.raises(ValueError, match="cannot be merged with itself"):
+        learner.merge(learner)
+    with pytest.raises(TypeError, match=r"other is str; give a Learner, such as Learner\.load\(path\)"):
+        learner.merge("yours.safetensors")
+    assert [info.images for info in learner.classes] == [6, 6]
+
+
 def test_a_file_in_the_home_folder(make, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
