@@ -12,6 +12,7 @@ from crumb_avalanche.runs.command_settings import LearnerSettings
 from crumb_avalanche.system.folder_lock import locked_file
 
 NEEDED = {"show": 0, "forget": 1, "rename": 2, "undo": 0, "merge": 1}
+FORGOTTEN = "classes that were forgotten"
 
 
 def main(settings: LearnerSettings) -> None:
@@ -47,7 +48,8 @@ def changed(learner: Learner, action: str, names: list[str]) -> str:
         return f"renamed {names[0]} to {names[1]}"
     if action == "undo":
         lesson = learner.undo()
-        return "took back: " + ", ".join(f"{name} ({count} images)" for name, count in lesson.images.items())
+        what = ", ".join(f"{name} ({count} images)" for name, count in lesson.images.items())
+        return f"took back: {what or FORGOTTEN}"
     remains = learner.forget(names[0])
     return f"forgot {names[0]}" + (f"; what remains: {remains}" if remains else "; nothing of it remains")
 
@@ -75,7 +77,7 @@ def show(path: Path) -> None:
     for lesson in header["lessons"]:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
         runtime = lesson.get("runtime", "torch")
-        print(f"  {lesson['when']}  {what}" + ("" if runtime.startswith("torch") else f", by {runtime}"))
+        print(f"  {lesson['when']}  {what or FORGOTTEN}" + ("" if runtime.startswith("torch") else f", by {runtime}"))
     for line in header.get("stored", ()):  # files of earlier versions lack it
         print(f"stored    {line}")
     kind = REPLAY.get(header["method"])

@@ -159,6 +159,15 @@ def test_learner_commands(model, place, tmp_path, capsys):
     assert code == 1 and "nothing was taught" in err
 
 
+def test_lessons_of_forgotten_classes_are_named_as_such(model, place, capsys):
+    ask(capsys, "teach", model, place / "tree" / "red", "--label", "extra", "--progress", "false")
+    ask(capsys, "learner", "forget", model, "extra")
+    code, out, _ = ask(capsys, "learner", "show", model)
+    assert code == 0 and re.search(r"\+00:00  classes that were forgotten", out)
+    code, out, _ = ask(capsys, "learner", "undo", model)
+    assert code == 0 and out == "took back: classes that were forgotten\n"
+
+
 def test_a_source_without_images_does_not_stop_the_others(model, place, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     page, red = tmp_path / "page.html", place / "photos" / "red.png"
