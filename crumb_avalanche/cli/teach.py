@@ -9,8 +9,9 @@ import torch
 
 from benchmarks_toybox_ilab.video.extract import is_video
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.sources import Clip
+from crumb_avalanche.learner.sources import Clip, files_of
 from crumb_avalanche.learner.store import refuse_folder
+from crumb_avalanche.learner.teaching import label_of
 from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import progress_bar
@@ -23,6 +24,8 @@ def main(settings: TeachSettings) -> None:
         raise ValueError("give a source (crumb teach MODEL SOURCE) or a camera (--camera 0 --label NAME)")
     if settings.engine is not None and settings.camera is not None:
         raise ValueError("a camera belongs to one machine: leave --engine out, or give a source of files")
+    if settings.source is not None:
+        check_source(settings.source, settings.label)
     threads = settings.threads or (0 if settings.engine is None else 1)
     if threads:
         torch.set_num_threads(threads)
@@ -54,6 +57,11 @@ def main(settings: TeachSettings) -> None:
         print(f"of {lesson.answered} clips asked before they were learned, {lesson.right} were right ({share:.0f} %)")
     size = path.stat().st_size
     print(f"{path}: {len(learner.classes)} classes, {learner.bytes:,} bytes learned, file of {size:,} bytes")
+
+
+def check_source(source: str, label: str | None) -> None:
+    """Raise what ``Learner.teach`` would for a source that cannot be taught, before the network is loaded."""
+    label_of(next(files_of(source, label, on_bad="skip", report=lambda bad: None)))
 
 
 def start_runtime(learner: Any, name: str, *sources: str | Clip | None) -> None:

@@ -168,6 +168,17 @@ def test_lessons_of_forgotten_classes_are_named_as_such(model, place, capsys):
     assert code == 0 and out == "took back: classes that were forgotten\n"
 
 
+def test_a_source_that_cannot_be_taught_is_refused_before_the_network_is_loaded(model, place, capsys, monkeypatch):
+    monkeypatch.setattr(Learner, "load", lambda *_: pytest.fail("loaded"))
+    for source, words in [
+        (["absent.jpg", "--label", "x"], "no file or folder absent.jpg"),
+        ([place / "photos" / "red.png"], "has no class: give"),
+        ([place / "photos", "--label", "a/b"], "class name 'a/b'"),
+    ]:
+        code, out, err = ask(capsys, "teach", model, *source)
+        assert code == 1 and words in err and err.count("\n") == 1 and not out
+
+
 def test_a_source_without_images_does_not_stop_the_others(model, place, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     page, red = tmp_path / "page.html", place / "photos" / "red.png"
