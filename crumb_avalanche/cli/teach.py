@@ -12,6 +12,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import Clip, files_of
 from crumb_avalanche.learner.store import refuse_folder
 from crumb_avalanche.learner.teaching import label_of
+from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import progress_bar
@@ -83,11 +84,30 @@ def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
     """Load the learner, or make one if there is no file."""
     refuse_folder(path)
     if path.exists():
-        return Learner.load(path, settings.weights)
+        learner = Learner.load(path, settings.weights)
+        check_same(settings, learner)
+        return learner
     weights = None if settings.weights == "none" else settings.weights or "torchvision"
     return Learner(
         settings.method, settings.backbone, weights, settings.image_size, settings.budget_bytes, settings.cut_layer
     )
+
+
+def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> None:
+    """Raise ValueError for a setting of a new learner that this one was not made with."""
+    usual = type(settings)(model=settings.model)
+    for name, given, made in [
+        ("method", settings.method, learner.method),
+        ("backbone", full_name(settings.backbone), learner.network.backbone),
+        ("image_size", settings.image_size, learner.network.image_size),
+        ("budget_bytes", settings.budget_bytes, learner.budget_bytes),
+    ]:
+        if given not in (getattr(usual, name), made):
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{settings.model} was made with {flag} {made} and keeps it: leave {flag} {given} out, or name "
+                "a new file"
+            )
 
 
 def source_of(settings: TeachSettings) -> str | Clip | None:

@@ -168,6 +168,18 @@ def test_lessons_of_forgotten_classes_are_named_as_such(model, place, capsys):
     assert code == 0 and out == "took back: classes that were forgotten\n"
 
 
+@pytest.mark.parametrize(
+    "other", [["--method", "slda"], ["--backbone", "resnet18"], ["--image-size", "64"], ["--budget-bytes", "9000"]]
+)
+def test_settings_of_a_new_learner_that_an_existing_one_lacks_are_refused(model, place, capsys, other):
+    before = model.read_bytes()
+    teach = ["teach", model, place / "tree" / "red", "--label", "red", "--progress", "false"]
+    code, _, err = ask(capsys, *teach, *other)
+    assert code == 1 and f"leave {' '.join(other)} out, or name a new file" in err
+    assert model.read_bytes() == before
+    assert ask(capsys, *teach, "--method", "recommended", "--backbone", "small_cnn", "--image-size", "32")[0] == 0
+
+
 def test_a_source_that_cannot_be_taught_is_refused_before_the_network_is_loaded(model, place, capsys, monkeypatch):
     monkeypatch.setattr(Learner, "load", lambda *_: pytest.fail("loaded"))
     for source, words in [
