@@ -22,7 +22,7 @@ from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
 from crumb_avalanche.learner.sample import sample
-from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, files_of, warn
+from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, clips_to_ask, files_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.learner.teaching import finite_values, learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
@@ -288,7 +288,7 @@ class Learner:
         """
         if not self.classes:
             raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
-        for clip in clips_of(source, on_bad=on_bad, report=report):
+        for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
             paths: list[str] = []
             examined: list[Tensor] = []
             # What replay learns meanwhile would change the answers within a clip.

@@ -16,7 +16,7 @@ from crumb_avalanche.learner.file import LEARNER, load_to_answer
 from crumb_avalanche.learner.knowledge import RUNNERS_UP, ClassInfo
 from crumb_avalanche.learner.learner import OnBad
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
-from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, warn
+from crumb_avalanche.learner.sources import BadImage, Clip, clips_to_ask, warn
 from crumb_avalanche.models.runtimes import Runtime, use_runtime
 from crumb_avalanche.training.outputs import OutputsPlugin, unlabelled_experience
 
@@ -76,7 +76,7 @@ class RunLearner:
         self, source: Any, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn
     ) -> Iterator[Answer]:
         """Answer for each image and clip of a source, in order; see ``Learner.predict_all``."""
-        for clip in clips_of(source, on_bad=on_bad, report=report):
+        for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
             paths, outputs = [], []
             for some, pixels in batches(clip.frames, AT_A_TIME, self.image_size, self._interpolation):
                 paths += some

@@ -19,7 +19,16 @@ from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image, to_rgb
 from benchmarks_toybox_ilab.video.extract import VIDEO_EXTENSIONS, frame_rate, is_video
 from benchmarks_toybox_ilab.video.sampling import VideoError, expected_frames, sampled_frames
-from crumb_avalanche.learner.folders import check_name, class_folders, is_pattern, kind_of, matches, path_of, walk
+from crumb_avalanche.learner.folders import (
+    check_name,
+    class_folders,
+    is_pattern,
+    kind_of,
+    labels_of,
+    matches,
+    path_of,
+    walk,
+)
 from crumb_avalanche.learner.pixels import array_images, is_array, pixels_image
 
 Frames = Iterator[tuple[str, Image.Image]]
@@ -131,6 +140,20 @@ def clips_of(
         return _not_empty(reader.clips(source, label, "source"), "the source")
     path = path_of(source)
     return _not_empty(map(reader.opened, reader.listed(path, label)), str(path))
+
+
+def clips_to_ask(source: Any, classes: Iterable[Any], **how: Any) -> Iterator[Clip]:
+    """Yield the clips of a source as `clips_of` does, without labels if no folder has the name of a class.
+
+    Args:
+        source: As for `clips_of`; folders such as `day1` and `day2` say nothing about what the photos show.
+        classes: The classes taught, with a `name` each.
+        **how: As for `clips_of`.
+    """
+    folders = labels_of(source)
+    other = bool(folders) and {one.name for one in classes}.isdisjoint(folders)
+    for clip in clips_of(source, **how):
+        yield replace(clip, label=None) if other else clip
 
 
 def files_of(

@@ -13,7 +13,7 @@ from PIL import Image
 
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.learner import OnBad
-from crumb_avalanche.learner.sources import BadImage, Frames, clips_of
+from crumb_avalanche.learner.sources import BadImage, Frames, clips_to_ask
 from crumb_avalanche.report.images import heat_map, thumbnail
 from crumb_avalanche.report.page import render
 from crumb_avalanche.report.table import EMPTY, Cell, Column, Matrix, Table, count
@@ -95,7 +95,7 @@ class ContactSheet:
 
     def ask(self, source: Any, on_bad: OnBad, report: Callable[[BadImage], object]) -> Iterator[Answer]:
         """Answer for each image and clip as ``predict_all`` does, with the same arguments, and collect the answers."""
-        for clip in clips_of(source, on_bad=on_bad, report=report):
+        for clip in clips_to_ask(source, self.learner.classes, on_bad=on_bad, report=report):
             photos = os.path.isdir(clip.path)  # answered one by one
             while True:
                 copied = _Copied(islice(clip.frames, AT_A_TIME) if photos else clip.frames, self.learner.image_size)

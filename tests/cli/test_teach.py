@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -107,6 +108,20 @@ def test_predict_sums_up_a_labelled_folder(model, place, capsys):
     ask(capsys, "learner", "rename", model, "red", "crimson")
     code, out, _ = ask(capsys, "predict", model, place / "test")
     assert "2 of 3 right" in out and "red taken for crimson: 1" in out
+
+
+def test_folders_that_are_named_after_no_class_say_nothing_about_the_truth(model, place, tmp_path, capsys):
+    for day, name in (("day1", "red"), ("day2", "blue")):
+        (tmp_path / "trip" / day).mkdir(parents=True)
+        shutil.copy(place / "photos" / f"{name}.png", tmp_path / "trip" / day)
+    code, out, _ = ask(capsys, "predict", model, tmp_path / "trip", "--html", tmp_path / "page.html")
+    assert code == 0 and "red.png  red" in out and "right" not in out and "taken for" not in out
+    assert "Mistakes" not in Page((tmp_path / "page.html").read_text()).text
+    code, out, _ = ask(capsys, "predict", model, tmp_path / "trip", "--json")
+    assert [json.loads(line).get("truth") for line in out.splitlines()] == [None, None]
+    (tmp_path / "trip" / "day1").rename(tmp_path / "trip" / "red")
+    code, out, _ = ask(capsys, "predict", model, tmp_path / "trip")
+    assert "1 of 2 right (50.0 %)" in out and "day2 taken for blue: 1" in out
 
 
 def contents(folder):
