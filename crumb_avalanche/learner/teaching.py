@@ -81,7 +81,10 @@ def label_of(clip: Clip | ClipFiles) -> str:
         ValueError: it has none.
     """
     if clip.label is None:
-        raise ValueError(f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class")
+        raise ValueError(
+            f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class and no photo "
+            "or video beside them"
+        )
     return clip.label
 
 

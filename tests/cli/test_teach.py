@@ -224,7 +224,7 @@ def test_bad_input_is_a_line_and_nothing_is_lost(model, place, tmp_path, capsys)
     cases = [
         (["teach", model, tmp_path / "absent"], "no file or folder"),
         (["teach", model, tmp_path / "empty", "--label", "x"], "no photo and no video"),
-        (["teach", model, place / "photos"], "has no class: give"),
+        (["teach", model, place / "photos"], "has no class: give .* and no photo or video beside them"),
         (["teach", model, place / "photos", "--label", "a/b"], "class name"),
         (
             ["teach", model, tmp_path / "bad", "--label", "x"],
