@@ -56,6 +56,11 @@ def main(settings: TeachSettings) -> None:
     if lesson.answered:
         share = 100 * lesson.right / lesson.answered
         print(f"of {lesson.answered} clips asked before they were learned, {lesson.right} were right ({share:.0f} %)")
+    if learner.clips_missing:
+        print(
+            f"nearly every image is called known until clips of {learner.clips_missing} more objects of these classes "
+            "are learned"
+        )
     size = path.stat().st_size
     print(f"{path}: {len(learner.classes)} classes, {learner.bytes:,} bytes learned, file of {size:,} bytes")
 

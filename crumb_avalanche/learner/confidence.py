@@ -102,6 +102,11 @@ class Confidence:
         """Return the number of records."""
         return len(self._records.labels)
 
+    @property
+    def lessons_missing(self) -> int:
+        """Lessons to be observed before the threshold is fitted."""
+        return max(0, LEAST_LESSONS - len(self._records.lessons.unique()))
+
     def observe(self, evidence: Evidence, label: int, without: Tensor | None = None) -> None:
         """Record a clip of a class before it is learned; one call is one lesson.
 

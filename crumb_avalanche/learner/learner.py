@@ -339,6 +339,11 @@ class Learner:
         return self._knowledge.classes
 
     @property
+    def clips_missing(self) -> int:
+        """Clips of classes taught before that are to be learned until images of other things are called unknown."""
+        return self._knowledge.confidence.lessons_missing
+
+    @property
     def image_size(self) -> int:
         """Side in pixels to which images are resized."""
         return self.network.image_size

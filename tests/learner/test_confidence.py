@@ -255,6 +255,7 @@ def test_records_without_a_class_left_out_have_weights_of_their_own():
 def test_before_enough_lessons_only_doubtful_images_are_unknown():
     confidence = taught(LEAST_LESSONS - 1)
     assert confidence.known(random_lesson(99)).all()
+    assert [taught(count).lessons_missing for count in (0, 2, LEAST_LESSONS)] == [LEAST_LESSONS, 3, 0]
     many = math.ceil(1 / DOUBTFUL) + 5
     equal = made(torch.zeros(1, many))
     assert not Confidence().known(equal).any() and Confidence().known(equal._replace(scores=equal.scores[:, :2])).all()
