@@ -17,9 +17,7 @@ from crumb_avalanche.closed_form.direction_budget import (
     LEAST_OF_ALL_FEATURES,
     MOST_DIRECTIONS,
     class_bytes,
-    keep_features,
     share_budget,
-    stores_scatter,
 )
 from crumb_avalanche.closed_form.feature_moments import OF_HEAD, FeatureMoments, feature_length, of_head
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
@@ -72,7 +70,7 @@ class GrowingDiscriminant(ClosedFormStrategy):
 
     def _keep_head(self) -> None:
         self.features = of_head(self.features)
-        keep_features(self.statistics, feature_length(self.model), self.budget)
+        self.statistics.drop_features(self.statistics.settings["length"] - feature_length(self.model))
 
     def load_state_dict(self, state, strict=True):
         self._fit_state(state["method"])
@@ -139,9 +137,7 @@ def build_rda(recipe: Recipe) -> ClosedFormStrategy:
     budget += charged_bytes(recipe.model, method, recipe.n_classes)
     return closed_form(
         recipe,
-        statistics_of(
-            method, 0, length, MOST_DIRECTIONS, stores_scatter(length, budget), part_of(recipe.model, method)
-        ),
+        statistics_of(method, 0, length, MOST_DIRECTIONS, False, part_of(recipe.model, method)),
         features_of(method),
         GrowingDiscriminant,
         budget=budget,
@@ -178,7 +174,7 @@ RDA = Entry(
     name="rda",
     summary="a Gaussian of frozen features for each class, with principal directions of its own",
     source="Friedman, Regularized Discriminant Analysis, JASA 1989; covariances as directions kept up to date",
-    stores="a mean and principal directions for each class, and the common covariance where there is room for it",
+    stores="a mean and principal directions for each class",
     build=build_rda,
     method=RdaSettings,
     fit=fit,

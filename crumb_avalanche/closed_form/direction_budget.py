@@ -9,28 +9,17 @@ LEAST_DIRECTIONS = 4  # of a class beside the full common covariance
 LEAST_OF_ALL_FEATURES = 8  # directions of a class; with fewer, fewer features answer better
 
 
-def stores_scatter(length: int, budget: int) -> bool:
-    """Return whether the full common covariance of so many features takes at most half of a budget in bytes."""
-    return 2 * PackedScatter.bytes_of(length) <= budget
-
-
 def class_bytes(length: int, directions: int, eight_bits: bool = True) -> int:
     """Return the bytes of a class with so many directions."""
     return fixed_bytes(length, eight_bits) + directions * direction_bytes(length, eight_bits)
 
 
-def keep_features(statistics: RegularizedDiscriminant, length: int, budget: int) -> None:
-    """Drop all features but the last ones, and store their full common covariance if the budget in bytes allows."""
-    statistics.drop_features(statistics.settings["length"] - length)
-    if statistics.scatter is None and stores_scatter(length, budget):
-        statistics.gather_scatter()
-
-
 def share_budget(statistics: RegularizedDiscriminant, classes: int, budget: int) -> str:
     """Fit the statistics of a number of classes into a budget in bytes.
 
-    The full common covariance is dropped when it leaves less than four directions to each class. Classes with the most
-    directions lose their weakest ones when the bytes of all directions are exceeded.
+    Classes with the most directions lose their weakest ones when the bytes of all directions are exceeded. The full
+    common covariance, which statistics of earlier versions may hold, is dropped when it leaves less than four
+    directions to each class.
 
     Args:
         statistics: the statistics.

@@ -160,13 +160,6 @@ class RegularizedDiscriminant(ClassStatistics):
         self.scatter, self.settings["whole"] = None, False
         self._solution = None
 
-    def gather_scatter(self) -> None:
-        """Store the full common scatter from now on; of the images so far, it is the sum over the classes."""
-        self.scatter, self.settings["whole"] = PackedScatter(self.settings["length"]), True
-        directions = self.directions.of_classes(list(range(len(self.image_counts))))
-        self.scatter.add_matrix(_summed(directions, self.directions.outside))
-        self._solution = None
-
     def drop_features(self, first: int) -> None:
         """Drop the ``first`` features; the statistics are those of the others from then on.
 

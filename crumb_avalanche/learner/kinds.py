@@ -15,9 +15,7 @@ from crumb_avalanche.closed_form.direction_budget import (
     LEAST_OF_ALL_FEATURES,
     MOST_DIRECTIONS,
     class_bytes,
-    keep_features,
     share_budget,
-    stores_scatter,
 )
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.closed_form.random_projection import RandomProjection
@@ -68,13 +66,12 @@ class Kind(ABC):
             statistics, statistics.settings["length"], 0
         )
 
-    def keep(self, statistics: ClassStatistics, length: int, budget: int) -> None:
+    def keep(self, statistics: ClassStatistics, length: int) -> None:
         """Drop all features but the last ones, in kinds that drop any.
 
         Args:
             statistics: changed in place.
             length: number of features to keep.
-            budget: bytes.
         """
         raise NotImplementedError(f"{type(self).__name__} drops no features")
 
@@ -136,10 +133,8 @@ class Discriminant(Kind):
     """Regularised discriminant analysis; see ``RegularizedDiscriminant``.
 
     A class takes its mean and at most 64 directions. If the budget is full, the classes with the most directions give
-    up their weakest ones. The full common covariance is stored if it takes at most half of the budget, and given up
-    when less than four directions a class would be left beside it. A budget that is too small for 20 classes with 8
-    directions each has the features of the head's input alone; one that becomes too small for the classes taught loses
-    the others.
+    up their weakest ones. A budget that is too small for 20 classes with 8 directions each has the features of the
+    head's input alone; one that becomes too small for the classes taught loses the others.
     """
 
     moments: ClassVar = dict(maps=True, deviations=False, power=0.7, equal_lengths=True, cells=2)
@@ -154,9 +149,8 @@ class Discriminant(Kind):
     def build(self, length, budget, kept):
         settings = RdaSettings()
         part = dict(part=kept, part_share=settings.head_share) if kept < length else {}
-        whole, own = stores_scatter(length, budget), settings.own
         return RegularizedDiscriminant(
-            0, length, MOST_DIRECTIONS, whole, own, diagonal=True, span=False, eight_bits=True, **part
+            0, length, MOST_DIRECTIONS, own=settings.own, diagonal=True, span=False, eight_bits=True, **part
         )
 
     def bytes_for(self, statistics, length, classes):
@@ -165,14 +159,14 @@ class Discriminant(Kind):
     def class_bytes(self, statistics, label):
         return _fixed_bytes(statistics) + int(statistics.directions.counts[label]) * _direction_bytes(statistics)
 
-    def keep(self, statistics, length, budget):
-        keep_features(statistics, length, budget)
+    def keep(self, statistics, length):
+        statistics.drop_features(statistics.settings["length"] - length)
 
     def make_room(self, statistics, classes, budget, kept):
         notes = []
         length, eight_bits = statistics.settings["length"], statistics.settings["eight_bits"]
         if kept < length and classes * class_bytes(length, LEAST_OF_ALL_FEATURES, eight_bits) > budget:
-            self.keep(statistics, kept, budget)
+            self.keep(statistics, kept)
             notes.append(
                 f"{length - kept} of {length} features, those of the feature map, are given up, and with them what was "
                 "recorded of the confidence"

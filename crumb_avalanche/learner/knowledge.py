@@ -239,9 +239,9 @@ class Knowledge:
         theirs = other.statistics
         if other.length > self.length:
             theirs = copy.deepcopy(theirs)
-            self.kind.keep(theirs, self.length, self.budget_bytes)
+            self.kind.keep(theirs, self.length)
         elif other.length < self.length:
-            self.kind.keep(self.statistics, other.length, self.budget_bytes)
+            self.kind.keep(self.statistics, other.length)
             self._start_confidence()
         self.statistics.merge(theirs, labels)
         notes.append(self._make_room(len(self.taught)))
