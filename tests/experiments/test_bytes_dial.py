@@ -50,7 +50,7 @@ def test_quick(tmp_path):
 
 @pytest.mark.slow
 def test_quick_all_rows(tmp_path):
-    done = called("bytes_dial", "--quick", "--output", tmp_path, "--budgets", "20000", "--rows", *ROWS)
+    done = called("bytes_dial", "--quick", "--output", tmp_path, "--budgets", "40000", "--rows", *ROWS)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "bytes_dial.csv") as file:
         assert {line["row"] for line in csv.DictReader(file)} == set(ROWS)
