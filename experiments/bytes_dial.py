@@ -114,7 +114,7 @@ def picture(points: Sequence[Point]) -> Figure:
     names = list(dict.fromkeys(point.benchmark for point in points))
     largest = max(max(point.bytes, point.budget) for point in points)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.2 * len(names) + 0.4, 3.2), layout="constrained")
+        figure = Figure(figsize=(3.2 * len(names) + 0.4, 3.4), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names):
             for place, row in enumerate(ROWS):
                 its = sorted((p for p in points if (p.benchmark, p.row) == (name, row)), key=lambda point: point.bytes)
@@ -129,7 +129,11 @@ def picture(points: Sequence[Point]) -> Figure:
                     axes.plot([point.bytes] * len(point.runs), [run.final for run in point.runs], ".", ms=2, c="0.3")
             axes.set(xscale="log", title=name, xlabel="bytes kept", ylim=(None, 101))
         figure.axes[0].set_ylabel("final accuracy (%)")
-        figure.axes[0].legend(fontsize="small")
+        # Not each panel has all rows.
+        lines = {
+            name: line for axes in figure.axes for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), fontsize="small")
     return figure
 
 

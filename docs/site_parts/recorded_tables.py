@@ -8,6 +8,7 @@ from scipy import stats
 from site_parts.csv_tables import DOCS, RECORDED, floats, grouped, markdown, mean_text, read, rows_of
 
 STREAMS = {
+    "cifar100": "Online-CIFAR100",
     "eth80": "ETH-80",
     "clip_folder": "sign digits",
     "toy_dots": "toy dots",

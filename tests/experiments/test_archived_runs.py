@@ -11,7 +11,16 @@ from safetensors.torch import save_file
 
 pytestmark = pytest.mark.slow
 RESULTS, TABLES = EXPERIMENTS / "results", EXPERIMENTS.parent / "docs" / "results"
-WEIGHTS = ("--weights", "squeezenet1_0_deepcomp.npz", "--protocols", "class_iid", "--processes", 2, "--replay-weight", 1)
+WEIGHTS = (
+    "--weights",
+    "squeezenet1_0_deepcomp.npz",
+    "--protocols",
+    "class_iid",
+    "--processes",
+    2,
+    "--replay-weight",
+    1,
+)
 CIFAR = ("--benchmark", "cifar100", *WEIGHTS, "--cache-precision", "fp16", "--runs", "0-2", "--evaluate-every", 20)
 ETH = ("--benchmark", "eth80", *WEIGHTS)
 # Name of the archive and its table: script, folder in the archive, options as in docs/results.md.
