@@ -92,6 +92,12 @@ FAMILIES = (
     ),
     Family("recommended, sign digits (development)", ROOT / "docs/recommended_sign_digits.csv", "recommended"),
     Family("recommended, toy dots (development)", ROOT / "docs/recommended_toy_dots.csv", "recommended"),
+    Family("recommended, toy shapes (development)", ROOT / "docs/recommended_toy_shapes.csv", "recommended"),
+    Family(
+        "recommended at 0.60 MB, toy shapes (development)",
+        ROOT / "docs/recommended_toy_shapes_small.csv",
+        "recommended",
+    ),
 )
 
 
