@@ -143,7 +143,7 @@ class CRUMBPlugin(StoringPlugin):
             new = set(self.batch.labels.tolist())
             strategy.loss = strategy.loss * (len(new) / len(new.union(self.storage_policy.classes)))
         if self.fused:
-            for _ in range(self.replay_steps):
+            for _ in range(self._steps(strategy)):
                 with strategy.model.stopwatch.measure("replay"):
                     replay_loss = self._replay_loss(strategy)
                 if replay_loss is not None:
@@ -164,16 +164,14 @@ class CRUMBPlugin(StoringPlugin):
         return strategy.clock.train_exp_counter > 0
 
     def _steps(self, strategy) -> int:
-        if self.balanced is None:
-            return self.replay_steps
         if not self._replays(strategy):
             return 0
+        if self.balanced is None:
+            return self.replay_steps
         return self.balanced.steps(len(self.batch.labels), strategy.model, self.storage_policy)
 
     def _replay_loss(self, strategy, **kwargs) -> Tensor | None:
-        """Compute the weighted loss of a replay batch; ``None`` if there is none, as in the first experience."""
-        if not self._replays(strategy):
-            return None
+        """Compute the weighted loss of a replay batch; ``None`` if no memory may be replayed."""
         labels = self.batch.labels
         slots = None
         if self.balanced is None:

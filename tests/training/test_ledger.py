@@ -94,7 +94,7 @@ def test_parts_add_up_to_the_time_of_training(trained):
         assert sum(parts) == pytest.approx(after["train_seconds"])
         assert all(seconds >= 0 for seconds in parts)
         assert all(after[f"seconds_{part}"] > 0 for part in ("features", "search", "plastic"))
-    assert first["seconds_replay"] < 0.5 * last["seconds_replay"]  # nothing is replayed yet
+    assert first["seconds_replay"] == 0 < last["seconds_replay"]  # nothing is replayed yet
     assert all(last[name] >= first[name] for name in first if name.startswith(("seconds_", "train_")))
 
 
