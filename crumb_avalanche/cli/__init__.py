@@ -70,7 +70,7 @@ def run_command(given: list[str]) -> int:
 
 
 def reader_left() -> bool:
-    """Whether the reader of the output has read enough, as ``head`` does; what is left is written to nowhere then."""
+    """Return whether nobody reads standard output any more, as after ``| head``; discard further output if so."""
     try:
         print(flush=True)
     except BrokenPipeError:

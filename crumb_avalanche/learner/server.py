@@ -282,8 +282,8 @@ def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.create_server(address[:2], family=family)
-        # For its connections, too. asyncio sets it for sockets it opens itself; without it, the body of an answer waits
-        # 40 ms until the client has confirmed the header.
+        # Connections inherit it. asyncio sets it only for sockets that it opens itself; without it, the body of an
+        # answer waits 40 ms for the client to acknowledge the header.
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error

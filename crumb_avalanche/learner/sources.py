@@ -143,12 +143,12 @@ def clips_of(
 
 
 def clips_to_ask(source: Any, classes: Iterable[Any], **how: Any) -> Iterator[Clip]:
-    """Yield the clips of a source as `clips_of` does, without labels if no folder has the name of a class.
+    """Yield the clips of a source as ``clips_of`` does, without labels if no folder has the name of a class.
 
     Args:
-        source: As for `clips_of`; folders such as `day1` and `day2` say nothing about what the photos show.
-        classes: The classes taught, with a `name` each.
-        **how: As for `clips_of`.
+        source: as for ``clips_of``; folders such as ``day1`` say nothing about what the photos show.
+        classes: the classes taught, with a ``name`` each.
+        **how: as for ``clips_of``.
     """
     folders = labels_of(source)
     other = bool(folders) and {one.name for one in classes}.isdisjoint(folders)

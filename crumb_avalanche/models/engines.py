@@ -88,10 +88,10 @@ def _openvino(network: nn.Module, example: Tensor) -> Extract:
 
 @functools.cache
 def _openvino_core(process: int):
-    """Return the OpenVINO of this process, whose threads no forked process has.
+    """Return the ``openvino.Core`` of a process; a forked process has none of its threads and opens its own.
 
-    It is never closed. An ``openvino.Core`` sets a stack for signal handlers (``sigaltstack``) and on its end sets the
-    one before again, which is gone if another Core set it and ended first: the next signal then ends the process.
+    Never close it. When a Core is closed, it restores the previous stack of signal handlers (``sigaltstack``), which
+    is unmapped if it belonged to a Core that was closed before. The next signal then crashes the process.
     """
     import openvino
 
