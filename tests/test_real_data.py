@@ -13,7 +13,7 @@ from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche import Codebook, CodeBuffer, split_backbone
 from crumb_avalanche.cli import main
 from crumb_avalanche.models.codebook_init import MapStatistics, init_matched_
-from crumb_avalanche.models.split_model import REFERENCE_SCALE
+from crumb_avalanche.models.feature_scale import REFERENCE_SCALE
 
 DATA = TEST_DATA
 ETH80 = DATA / "eth80" / "eth80_128.zip"

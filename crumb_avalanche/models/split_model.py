@@ -4,35 +4,29 @@ Paper: "Feature extraction and classification". F is never trained, and its batc
 """
 
 import contextlib
-import copy
 import math
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.engines import TORCH, Runtime, compiled
 from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.models.feature_scale import multiply_biases, scale_of
 from crumb_avalanche.models.finite import check_maps
+from crumb_avalanche.models.head import head_like, head_outputs
+from crumb_avalanche.models.in_parts import classify_in_parts, extract_in_parts
 from crumb_avalanche.models.int8 import open_int8
-from crumb_avalanche.models.layers import AveragingConv2d, replace_dropout
-from crumb_avalanche.models.penultimate import head_input
+from crumb_avalanche.models.layers import replace_dropout
+from crumb_avalanche.models.layout import Layout
+from crumb_avalanche.models.normalization import normalized, pixels_of, warn_of_bytes
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.stopwatch import Stopwatch
-
-# The paper's learning rate of 1e-3 suits maps whose positive values have the standard deviation of torchvision's
-# SqueezeNet-1.0 maps; the maps of other weights are scaled to it.
-REFERENCE_SCALE = 14.0
-# Most maps that P takes at a time on a CPU. They fit its caches: a third faster than batches of 128.
-MAPS_AT_A_TIME = 24
 
 
 @dataclass(frozen=True)
@@ -48,25 +42,6 @@ class ForwardRecord:
     images: Tensor
     feature_map: Tensor
     codes: Tensor | None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Layout of what the stages of a network return.
-
-    Attributes:
-        prefix_tokens: number of class tokens and registers before the patches of a transformer.
-        channels_last: whether maps are ``(B, H, W, C)``.
-    """
-
-    prefix_tokens: int = 0
-    channels_last: bool = False
-
-    def grid(self, tokens: int) -> tuple[int, int]:
-        """Return height and width of the patches among a number of tokens; images are square."""
-        patches = tokens - self.prefix_tokens
-        side = math.isqrt(patches)
-        return (side, side) if side**2 == patches else (patches, 1)
 
 
 class SplitModel(nn.Module):
@@ -150,7 +125,7 @@ class SplitModel(nn.Module):
                 "cut the network at a convolutional layer"
             )
         self.map_shape = tuple(shape[1:])
-        self._head_outputs()
+        head_outputs(plastic_layers, head)
         if codebook is not None:
             codebook.groups(self.map_shape[0])
 
@@ -190,17 +165,7 @@ class SplitModel(nn.Module):
     @property
     def n_classes(self) -> int:
         """Outputs of the head."""
-        return self._head_outputs()
-
-    def _head_outputs(self) -> int:
-        head = self.plastic_layers.get_submodule(self.head)
-        outputs = getattr(head, "out_channels" if isinstance(head, nn.Conv2d) else "out_features", None)
-        if outputs is None:
-            raise TypeError(
-                f"the head {self.head!r} is a {type(head).__name__}; give an nn.Linear or nn.Conv2d with an output for "
-                "each class of the whole stream: strategies mask the classes not seen yet, so no head has to grow"
-            )
-        return outputs
+        return head_outputs(self.plastic_layers, self.head)
 
     def compile(self) -> "SplitModel":
         """Compile F at its first batch (half a minute; needs a C++ compiler). Results change in the last digits.
@@ -266,17 +231,7 @@ class SplitModel(nn.Module):
         Raises:
             ValueError: a pixel is not between 0 and 255 if the normalisation is taken back.
         """
-        if images.dtype == torch.uint8:
-            return images
-        pixels = (images * self.pixel_std + self.pixel_mean) * 255
-        low, high = map(float, pixels.aminmax())
-        if not (low > -0.51 and high < 255.51):  # half a level is lost by rounding
-            mean, std = ([round(v, 4) for v in one.flatten().tolist()] for one in (self.pixel_mean, self.pixel_std))
-            raise ValueError(
-                f"pixels would be from {low:.1f} to {high:.1f}, not 0 to 255, for images normalised with mean {mean} "
-                f"and deviation {std}: say how they are, with model.set_normalization(mean, std)"
-            )
-        return pixels.round().clamp(0, 255).to(torch.uint8)
+        return pixels_of(images, self.pixel_mean, self.pixel_std)
 
     @torch.no_grad()
     def extract(self, images: Tensor) -> Tensor:
@@ -296,27 +251,14 @@ class SplitModel(nn.Module):
                 "transform: transforms.Lambda(lambda image: image.expand(3, -1, -1)) after ToTensor()"
             )
         if images.dtype != torch.uint8 and not self._range_checked:
-            self._check_range(images)
+            self._range_checked = True
+            warn_of_bytes(images, self.pixel_mean, self.pixel_std)
         with self.stopwatch.measure("features"):
             if images.device.type != "cpu":
                 return self._extract(images)
-            with torch.inference_mode():
-                parts = [self._extract_part(some) for some in images.split(self.runtime.images_at_a_time)]
-            return torch.cat(parts)  # a normal tensor: P trains on it
-
-    def _extract_part(self, images: Tensor) -> Tensor:
-        """Run F on 1 to 8 images; duplicate a single image if F rounds it differently alone."""
-        if len(images) > 1 or self._is_same_alone(images.shape[1:]):
-            return self._extract(images)
-        return self._extract(images.expand(2, -1, -1, -1))[:1]
-
-    def _is_same_alone(self, shape: torch.Size) -> bool:
-        """Return whether F gives an image the same bits alone and in a pair; measured once for a shape, with noise."""
-        key = shape, self.precision, torch.get_num_threads(), str(self.runtime)
-        if key not in self._same_alone:
-            noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
-            self._same_alone[key] = torch.equal(self._extract(noise)[:1], self._extract(noise[:1]))
-        return self._same_alone[key]
+            circumstances = self.precision, torch.get_num_threads(), str(self.runtime)
+            at_a_time = self.runtime.images_at_a_time
+            return extract_in_parts(self._extract, images, at_a_time, self._same_alone, circumstances)
 
     def _extract(self, images: Tensor) -> Tensor:
         images = self.normalized(images)
@@ -334,18 +276,7 @@ class SplitModel(nn.Module):
         Returns:
             ``(B, 3, H, W)`` float32, or ``images`` if they are float.
         """
-        return (images.float() / 255 - self.pixel_mean) / self.pixel_std if images.dtype == torch.uint8 else images
-
-    def _check_range(self, images: Tensor) -> None:
-        """Warn if the first float images seem to be from 0 to 255 where 0 to 1 is meant."""
-        self._range_checked = True
-        if float((images * self.pixel_std + self.pixel_mean).max()) > 10:  # white is 1
-            white = float(((1 - self.pixel_mean) / self.pixel_std).max())
-            warnings.warn(
-                f"the images have values up to {float(images.max()):.0f}, where white is expected to be about "
-                f"{white:.1f}: divide by 255 before the normalisation, or call model.set_normalization([0], [1 / 255])",
-                stacklevel=2,
-            )
+        return normalized(images, self.pixel_mean, self.pixel_std)
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
@@ -402,16 +333,7 @@ class SplitModel(nn.Module):
             feature_map: ``(B, C, H, W)`` float, from ``extract`` or ``decode``.
         """
         with self.stopwatch.measure("plastic"), self.autocast():
-            parts = -(-len(feature_map) // MAPS_AT_A_TIME)
-            if feature_map.device.type != "cpu" or parts < 2 or (self.training and self._mixes_images()):
-                return self.plastic_layers(feature_map).float()
-            at_a_time = -(-len(feature_map) // parts)
-            # Not tensor_split or slices, whose gradients are each as large as the whole batch.
-            return torch.cat([self.plastic_layers(some) for some in feature_map.split(at_a_time)]).float()
-
-    def _mixes_images(self) -> bool:
-        """Return whether P's logits of an image in training mode depend on its batch."""
-        return any(isinstance(layer, _BatchNorm) for layer in self.plastic_layers.modules())
+            return classify_in_parts(self.plastic_layers, feature_map, self.training).float()
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(B, classes)`` float32, through the codebook or not as the two settings say.
@@ -462,13 +384,7 @@ class SplitModel(nn.Module):
         Args:
             n_classes: outputs of the new head.
         """
-        old = self.plastic_layers.get_submodule(self.head)
-        if isinstance(old, AveragingConv2d):
-            new = AveragingConv2d(old.in_channels, n_classes)
-        elif isinstance(old, nn.Conv2d):
-            new = nn.Conv2d(old.in_channels, n_classes, old.kernel_size, padding=old.padding)
-        else:
-            new = nn.Linear(old.in_features, n_classes)
+        new = head_like(self.plastic_layers.get_submodule(self.head), n_classes)
         parent, _, name = self.head.rpartition(".")
         owner = self.plastic_layers.get_submodule(parent)
         # setattr also registers under names such as "1" of an nn.Sequential
@@ -495,26 +411,8 @@ class SplitModel(nn.Module):
         """
         if not any(True for _ in self.feature_extractor.parameters()):
             return 1.0  # the whole network is plastic and takes images, whose spread is known
-        positive = maps[maps > 0]
-        spread = float(positive.std()) if len(positive) > 1 else 0.0
-        if not spread > 0:
-            raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
-        factor = REFERENCE_SCALE / spread
-        # A copy on the CPU: two passes are compared, and a GPU may round products to TF32.
-        layers = copy.deepcopy(self.plastic_layers).cpu().eval()
-        trial = SimpleNamespace(plastic_layers=layers, head=self.head)
-        whole = (maps if whole is None else whole)[:4].cpu()
-        before = head_input(trial, whole, layers)
-        for bias in self._biases_below_head(layers):
-            bias.mul_(factor)
-        after = head_input(trial, whole * factor, layers)
-        if not torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())):
-            return 1.0
-        for bias in self._biases_below_head(self.plastic_layers):
-            bias.mul_(factor)
-        self.feature_scale.mul_(factor)
+        factor = scale_of(maps, self.plastic_layers, self.head, maps if whole is None else whole)
+        if factor != 1.0:
+            multiply_biases(self.plastic_layers, self.head, factor)
+            self.feature_scale.mul_(factor)
         return factor
-
-    def _biases_below_head(self, layers: nn.Module) -> list[Tensor]:
-        named = layers.named_parameters()
-        return [weight for name, weight in named if name.endswith("bias") and not name.startswith(self.head + ".")]

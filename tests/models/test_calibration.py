@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from crumb_avalanche.models.calibration import calibrate, prepare, sample_of
-from crumb_avalanche.models.split_model import REFERENCE_SCALE
+from crumb_avalanche.models.feature_scale import REFERENCE_SCALE
 from crumb_avalanche.models.weights import check_and_load
 
 

@@ -14,9 +14,10 @@ from torch import nn
 
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.feature_scale import REFERENCE_SCALE
 from crumb_avalanche.models.precision import is_quick_in_bf16
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
-from crumb_avalanche.models.split_model import REFERENCE_SCALE, SplitModel
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 
 
