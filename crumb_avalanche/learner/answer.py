@@ -1,7 +1,7 @@
 """What a learner answers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -95,3 +95,20 @@ class Lesson:
     unread: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
     runtime: str = "torch"
+
+    def renamed(self, old: str, new: str) -> "Lesson":
+        """Return the lesson with another name of a class."""
+        return replace(self, images={new if name == old else name: count for name, count in self.images.items()})
+
+    def without(self, name: str) -> "Lesson":
+        """Return the lesson without a class."""
+        return replace(self, images={other: count for other, count in self.images.items() if other != name})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values, without ``unread``: a learner file holds no paths."""
+        return asdict(replace(self, unread=()))
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> "Lesson":
+        """Load what ``state_dict`` returned, also after JSON."""
+        return cls(**{**state, "unread": (), "notes": tuple(state["notes"])})

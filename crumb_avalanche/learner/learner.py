@@ -5,7 +5,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from crumb_avalanche.learner.by_many import Engine, Task, teach_by_many
 from crumb_avalanche.learner.folders import check_name, path_of
 from crumb_avalanche.learner.kinds import BEFORE, KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
+from crumb_avalanche.learner.merging import check_mergeable
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
@@ -387,7 +388,7 @@ class Learner:
             self._thumbnails.rename(old, new)
             if self._before is not None and old in self._before.names:
                 self._before.rename(old, new)
-            self._change_lessons(lambda images: {new if name == old else name: n for name, n in images.items()})
+            self.lessons = [lesson.renamed(old, new) for lesson in self.lessons]
 
     def forget(self, name: str) -> str:
         """Remove a class with all that is stored of it alone, also from what ``undo`` restores. It cannot be undone.
@@ -407,11 +408,8 @@ class Learner:
                 self._before.forget(name)
             self._knowledge.forget(name)
             self._thumbnails.forget(name)
-            self._change_lessons(lambda images: {other: n for other, n in images.items() if other != name})
+            self.lessons = [lesson.without(name) for lesson in self.lessons]
             return self._knowledge.remains_after_forget
-
-    def _change_lessons(self, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
-        self.lessons = [replace(lesson, images=change(lesson.images)) for lesson in self.lessons]
 
     def undo(self) -> Lesson:
         """Take the last lesson back.
@@ -442,25 +440,8 @@ class Learner:
         """
         if not isinstance(other, Learner):
             raise TypeError(f"other is {type(other).__name__}; give a Learner, such as Learner.load(path)")
-        if other is self:
-            raise ValueError("a learner cannot be merged with itself; give two that were taught apart")
         with self._lock:
-            if other.method != self.method:
-                raise ValueError(
-                    f"a learner of method {other.method} cannot be merged into one of {self.method}: teach one of them "
-                    f"again, with method={self.method}"
-                )
-            self.network.check_same(other.network)
-            if other.features != self.features:
-                raise ValueError(
-                    f"a learner of features {other.features} cannot be merged into one of {self.features}: teach its "
-                    "images to this one"
-                )
-            if len({one.runtime.calibration and one.runtime.calibration.key for one in (self, other)}) > 1:
-                raise ValueError(
-                    f"a learner of runtime {other.runtime} cannot be merged into one of {self.runtime}, whose features "
-                    "differ by percents: teach its images to this one"
-                )
+            check_mergeable(self, other)
             before = copy.deepcopy(self._knowledge)
             try:
                 self._knowledge.merge(other._knowledge)
@@ -482,8 +463,7 @@ class Learner:
                 "budget_bytes": self.budget_bytes,
                 "features": self.features,
                 "int8": None if self.runtime.calibration is None else self.runtime.calibration.state_dict(),
-                # A learner file holds no paths.
-                "lessons": [asdict(replace(lesson, unread=())) for lesson in self.lessons],
+                "lessons": [lesson.state_dict() for lesson in self.lessons],
                 "before": before and before.state_dict(),
                 "stored": known.stored,
                 "thumbnails": self._thumbnails.state_dict(),
@@ -523,11 +503,6 @@ class Learner:
             learner._before = learner._without_classes()
             learner._before.load_state_dict(state["before"])
         learner._thumbnails = Thumbnails.of_state(state.get("thumbnails"))
-        learner.lessons = [Lesson(**_tuples(lesson)) for lesson in state["lessons"]]
+        learner.lessons = [Lesson.of_state(lesson) for lesson in state["lessons"]]
         restore(network.model, state.get("int8"), [lesson.runtime for lesson in learner.lessons])
         return learner
-
-
-def _tuples(lesson: dict[str, Any]) -> dict[str, Any]:
-    """Turn the lists of a lesson that was read from a file into tuples."""
-    return lesson | {"unread": (), "notes": tuple(lesson["notes"])}
