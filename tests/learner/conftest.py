@@ -1,4 +1,6 @@
-"""Learners with a small network of random weights."""
+"""Learners with a small network of random weights, and memory without the garbage collector."""
+
+import gc
 
 import pytest
 from patch_images import SIZE
@@ -22,3 +24,11 @@ def make(network):
         return learner
 
     return made
+
+
+@pytest.fixture
+def no_cycles():
+    """Without the garbage collector, so that an image in a reference cycle would stay alive."""
+    gc.disable()
+    yield
+    gc.enable()

@@ -1,0 +1,118 @@
+"""Videos as clips."""
+
+import os
+import re
+import sys
+
+import numpy as np
+import pytest
+from clip_trees import read, save
+from counted_images import Counted
+from fake_data import write_video
+
+from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
+from benchmarks_toybox_ilab.tables.frame import BadFrameError
+from crumb_avalanche.learner import sources
+from crumb_avalanche.learner.pixels import batches
+from crumb_avalanche.learner.sources import clips_of
+
+
+def number_of(image):
+    """The number that a frame of `write_video` shows."""
+    width, height = image.size
+    return round((np.asarray(image, float)[height * 5 // 8 : -2, width * 5 // 8 : -2].mean() - 10) / 3)
+
+
+def numbers(source, **options):
+    return [[number_of(image) for _, image in clip.frames] for clip in clips_of(source, **options)]
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    """3 seconds at 10 frames per second."""
+    pytest.importorskip("av")
+    return write_video(tmp_path_factory.mktemp("video") / "clip.mp4", faststart=True)
+
+
+def test_a_video_is_sampled(video):
+    assert numbers(video, fps=1) == [[0, 10, 20]]
+    assert numbers(video, fps=2.5) == [[0, 4, 8, 12, 16, 20, 24, 28]]
+    assert numbers(video) == [[0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28]]  # short: 5 a second
+    assert read(video, video.parent, fps=2)[0][2][:4] == [f"clip.mp4#t={time}" for time in ("0", "0.5", "1", "1.5")]
+    assert os.listdir(video.parent) == ["clip.mp4"], "nothing is written beside a video"
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [(0, 5), (3, 5), (8, 2.5), (20, 1), (3600, 1)])
+def test_the_rate_of_a_video_depends_on_its_length(monkeypatch, tmp_path, seconds, rate):
+    monkeypatch.setattr(sources, "expected_frames", lambda video, fps, size: (int(seconds * fps) + 1, 1))
+    assert sources._default_rate(tmp_path) == pytest.approx(rate, rel=0.01)
+
+
+def test_no_frame_of_a_video_is_given_twice(video):
+    assert numbers(video, fps=40) == [list(range(30))]
+
+
+def test_frames_of_a_video_are_those_of_a_run(tmp_path):
+    pytest.importorskip("av")
+    write_video(tmp_path / "mug" / "a.mp4", seconds=4, size=(720, 540))
+    write_video(tmp_path / "mug" / "b.mp4", seconds=4)
+    found = [np.asarray(image) for clip in clips_of(tmp_path, fps=1) for _, image in clip.frames]
+    assert found[0].shape == (512, 683, 3)
+    table = ClipFolderFrames(tmp_path, held_out=0)
+    assert len(table) == len(found) == 8
+    assert all(np.array_equal(image, table.read(row)) for row, image in enumerate(found))
+
+
+def test_videos_and_photos_of_a_folder_are_all_taken(video, tmp_path):
+    for name in ("cup/10.mp4", "cup/2.MP4", "cup/.hidden.mp4", "mug/a/clip.mp4"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(video.read_bytes())
+    save(tmp_path / "cup" / "x.png")
+    clips = read(tmp_path, tmp_path, fps=1)
+    assert [(path, label, len(frames)) for path, label, frames in clips] == [
+        ("cup", "cup", 1),
+        ("cup/2.MP4", "cup", 3),
+        ("cup/10.mp4", "cup", 3),
+        ("mug/a/clip.mp4", "mug", 3),
+    ]
+
+
+def test_bad_videos(video, tmp_path):
+    whole = video.read_bytes()
+    cut = write_video(tmp_path / "1_cut.mp4", seconds=8, faststart=True)
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size * 3 // 4])
+    (tmp_path / "2_text.mp4").write_bytes(b"no video")
+    (tmp_path / "3_empty.mov").write_bytes(b"")
+    (tmp_path / "4.mp4").write_bytes(whole)
+    bad = []
+    found = numbers(tmp_path, fps=10, on_bad="skip", report=bad.append)
+    assert 0 < len(found[0]) < 80 and found == [list(range(len(found[0]))), [], [], list(range(30))]
+    assert [os.path.basename(entry.path) for entry in bad] == ["1_cut.mp4", "2_text.mp4", "3_empty.mov"]
+    assert re.search(r"(truncated|cannot be decoded) after \d", bad[0].reason)
+    assert "cannot be opened" in bad[1].reason and "0 bytes" in bad[2].reason
+    for path in ("1_cut.mp4", "2_text.mp4", "3_empty.mov"):
+        with pytest.raises(BadFrameError, match=rf"{path}: .*on_bad='skip'"):
+            numbers(tmp_path / path)
+
+
+def test_a_video_needs_pyav(tmp_path, monkeypatch):
+    (tmp_path / "a.mp4").write_bytes(b"no video")
+    save(tmp_path / "b.png")
+    monkeypatch.setitem(sys.modules, "av", None)
+    bad = []
+    assert [len(frames) for _, _, frames in read(tmp_path, on_bad="skip", report=bad.append)] == [1, 0]
+    assert "crumb-avalanche[video]" in bad[0].reason
+    with pytest.raises(ImportError, match=r"crumb-avalanche\[video\]"):
+        read(tmp_path)
+
+
+def test_frames_of_a_video_are_decoded_one_at_a_time(video, monkeypatch, no_cycles):
+    from benchmarks_toybox_ilab.video import sampling
+
+    counted = Counted(sampling.picture)
+    monkeypatch.setattr(sampling, "picture", counted)
+    (clip,) = clips_of(video, fps=10)
+    next(clip.frames)
+    assert counted.calls == 1
+    assert sum(len(paths) for paths, _ in batches(clip.frames, 4, 8)) == 29
+    assert counted.calls == 30 and counted.most <= 2
