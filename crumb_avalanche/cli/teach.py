@@ -101,16 +101,19 @@ def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
 def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> None:
     """Raise ValueError for a setting of a new learner that this one was not made with."""
     usual = type(settings)(model=settings.model)
-    for name, given, made in [
-        ("method", settings.method, learner.method),
-        ("backbone", full_name(settings.backbone), learner.network.backbone),
-        ("image_size", settings.image_size, learner.network.image_size),
-        ("budget_bytes", settings.budget_bytes, learner.budget_bytes),
-    ]:
-        if given not in (getattr(usual, name), made):
+    network = learner.network
+    kept: list[tuple[str, Any, tuple]] = [
+        ("method", settings.method, (learner.method,)),
+        ("backbone", full_name(settings.backbone), (network.backbone,)),
+        ("cut_layer", settings.cut_layer, network.cuts),
+        ("image_size", settings.image_size, (network.image_size,)),
+        ("budget_bytes", settings.budget_bytes, (learner.budget_bytes,)),
+    ]
+    for name, given, made in kept:
+        if given not in (getattr(usual, name), *made):
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(
-                f"{settings.model} was made with {flag} {made} and keeps it: leave {flag} {given} out, or name "
+                f"{settings.model} was made with {flag} {made[0]} and keeps it: leave {flag} {given} out, or name "
                 "a new file"
             )
 

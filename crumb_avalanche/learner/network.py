@@ -49,6 +49,12 @@ class FrozenNetwork:
         return self.arguments["image_size"]
 
     @property
+    def cuts(self) -> tuple[int | str, ...]:
+        """The values of ``cut_layer`` that say where it is cut, the usual one first."""
+        given, stages = self.arguments.get("cut_layer"), self.model.stages
+        return (len(stages), *stages[-1:]) if given is None else (given,)
+
+    @property
     def interpolation(self) -> str:
         """Filter that images are resized with."""
         return self.model.interpolation

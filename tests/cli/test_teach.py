@@ -185,7 +185,11 @@ def test_lessons_of_forgotten_classes_are_named_as_such(model, place, capsys):
 
 
 @pytest.mark.parametrize(
-    "other", [["--method", "slda"], ["--backbone", "resnet18"], ["--image-size", "64"], ["--budget-bytes", "9000"]]
+    "other",
+    [
+        *(["--method", "slda"], ["--backbone", "resnet18"], ["--image-size", "64"], ["--budget-bytes", "9000"]),
+        ["--cut-layer", "2"],
+    ],
 )
 def test_settings_of_a_new_learner_that_an_existing_one_lacks_are_refused(model, place, capsys, other):
     before = model.read_bytes()
@@ -193,7 +197,19 @@ def test_settings_of_a_new_learner_that_an_existing_one_lacks_are_refused(model,
     code, _, err = ask(capsys, *teach, *other)
     assert code == 1 and f"leave {' '.join(other)} out, or name a new file" in err
     assert model.read_bytes() == before
-    assert ask(capsys, *teach, "--method", "recommended", "--backbone", "small_cnn", "--image-size", "32")[0] == 0
+    made = ["--method", "recommended", "--backbone", "small_cnn", "--image-size", "32"]
+    cut = re.search(r"was made with --cut-layer (\d+)", ask(capsys, *teach, "--cut-layer", "2")[2])[1]
+    assert ask(capsys, *teach, *made, "--cut-layer", cut)[0] == 0  # the usual one, which the file does not name
+
+
+def test_an_existing_learner_keeps_its_cut(place, tmp_path, capsys):
+    path, cut = tmp_path / "mine.safetensors", ["--cut-layer", "8"]
+    new = ["--weights", place / "weights.safetensors", *NEW]
+    teach = ["teach", path, place / "tree" / "red", "--label", "red"]
+    assert ask(capsys, *teach, *new, *cut)[0] == 0
+    assert ask(capsys, *teach, "--progress", "false", *cut)[0] == ask(capsys, *teach, "--progress", "false")[0] == 0
+    code, _, err = ask(capsys, *teach, "--cut-layer", "9")
+    assert code == 1 and "was made with --cut-layer 8 and keeps it: leave --cut-layer 9 out, or name a new file" in err
 
 
 def test_a_source_that_cannot_be_taught_is_refused_before_the_network_is_loaded(model, place, capsys, monkeypatch):
