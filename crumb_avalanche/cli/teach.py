@@ -10,7 +10,7 @@ import torch
 from benchmarks_toybox_ilab.video.extract import is_video
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import Clip, files_of
-from crumb_avalanche.learner.store import refuse_folder
+from crumb_avalanche.learner.store import holds_weights, refuse_folder
 from crumb_avalanche.learner.teaching import label_of
 from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
@@ -34,6 +34,9 @@ def main(settings: TeachSettings) -> None:
     workers = contextlib.nullcontext() if settings.engine is None else RayCalls(settings.address, threads)
     with locked_file(path), workers as engine:
         learner = opened(settings, path)
+        lean = settings.without_weights
+        if lean is None:
+            lean = path.exists() and not holds_weights(path)
         if settings.runtime == "int8":
             learner.use_runtime("int8", settings.source)
         start_runtime(learner, settings.runtime, settings.source)
@@ -46,7 +49,7 @@ def main(settings: TeachSettings) -> None:
                 thumbnails=settings.thumbnails,
                 engine=engine,
             )
-        learner.save(path, weights=not settings.without_weights)
+        learner.save(path, weights=not lean)
     for name, count in lesson.images.items():
         print(f"learned {name}: {count} images")
     for bad in lesson.unread:

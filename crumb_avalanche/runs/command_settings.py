@@ -175,7 +175,8 @@ class TeachSettings:
         cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
         image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
-        without_weights: leave the network's weights out of the file, which is then smaller but needs --weights.
+        without_weights: leave the network's weights out of the file, which is then smaller but needs --weights; false
+            puts them in. By default an existing file stays as it is, and a new one has them.
         thumbnails: keep a JPEG of 64 pixels of each class, one a lesson; else no image is kept.
         on_bad_frame: skip or raise: leave out files that cannot be read or whose features are not finite, or stop.
         runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
@@ -197,7 +198,7 @@ class TeachSettings:
     cut_layer: int | str | None = None
     image_size: int | None = None
     budget_bytes: int | None = None
-    without_weights: bool = False
+    without_weights: bool | None = None
     thumbnails: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
     runtime: RuntimeName = "auto"

@@ -17,6 +17,7 @@ from PIL import Image
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.store import holds_weights
 from crumb_avalanche.models.backbones import SmallCNN
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.folder_lock import locked_file
@@ -210,6 +211,17 @@ def test_an_existing_learner_keeps_its_cut(place, tmp_path, capsys):
     assert ask(capsys, *teach, "--progress", "false", *cut)[0] == ask(capsys, *teach, "--progress", "false")[0] == 0
     code, _, err = ask(capsys, *teach, "--cut-layer", "9")
     assert code == 1 and "was made with --cut-layer 8 and keeps it: leave --cut-layer 9 out, or name a new file" in err
+
+
+def test_a_file_without_weights_stays_so_until_told_otherwise(place, tmp_path, capsys):
+    path, weights = tmp_path / "lean.safetensors", ["--weights", place / "weights.safetensors"]
+    teach = ["teach", path, place / "tree" / "red", "--label", "red", *weights, "--progress", "false"]
+    held = []
+    for more in ([*NEW[:4], "--without-weights"], [], ["--without-weights", "false"], [], ["--without-weights"]):
+        code, _, err = ask(capsys, *teach, *more)
+        assert code == 0, err
+        held.append(holds_weights(path))
+    assert held == [False, False, True, True, False]
 
 
 def test_a_source_that_cannot_be_taught_is_refused_before_the_network_is_loaded(model, place, capsys, monkeypatch):
