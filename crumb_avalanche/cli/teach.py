@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks_toybox_ilab.video.extract import is_video
+from crumb_avalanche.learner.folders import only_class_folder
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import Clip, files_of
 from crumb_avalanche.learner.store import holds_weights, refuse_folder
@@ -27,6 +28,8 @@ def main(settings: TeachSettings) -> None:
         raise ValueError("a camera belongs to one machine: leave --engine out, or give a source of files")
     if settings.source is not None:
         check_source(settings.source, settings.label)
+        if settings.label is None:
+            tell_level(settings.source)
     threads = settings.threads or (0 if settings.engine is None else 1)
     if threads:
         torch.set_num_threads(threads)
@@ -71,6 +74,17 @@ def main(settings: TeachSettings) -> None:
 def check_source(source: str, label: str | None) -> None:
     """Raise what ``Learner.teach`` would for a source that cannot be taught, before the network is loaded."""
     label_of(next(files_of(source, label, on_bad="skip", report=lambda bad: None)))
+
+
+def tell_level(source: str) -> None:
+    """Say on stderr what is taken as the class if the classes may be the folders one level below."""
+    if (found := only_class_folder(source)) is not None:
+        folder, inner = found
+        some = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")
+        print(
+            f"all of {source} is taken as one class, {folder.name}; if {some} are the classes, give {folder}",
+            file=sys.stderr,
+        )
 
 
 def start_runtime(learner: Any, name: str, *sources: str | Clip | None) -> None:

@@ -83,6 +83,24 @@ def class_folders(path: Path) -> dict[Path, str]:
     return {folder: check_name(folder.name) for folder in folders if _holds_images(folder, path)}
 
 
+def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
+    """The only class folder of a source, and the names of two or more folders in it that could be the classes instead.
+
+    Returns:
+        `None` if there are several class folders or none, or if photos or videos of the only one lie in less than two
+        folders or beside them.
+    """
+    classes = class_folders(path_of(source)) if isinstance(source, str | os.PathLike) else {}
+    if len(classes) != 1:
+        return None
+    (folder,) = classes
+    try:
+        inner = list(class_folders(folder).values())
+    except ValueError:  # a name that no class may have
+        return None
+    return (folder, inner) if len(inner) > 1 else None
+
+
 def walk(top: Path, root: Path, bad: Callable[[Path, str], object]) -> Iterator[tuple[Path, list[Path]]]:
     """Yield each folder from `top` down, once, and its visible files, in natural order.
 

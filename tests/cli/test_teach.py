@@ -213,6 +213,20 @@ def test_an_existing_learner_keeps_its_cut(place, tmp_path, capsys):
     assert code == 1 and "was made with --cut-layer 8 and keeps it: leave --cut-layer 9 out, or name a new file" in err
 
 
+def test_a_folder_one_level_too_high_is_taken_as_one_class_and_said(place, tmp_path, capsys):
+    shutil.copytree(place / "tree", tmp_path / "top" / "data")
+    new = ["--weights", place / "weights.safetensors", *NEW]
+    code, out, err = ask(capsys, "teach", tmp_path / "a.safetensors", tmp_path / "top", *new)
+    assert code == 0 and "learned data: 18 images" in out
+    top = tmp_path / "top"
+    assert err == (
+        f"all of {top} is taken as one class, data; if blue, green, red are the classes, give {top / 'data'}\n"
+    )
+    for number, source in enumerate([["top/data"], ["top/data/red", "--label", "red"], ["top", "--label", "data"]]):
+        path = tmp_path / f"{number}.safetensors"
+        assert ask(capsys, "teach", path, tmp_path / source[0], *source[1:], *new)[::2] == (0, "")
+
+
 def test_a_file_without_weights_stays_so_until_told_otherwise(place, tmp_path, capsys):
     path, weights = tmp_path / "lean.safetensors", ["--weights", place / "weights.safetensors"]
     teach = ["teach", path, place / "tree" / "red", "--label", "red", *weights, "--progress", "false"]

@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from clip_trees import read, write_tree
+from clip_trees import TREE, read, write_tree
 
-from crumb_avalanche.learner.folders import check_name, labels_of
+from crumb_avalanche.learner.folders import check_name, labels_of, only_class_folder
 from crumb_avalanche.learner.sources import clips_of
 
 
@@ -48,3 +48,12 @@ def test_class_folders_whose_name_breaks_the_rule(tmp_path):
         with pytest.raises(ValueError, match=r"'line\\nbreak' contains .*rename the folder"):
             call(tmp_path)
     assert len(read(tmp_path, label="cup")) == 2
+
+
+def test_folders_that_may_be_the_classes_one_level_below(tmp_path):
+    top = write_tree(tmp_path / "top", [f"data/{path}" for path in TREE])
+    assert only_class_folder(top) == only_class_folder(str(top)) == (top / "data", ["cup", "mug"])
+    beside = write_tree(tmp_path / "beside", ["cup/blue/1.png", "cup/red/2.png", "cup/3.png"])
+    single = write_tree(tmp_path / "single", ["cup/blue/1.png"])
+    for source in (top / "data", top / "data" / "mug", beside, single, "absent", str(top / "*"), [top], 3):
+        assert only_class_folder(source) is None, source
