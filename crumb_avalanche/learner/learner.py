@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -219,7 +220,7 @@ class Learner:
                 self._knowledge = before
                 raise
             self._before = before
-            lesson = replace(lesson, runtime=str(self.network.model.runtime))
+            lesson = replace(lesson, runtime=str(self.network.model.runtime), id=secrets.randbits(63))
             self._thumbnails.add(len(self.lessons), pictures)
             self.lessons.append(lesson)
         return lesson
@@ -430,13 +431,15 @@ class Learner:
     def merge(self, other: "Learner") -> None:
         """Add what another learner learned, as if this one had been taught its lessons as well.
 
+        Warns if both come from a file of an earlier version, which does not tell equal lessons from the same one.
+
         Args:
             other: a learner with the same method, network and image size; it is not changed.
 
         Raises:
             TypeError: the other is no learner.
-            ValueError: the other is this one, or has another method, network or image size, or one of them another
-                calibration of int8; or the classes of both do not fit into the budget.
+            ValueError: the other is this one or holds one of its lessons, or has another method, network or image size,
+                or one of them another calibration of int8; or the classes of both do not fit into the budget.
         """
         if not isinstance(other, Learner):
             raise TypeError(f"other is {type(other).__name__}; give a Learner, such as Learner.load(path)")
