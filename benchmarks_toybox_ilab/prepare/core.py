@@ -175,7 +175,7 @@ def _not_whole(name: str, root: str | Path) -> str:
 
 def _counted(table: FrameTable) -> str:
     train, test = table.split.count("train"), table.split.count("test")
-    return f"{len(table.classes)} classes, {train} training and {test} test images"
+    return f"{len(table.classes)} class{'es' * (len(table.classes) != 1)}, {train} training and {test} test images"
 
 
 def _differences(table: FrameTable, data: DataSet) -> list[str]:

@@ -95,7 +95,7 @@ class Job:
             self.say(f"reading the file list of {archive} ({readable_size(archive.stat().st_size)})")
         with self.bar(f"unpacking {archive.name}", " files") as step:
             count = unpack(archive, self.root, step, only or self.data.chosen)
-        self.say(f"{archive}: {count} files unpacked")
+        self.say(f"{archive}: {count} file{'s' * (count != 1)} unpacked")
 
     def needs_nothing(self, archive: str) -> bool:
         """Whether nothing has to be downloaded: the root is complete, or a user has put the files there."""

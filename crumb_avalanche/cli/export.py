@@ -7,6 +7,7 @@ import torch
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.runs.command_settings import ExportSettings
+from crumb_avalanche.system.counted import counted
 
 
 def main(settings: ExportSettings) -> None:
@@ -17,4 +18,4 @@ def main(settings: ExportSettings) -> None:
     path = Path(settings.output or Path(settings.model).with_suffix(f".{settings.to}"))
     parity = export_onnx(learner, path, settings.images)
     print(f"compared with the learner on {parity}")
-    print(f"{path}: {len(learner.classes)} classes, file of {path.stat().st_size:,} bytes")
+    print(f"{path}: {counted(len(learner.classes), 'class')}, file of {path.stat().st_size:,} bytes")

@@ -9,6 +9,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.of_run import cannot_be_taught
 from crumb_avalanche.learner.store import holds_weights, is_of_run, read_header, refuse_folder
 from crumb_avalanche.runs.command_settings import LearnerSettings
+from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
 
 NEEDED = {"show": 0, "forget": 1, "rename": 2, "undo": 0, "merge": 1}
@@ -20,7 +21,7 @@ def main(settings: LearnerSettings) -> None:
     action, path, names = settings.action, Path(settings.model), settings.names
     if len(names) != NEEDED[action]:
         usage = {"forget": " NAME", "rename": " OLD NEW", "merge": " OTHER --output FILE"}.get(action, "")
-        raise ValueError(f"crumb learner {action} needs MODEL{usage}; got {1 + len(names)} names")
+        raise ValueError(f"crumb learner {action} needs MODEL{usage}; got {counted(1 + len(names), 'name')}")
     if (action == "merge") != (settings.output is not None):
         raise ValueError("merge needs --output FILE, and only merge has one")
     if action == "show":
@@ -32,7 +33,7 @@ def main(settings: LearnerSettings) -> None:
         learner.merge(Learner.load(names[0], settings.weights))
         with locked_file(Path(str(settings.output))):
             learner.save(str(settings.output))
-        print(f"{settings.output}: {len(learner.classes)} classes, {learner.bytes:,} bytes learned")
+        print(f"{settings.output}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned")
     else:
         refuse_folder(path)
         with locked_file(path):
@@ -48,7 +49,7 @@ def changed(learner: Learner, action: str, names: list[str]) -> str:
         return f"renamed {names[0]} to {names[1]}"
     if action == "undo":
         lesson = learner.undo()
-        what = ", ".join(f"{name} ({count} images)" for name, count in lesson.images.items())
+        what = ", ".join(f"{name} ({counted(count, 'image')})" for name, count in lesson.images.items())
         return f"took back: {what or FORGOTTEN}"
     remains = learner.forget(names[0])
     return f"forgot {names[0]}" + (f"; what remains: {remains}" if remains else "; nothing of it remains")
@@ -72,7 +73,7 @@ def show(path: Path) -> None:
     kept = header.get("thumbnails", {})
     for name, count in header["classes"].items():
         small = "; thumbnails: {count}, {bytes:,} bytes".format(**kept[name]) if name in kept else ""
-        print(f"  {name}: {count} images{small}")
+        print(f"  {name}: {counted(count, 'image')}{small}")
     print("lessons")
     for lesson in header["lessons"]:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
@@ -97,6 +98,6 @@ def show_run(path: Path) -> None:
     print(f"written   {header.written} by " + ", ".join(f"{name} {value}" for name, value in header.versions.items()))
     print("classes")
     for one in header.classes:
-        print(f"  {one['name']}: {one['images']} images")
+        print(f"  {one['name']}: {counted(one['images'], 'image')}")
     print("It holds the state of the method, replay memories included where it has some, and no paths of images.")
     print(f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}.")

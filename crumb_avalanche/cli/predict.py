@@ -17,6 +17,7 @@ from crumb_avalanche.learner.of_run import can_only_answer
 from crumb_avalanche.learner.sources import BadImage, Clip
 from crumb_avalanche.runs.command_settings import PredictSettings
 from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.system.counted import counted
 
 WORST = 10  # mistakes that are listed
 
@@ -44,7 +45,7 @@ def main(settings: PredictSettings) -> None:
     if not settings.json and not settings.csv:
         summarize([answer for answer in answers if answer.truth is not None])
     if unread:
-        raise ValueError("\n".join([f"{len(unread)} files could not be read:", *map(str, unread)]))
+        raise ValueError("\n".join([f"{counted(len(unread), 'file')} could not be read:", *map(str, unread)]))
 
 
 def opened(settings: PredictSettings) -> Any:

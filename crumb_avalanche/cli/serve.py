@@ -13,6 +13,7 @@ from crumb_avalanche.learner.server import application, listen, load_server, run
 from crumb_avalanche.learner.shared import SharedLearner
 from crumb_avalanche.learner.store import holds_weights
 from crumb_avalanche.runs.command_settings import ServeSettings
+from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
 
 
@@ -35,7 +36,7 @@ def main(settings: ServeSettings) -> None:
             learner.save(path)
         shared = SharedLearner(learner, path, weights=holds_weights(path))
         token = secrets.token_urlsafe(16)
-        print(f"{path}: {len(learner.classes)} classes. Every change is saved in it.")
+        print(f"{path}: {counted(len(learner.classes), 'class')}. Every change is saved in it.")
         print(f"Open {origins[0]}/?token={token}")
         print(f"Programs: {origins[0]}/openapi.json, header X-Crumb-Token: {token}")
         print("Press Ctrl+C to stop.", flush=True)

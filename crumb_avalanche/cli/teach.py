@@ -15,6 +15,7 @@ from crumb_avalanche.learner.store import holds_weights, refuse_folder
 from crumb_avalanche.learner.teaching import label_of
 from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
+from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.ray_cluster import RayCalls
@@ -54,21 +55,21 @@ def main(settings: TeachSettings) -> None:
             )
         learner.save(path, weights=not lean)
     for name, count in lesson.images.items():
-        print(f"learned {name}: {count} images")
+        print(f"learned {name}: {counted(count, 'image')}")
     for bad in lesson.unread:
         print(f"could not read {bad}")
     for note in lesson.notes:
         print(f"budget of {learner.budget_bytes:,} bytes is full: {note}")
     if lesson.answered:
         share = 100 * lesson.right / lesson.answered
-        print(f"of {lesson.answered} clips asked before they were learned, {lesson.right} were right ({share:.0f} %)")
+        print(f"of {counted(lesson.answered, 'clip')} asked before learning, {lesson.right} right ({share:.0f} %)")
     if learner.clips_missing:
         print(
-            f"nearly every image is called known until clips of {learner.clips_missing} more objects of these classes "
-            "are learned"
+            f"nearly every image is called known until clips of "
+            f"{counted(learner.clips_missing, 'more object')} of these classes are learned"
         )
     size = path.stat().st_size
-    print(f"{path}: {len(learner.classes)} classes, {learner.bytes:,} bytes learned, file of {size:,} bytes")
+    print(f"{path}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned, file of {size:,} bytes")
 
 
 def check_source(source: str, label: str | None) -> None:

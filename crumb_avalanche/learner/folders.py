@@ -34,8 +34,8 @@ def check_name(name: object) -> str:
     # Control characters, unpaired surrogates (undecodable bytes of a file name), line and paragraph separators.
     bad = [char for char in name if char in "/\\" or unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")]
     if bad or not name.strip() or len(name) > LONGEST_NAME:
-        wrong = f"contains {bad[0]!a}" if bad else f"has {len(name)} characters" if name.strip() else "is blank"
-        shown = ascii(name[:40]) + ("..." if len(name) > 40 else "")
+        wrong = f"contains {bad[0]!r}" if bad else f"has {len(name)} characters" if name.strip() else "is blank"
+        shown = repr(name[:40]) + ("..." if len(name) > 40 else "")
         raise ValueError(f"class name {shown} {wrong}; {rule}. Choose another name, or rename the folder.")
     return name
 

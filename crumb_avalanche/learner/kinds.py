@@ -22,6 +22,7 @@ from crumb_avalanche.closed_form.random_projection import RandomProjection
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.counted import counted
 
 POOLED = dict(maps=False, deviations=False, power=1.0)  # means of the head's input over locations
 # Features of learner files that do not name theirs.
@@ -93,8 +94,8 @@ class Kind(ABC):
         needed = self.bytes_for(statistics, statistics.settings["length"], classes)
         if needed > budget:
             raise BudgetError(
-                f"{classes} classes need {needed:,} bytes, but the budget is {budget:,}: forget a class, or make a "
-                "learner with a larger budget_bytes and teach it again"
+                f"{needed:,} bytes are needed for {counted(classes, 'class')}, but the budget is {budget:,}: forget a "
+                "class, or make a learner with a larger budget_bytes and teach it again"
             )
         return ""
 

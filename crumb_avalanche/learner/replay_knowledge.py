@@ -16,6 +16,7 @@ from crumb_avalanche.learner.replay_training import HeldRows, calibrated, memory
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 FIRST_IMAGES = 32  # shown before codebook or quantizer are fitted
@@ -101,9 +102,9 @@ class ReplayKnowledge(Knowledge):
         if fixed + least * item > self.budget_bytes:
             what = f"{least} feature maps to begin with" if maps else "a memory of each class"
             raise BudgetError(
-                f"{classes} classes need {fixed + least * item:,} bytes with {what}, but the budget is "
-                f"{self.budget_bytes:,}: forget a class, or make a learner with a larger budget_bytes and teach it "
-                "again"
+                f"{fixed + least * item:,} bytes are needed for {counted(classes, 'class')} with {what}, but the "
+                f"budget is {self.budget_bytes:,}: forget a class, or make a learner with a larger budget_bytes and "
+                "teach it again"
             )
         return (self.budget_bytes - fixed) // item
 
@@ -111,7 +112,7 @@ class ReplayKnowledge(Knowledge):
         capacity = self._capacity(classes, maps=False)
         if self.waits:
             capacity = min(FIRST_IMAGES, self._capacity(classes, maps=True))
-        held, before = len(self.memories), len(self.taught)
+        held = len(self.memories)
         if not self.waits:
             self.memories.trim(capacity // classes, latest=self.replay.herds)
         self.memories.set_capacity(capacity)
@@ -119,7 +120,7 @@ class ReplayKnowledge(Knowledge):
         if not given_up:
             return ""
         return (
-            f"the {before} classes give up {given_up} of {held} memories, so that each of {classes} may keep "
+            f"the classes taught give up {given_up} of {counted(held, 'memory')}, so that each of {classes} may keep "
             f"{capacity // classes}"
         )
 

@@ -10,6 +10,7 @@ from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.sources import BadImage, Clip, ClipFiles
 from crumb_avalanche.models.finite import LARGEST_FEATURE, BadFeaturesError
+from crumb_avalanche.system.counted import counted
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
 
@@ -45,7 +46,7 @@ def check_not_empty(lesson: Lesson) -> None:
     """Raise ValueError if there was no image to learn; list files that could not be read."""
     if not lesson.images:
         some = "".join(f"; {bad}" for bad in lesson.unread[:3])
-        read = f", {len(lesson.unread)} files could not be read{some}" if lesson.unread else ""
+        read = f", {counted(len(lesson.unread), 'file')} could not be read{some}" if lesson.unread else ""
         raise ValueError(f"there was no image to learn{read}; give photos or videos")
 
 

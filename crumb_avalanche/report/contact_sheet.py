@@ -17,6 +17,7 @@ from crumb_avalanche.learner.sources import BadImage, Frames, clips_to_ask
 from crumb_avalanche.report.images import heat_map, thumbnail
 from crumb_avalanche.report.page import render
 from crumb_avalanche.report.table import EMPTY, Cell, Column, Matrix, Table, count
+from crumb_avalanche.system.counted import counted
 
 MOST_CARDS = 300
 MOST_COLUMNS = 40  # classes of a confusion table
@@ -132,7 +133,7 @@ class ContactSheet:
         return render(
             "contact_sheet.html",
             title=f"{self.total:,} answers of {name}",
-            lead=f"{self.learner.method}, {len(classes)} classes: {listed([info.name for info in classes])}.",
+            lead=f"{self.learner.method}, {counted(len(classes), 'class')}: {listed([info.name for info in classes])}.",
             note=getattr(self.learner, "note", ""),
             asked=sum(self.pairs.values()),
             right=sum(number for (truth, label), number in self.pairs.items() if truth == label),

@@ -9,6 +9,7 @@ from crumb_avalanche.report.runs import IDENTITY, Group, differences, notes_on, 
 from crumb_avalanche.report.summary import curves_table, seconds, setting
 from crumb_avalanche.report.table import EMPTY, Cell, Column, Matrix, Table, count
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
+from crumb_avalanche.system.counted import counted
 
 OPEN_MATRICES = 6  # groups; with more, the matrices are collapsed
 WIDE = 12  # experiences; with more, the matrices are set smaller
@@ -26,13 +27,13 @@ def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list
     shown = dict.fromkeys(stream for streams in streams_of(groups) for stream in streams)
     names = " and ".join(dict.fromkeys(f"{cell(stream[0])}, {cell(stream[1])}" for stream in shown))
     total = sum(len(group.runs) for group in groups)
-    lead = f"{_number(total, 'finished run')} in {_number(len(groups), 'group')}; the runs of a group differ in their "
+    lead = f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}; the runs of a group differ in their "
     lead += "seed only. Accuracy is in percent of the test images, mean ± standard deviation over runs (n - 1)."
     times = "times of different runs are comparable only when measured side by side on the same machine"
     differ, same = _settings(groups)
     return render(
         "report.html",
-        title=f"{names if len(names) <= 80 else 'Finished runs'}: {_number(total, 'run')}",
+        title=f"{names if len(names) <= 80 else 'Finished runs'}: {counted(total, 'run')}",
         lead=lead,
         numbers=range(len(groups)),
         run_numbers=[number for number, group in enumerate(groups) for _ in group.runs],
@@ -142,7 +143,3 @@ def _deviations(groups: list[Group]) -> Table:
         labels = "all" if len(found.groups) == len(groups) > 1 else "; ".join(found.groups)
         rows.append([Cell(found.setting), found.paper, found.run, Cell(labels)])
     return Table([Column(*head) for head in heads.items()], rows)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

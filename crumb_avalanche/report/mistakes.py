@@ -15,6 +15,7 @@ from crumb_avalanche.report.images import thumbnail
 from crumb_avalanche.report.page import render
 from crumb_avalanche.report.table import Cell, Column, Table, count
 from crumb_avalanche.runs.run_folder import MISTAKES, write_text
+from crumb_avalanche.system.counted import counted
 
 MOST_MISTAKES = 200  # with images
 
@@ -43,7 +44,7 @@ def write_mistakes(
     page = render(
         "mistakes.html",
         title=f"{len(wrong):,} mistakes of {asked:,} test images",
-        lead=f"{strategy}, preset {preset}, {len(table.classes)} classes of {table.root}.",
+        lead=f"{strategy}, preset {preset}, {counted(len(table.classes), 'class')} of {table.root}.",
         asked=asked,
         right=right,
         unread=unread,

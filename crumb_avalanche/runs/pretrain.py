@@ -29,6 +29,7 @@ from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import as_dict, part_for
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.atomic_file import cured
+from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
 from crumb_avalanche.system.process_group import SingleProcess, processes
 from crumb_avalanche.system.tensor_file import read_metadata
@@ -193,7 +194,8 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
         )
     )
     print(
-        f"\n{len(rows)} images of {classes} classes; written to {output}; use it with crumb run --pretrained {output}"
+        f"\n{counted(len(rows), 'image')} of {counted(classes, 'class')}; written to {output}; use it with crumb run "
+        f"--pretrained {output}"
     )
 
 

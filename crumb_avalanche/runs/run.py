@@ -43,6 +43,7 @@ from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.stream import Stream, describe, open_stream
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text
 from crumb_avalanche.runs.usage import usage_of
+from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.checkpoint_plugin import Position
@@ -167,7 +168,7 @@ def run_once(
                 left_out, before = leave_out_more(plan, left_out), left_out
                 if len(left_out) == len(before):
                     raise
-            print(f"{len(left_out)} frames whose features cannot be used are left out; the run starts again")
+            print(f"{counted(len(left_out), 'frame')} left out, whose features cannot be used; the run starts again")
     finally:
         gc.collect()  # free strategy, plugins and evaluator, which refer to each other, before the next run
 

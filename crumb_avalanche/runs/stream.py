@@ -14,6 +14,7 @@ from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.map_store import files_key
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
+from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.progress import progress_bar
 
 
@@ -96,12 +97,12 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
     """
     table = stream.table
     found: dict[str, Any] = {"images": {split: len(table.rows(split)) for split in ("train", "test")}}
-    text = f"{len(table.classes)} classes"
+    text = counted(len(table.classes), "class")
     if stream.entry.name == CLIPS:
         objects = set(zip(table.class_name, table.object_name, strict=True))
         clips = set(zip(table.class_name, table.object_name, table.session, strict=True))
-        text += f", {len(objects)} objects, {len(clips)} clips"
-    text += f": {found['images']['train']:,} images to learn, {found['images']['test']:,} to test"
+        text += f", {counted(len(objects), 'object')}, {counted(len(clips), 'clip')}"
+    text += f": {counted(found['images']['train'], 'image')} to learn, {found['images']['test']:,} to test"
     if stream.entry.name == CLIPS:
         found["held_out"] = held_out_of(table)
         text += "\nheld out for the test:" + _grouped(found["held_out"])

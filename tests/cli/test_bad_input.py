@@ -95,7 +95,7 @@ def test_frames_whose_features_are_not_finite_are_refused_or_left_out(crumb, tin
     assert re.search(r"frame cup/object\d/clip0/frame2.png \(row .*finite", fails(crumb, *options("raised")))
     assert crumb(*options("reference", root="without"))[0] == 0
     code, out, err = crumb(*options("skipped"), "--on-bad-frame", "skip")
-    assert code == 0 and "3 frames whose features cannot be used are left out" in out, err
+    assert code == 0 and "3 frames left out, whose features cannot be used" in out, err
     result = json.loads((tmp_path / "skipped" / "result.json").read_text())
     assert result["bad_frames_skipped"] == 3 and all(
         any(name in text for text in result["bad_frames"]) for name in white_frames

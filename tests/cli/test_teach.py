@@ -69,7 +69,7 @@ def test_teach_makes_a_learner_and_goes_on_with_it(place, tmp_path, capsys):
     path = tmp_path / "mine.safetensors"
     weights = ["--weights", str(place / "weights.safetensors"), *NEW]
     code, out, _ = ask(capsys, "teach", path, place / "tree" / "red", "--label", "red", *weights)
-    assert code == 0 and "learned red: 6 images" in out and "1 classes" in out
+    assert code == 0 and "learned red: 6 images" in out and "1 class," in out
     assert "nearly every image is called known until clips of 5 more objects" in out
     code, out, _ = ask(capsys, "teach", path, place / "tree" / "blue", "--label", "sky", "--progress", "false")
     assert code == 0 and "2 classes" in out
@@ -271,7 +271,7 @@ def test_bad_input_is_a_line_and_nothing_is_lost(model, place, tmp_path, capsys)
         (["teach", model, place / "photos", "--label", "a/b"], "class name"),
         (
             ["teach", model, tmp_path / "bad", "--label", "x"],
-            "no image to learn, 1 files could not be read; .*photo.jpg",
+            "no image to learn, 1 file could not be read; .*photo.jpg",
         ),
         (["predict", model, tmp_path / "empty"], "no photo and no video"),
         (["teach", model, tmp_path / "bad", "--label", "x", "--on-bad-frame", "raise"], "photo.jpg"),
@@ -348,7 +348,7 @@ def test_an_image_of_nan_is_a_line_and_the_others_are_learned(model, place, tmp_
         Image.fromarray(pixels).save(tmp_path / "floats" / name)
     Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "floats" / "black.png")
     code, out, err = ask(capsys, "teach", model, tmp_path / "floats", "--label", "x", "--progress", "false")
-    assert code == 0 and "learned x: 1 images" in out, err
+    assert code == 0 and "learned x: 1 image" in out, err
     assert re.search("could not read .*nan.tiff: .*from nan to nan; save it with 8 or 16 bits", out)
     code, _, err = ask(capsys, "predict", model, tmp_path / "floats" / "nan.tiff")
     assert code == 1 and "nan.tiff" in err and "8 or 16 bits" in err
@@ -357,7 +357,7 @@ def test_an_image_of_nan_is_a_line_and_the_others_are_learned(model, place, tmp_
 def test_a_photo_that_cannot_be_read_does_not_keep_the_others_from_an_answer(model, place, tmp_path, capsys):
     (tmp_path / "bad.jpg").write_bytes(b"no image")
     code, out, err = ask(capsys, "predict", model, tmp_path / "bad.jpg", place / "photos" / "red.png")
-    assert code == 1 and "red.png  red" in out and "bad.jpg" in err and "1 files could not be read" in err
+    assert code == 1 and "red.png  red" in out and "bad.jpg" in err and "1 file could not be read" in err
 
 
 def test_a_second_teacher_is_told_who_has_the_file(model, place, capsys):

@@ -167,7 +167,7 @@ def test_what_workers_cannot_do_is_refused(make, tree, monkeypatch):
         make().teach(images(0), "c0", engine=Here())
     with pytest.raises(ValueError, match=r"clip0 has no class: give label"):
         make().teach(tree / "c0" / "clip0", engine=Here())
-    with pytest.raises(BudgetError, match="classes need"):
+    with pytest.raises(BudgetError, match="bytes are needed for 2 classes"):
         make("ncm", budget_bytes=1000).teach(tree, engine=Here())
     learner = make()
     monkeypatch.setattr(learner.network.model, "runtime", Runtime("torch", "0.1"))

@@ -37,6 +37,13 @@ def test_class_names_that_break_the_rule(name, fact):
     assert "1 to 200 characters" in str(error.value) and len(str(error.value)) < 300
 
 
+def test_a_name_of_any_alphabet_is_readable_in_errors():
+    with pytest.raises(ValueError, match=r"class name 'Straße/カップ' contains '/'"):
+        check_name("Straße/カップ")
+    with pytest.raises(ValueError, match=r"class name 'Straße\\x1b\[2J' contains '\\x1b'"):
+        check_name("Straße\x1b[2J")
+
+
 def test_names_that_look_the_same_are_the_same():
     assert check_name("cafe\u0301") == check_name("caf\u00e9") == "caf\u00e9"
 

@@ -274,7 +274,7 @@ def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
     bad[4, 0, 0, 0] = np.nan
     with pytest.raises(ValueError, match=r"NaN|finite|nan"):
         learner.teach([*images(3), *bad], "bad")
-    with pytest.raises(ValueError, match=r"no image to learn, 1 files could not be read; source: holds NaN"):
+    with pytest.raises(ValueError, match=r"no image to learn, 1 file could not be read; source: holds NaN"):
         learner.teach(bad[4], "bad", on_bad="skip")
     with pytest.raises(ValueError):
         learner.teach([], "nothing")
@@ -330,7 +330,7 @@ def test_an_image_whose_features_cannot_be_used_is_refused_by_name_or_left_out(m
     assert len(answers[0].frames) == len(good) - 1 and [one.path for one in left_out] == ["source[2]"]
     with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
         learner.predict(bad)
-    with pytest.raises(ValueError, match=r"no image to learn, 1 files could not be read; source\[0\]: .*finite"):
+    with pytest.raises(ValueError, match=r"no image to learn, 1 file could not be read; source\[0\]: .*finite"):
         learner.teach(bad[2:3], "some", on_bad="skip")
 
 
@@ -342,7 +342,7 @@ def test_the_budget_is_kept_and_what_gives_way_is_told(make):
         notes += learner.teach(images(number, 10), f"c{number}").notes
         assert learner.bytes <= learner.budget_bytes
     assert any("directions" in note for note in notes)
-    with pytest.raises(BudgetError, match=r"classes need .* budget .* forget"):
+    with pytest.raises(BudgetError, match=r"needed for .* classes.* budget .* forget"):
         taught(learner, 40)
     assert len(learner.classes) < 40 and learner.bytes <= learner.budget_bytes
 

@@ -157,7 +157,9 @@ def test_the_budget_is_kept_and_what_gives_way_is_told(make, method, budget, mon
     counts = [learner._knowledge.memories.slots.count(number) for number in range(5)]
     assert max(counts) - min(counts) <= 1 < min(counts)
     assert "give up" in notes[-1] and notes[-1].endswith(f"of 5 may keep {learner._knowledge.memories.max_size // 5}")
-    with pytest.raises(BudgetError, match=r"classes need .* bytes with a memory of each class.* budget .* forget"):
+    with pytest.raises(
+        BudgetError, match=r"bytes are needed for .* classes with a memory of each class.* budget .* forget"
+    ):
         taught(learner, 60, 1)
     assert len(learner.classes) < 60 and learner.bytes <= budget
     with pytest.raises(BudgetError, match="forget a class"):

@@ -170,7 +170,7 @@ def test_ilab_from_its_archive(tmp_path, run, said):
     assert said[0] == f"{archive}: 240 files unpacked"
     assert said[1] == f"ilab in {root}: 2 classes, 180 training and 60 test images; listed in {root / 'ilab.csv'}"
     (root / ILAB[0]).unlink()
-    assert run("ilab", root, archive) == [] and said[3] == f"{archive}: 1 files unpacked"
+    assert run("ilab", root, archive) == [] and said[3] == f"{archive}: 1 file unpacked"
 
 
 def test_reading_a_long_file_list_is_announced(tmp_path, run, said, monkeypatch):

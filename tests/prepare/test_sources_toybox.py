@@ -52,7 +52,7 @@ def test_toybox_from_a_folder_of_videos(videos, tmp_path, run, said):
     assert files(videos) == before and shown(tmp_path) == toybox_frames(videos)
     assert read_csv(tmp_path, "toybox").content_hash() == ToyboxFrames(tmp_path).content_hash()
     assert steps[-1][:4] == ("extracting frames", " videos", 10, 10)
-    assert "1 classes, 14 training and 6 test images" in said[0]
+    assert "1 class, 14 training and 6 test images" in said[0]
 
 
 @pytest.mark.parametrize("wrapped", ["toybox/households/", "households/", ""])

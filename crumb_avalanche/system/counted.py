@@ -1,0 +1,15 @@
+"""Numbers of things in words."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 class``, ``2 classes``, ``1,000 images``.
+
+    Args:
+        count: the number.
+        noun: in the singular.
+    """
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith("s"):
+        return f"{count:,} {noun}es"
+    return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
