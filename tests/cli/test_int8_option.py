@@ -28,24 +28,10 @@ def packages():
 
 
 @pytest.fixture
-def photos(tmp_path):
-    for name, level in (("dark", 60), ("light", 180)):
-        for number in range(3):
-            path = tmp_path / "photos" / name / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            noise = np.random.default_rng(number).integers(-60, 60, (40, 40, 3))
-            Image.fromarray((level + noise).astype(np.uint8)).save(path)
-    return tmp_path / "photos"
-
-
-NEW = ("--weights", "none", "--backbone", "small_cnn", "--image-size", "32", "--progress", "false")
-
-
-@pytest.fixture
-def taught(crumb, photos, tmp_path):
+def taught(crumb, photos, tmp_path, new):
     """A learner's file, taught in int8."""
     path = tmp_path / "mine.safetensors"
-    code, _, err = crumb("teach", path, photos, *NEW, "--runtime", "int8")
+    code, _, err = crumb("teach", path, photos, *new, "--runtime", "int8")
     assert code == 0 and "runtime int8 " in err and "from torch's maps" in err
     return path
 
@@ -103,9 +89,9 @@ def test_a_learner_without_its_calibration_is_refused(taught, crumb, photos):
     assert code != 0 and "holds no calibration: take the file from where it was written" in err
 
 
-def test_other_learners_refuse_int8(crumb, photos, taught, tmp_path):
+def test_other_learners_refuse_int8(crumb, photos, taught, tmp_path, new):
     plain = tmp_path / "plain.safetensors"
-    assert crumb("teach", plain, photos, *NEW)[0] == 0
+    assert crumb("teach", plain, photos, *new)[0] == 0
     code, _, err = crumb("teach", plain, photos, "--runtime", "int8", "--progress", "false")
     assert code != 0 and "for a new learner of method" in err and "one that learned with torch" in err
     code, _, err = crumb("predict", plain, photos, "--runtime", "int8")
@@ -113,7 +99,7 @@ def test_other_learners_refuse_int8(crumb, photos, taught, tmp_path):
     with pytest.raises(RuntimeRefusedError, match=r"not for a learner by replay \(crumb\)"):
         Learner("crumb", "small_cnn", None, 32).use_runtime("int8", photos)
     code, _, err = crumb(
-        "teach", tmp_path / "new.safetensors", "--camera", "0", "--label", "a", *NEW, "--runtime", "int8"
+        "teach", tmp_path / "new.safetensors", "--camera", "0", "--label", "a", *new, "--runtime", "int8"
     )
     assert code != 0 and "there are none: give them (crumb teach MODEL SOURCE" in err
     one, other = Learner.load(taught), Learner.load(taught)

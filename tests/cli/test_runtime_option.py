@@ -3,11 +3,9 @@
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.models.runtimes import TORCH, Runtime
@@ -17,20 +15,8 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 FOLDED = f"folded {torch.__version__}"
 
 
-@pytest.fixture
-def photos(tmp_path):
-    for name, level in (("dark", 40), ("light", 200)):
-        for number in range(3):
-            path = tmp_path / "photos" / name / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            noise = np.random.default_rng(number).integers(-30, 30, (40, 40, 3))
-            Image.fromarray((level + noise).astype(np.uint8)).save(path)
-    return tmp_path / "photos"
-
-
-def test_teach_and_predict_say_what_ran_the_network(crumb, photos, tmp_path, monkeypatch):
+def test_teach_and_predict_say_what_ran_the_network(crumb, photos, new, tmp_path, monkeypatch):
     model = tmp_path / "mine.safetensors"
-    new = ("--weights", "none", "--backbone", "small_cnn", "--image-size", "32", "--progress", "false")
     code, _, err = crumb("teach", model, photos, *new)
     assert code == 0 and err == "", "torch, by the environment of the tests"
     monkeypatch.setenv("CRUMB_RUNTIME", "folded")
