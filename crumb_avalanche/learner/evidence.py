@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.closed_form.class_statistics import ClassStatistics
+from crumb_avalanche.closed_form.discriminant_solution import TEMPERATURE, Solution
 from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import TEMPERATURE, RegularizedDiscriminant, Solution
+from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 
 # Temperature of each closed form's scores: median of the best ones for held-out images of 40 of 50 classes of
