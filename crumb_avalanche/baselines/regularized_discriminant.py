@@ -70,7 +70,7 @@ class GrowingDiscriminant(ClosedFormStrategy):
 
     def _keep_head(self) -> None:
         self.features = of_head(self.features)
-        self.statistics.drop_features(self.statistics.settings["length"] - feature_length(self.model))
+        self.statistics.keep_features(feature_length(self.model))
 
     def load_state_dict(self, state, strict=True):
         self._fit_state(state["method"])

@@ -151,17 +151,18 @@ class ClassDirections:
         self._energies += [[]] * new
         self.outside, self.counts = grown(self.outside, n_classes), grown(self.counts, n_classes)
 
-    def drop_features(self, first: int) -> None:
-        """Drop the ``first`` features.
+    def keep_features(self, kept: int) -> None:
+        """Keep the last ``kept`` features.
 
         ``outside`` keeps the share that the directions of the class keep of their squared lengths.
         """
         narrow = []
         for label, energies in enumerate(self._energies):
-            rows, before = self.of_class(label)[:, first:], sum(energies)
-            self.outside[label] *= float(rows.square().sum()) / before if before else 1 - first / self.length
+            rows, before = self.of_class(label)[:, -kept:], sum(energies)
+            share = float(rows.square().sum()) / before if before else 1 - (self.length - kept) / self.length
+            self.outside[label] *= share
             narrow.append(rows)
-        self.length -= first
+        self.length = kept
         for label, rows in enumerate(narrow):
             self._store(label, _principal(rows))
 

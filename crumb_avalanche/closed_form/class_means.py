@@ -74,10 +74,10 @@ class ClassMeans(ClassStatistics):
         self.counts[label] += new
         return between
 
-    def drop_features(self, first: int) -> None:
-        """Drop the ``first`` features."""
-        self.means = self.means[:, first:].clone()
-        self.settings["length"] -= first
+    def keep_features(self, kept: int) -> None:
+        """Keep the last ``kept`` features."""
+        self.means = self.means[:, -kept:].clone()
+        self.settings["length"] = kept
         self._solution = None
 
     def _solve(self, seen):

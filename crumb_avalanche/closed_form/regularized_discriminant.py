@@ -156,20 +156,20 @@ class RegularizedDiscriminant(ClassStatistics):
         self.scatter, self.settings["whole"] = None, False
         self._solution = None
 
-    def drop_features(self, first: int) -> None:
-        """Drop the ``first`` features; the statistics are those of the others from then on.
+    def keep_features(self, kept: int) -> None:
+        """Keep the last ``kept`` features; the statistics are those of them alone from then on.
 
         Means, counts and a full common scatter are exact. What the directions of a class leave out of the trace of its
         scatter is divided as their squared lengths are.
         """
         if self.scatter is not None:
-            matrix = self.scatter.whole()[first:, first:]
+            matrix = self.scatter.whole()[-kept:, -kept:]
             self.scatter = PackedScatter(len(matrix))
             self.scatter.add_matrix(matrix)
-        self.classes.drop_features(first)
-        self.directions.drop_features(first)
-        self.settings["length"] -= first
-        if self.settings["part"] >= self.settings["length"]:
+        self.classes.keep_features(kept)
+        self.directions.keep_features(kept)
+        self.settings["length"] = kept
+        if self.settings["part"] >= kept:
             self.settings |= {"part": 0, "part_share": 0.0}
         self._solution = None
 
@@ -253,7 +253,7 @@ class RegularizedDiscriminant(ClassStatistics):
         )
         if self.settings["part"]:
             alone = copy.deepcopy(self)
-            alone.drop_features(length - self.settings["part"])
+            alone.keep_features(self.settings["part"])
             solution.part, solution.part_share = alone.solution(), self.settings["part_share"]
         return solution
 

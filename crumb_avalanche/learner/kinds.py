@@ -161,7 +161,7 @@ class Discriminant(Kind):
         return _fixed_bytes(statistics) + int(statistics.directions.counts[label]) * _direction_bytes(statistics)
 
     def keep(self, statistics, length):
-        statistics.drop_features(statistics.settings["length"] - length)
+        statistics.keep_features(length)
 
     def make_room(self, statistics, classes, budget, kept):
         notes = []
