@@ -14,18 +14,23 @@ EQUAL = 1e-10  # share of the mean square below which a variance is one of round
 class ClassGaussians(ClassStatistics):
     """Base class of classifiers by class means, class covariances and a common covariance.
 
-    A class covariance is stored as principal directions in half precision. It is exact, up to rounding, for a class of
-    at most one image more than ``directions``, and for all classes where ``directions`` is the number of features,
-    which take ``2 D**2`` bytes a class. Without a common scatter, the common covariance is the sum over the classes.
-    With a common scatter and ``directions=0``, classes have no covariance of their own, and no bytes for one.
+    A class covariance is stored as principal directions, in half precision if a subclass says nothing else. It is
+    exact, up to rounding, for a class of at most one image more than ``directions``, and for all classes where
+    ``directions`` is the number of features, which take ``2 D**2`` bytes a class. Without a common scatter, the common
+    covariance is the sum over the classes. With a common scatter and ``directions=0``, classes have no covariance of
+    their own, and no bytes for one.
 
-    ``merge`` and ``forget`` are those of ``RegularizedDiscriminant``.
+    ``merge`` and ``forget`` do what ``RegularizedDiscriminant`` says of its own.
 
     Attributes:
         classes: means and counts.
         directions: the directions of all classes, or ``None``.
         scatter: the common scatter, or ``None``.
     """
+
+    classes: ClassMeans
+    directions: ClassDirections | None
+    scatter: PackedScatter | None
 
     def _hold(self, n_classes: int, length: int, directions: int, whole: bool) -> None:
         """Allocate the statistics of features of ``length`` columns."""

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.closed_form.class_directions import ClassDirections
-from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics, copy_tensors
+from crumb_avalanche.closed_form.class_gaussians import ClassGaussians
 from crumb_avalanche.closed_form.discriminant_solution import Solution, Span
 from crumb_avalanche.closed_form.packed_scatter import PackedScatter, mirrored
 
@@ -25,7 +24,7 @@ LEAST_VARIANCE = 1e-3  # of a feature in the shrinkage, in units of the mean var
 LEAST_LENGTH = 1e-5  # of an axis of the discriminant space, in units of the longest: shorter ones are rounding
 
 
-class RegularizedDiscriminant(ClassStatistics):
+class RegularizedDiscriminant(ClassGaussians):
     """Classifier by Gaussians whose covariances lie between a common one and that of each class.
 
     The blend is Friedman's and Deep SRDA's, the low rank of a class's own covariance and its solution LR-RGDA's.
@@ -76,6 +75,8 @@ class RegularizedDiscriminant(ClassStatistics):
         scatter: the full common scatter, or ``None``.
     """
 
+    directions: ClassDirections
+
     _free = frozenset({"n_classes", "total_directions", "whole", "part", "part_share"})
     _older: ClassVar = {
         **{"own_images": 0.0, "diagonal": False, "span": True, "eight_bits": False},
@@ -117,20 +118,12 @@ class RegularizedDiscriminant(ClassStatistics):
             "part": part,
             "part_share": part_share,
         }
-        self.classes = ClassMeans(n_classes, length)
+        self._hold(n_classes, length, directions, whole)
+        # Present even if there may be none.
         self.directions = ClassDirections(n_classes, length, directions, eight_bits=eight_bits)
-        self.scatter = PackedScatter(length) if whole else None
         self.own, self.shrinkage, self.own_images, self.diagonal = own, shrinkage, own_images, diagonal
         self.span = span
         self.limit(total_directions)
-
-    @property
-    def image_counts(self):
-        return self.classes.counts
-
-    @property
-    def remains_after_forget(self):
-        return "" if self.scatter is None else "the share of the removed images in the common scatter"
 
     def limit(self, total_directions: int | None) -> None:
         """Set the largest number of directions of all classes.
@@ -174,51 +167,17 @@ class RegularizedDiscriminant(ClassStatistics):
         self._solution = None
 
     def _update(self, features, labels):
-        for label, rows in self.classes.absorb(features, labels).items():
-            if self.scatter is not None:
-                self.scatter.add(rows)
-            self.directions.extend(label, rows)
+        super()._update(features, labels)
         self.directions.trim()
 
     def _answers(self, features, solution):
         return solution.scores(features)
 
-    def tensors(self):
-        return [*self.classes.tensors(), *self.directions.tensors(), *(self.scatter.strips if self.scatter else ())]
-
-    def named_tensors(self):
-        strips = {} if self.scatter is None else self.scatter.named_tensors()
-        return {**self.classes.named_tensors(), **self.directions.named_tensors(), **strips}
-
-    def _load(self, tensors):
-        self.directions.check(tensors)
-        scatter = PackedScatter(self.settings["length"]) if self.scatter else None  # copies share the present strips
-        copy_tensors(tensors, {**self.classes.named_tensors(), **(scatter.named_tensors() if scatter else {})})
-        self.scatter = scatter
-        self.directions.load(tensors)
-
     def _merge(self, other, labels):
         if other.scatter is None:
             self.drop_scatter()
-        for theirs, mine, between in self.classes.absorb_means(other.classes, labels):
-            self.directions.extend(mine, torch.cat([other.directions.of_class(theirs), between]))
-            self.directions.outside[mine] += other.directions.outside[theirs]
-            if self.scatter is not None:
-                self.scatter.add(between)
-        if self.scatter is not None:
-            self.scatter.merge(other.scatter)
+        super()._merge(other, labels)
         self.directions.trim()
-
-    def _grow(self, n_classes):
-        self.classes.grow(n_classes)
-        self.directions.grow(n_classes)
-
-    def _forget(self, label):
-        before = int(self.classes.counts.sum())
-        self.classes.forget(label)
-        self.directions.forget(label)
-        if self.scatter is not None:
-            self.scatter.scale(int(self.classes.counts.sum()) / before)
 
     def _solve(self, seen) -> Solution:
         counts, means = self.classes.counts[seen].double(), self.classes.means[seen].double()
