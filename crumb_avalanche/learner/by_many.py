@@ -8,6 +8,7 @@ eight groups of shards, and some clips of each group are asked of what the learn
 """
 
 import heapq
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from torch import Tensor
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.confidence import PER_LESSON, Confidence
+from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
@@ -99,6 +101,18 @@ class Task:
         known = Knowledge(self.method, state["statistics"]["settings"]["length"], self.budget_bytes, self.kept)
         known.load_state_dict(state)
         return known
+
+
+def check_for_workers(method: str, source: Any, thumbnails: bool) -> None:
+    """Raise ValueError for a lesson that workers cannot learn; the arguments are those of ``Learner.teach``."""
+    if method not in KINDS:
+        raise ValueError(
+            f"method {method} trains layers, which cannot be merged: teach it without an engine, or make a "
+            f"learner of method {', '.join(KINDS)}"
+        )
+    if thumbnails or not isinstance(source, str | os.PathLike):
+        what = "thumbnails are" if thumbnails else f"{type(source).__name__} is"
+        raise ValueError(f"{what} not for workers: give a path or pattern that all of them can read, no thumbnails")
 
 
 def teach_by_many(

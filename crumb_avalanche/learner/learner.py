@@ -15,7 +15,7 @@ from torch import Tensor
 
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments, of_head
 from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
-from crumb_avalanche.learner.by_many import Engine, Task, teach_by_many
+from crumb_avalanche.learner.by_many import Engine, Task, check_for_workers, teach_by_many
 from crumb_avalanche.learner.folders import check_name, path_of
 from crumb_avalanche.learner.kinds import BEFORE, KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
@@ -227,14 +227,7 @@ class Learner:
 
     def _task(self, source: Any, on_bad: OnBad, thumbnails: bool) -> Task:
         """Return what workers need to know, or raise ValueError for what they cannot do."""
-        if self.method in REPLAY:
-            raise ValueError(
-                f"method {self.method} trains layers, which cannot be merged: teach it without an engine, or make a "
-                f"learner of method {', '.join(KINDS)}"
-            )
-        if thumbnails or not isinstance(source, str | os.PathLike):
-            what = "thumbnails are" if thumbnails else f"{type(source).__name__} is"
-            raise ValueError(f"{what} not for workers: give a path or pattern that all of them can read, no thumbnails")
+        check_for_workers(self.method, source, thumbnails)
         runtime = replace(self.network.model.runtime, run=None)
         kept = self._knowledge.kept
         return Task(self.method, self.features or {}, self.budget_bytes, kept, runtime, on_bad == "skip")

@@ -1,14 +1,11 @@
-"""What a person may rely on: lessons in any order, undo, forget, merge, and a file that is whole or refused."""
+"""What a person may rely on: lessons in any order, undo, forget, and a file that is whole or refused."""
 
-import copy
 import json
 import math
 import pickle
 import re
 import threading
-import warnings
 import weakref
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,39 +13,19 @@ import pytest
 import torch
 from patch_images import SIZE, images
 from PIL import Image
+from small_lessons import METHODS, same, taught
 
 from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments, feature_length
-from crumb_avalanche.learner import teaching
 from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.file import LearnerError
 from crumb_avalanche.learner.kinds import BEFORE, KINDS, REPLAY, BudgetError
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
-from crumb_avalanche.learner.network import NetworkError
 from crumb_avalanche.learner.store import read_header
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.system.tensor_file import flatten
-
-METHODS = [*KINDS, *REPLAY]
-
-
-def taught(learner, classes=4, count=6):
-    for number in range(classes):
-        learner.teach(images(number, count), f"c{number}")
-    return learner
-
-
-def tensors(learner):
-    """All tensors of a learner's state by name."""
-    return flatten({**learner.state_dict(), "before": None, "lessons": None})[1]
-
-
-def same(one, other):
-    one, other = tensors(one), tensors(other)
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("method", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in REPLAY)])
@@ -130,77 +107,9 @@ def test_forget_leaves_nothing_of_the_class(make, method):
     assert learner.predict(images(1, 1, seed=1)).label == "c1"
 
 
-@pytest.mark.parametrize("method", KINDS)
-def test_merge_answers_as_one_taught_with_both(make, method):
-    one, two, both = make(method), make(method), make(method)
-    for number in range(6):
-        (one if number < 3 else two).teach(images(number), f"c{number}")
-        both.teach(images(number), f"c{number}")
-    two.teach(images(0, 6, seed=5), "c0")
-    both.teach(images(0, 6, seed=5), "c0")
-    one.merge(two)
-    assert {info.name: info.images for info in one.classes} == {info.name: info.images for info in both.classes}
-    for number in range(6):
-        assert one.predict(images(number, 1, seed=1)).label == both.predict(images(number, 1, seed=1)).label
-
-
-@pytest.mark.parametrize("saved", [False, True])
-def test_merge_refuses_copies_that_were_taught_further_apart(make, tmp_path, saved):
-    """Whatever names their classes have now; also for a file that was merged from one of them."""
-    one, apart = taught(make(), classes=2), make()
-    if saved:
-        one.save(tmp_path / "a.safetensors")
-    two = Learner.load(tmp_path / "a.safetensors") if saved else copy.deepcopy(one)
-    one.rename("c0", "cup")
-    one.teach(images(2), "c2")
-    two.teach(images(3), "c3")
-    before = copy.deepcopy(one)
-    with pytest.raises(ValueError, match=r"2 of the same lessons \(\S+Z?: cup; .*: c1\).*twice: teach a new learner"):
-        one.merge(two)
-    assert same(one, before) and one.lessons == before.lessons
-    with pytest.raises(ValueError, match="hold 2 of the same lessons"):
-        one.merge(copy.deepcopy(two))
-    apart.merge(two)
-    with pytest.raises(ValueError, match="hold 3 of the same lessons"):
-        apart.merge(two)
-    for name in ("c0", "c1"):
-        two.forget(name)
-    one.merge(two)  # nothing counts twice any more
-    assert {info.name: info.images for info in one.classes} == {"cup": 6, "c1": 6, "c2": 6, "c3": 6}
-
-
-def test_lessons_at_the_same_instant_are_not_the_same(make, monkeypatch):
-    monkeypatch.setattr(teaching, "now", lambda: "2026-01-01T00:00:00+00:00")
-    one, two = taught(make()), taught(make())
-    assert one.lessons == two.lessons
-    one.merge(two)
-    assert [info.images for info in one.classes] == [12] * 4
-
-
-def test_files_that_do_not_identify_lessons_merge_with_a_warning(make, monkeypatch, tmp_path):
-    monkeypatch.setattr(teaching, "now", lambda: "2026-01-01T00:00:00+00:00")
-    one, two, other = taught(make()), taught(make()), taught(make(), count=5)
-    for learner in (one, two, other):
-        learner.lessons = [replace(lesson, id=0) for lesson in learner.lessons]
-    with pytest.warns(UserWarning, match="both learners begin with 4 of the same lessons .*and 1 more.* copy"):
-        one.merge(two)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        two.merge(other)
-
-
 def test_a_lesson_of_a_later_version_is_read():
     lesson = Lesson({"mug": 3}, 1, 0, 0, "2026-01-01T00:00:00+00:00", notes=("full",), id=1)
     assert Lesson.of_state(json.loads(json.dumps(lesson.state_dict())) | {"weather": "fine"}) == lesson
-
-
-def test_merge_refuses_another_method_or_network(make):
-    with pytest.raises(ValueError, match="slda cannot be merged into one of rda"):
-        make("rda").merge(make("slda"))
-    torch.manual_seed(1)
-    other = Learner("rda", "small_cnn", None, SIZE)
-    with pytest.raises(NetworkError, match="different networks"):
-        make("rda").merge(other)
 
 
 def test_a_small_budget_has_the_features_of_the_head_alone(make):
@@ -213,15 +122,6 @@ def test_a_small_budget_has_the_features_of_the_head_alone(make):
     assert (small.features["maps"], small._knowledge.length) == (False, feature_length(model))
     with pytest.raises(ValueError, match="cannot be merged"):
         usual.merge(small)
-
-
-def test_merge_refuses_itself_and_what_is_no_learner(make):
-    learner = taught(make(), classes=2)
-    with pytest.raises(ValueError, match="cannot be merged with itself"):
-        learner.merge(learner)
-    with pytest.raises(TypeError, match=r"other is str; give a Learner, such as Learner\.load\(path\)"):
-        learner.merge("yours.safetensors")
-    assert [info.images for info in learner.classes] == [6, 6]
 
 
 def test_a_file_in_the_home_folder(make, tmp_path, monkeypatch):
