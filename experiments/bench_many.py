@@ -25,8 +25,9 @@ import torch
 from PIL import Image
 from ray.cluster_utils import Cluster
 
-from crumb_avalanche.learner.by_many import IMAGES, Task, merge_states, shards_of
+from crumb_avalanche.learner.by_many import IMAGES, shards_of
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.shard import Task, merge_states
 from crumb_avalanche.learner.sources import files_of
 from crumb_avalanche.models.engines import TORCH
 from crumb_avalanche.system.ray_cluster import RayCalls

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments, of_head
 from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
-from crumb_avalanche.learner.by_many import Engine, Task, check_for_workers, teach_by_many
+from crumb_avalanche.learner.by_many import check_for_workers, teach_by_many
+from crumb_avalanche.learner.engine import Engine
 from crumb_avalanche.learner.folders import check_name, path_of
 from crumb_avalanche.learner.kinds import BEFORE, KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
@@ -24,6 +25,7 @@ from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
 from crumb_avalanche.learner.sample import sample
+from crumb_avalanche.learner.shard import Task
 from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, clips_to_ask, files_of, warn
 from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.learner.teaching import finite_values, learn

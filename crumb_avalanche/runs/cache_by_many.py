@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, PixelTransform, pixel_transform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.learner.by_many import Engine
+from crumb_avalanche.learner.engine import Engine
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.map_store import FeatureCacheError, MapStore
 from crumb_avalanche.models.runtimes import Runtime, open_runtime

@@ -15,7 +15,8 @@ from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.cli import main
 from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.learner import by_many
-from crumb_avalanche.learner.by_many import GROUPS, Here, shards_of
+from crumb_avalanche.learner.by_many import GROUPS, shards_of
+from crumb_avalanche.learner.engine import Here
 from crumb_avalanche.learner.kinds import KINDS, BudgetError
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import ClipFiles

@@ -11,7 +11,7 @@ import torch
 from learned import tensors_of
 
 from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, pixel_transform
-from crumb_avalanche.learner.by_many import Here
+from crumb_avalanche.learner.engine import Here
 from crumb_avalanche.models.map_store import FeatureCacheError
 from crumb_avalanche.runs import cache_by_many
 from crumb_avalanche.runs.cache_by_many import fill_by_many, missing_rows
