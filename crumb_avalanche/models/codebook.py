@@ -7,7 +7,6 @@ from torch.nn import functional
 from crumb_avalanche.models.search import BlockSearch
 
 LARGEST_CODEBOOK = 2**15  # codes are uint8 or int16
-ZERO_TILE = 8192  # slices tested for zeros at a time
 
 
 def code_dtype(codebook_size: int) -> torch.dtype:
@@ -21,22 +20,22 @@ def largest_divisor(channels: int, limit: int) -> int:
 
 
 class RowsByNumber(torch.autograd.Function):
-    """``functional.embedding`` with a gradient of the same bits that takes less than half the time on a CPU."""
+    """``functional.embedding`` with a gradient of the same bits that takes a quarter of the time on a CPU."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, numbers: Tensor) -> Tensor:
         """Look up ``(..., d)`` rows of an ``(n, d)`` table for ``(...)`` integers."""
         ctx.save_for_backward(numbers)
         ctx.count = len(rows)
-        return functional.embedding(numbers, rows)
+        return functional.embedding(numbers.int(), rows)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        """Sum the gradients of all places of each row: ``(n, d)``."""
-        length = gradient.shape[-1]
-        numbers = ctx.saved_tensors[0].reshape(-1, 1).long().expand(-1, length)
-        sums = gradient.new_zeros(ctx.count, length)
-        return sums.scatter_add_(0, numbers, gradient.reshape(-1, length)), None
+        """Sum the gradients of all places of each row, in the order of the places: ``(n, d)``."""
+        numbers, places = ctx.saved_tensors[0].flatten().sort(stable=True)
+        starts = torch.searchsorted(numbers, torch.arange(ctx.count, dtype=numbers.dtype))
+        slices = gradient.reshape(-1, gradient.shape[-1])
+        return functional.embedding_bag(places, slices, starts, mode="sum"), None
 
 
 class Codebook(nn.Module):
@@ -50,8 +49,8 @@ class Codebook(nn.Module):
     Args:
         codebook_size: number ``n`` of rows, at most 32,768.
         codebook_dim: length ``d`` of a row.
-        search: module ``(slices, unit_rows) -> indices``, from ``(N, d)`` and ``(n, d)`` float32 to ``(N,)`` int64;
-            default ``BlockSearch()``.
+        search: module ``(slices, unit_rows) -> indices``, from ``(N, d)`` and ``(n, d)`` float32 to ``(N,)`` int64, as
+            ``TiledSearch``; default ``BlockSearch()``.
 
     Raises:
         ValueError: ``codebook_size`` is not from 1 to 32,768, or ``codebook_dim`` is below 1.
@@ -136,12 +135,7 @@ class Codebook(nn.Module):
         indices = self.search(slices, unit_rows)
         if indices.numel() and indices.min() < 0:
             raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
-        # A zero slice has score 0 everywhere; in searches by distance, rounding would decide. A sum of absolute values
-        # is 0 for no other slice: unlike a norm, it cannot underflow.
-        ones = slices.new_ones(self.codebook_dim)
-        for part, found in zip(slices.split(ZERO_TILE), indices.split(ZERO_TILE)):  # abs() is a copy: a small one
-            found.masked_fill_(torch.mv(part.abs(), ones) == 0, 0)
-        codes = candidates.index_select(0, indices).to(code_dtype(self.codebook_size))
+        codes = candidates.to(code_dtype(self.codebook_size)).index_select(0, indices)
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -159,10 +153,11 @@ class Codebook(nn.Module):
             IndexError: a code is outside ``[0, n)``.
         """
         batch, groups, height, width = codes.shape
-        numbers = codes.permute(0, 2, 3, 1).to(torch.int32)
-        # On a GPU, the order of the sums would be random.
+        numbers = codes.permute(0, 2, 3, 1)
         on_cpu = numbers.device.type == "cpu"
-        slices = RowsByNumber.apply(self.blocks, numbers) if on_cpu else functional.embedding(numbers, self.blocks)
+        slices = (
+            RowsByNumber.apply(self.blocks, numbers) if on_cpu else functional.embedding(numbers.int(), self.blocks)
+        )
         return slices.reshape(batch, height, width, groups * self.codebook_dim).permute(0, 3, 1, 2)
 
     def quantize(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,10 +47,10 @@ class FaissSearch(nn.Module):
 
     Among unit rows the L2-nearest one has the largest dot product. Squared distances of long slices would lose the last
     digits of the dot product, so slices are first scaled to a length between 1/2 and 1. The factor is a power of two,
-    which is exact: ties stay ties.
+    which is exact: ties stay ties. A zero slice is as far from all rows; rounding would decide, so it gets the first.
 
     Args:
-        tile: slices per call; ``tile * (d + 3) * 4`` bytes of working memory.
+        tile: slices per call; ``tile * (d + 3) * 4`` bytes of working memory, and 20 for each slice.
     """
 
     def __init__(self, tile: int = 32768):
@@ -63,11 +63,13 @@ class FaissSearch(nn.Module):
         """Search as ``TiledSearch.forward`` does, for CPU tensors."""
         index = _faiss_index(unit_rows)
         indices = torch.empty(len(slices), dtype=torch.int64)
+        lengths = torch.linalg.vector_norm(slices, dim=1, keepdim=True)
+        factors = torch.exp2(-torch.frexp(lengths.clamp_min(1e-12)).exponent)
         for start in range(0, len(slices), self.tile):
-            tile = slices[start : start + self.tile]
-            lengths = torch.linalg.vector_norm(tile, dim=1, keepdim=True).clamp_min(1e-12)
-            tile = tile * torch.exp2(-torch.frexp(lengths).exponent)
-            indices[start : start + self.tile] = _nearest_by_faiss(tile, index)
+            part = slice(start, start + self.tile)
+            indices[part] = _nearest_by_faiss(slices[part] * factors[part], index)
+        short = (lengths == 0).nonzero()[:, 0]  # zero, or the squares underflow
+        indices[short[~slices[short].any(dim=1)]] = 0
         return indices
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.labels import labels_of
@@ -227,9 +227,10 @@ class DivergenceGuard(StatefulPlugin):
             TrainingDivergedError: the loss is NaN or infinite.
         """
         model = strategy.model
+        if isinstance(model, SplitModel):  # to list the frozen F takes longer than to copy all the rest
+            model = nn.ModuleList(part for part in (model.plastic_layers, model.codebook) if part is not None)
         weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        learned = model.plastic_layers if isinstance(model, SplitModel) else model
-        weights += [statistic for statistic in learned.buffers() if statistic.is_floating_point()]
+        weights += [statistic for statistic in model.buffers() if statistic.is_floating_point()]
         if bool(torch.isfinite(loss)):
             if len(self._good) != len(weights):
                 self._good = [torch.empty_like(weight) for weight in weights]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crumb_avalanche.models.codebook import ZERO_TILE, Codebook, RowsByNumber
+from crumb_avalanche.models.codebook import Codebook, RowsByNumber
 from crumb_avalanche.models.search import FaissSearch, TiledSearch, faiss
 
 SEARCHES = [TiledSearch, pytest.param(FaissSearch, marks=pytest.mark.skipif(faiss is None, reason="needs faiss"))]
@@ -151,10 +151,10 @@ def test_a_slice_whose_norm_underflows_is_not_a_zero_slice():
 
 
 def test_zero_slices_are_found_wherever_they_are_among_many():
-    codebook = Codebook(2, 2)
+    codebook, tile = Codebook(2, 2), FaissSearch().tile if faiss else 1000
     codebook.blocks.data = torch.tensor([[0.6, 0.8], [1.0, 0]])
-    feature_map = torch.tensor([1.0, 0]).view(1, 2, 1, 1).repeat(1, 1, 3, ZERO_TILE)
-    zeros = torch.tensor([0, ZERO_TILE - 1, ZERO_TILE, 2 * ZERO_TILE + 5, 3 * ZERO_TILE - 1])
+    feature_map = torch.tensor([1.0, 0]).view(1, 2, 1, 1).repeat(1, 1, 3, tile)
+    zeros = torch.tensor([0, tile - 1, tile, 2 * tile + 5, 3 * tile - 1])
     feature_map.view(1, 2, -1)[:, :, zeros] = 0
     assert (codebook.encode(feature_map).flatten() == 0).nonzero().squeeze(1).tolist() == zeros.tolist()
 
@@ -242,17 +242,26 @@ def test_gradient_reaches_exactly_the_rows_used():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("rows", "length"), [(256, 8), (256, 16), (3, 4), (512, 1)])
-def test_the_gradient_has_the_bits_of_an_embedding(rows, length, threads):
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype"),
+    [
+        (256, 8, torch.uint8),
+        (256, 16, torch.uint8),
+        (3, 4, torch.int64),
+        (512, 1, torch.int16),
+        (2**15, 2, torch.int16),
+    ],
+)
+def test_the_gradient_has_the_bits_of_an_embedding(rows, length, dtype, threads):
     generator = torch.Generator().manual_seed(rows)
-    numbers = torch.randint(0, rows, (7, 13, 13, 16), dtype=torch.int32, generator=generator)
+    numbers = torch.randint(0, rows, (7, 13, 13, 16), dtype=dtype, generator=generator)
     gradient = torch.randn(*numbers.shape, length, generator=generator)
     tables = [torch.ones(rows, length, requires_grad=True) for _ in range(2)]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         RowsByNumber.apply(tables[0], numbers).backward(gradient)
-        torch.nn.functional.embedding(numbers, tables[1]).backward(gradient)
+        torch.nn.functional.embedding(numbers.int(), tables[1]).backward(gradient)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(tables[0].grad, tables[1].grad)
