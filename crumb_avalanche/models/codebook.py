@@ -154,10 +154,10 @@ class Codebook(nn.Module):
         """
         batch, groups, height, width = codes.shape
         numbers = codes.permute(0, 2, 3, 1)
-        on_cpu = numbers.device.type == "cpu"
-        slices = (
-            RowsByNumber.apply(self.blocks, numbers) if on_cpu else functional.embedding(numbers.int(), self.blocks)
-        )
+        if numbers.device.type == "cpu":
+            slices = RowsByNumber.apply(self.blocks, numbers)
+        else:
+            slices = functional.embedding(numbers.int(), self.blocks)
         return slices.reshape(batch, height, width, groups * self.codebook_dim).permute(0, 3, 1, 2)
 
     def quantize(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
