@@ -1,18 +1,15 @@
 """Runtime ``int8`` of F: its layers in 8-bit integers, by ranges of values that were measured on images.
 
-ONNX Runtime measures the smallest and largest value of each layer's maps and quantises F, OpenVINO runs it. The ranges
-decide every map. So the quantised graph is kept with what is learned, and a model, its copies and what is loaded from a
-file have the same graph for good.
+``quantization`` quantises F by ranges that it measures on images, OpenVINO runs it. The ranges decide every map. So
+the quantised graph is kept with what is learned, and a model, its copies and what is loaded from a file have the same
+graph for good.
 """
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +27,7 @@ from crumb_avalanche.models.engines import (
     openvino_engine,
     refuse_elsewhere,
 )
+from crumb_avalanche.models.quantization import quantized
 from crumb_avalanche.system.allocator import return_freed_memory
 
 IMAGES = 64  # that ranges are measured on
@@ -116,7 +114,7 @@ def _measured(model: Split, images: Iterable[Tensor] | None) -> Tensor:
 
 def _calibrated(model: Split, measured: Tensor) -> tuple[Calibration, Extract]:
     """Measure ranges, and compare the maps of the same images with torch's."""
-    graph = _quantized(onnx_of(model.feature_extractor, measured[:2]), measured)
+    graph = quantized(onnx_of(model.feature_extractor, measured[:2]), measured, model.pixel_mean, model.pixel_std)
     run = openvino_engine(graph)
     maps = [torch.cat([maps_of(model, one, some) for some in measured.split(8)]) for one in (run, None)]
     difference = _difference(*maps)
@@ -134,34 +132,6 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 
 def _means(model: Split, run: Extract) -> Tensor:
     return maps_of(model, run, noise(model, 2)).mean((0, 2, 3))
-
-
-def _quantized(graph: bytes, images: Tensor) -> bytes:
-    """Quantise an ONNX graph: weights by channel, maps by their smallest and largest value."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    class Reader(CalibrationDataReader):
-        left = iter(images)
-
-        def get_next(self) -> dict[str, Any] | None:
-            image = next(self.left, None)
-            return None if image is None else {"images": image[None].numpy()}
-
-    with tempfile.TemporaryDirectory() as folder:
-        given, prepared, written = (os.path.join(folder, name) for name in ("given", "prepared", "written"))
-        Path(given).write_bytes(graph)
-        quant_pre_process(given, prepared, skip_symbolic_shape=True)
-        quantize_static(
-            prepared,
-            written,
-            Reader(),
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-            activation_type=QuantType.QUInt8,
-        )
-        return Path(written).read_bytes()
 
 
 def restore(model: Split, state: dict[str, Any] | None, recorded: Iterable[str]) -> None:

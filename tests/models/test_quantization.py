@@ -1,0 +1,113 @@
+"""Quantisation of F: the graph's maps stay the same in float32, and lose less in int8."""
+
+import pytest
+import torch
+from torch import nn
+
+from crumb_avalanche.models import quantization
+from crumb_avalanche.models.engines import onnx_of
+from crumb_avalanche.models.quantization import quantized
+
+MEAN, STD = torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1), torch.tensor([0.2, 0.25, 0.3]).view(1, 3, 1, 1)
+
+
+class Fire(nn.Module):
+    """A network whose channels have uneven ranges, with each kind of layer that the steps pass or stop at."""
+
+    def __init__(self, padding=1):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, 2, padding), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+        self.small, self.large = nn.Conv2d(8, 6, 1), nn.Conv2d(8, 6, 3, padding=1)
+        self.both = nn.Conv2d(12, 8, 3, padding=1)
+        self.depthwise = nn.Sequential(nn.ReLU6(), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 8, 1))
+        self.last = nn.Conv2d(8, 4, 1)
+
+    def forward(self, images):
+        maps = self.first(images)
+        joined = torch.cat([self.small(maps).relu(), self.large(maps).relu()], 1)
+        maps = maps + self.depthwise(self.both(joined))
+        return self.last(nn.functional.avg_pool2d(self.both(joined).relu(), 2) + nn.functional.avg_pool2d(maps, 2))
+
+
+@pytest.fixture(params=[1, 0], ids=["padded", "bare"])
+def network(request):
+    pytest.importorskip("onnxruntime")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = Fire(request.param).eval()
+    with torch.no_grad():  # uneven ranges of channels, for which the layer after them makes up
+        for layer, part in ((made.small, slice(0, 6)), (made.large, slice(6, 12))):
+            scales = 10 ** torch.linspace(-1, 1, 6)
+            layer.weight *= scales.view(-1, 1, 1, 1)
+            layer.bias *= scales
+            made.both.weight[:, part] /= scales.view(-1, 1, 1)
+    return made
+
+
+@pytest.fixture
+def images():
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    large = nn.functional.interpolate(pixels.float(), scale_factor=4, mode="bilinear").round()
+    return (large / 255 - MEAN) / STD
+
+
+def ran(graph, images):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def difference(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+@torch.no_grad()
+def test_maps_in_float32_stay_the_same_and_ranges_become_equal(network, images, monkeypatch):
+    found = {}
+
+    def remember(model, convs, weights):
+        equalize(model, convs, weights)
+        found["maps"] = ran(model.SerializeToString(), images)
+        for conv in convs:
+            conv.largest = torch.zeros(())
+        quantization._measure(model, convs, weights, images)
+        found["largest"] = {conv.node.input[0]: conv.largest for conv in convs}
+
+    equalize = quantization._equalize
+    monkeypatch.setattr(quantization, "_equalize", remember)
+    quantized(onnx_of(network, images[:2]), images, MEAN, STD)
+    assert difference(found["maps"], network(images)) < 1e-5
+    joined = [largest for name, largest in found["largest"].items() if "Concat" in name]
+    assert len(joined) == 1 and torch.allclose(joined[0], (joined[0] > 0).float()), "1, or 0 of a dead channel"
+    assert joined[0].sum() > 9
+    added = next(largest for name, largest in found["largest"].items() if "MaxPool" in name)
+    assert added.max() > 1.5 * added.min(), "a map that is added to another keeps its ranges"
+    assert 250 < found["largest"]["pixels"].max() < 255.01
+
+
+@torch.no_grad()
+def test_the_steps_take_noise_away(network, images, monkeypatch):
+    graph, expected = onnx_of(network, images[:2]), network(images)
+
+    def noise():
+        return difference(ran(quantized(graph, images, MEAN, STD), images), expected)
+
+    after = noise()
+    assert noise() == after
+    monkeypatch.setattr(quantization, "_equalize", lambda *given: None)
+    assert noise() > 1.2 * after
+    monkeypatch.setattr(quantization, "_prepare", lambda *given: ({}, []))
+    assert noise() > 1.2 * after
+
+
+def test_the_number_of_threads_does_not_change_the_graph(network, images):
+    threads, graphs = torch.get_num_threads(), set()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            graphs.add(quantized(onnx_of(network, images[:2]), images, MEAN, STD))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(graphs) == 1
