@@ -80,6 +80,8 @@ def is_finished(cell: Cell) -> bool:
 
     finished_result(cell.folder, RunPlan.of(cell.settings))
     tidy_up(cell.folder)
+    # Of an attempt before, or of the process that was killed right after it wrote the result.
+    (cell.folder / ERROR).unlink(missing_ok=True)
     return True
 
 

@@ -64,6 +64,16 @@ def die_once(settings: RunSettings) -> None:
     finish(settings)
 
 
+def die_at_the_end(settings: RunSettings) -> None:
+    """SIGKILL run 1 when its result is written."""
+    from crumb_avalanche.runs.plan import RunPlan  # which takes seconds to import
+
+    finish(settings)
+    write_text(Path(settings.output) / "config.yaml", str(RunPlan.of(settings)))
+    if settings.run == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def always_die(settings: RunSettings) -> None:
     if settings.run == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -120,9 +130,10 @@ def test_each_cell_has_a_new_process(tmp_path):
     assert len(numbers) == 3 and os.getpid() not in numbers
 
 
-def test_a_killed_worker_is_restarted(tmp_path, capsys):
+@pytest.mark.parametrize("work", [die_once, die_at_the_end])
+def test_a_killed_worker_is_restarted(tmp_path, capsys, work):
     cells = cells_of(tmp_path)
-    assert not sweep(cells, engine=Light(), work=die_once)
+    assert not sweep(cells, engine=Light(), work=work)
     assert accuracies(cells) == [10, 11, 12] and not (cells[1].folder / ERROR).exists()
     assert f"died: {cells[1].folder}: its process was killed by signal 9" in capsys.readouterr().err
 
