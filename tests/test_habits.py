@@ -1,4 +1,4 @@
-"""Checks of the code as text: ruff, mypy, and the words of the vocabulary."""
+"""Checks of the code as text: ruff, mypy, vermin, and the words of the vocabulary."""
 
 import os
 import re
@@ -57,6 +57,15 @@ def test_ruff(options):
 
 def test_mypy():
     done = run("mypy", "--cache-dir", os.devnull)  # writing a cache takes as long as a third of the check
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_oldest_python_has_all_that_is_used():
+    oldest = re.search(r"python_requires = >=([\d.]+)", (ROOT / "setup.cfg").read_text())[1]
+    vermin = Path(sys.executable).with_name("vermin")  # it has no module to run
+    folders = [path.name for path in (*PACKAGES, ROOT / "experiments")]
+    command = [vermin, f"--target={oldest}-", "--violations", "--eval-annotations", *folders]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

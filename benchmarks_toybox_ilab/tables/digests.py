@@ -26,5 +26,8 @@ def digest_of(paths: Iterable[Path]) -> str:
 @lru_cache(maxsize=2**17)
 def _content(path: str, changed: int, size: int) -> bytes:
     """SHA-256 of a file; cached by modification time and size because a process asks several times."""
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.digest()

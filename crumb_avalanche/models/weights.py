@@ -71,8 +71,7 @@ def check_hub_name(path: str | os.PathLike) -> None:
     match = _HUB_NAME.fullmatch(Path(path).name)
     if match is None:
         return
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     if not found.startswith(match[1]):
         raise WeightsError(
             f"{path} is damaged: its SHA-256 begins with {found[:8]}, but its name says {match[1]}, as in names of "

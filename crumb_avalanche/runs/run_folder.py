@@ -97,8 +97,7 @@ def check_digests(folder: Path, result: dict) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _result_sha256(result: dict) -> str:
