@@ -25,9 +25,8 @@ from torch import Tensor
 from crumb_avalanche.models.rounding import rounded
 
 PATCHES = 64  # of each image that a convolution's inputs are measured on
-LARGEST_BLOCK = (
-    576  # inputs, as of 3 x 3 of 64 channels, whose second moments are kept and whose weights are rounded together
-)
+# Inputs, as of 3 x 3 of 64 channels, whose second moments are kept and whose weights are rounded together.
+LARGEST_BLOCK = 576
 SMALLEST_RANGE = 1e-3  # of a channel, relative to the largest of its map: dead channels have none
 SCALABLE = ("Relu", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat")  # a scaled channel is scaled after it
 
