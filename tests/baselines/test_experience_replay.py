@@ -28,7 +28,7 @@ from crumb_avalanche.baselines.experience_replay import (
 from crumb_avalanche.baselines.memory_settings import DarkReplaySettings, ExperienceReplaySettings
 from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.memory.selection import Slots
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
