@@ -9,11 +9,12 @@ from torch import Tensor
 
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.answer import Lesson
+from crumb_avalanche.learner.clip import BadImage, Clip, ClipFiles
 from crumb_avalanche.learner.confidence import PER_LESSON, Confidence
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
-from crumb_avalanche.learner.sources import BadImage, Clip, ClipFiles, opened
+from crumb_avalanche.learner.sources import opened
 from crumb_avalanche.learner.teaching import Values, finite_values, learn_clips
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, open_runtime
 
