@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 from crumb_avalanche.learner.confidence import (
     DOUBTFUL,
     LEAST_LESSONS,
-    PER_LESSON,
     PRIOR,
     REJECTED,
-    RIVALS,
     STIFFNESS,
     WEIGHTS,
     WEIGHTS_ALONE,
     Confidence,
     expected_calibration_error,
 )
+from crumb_avalanche.learner.confidence_records import PER_LESSON, RIVALS
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.system.tensor_file import StateError
 
