@@ -44,6 +44,15 @@ def write_clip_folder(root: Path, classes: int = 2, objects: int = 3, clips: int
     return root
 
 
+def held_out(table):
+    """`object/clip` of the test split, in table order, by class."""
+    clips = {name: table.clips(table.rows("test", name)) for name in table.classes}
+    return {
+        name: [f"{table.object_name[clip[0]]}/{table.session[clip[0]]}" for clip in of_class]
+        for name, of_class in clips.items()
+    }
+
+
 def number_reader(path: str) -> Image.Image:
     """A noisy image of the brightness that the path names: `.../7` has a mean of about 7."""
     number = int(path.rpartition("/")[2])
