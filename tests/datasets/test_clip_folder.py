@@ -2,7 +2,8 @@ import os
 import shutil
 
 import pytest
-from fake_data import held_out, write_clip_folder, write_image, write_video
+from fake_data import held_out, write_clip_folder, write_image
+from fake_videos import write_video
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolder, ClipFolderFrames, held_out_of
 from benchmarks_toybox_ilab.tables.frame import FrameTableError

@@ -4,7 +4,8 @@ import json
 import sys
 
 import pytest
-from fake_data import held_out, video_frame_number, write_clip_folder, write_image, write_video
+from fake_data import held_out, write_clip_folder, write_image
+from fake_videos import video_frame_number, write_video
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolder, ClipFolderFrames
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
