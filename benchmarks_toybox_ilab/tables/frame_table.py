@@ -24,11 +24,8 @@ from benchmarks_toybox_ilab.tables.frame import (
     FrameTableError,
     check_row,
     natural_key,
-    whole_number,
 )
 from benchmarks_toybox_ilab.tables.image import read_image
-
-__all__ = ["BadFrameError", "Frame", "FrameTable", "FrameTableError", "natural_key", "whole_number"]
 
 
 class FrameTable:

@@ -13,7 +13,8 @@ from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.memory_settings import DarkReplaySettings, ExperienceReplaySettings
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.memory.selection import SelectionRule, Slots
+from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames

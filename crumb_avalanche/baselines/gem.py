@@ -10,7 +10,8 @@ from torch import Tensor
 
 from crumb_avalanche.baselines.entry import Entry, Recipe
 from crumb_avalanche.baselines.memory_settings import GEMSettings
-from crumb_avalanche.memory.selection import SelectionRule, Slots
+from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.storage_policies import ImageBuffer

@@ -14,7 +14,8 @@ from crumb_avalanche.baselines.experience_replay import ImageMemoryPlugin, memor
 from crumb_avalanche.baselines.memory_settings import ICaRLSettings
 from crumb_avalanche.closed_form.feature_moments import pooled_features
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.memory.selection import SelectionRule, Slots
+from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes

@@ -12,9 +12,9 @@ import torch
 
 from crumb_avalanche.cli.teach import start_runtime
 from crumb_avalanche.learner.answer import Answer
+from crumb_avalanche.learner.clip import BadImage, Clip
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.of_run import can_only_answer
-from crumb_avalanche.learner.sources import BadImage, Clip
 from crumb_avalanche.runs.command_settings import PredictSettings
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.system.counted import counted

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from benchmarks_toybox_ilab.video.extract import is_video
+from crumb_avalanche.learner.clip import Clip
 from crumb_avalanche.learner.folders import only_class_folder
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.sources import Clip, files_of
+from crumb_avalanche.learner.sources import files_of
 from crumb_avalanche.learner.store import holds_weights, refuse_folder
 from crumb_avalanche.learner.teaching import label_of
 from crumb_avalanche.models.backbone_names import full_name

@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from crumb_avalanche.learner.answer import Lesson
+from crumb_avalanche.learner.clip import BadImage, ClipFiles
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.engine import Engine, Handle
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.shard import State, Task, ask, merge_states, teach_shard
-from crumb_avalanche.learner.sources import BadImage, ClipFiles
 from crumb_avalanche.learner.teaching import Progress, check_not_empty, label_of, now
 
 IMAGES = 512  # of a shard, about: a lost worker costs seconds, and a shard longer than merging it

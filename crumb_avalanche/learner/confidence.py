@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from crumb_avalanche.learner.confidence_records import Records
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.system.tensor_file import StateError
 
-RIVALS = 16  # classes of a record besides the true one; the others add little to a softmax
-PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
 LEAST_LESSONS = 5  # observed before the threshold is fitted
 REJECTED = 0.05  # share of images of known classes below the threshold
 # Weights of the standardised values of ``Evidence.typicality``: residual, relative distance, cosine. The second ones
@@ -21,33 +20,6 @@ STIFFNESS = 0.03  # of the weights: the penalty of their squared distance from t
 PRIOR = 0.25  # deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1 the best of these
 NEWTON_STEPS = 20
 DOUBTFUL = 0.1  # probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay below
-
-
-class _Records(NamedTuple):
-    """Images of learned classes, each predicted before it was learned.
-
-    Attributes:
-        labels: ``(n,)`` int64, the true class.
-        lessons: ``(n,)`` int64, number of the lesson.
-        images: ``(n,)`` int64, images of the true class that were learned at that time.
-        classes: ``(n,)`` int64, number of classes at that time.
-        typicality: ``(n, 3)`` float32, see ``Evidence``.
-        without: ``(n, 3)`` float32, that without the true class; nan where too few other classes were known.
-        rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for none.
-        gaps: ``(n, 16)`` float32, their scores minus that of the true class; -inf for none.
-    """
-
-    labels: Tensor
-    lessons: Tensor
-    images: Tensor
-    classes: Tensor
-    typicality: Tensor
-    without: Tensor
-    rivals: Tensor
-    gaps: Tensor
-
-    def where(self, keep: Tensor) -> "_Records":
-        return _Records(*(values[keep] for values in self))
 
 
 class _Fit(NamedTuple):
@@ -61,11 +33,6 @@ class _Fit(NamedTuple):
     def familiarity(self, typicality: Tensor) -> Tensor:
         """Return ``(B,)`` float64 from ``(B, 3)``: below 0 for unknown images."""
         return (typicality.double() - self.mean) / self.deviation @ self.weights - self.threshold
-
-
-def _empty() -> _Records:
-    none, three = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 3)
-    return _Records(none, none, none, none, three, three, none.view(0, 1).expand(0, RIVALS), torch.zeros(0, RIVALS))
 
 
 class Confidence:
@@ -94,7 +61,7 @@ class Confidence:
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; give at least 1 record")
         self.capacity = capacity
-        self._records = _empty()
+        self._records = Records.none()
         self._next = 0
         self._cache: tuple[tuple[int, ...], float, _Fit | None] | None = None
 
@@ -119,39 +86,12 @@ class Confidence:
             without: ``(B, 3)``, the typicality of the images without their class, where it is known; see
                 ``typicality_without``.
         """
-        column = (evidence.labels == label).nonzero().flatten()
-        if not len(column) or len(evidence.labels) < 2:
-            return
-        count = len(evidence.scores)
-        rows = torch.linspace(0, count - 1, min(count, PER_LESSON)).round().long()
-        scores = evidence.scores[rows]
-        gaps = (scores - scores[:, column]).float()
-        gaps[:, column] = -torch.inf
-        gaps, places = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
-        rivals = torch.where(gaps > -torch.inf, evidence.labels[places], -1)
-        empty = RIVALS - gaps.shape[1]
-        new = _Records(
-            torch.full((len(rows),), label),
-            torch.full((len(rows),), self._next),
-            evidence.counts[column].expand(len(rows)),
-            torch.full((len(rows),), len(evidence.labels)),
-            evidence.typicality[rows].float(),
-            (torch.full_like(evidence.typicality, torch.nan) if without is None else without)[rows].float(),
-            torch.nn.functional.pad(rivals, (0, empty), value=-1),
-            torch.nn.functional.pad(gaps, (0, empty), value=-torch.inf),
-        )
-        self._next += 1
-        self._add(new)
+        if label in evidence.labels and len(evidence.labels) > 1:
+            self._add(Records.of_lesson(evidence, label, self._next, without))
+            self._next += 1
 
-    def _add(self, new: _Records) -> None:
-        self._records = _Records(*(torch.cat(pair) for pair in zip(self._records, new, strict=True)))
-        while len(self) > self.capacity:
-            labels, numbers = self._records.labels.unique(return_counts=True)
-            fullest = (self._records.labels == labels[numbers.argmax()]).nonzero().flatten()
-            keep = torch.ones(len(self), dtype=torch.bool)
-            keep[fullest[1::2] if len(fullest) > 1 else fullest] = False
-            self._records = self._records.where(keep)
-        self._cache = None
+    def _add(self, new: Records) -> None:
+        self._records, self._cache = self._records.and_those(new, self.capacity), None
 
     def probabilities(self, evidence: Evidence) -> Tensor:
         """Return ``(B, C)`` float64 probabilities of the columns' classes, if the image shows one of them."""
@@ -178,11 +118,7 @@ class Confidence:
 
     def forget(self, label: int) -> None:
         """Remove the records of a class, and the class from those of others."""
-        kept = self._records.where(self._records.labels != label)
-        gone = kept.rivals == label
-        rivals, gaps = kept.rivals.masked_fill(gone, -1), kept.gaps.masked_fill(gone, -torch.inf)
-        self._records = kept._replace(rivals=rivals, gaps=gaps)
-        self._cache = None
+        self._records, self._cache = self._records.without_class(label), None
 
     def merge(self, other: "Confidence", labels: Mapping[int, int]) -> None:
         """Add the records of another instance.
@@ -191,22 +127,8 @@ class Confidence:
             other: the other instance; it is not changed.
             labels: the number in this instance of each class of ``other``; records of classes left out are not added.
         """
-        theirs = other._records
-        numbers = torch.full((2 + max(labels, default=0),), -1)  # the last one is for -1 and classes left out
-        for their_label, label in labels.items():
-            numbers[their_label] = label
-        last = len(numbers) - 1
-        new_labels = numbers[theirs.labels.clamp_max(last)]
-        rivals = numbers[theirs.rivals.masked_fill(theirs.rivals < 0, last).clamp_max(last)]
-        rivals = rivals.masked_fill(rivals == new_labels[:, None], -1)  # two classes became one
-        new = theirs._replace(
-            labels=new_labels,
-            lessons=theirs.lessons + self._next,
-            rivals=rivals,
-            gaps=theirs.gaps.masked_fill(rivals < 0, -torch.inf),
-        )
+        self._add(other._records.renumbered(labels, self._next))
         self._next += other._next
-        self._add(new.where(new_labels >= 0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the records."""
@@ -218,19 +140,10 @@ class Confidence:
         Raises:
             StateError: a tensor is missing or has another shape.
         """
-        mine = self._records
         try:
-            older = {"without": torch.full_like(torch.as_tensor(state["typicality"]), torch.nan)}
-            loaded = _Records(*(torch.as_tensor((older | state)[name]).clone() for name in _Records._fields))
-            following = int(state["next"])
+            loaded, following = Records.of_state(state), int(state["next"])
         except KeyError as error:
             raise StateError(f"the state of the confidence lacks {error}; give what state_dict returned") from error
-        for name, values, own in zip(_Records._fields, loaded, mine, strict=True):
-            if values.shape != (len(loaded.labels), *own.shape[1:]):
-                raise StateError(
-                    f"{name} of the confidence has the shape {tuple(values.shape)}, which does not fit "
-                    f"{len(loaded.labels)} records; give what state_dict returned"
-                )
         self._records, self._next, self._cache = loaded, following, None
 
     def _fitted(self, evidence: Evidence) -> tuple[float, _Fit | None]:
@@ -242,7 +155,7 @@ class Confidence:
             self._cache = key, _temperature(fresh), _fit(fresh) if enough else None
         return self._cache[1:]
 
-    def _fresh(self, evidence: Evidence) -> _Records:
+    def _fresh(self, evidence: Evidence) -> Records:
         """Return the records of about the present numbers of images and classes; all of them if these are too few."""
         records = self._records
         now = dict(zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True))
@@ -253,7 +166,7 @@ class Confidence:
         return records
 
 
-def _temperature(records: _Records) -> float:
+def _temperature(records: Records) -> float:
     """Return the temperature with the largest posterior density, to 0.1 %."""
     _, lessons, sizes = records.lessons.unique(return_inverse=True, return_counts=True)
     weights = 1 / sizes.double()[lessons]
@@ -266,7 +179,7 @@ def _temperature(records: _Records) -> float:
     return float(torch.tensor(centre).exp())
 
 
-def _fit(records: _Records) -> _Fit:
+def _fit(records: Records) -> _Fit:
     """Fit the standardisation, the weights and the threshold to images of known classes."""
     typicality = records.typicality.double()
     mean, deviation = typicality.mean(0), typicality.std(0, correction=0).clamp_min(1e-6)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments, of_head
 from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
 from crumb_avalanche.learner.by_many import check_for_workers, teach_by_many
+from crumb_avalanche.learner.clip import BadImage, Clip, OnBad, warn
 from crumb_avalanche.learner.engine import Engine
 from crumb_avalanche.learner.folders import check_name, path_of
 from crumb_avalanche.learner.kinds import BEFORE, KINDS, RECOMMENDED, REPLAY
@@ -26,15 +27,13 @@ from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
 from crumb_avalanche.learner.sample import sample
 from crumb_avalanche.learner.shard import Task
-from crumb_avalanche.learner.sources import BadImage, Clip, clips_of, clips_to_ask, files_of, warn
+from crumb_avalanche.learner.sources import clips_of, clips_to_ask, files_of
 from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.learner.teaching import finite_values, learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-
-OnBad = Literal["raise", "skip"]
 
 
 class NothingTaughtError(ValueError):

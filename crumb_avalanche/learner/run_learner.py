@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.learner.answer import Answer, only_answer
+from crumb_avalanche.learner.clip import BadImage, Clip, OnBad, warn
 from crumb_avalanche.learner.evidence import TEMPERATURES
 from crumb_avalanche.learner.file import LEARNER, load_to_answer
 from crumb_avalanche.learner.knowledge import RUNNERS_UP, ClassInfo
-from crumb_avalanche.learner.learner import OnBad
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
-from crumb_avalanche.learner.sources import BadImage, Clip, clips_to_ask, warn
+from crumb_avalanche.learner.sources import clips_to_ask
 from crumb_avalanche.models.runtimes import Runtime, use_runtime
 from crumb_avalanche.training.outputs import OutputsPlugin, unlabelled_experience
 

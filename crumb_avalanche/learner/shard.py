@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.answer import Lesson
-from crumb_avalanche.learner.confidence import PER_LESSON, Confidence
+from crumb_avalanche.learner.clip import BadImage, Clip, ClipFiles
+from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.confidence_records import rows_of_lesson
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
-from crumb_avalanche.learner.sources import BadImage, Clip, ClipFiles, opened
+from crumb_avalanche.learner.sources import opened
 from crumb_avalanche.learner.teaching import Values, finite_values, learn_clips
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, open_runtime
 
@@ -58,8 +59,7 @@ class _Noting(Knowledge):
 
     def predict_before_learning(self, features: Tensor, number: int) -> None:
         if self._seen % self._step == 0:
-            rows = torch.linspace(0, len(features) - 1, min(len(features), PER_LESSON)).round().long()
-            self.asked.append((str(self.names[number]), features[rows]))
+            self.asked.append((str(self.names[number]), features[rows_of_lesson(len(features))]))
         self._seen += 1
 
 

@@ -13,9 +13,9 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.image import to_rgb
 from crumb_avalanche.learner.answer import Answer, Lesson
+from crumb_avalanche.learner.clip import Clip
 from crumb_avalanche.learner.folders import check_name
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.sources import Clip
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 64_000_000  # of an image: more than phones take, 192 MB decoded

@@ -5,11 +5,10 @@ rate, except that no frame is given twice.
 """
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
@@ -19,6 +18,7 @@ from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image, to_rgb
 from benchmarks_toybox_ilab.video.extract import VIDEO_EXTENSIONS, frame_rate, is_video
 from benchmarks_toybox_ilab.video.sampling import VideoError, expected_frames, sampled_frames
+from crumb_avalanche.learner.clip import ENOUGH_FRAMES, BadImage, Clip, ClipFiles, Frames, OnBad, warn
 from crumb_avalanche.learner.folders import (
     check_name,
     class_folders,
@@ -31,68 +31,8 @@ from crumb_avalanche.learner.folders import (
 )
 from crumb_avalanche.learner.pixels import array_images, is_array, pixels_image
 
-Frames = Iterator[tuple[str, Image.Image]]
-
-ENOUGH_FRAMES = 20  # of a short video, where 5 frames per second give so many
 Kind = TypeVar("Kind")
 _CONVERT = "files are not read; convert them to JPEG or PNG"
-
-
-@dataclass(frozen=True)
-class BadImage:
-    """A file that gives no image, or a video that does not give all its frames.
-
-    Attributes:
-        path: path of the file.
-        reason: what is wrong with it.
-    """
-
-    path: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
-
-
-@dataclass(frozen=True, eq=False)
-class Clip:
-    """Images that belong together: a video, the photos of one folder, a batch in memory, or a single photo.
-
-    Attributes:
-        path: path of the file or folder; `source`, `source[2]` ... for images in memory.
-        label: class name, or `None`.
-        frames: pairs of path and RGB image, decoded one at a time; can be read once. The path of a video's frame is
-            that of the video and its time in seconds, `clip.mp4#t=1.5`.
-    """
-
-    path: str
-    label: str | None
-    frames: Frames
-
-
-@dataclass(frozen=True)
-class ClipFiles:
-    """The files of a clip. They can be sent to another process, unlike a `Clip`.
-
-    Attributes:
-        path: path of the file or folder.
-        label: class name, or `None`.
-        files: paths of the photos in order, or of the video.
-    """
-
-    path: str
-    label: str | None
-    files: tuple[str, ...]
-
-    @property
-    def images(self) -> int:
-        """Number of images; a guess for a video."""
-        return ENOUGH_FRAMES if is_video(Path(self.files[0])) else len(self.files)
-
-
-def warn(bad: BadImage) -> None:
-    """Issue a warning for a file that is left out."""
-    warnings.warn(f"left out {bad}", stacklevel=2)
 
 
 def clips_of(
@@ -100,7 +40,7 @@ def clips_of(
     label: str | None = None,
     *,
     fps: float | None = None,
-    on_bad: Literal["raise", "skip"] = "raise",
+    on_bad: OnBad = "raise",
     report: Callable[[BadImage], object] = warn,
 ) -> Iterator[Clip]:
     """Yield the clips of a source, in natural order (frame2 before frame10).
@@ -160,7 +100,7 @@ def files_of(
     source: str | os.PathLike,
     label: str | None = None,
     *,
-    on_bad: Literal["raise", "skip"] = "raise",
+    on_bad: OnBad = "raise",
     report: Callable[[BadImage], object] = warn,
 ) -> Iterator[ClipFiles]:
     """Yield the files of the clips of a path or glob pattern; `clips_of` yields the clips themselves.
@@ -174,7 +114,7 @@ def files_of(
 
 def opened(
     files: Iterable[ClipFiles],
-    on_bad: Literal["raise", "skip"] = "raise",
+    on_bad: OnBad = "raise",
     report: Callable[[BadImage], object] = warn,
 ) -> Iterator[Clip]:
     """Yield the clips of files; see `clips_of`."""

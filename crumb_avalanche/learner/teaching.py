@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.learner.answer import Lesson
+from crumb_avalanche.learner.clip import BadImage, Clip, ClipFiles
 from crumb_avalanche.learner.knowledge import Knowledge
-from crumb_avalanche.learner.sources import BadImage, Clip, ClipFiles
 from crumb_avalanche.models.finite import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.system.counted import counted
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from crumb_avalanche.learner.sources import Clip, Frames
+from crumb_avalanche.learner.clip import Clip, Frames
 
 SIDE = 64  # pixels of the longer side
 MOST = 16  # of a class

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.memory.packing import bits_per_code, pack, packed_bytes, unpack
-from crumb_avalanche.memory.selection import EveryJth, SelectionRule, Slots
+from crumb_avalanche.memory.selection import EveryJth, SelectionRule
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import StateError
 

@@ -4,9 +4,6 @@ Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``f
 """
 
 from collections.abc import Callable
-from http.client import HTTPException
-from pathlib import Path, PurePosixPath
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,9 +14,10 @@ from crumb_avalanche.models.codebook import Codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.preprocessing import Preprocessing
+from crumb_avalanche.models.small_cnn import SmallCNN
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.weights import WeightsError, check_and_load, check_hub_name, read_weights
-from crumb_avalanche.system.atomic_file import cured
+from crumb_avalanche.models.torchvision_weights import torchvision_weights
+from crumb_avalanche.models.weights import check_and_load, read_weights
 
 
 def _squeezenet(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
@@ -64,35 +62,6 @@ def _resnet18(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel
     plastic_layers.add_module("flatten", nn.Flatten())
     plastic_layers.add_module("head", n.fc)
     return SplitModel(nn.Sequential(*layers[:cut_layer]), plastic_layers, "head", **split)
-
-
-class SmallCNN(nn.Module):
-    """Network for small images that trains from scratch in a minute on a CPU; the demo's backbone.
-
-    Three convolutions with batch norm and pools (128 x 8 x 8 from 64 pixels), one without, and a linear layer. The
-    plastic layers have no batch norm, whose statistics of a batch of one clip would be biased.
-
-    Args:
-        num_classes: number of outputs.
-    """
-
-    def __init__(self, num_classes: int = 10):
-        super().__init__()
-        blocks = []
-        for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
-            blocks += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-            blocks += [nn.MaxPool2d(2)]
-        self.features = nn.Sequential(*blocks, nn.Conv2d(128, 128, 3, padding=1), nn.ReLU())
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(128, num_classes)
-
-    def forward(self, images):
-        """Compute logits ``(B, classes)`` of ``(B, 3, h, w)`` images.
-
-        Args:
-            images: normalised float32.
-        """
-        return self.classifier(self.pool(self.features(images)).flatten(1))
 
 
 def _small_cnn(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
@@ -194,25 +163,6 @@ BACKBONES: dict[str, tuple[Callable[..., SplitModel], int]] = {
 }
 
 
-def _downloaded(weights: Any, name: str) -> dict[str, torch.Tensor]:
-    """Return torchvision's weights from its cache, or download them.
-
-    Raises:
-        WeightsError: they cannot be fetched, or the file is damaged.
-        OSError: the cache cannot be written.
-    """
-    try:
-        return weights.get_state_dict(check_hash=True, weights_only=True)
-    except (OSError, HTTPException, RuntimeError, EOFError, UnpicklingError) as error:
-        if isinstance(error, OSError) and cured(error):
-            raise
-        raise WeightsError(
-            f"torchvision's weights of {name} cannot be fetched from {weights.url} "
-            f"({getattr(error, 'reason', error)}); connect to the network, or fetch this file elsewhere and give it "
-            "with --weights FILE"
-        ) from error
-
-
 CODEBOOK_DIM = 16  # the paper's
 
 
@@ -298,16 +248,7 @@ def _split_own(
         raise ValueError(f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: give a number")
     network = _network(name, image_size)
     if weights == "torchvision":
-        from torchvision import models  # takes seconds and 170 MB to import
-
-        if name not in models.list_models():
-            raise ValueError(f"torchvision has no weights of {name}; train it as crumb demo does, or give None")
-        chosen = models.get_model_weights(name).DEFAULT
-        known = Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(chosen.url).name
-        if known.is_file():  # torch.hub checks the digest after a download only
-            check_hub_name(known)
-        state = _downloaded(chosen, name)
-        check_and_load(network, state, f"torchvision's weights of {name}")
+        check_and_load(network, torchvision_weights(name), f"torchvision's weights of {name}")
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))
     cut_layer = default_cut if cut_layer is None else cut_layer
@@ -323,6 +264,3 @@ def _split_own(
         layers = frozen + len(model.plastic_layers.features)
         raise ValueError(f"cut_layer is {cut_layer}, but {name} has {layers} layers to cut at; give 0 to {layers}")
     return model
-
-
-__all__ = ["BACKBONES", "WeightsError", "split_backbone"]

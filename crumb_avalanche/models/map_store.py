@@ -1,27 +1,24 @@
 """Feature maps F(x) on disk, computed once per image and verified by checksums."""
 
-import hashlib
 import math
 import os
 import shutil
 import time
 import warnings
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.fx import GraphModule
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from crumb_avalanche.models.finite import LARGEST_FEATURE, check_maps
-from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
+from crumb_avalanche.models.map_key import map_key
+from crumb_avalanche.models.missing_rows import MissingRows
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.row_file import RowFile, resize
 from crumb_avalanche.system.sizes import bytes_text
@@ -55,38 +52,6 @@ class MapDataset(Dataset):
 
     def __getitem__(self, index):
         return self.store.read(self.rows[index]), self.targets[index]
-
-
-class MissingRows(Sampler):
-    """Batch sampler of the images whose maps are missing at the time of the batch, in a random order.
-
-    Processes that fill one store at the same time share the work because each has its own order. The order does not
-    change which images make a batch, and drawing it leaves the global RNG state unchanged.
-
-    Args:
-        entries: function of row numbers that returns their entries, shared with the other processes; 0 where a map is
-            missing.
-        rows: ``(N,)`` row number of each item.
-        size: items in a batch.
-
-    Attributes:
-        taken: the items of each batch that was drawn, oldest first.
-    """
-
-    def __init__(self, entries: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, size: int):
-        self.entries = entries
-        self.rows = rows
-        self.size = size
-        self.taken: deque[np.ndarray] = deque()
-
-    def __iter__(self):
-        starts = np.arange(0, len(self.rows), self.size)
-        for start in np.random.default_rng().permutation(starts):
-            items = np.arange(start, min(start + self.size, len(self.rows)))
-            items = items[self.entries(self.rows[items]) == 0]
-            if len(items):
-                self.taken.append(items)
-                yield items.tolist()
 
 
 class MapStore:
@@ -129,11 +94,7 @@ class MapStore:
         progress: bool = True,
         half: bool = False,
     ):
-        runtime = "eager" if model.runtime.name == "torch" else str(model.runtime)
-        what = f"{weights_hash(model.feature_extractor)} {_structure(model.feature_extractor)} {model.precision} "
-        what += f"{runtime} {model.pixel_mean.device.type} {(count, *model.map_shape)} {key}{' half' * half}"
-        what += _normalisation(model)
-        path = Path(folder) / hashlib.sha256(what.encode()).hexdigest()[:24]
+        path = Path(folder) / map_key(model, count, key, half)
         self.model = model
         self.workers = workers
         self.progress = progress
@@ -320,33 +281,6 @@ class MapStore:
                 f"the feature cache in {self.path.parent} needs {bytes_text(needed)} more for {missing} images, but "
                 f"{bytes_text(free)} are free; choose another folder, keep it at half precision, or go without it"
             )
-
-
-def files_key(paths: Iterable[str | os.PathLike]) -> str:
-    """Return a SHA-256 over names, sizes and modification times of files, in their order.
-
-    The common folder does not count, so a moved data set keeps its cache.
-    """
-    paths = [Path(path) for path in paths]
-    common = os.path.commonpath(paths) if paths else ""
-    digest = hashlib.sha256()
-    for path in paths:
-        state = path.stat()
-        digest.update(f"{os.path.relpath(path, common)}|{state.st_size}|{state.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def _structure(network: nn.Module) -> str:
-    """Return layers and code of traced parts; a hash of weights does not cover layers without weights."""
-    code = [part.code for part in network.modules() if isinstance(part, GraphModule)]
-    return "\n".join([repr(network), *code])
-
-
-def _normalisation(model: SplitModel) -> str:
-    """Return how F normalises pixels, if it is not the usual way."""
-    mean, std = (tuple(one.flatten().tolist()) for one in (model.pixel_mean, model.pixel_std))
-    usual = tuple(tuple(torch.tensor(one).tolist()) for one in (PIXEL_MEAN, PIXEL_STD))
-    return "" if (mean, std) == usual else f" {mean} {std}"
 
 
 def _entry(values: np.ndarray) -> np.uint64:

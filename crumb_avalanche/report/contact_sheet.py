@@ -12,8 +12,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.learner.learner import OnBad
-from crumb_avalanche.learner.sources import BadImage, Frames, clips_to_ask
+from crumb_avalanche.learner.clip import BadImage, Frames, OnBad
+from crumb_avalanche.learner.sources import clips_to_ask
 from crumb_avalanche.report.images import heat_map, thumbnail
 from crumb_avalanche.report.page import render
 from crumb_avalanche.report.table import EMPTY, Cell, Column, Matrix, Table, count

@@ -7,12 +7,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
-from avalanche.training.plugins import EvaluationPlugin
 
 from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.models.finite import BadFeaturesError
@@ -21,21 +17,19 @@ from crumb_avalanche.runs.finished import finished_result
 from crumb_avalanche.runs.kept_learner import keep_learner
 from crumb_avalanche.runs.left_out import leave_out_more, left_out_before
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.predictions import PredictionsPlugin
 from crumb_avalanche.runs.process import check_device, set_up_process
-from crumb_avalanche.runs.progress import ProgressPlugin
-from crumb_avalanche.runs.provenance import provenance, versions
+from crumb_avalanche.runs.provenance import provenance
+from crumb_avalanche.runs.recorder import Recorder
+from crumb_avalanche.runs.result import result_of
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import (
     INTERRUPTED,
     MISTAKES,
     RESULT,
     claim,
-    metrics_csv,
     tidy_up,
     with_digests,
     write_json,
-    write_matrix,
     write_text,
 )
 from crumb_avalanche.runs.session import Session
@@ -114,30 +108,6 @@ def run_of_several(plan: RunPlan, number: int, finished: Finished | None = None)
         return run_once(one, finished=finished)
 
 
-class Recorder:
-    """Metrics, ledger, predictions and progress bars of a run.
-
-    Args:
-        experiences: number of experiences of the stream.
-        progress: whether to show progress.
-    """
-
-    def __init__(self, experiences: int, progress: bool):
-        self.predictions = PredictionsPlugin()
-        self.bar = ProgressPlugin(experiences, progress)
-        self.ledger = LedgerMetric()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
-            self.evaluator = EvaluationPlugin(
-                accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), self.ledger, loggers=[]
-            )
-
-    @property
-    def plugins(self) -> list:
-        """Plugins to add to the strategy."""
-        return [self.bar, self.predictions]
-
-
 def run_once(
     plan: RunPlan, verbose: bool = True, finished: Finished | None = None, count_divergence: bool = False
 ) -> dict:
@@ -198,7 +168,7 @@ def run_plan(
             recorder.bar.close()
             keep_interrupted(folder / INTERRUPTED, session, resume.position.experience)
             raise
-        ledger = write_records(folder, session, recorder, resume)
+        ledger = recorder.write(folder, session, resume.progress)
         learned = len(resume.progress.ledgers) if resume.progress.diverged is None else resume.progress.diverged + 1
         keep_learner(folder, session, learned)
         result = with_digests(folder, result_of(plan, session, resume) | images | {"provenance": hashes})
@@ -298,54 +268,6 @@ def accuracy_on(metrics: dict, experience: int) -> float:
         for key, value in metrics.items()
         if key.startswith("Top1_Acc_Exp/eval") and key.endswith(f"/Exp{experience:03d}")
     )
-
-
-def write_records(folder: Path, session: Session, recorder: Recorder, resume: Resume) -> dict:
-    """Write metrics, predictions, accuracy matrix and ledger; return the ledger after the last experience."""
-    progress, cache = resume.progress, session.cache
-    metrics_csv(folder / "metrics.csv", recorder.evaluator)
-    tests = session.stream.benchmark.test_stream
-    recorder.predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in tests]))
-    write_matrix(folder / "accuracy_matrix.csv", progress.matrix)
-    ledger = progress.ledgers[-1]
-    ledger["feature_cache_seconds"] = cache.seconds if cache else 0.0
-    ledger["feature_cache_images_filled"] = cache.filled if cache else 0
-    ledger["feature_cache_images_damaged"] = cache.damaged if cache else 0
-    write_json(folder / "ledger.json", {**ledger, "after_experience": progress.ledgers})
-    return ledger
-
-
-def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
-    """Return the values of ``result.json`` from plan, stream and progress."""
-    progress, stream = resume.progress, session.stream
-    benchmark = stream.benchmark
-    return {
-        "benchmark": plan.benchmark,
-        "protocol": plan.protocol,
-        "strategy": plan.strategy,
-        "strategy_settings": plan.method,
-        "plan_sha256": plan.sha256,
-        "family": plan.family,
-        "preset": plan.preset,
-        "learning_rate": session.plan.learning_rate,
-        "learning_rate_trials": [asdict(trial) for trial in progress.trials],
-        "tuning_seconds": progress.tuning_seconds,
-        "run": plan.run,
-        "diverged_in_experience": progress.diverged,
-        "final_accuracy": progress.accuracy_after[-1],
-        "accuracy_after": progress.accuracy_after,
-        "final_accuracy_per_experience": progress.matrix[-1],
-        "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
-        "classes_per_experience": [len(test.classes_in_this_experience) for test in benchmark.test_stream],
-        "mem_size": session.plan.capacity,
-        "runtime": str(session.model.runtime),
-        "feature_scale": float(session.model.feature_scale),
-        "bad_frames_skipped": len(stream.bad_frames),
-        "bad_frames": stream.bad_frames,
-        "frame_table_sha256": stream.table.content_hash(),
-        "seconds": resume.seconds,
-        "versions": versions(),
-    }
 
 
 def keep_interrupted(folder: Path, session: Session, experiences: int) -> None:

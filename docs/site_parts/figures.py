@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Wedge
 from site_parts import result_figures
 
-from crumb_avalanche.memory.selection import EveryJth, Slots
+from crumb_avalanche.memory.selection import EveryJth
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.report.html_figures import inline_svg
 from crumb_avalanche.report.palette import COLOURS

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset
 from crumb_avalanche.baselines.readout import ReadoutStrategy
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.process import set_up_process
-from crumb_avalanche.runs.run import Recorder
+from crumb_avalanche.runs.recorder import Recorder
 from crumb_avalanche.runs.session import Session
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.stream import open_stream

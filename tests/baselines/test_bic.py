@@ -14,7 +14,7 @@ from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.exemplars import OldNetwork, draw_from
 from crumb_avalanche.baselines.memory_settings import BiCSettings
 from crumb_avalanche.baselines.method_settings import LearningSettings
-from crumb_avalanche.memory.selection import Slots
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.training.ledger import LedgerMetric
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -17,7 +17,7 @@ from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.gem import GEM, ExperienceShares, GEMPlugin, dual_solution, project
 from crumb_avalanche.baselines.memory_settings import GEMSettings
 from crumb_avalanche.baselines.method_settings import LearningSettings
-from crumb_avalanche.memory.selection import Slots
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.training.feature_cache import FeatureCache
 
 pytestmark = [

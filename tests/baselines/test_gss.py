@@ -16,7 +16,7 @@ from crumb_avalanche.baselines.entry import Recipe
 from crumb_avalanche.baselines.exemplars import draw_from
 from crumb_avalanche.baselines.gss import GSS, GreedyDiversity, GSSPlugin, sample_gradients
 from crumb_avalanche.baselines.method_settings import LearningSettings
-from crumb_avalanche.memory.selection import Slots
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT

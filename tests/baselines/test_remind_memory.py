@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from crumb_avalanche.baselines.remind_memory import EvictLargest, LocationSample, balanced_choice, make_quantizer
-from crumb_avalanche.memory.selection import Slots
+from crumb_avalanche.memory.slots import Slots
 
 
 def test_a_balanced_choice_by_hand():

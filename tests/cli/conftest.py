@@ -1,8 +1,16 @@
-"""Photos to teach by a command."""
+"""Photos to teach by a command, and a learner that was."""
 
 import numpy as np
 import pytest
+import torch
+from called_command import NEW
 from PIL import Image
+
+from crumb_avalanche.cli import main
+from crumb_avalanche.models.small_cnn import SmallCNN
+from crumb_avalanche.system.tensor_file import write_tensors
+
+COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 
 
 @pytest.fixture
@@ -21,3 +29,35 @@ def photos(tmp_path):
 def new():
     """The options of a new learner with random weights."""
     return ("--weights", "none", "--backbone", "small_cnn", "--image-size", "32", "--progress", "false")
+
+
+def save(random, colour, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noisy = np.clip(np.array(colour) + random.normal(0, 20, (40, 40, 3)), 0, 255)
+    Image.fromarray(noisy.astype(np.uint8)).save(path)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with weights, a tree of three classes, and a photo of each."""
+    folder = tmp_path_factory.mktemp("teach")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        write_tensors(folder / "weights.safetensors", SmallCNN().state_dict(), {})
+    random = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        for clip in range(2):
+            for frame in range(3):
+                save(random, colour, folder / "tree" / name / f"object{clip}" / f"{frame}.png")
+        save(random, colour, folder / "photos" / f"{name}.png")
+        save(random, colour, folder / "test" / name / "1.png")
+    return folder
+
+
+@pytest.fixture
+def mine(place, tmp_path, capsys):
+    """A learner of three classes."""
+    path = tmp_path / "mine.safetensors"
+    assert main(["teach", str(path), str(place / "tree"), "--weights", str(place / "weights.safetensors"), *NEW]) == 0
+    capsys.readouterr()
+    return path

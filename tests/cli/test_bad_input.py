@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from support.same_results import differences
 
 from crumb_avalanche.learner.file import LEARNER, read_header
-from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.models.small_cnn import SmallCNN
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.stream import _grouped
 
@@ -118,7 +118,7 @@ def test_left_out_frames_are_the_same_with_a_cache_and_after_an_interrupt(
     assert crumb(*options("cached", "--feature-cache", tmp_path / "cache"))[0] == 0
     assert differences(tmp_path / "skipped", tmp_path / "cached") == []
     with monkeypatch.context() as patched:
-        patched.setattr("crumb_avalanche.runs.run.write_records", lambda *_: signal.raise_signal(signal.SIGTERM))
+        patched.setattr("crumb_avalanche.runs.recorder.Recorder.write", lambda *_: signal.raise_signal(signal.SIGTERM))
         assert crumb(*options("stopped"))[0] == 128 + signal.SIGTERM
     monkeypatch.setattr("crumb_avalanche.runs.left_out.unusable_frames", lambda *_: pytest.fail("they are known"))
     assert "resuming" in crumb(*options("stopped"))[1]

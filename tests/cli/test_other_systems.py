@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.models.small_cnn import SmallCNN
 from crumb_avalanche.system.tensor_file import write_tensors
 
 # Hides what Linux has and others lack, and then runs commands.

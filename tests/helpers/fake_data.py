@@ -5,10 +5,10 @@ import io
 import pickle
 import tarfile
 from collections.abc import Iterable
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+from fake_videos import write_video
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import Frame
@@ -42,6 +42,15 @@ def write_clip_folder(root: Path, classes: int = 2, objects: int = 3, clips: int
                 for f in range(frames):
                     write_image(root / f"class{c}" / f"object{o}" / f"clip{k}" / f"frame{f}.png")
     return root
+
+
+def held_out(table):
+    """`object/clip` of the test split, in table order, by class."""
+    clips = {name: table.clips(table.rows("test", name)) for name in table.classes}
+    return {
+        name: [f"{table.object_name[clip[0]]}/{table.session[clip[0]]}" for clip in of_class]
+        for name, of_class in clips.items()
+    }
 
 
 def number_reader(path: str) -> Image.Image:
@@ -248,67 +257,6 @@ def odd_icub_names() -> list[str]:
         f"{book}1/MIX/day1/Thumbs.db",
         "boxes/anything.csv",
     ]
-
-
-def write_video(
-    path: Path,
-    seconds: float = 3,
-    rate: int = 10,
-    size: tuple[int, int] = (64, 48),
-    codec: str | None = None,
-    stamps: Iterable[int] | None = None,
-    matrix: tuple[int, ...] | None = None,
-    faststart: bool = False,
-) -> Path:
-    """Write a video whose frames show their number (see `video_frame_number`) and a white upper left quarter.
-
-    `stamps` are the times of the frames in milliseconds, instead of seconds x rate frames; `matrix` is nine numbers
-    that turn the picture; `faststart` puts the table of an MP4 file in front, so that one cut off can be opened.
-    """
-    import av
-
-    codec = codec or {".webm": "libvpx", ".mpg": "mpeg1video"}.get(path.suffix.lower(), "libx264")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w", options={"movflags": "faststart"} if faststart else {}) as container:
-        options = {"crf": "1", "preset": "veryfast"} if codec == "libx264" else {}
-        stream = container.add_stream(codec, rate=rate, options=options)
-        stream.width, stream.height = size
-        stream.pix_fmt = "yuv420p"
-        stream.bit_rate = 4_000_000
-        if matrix is not None:
-            stream.set_display_matrix(matrix)
-        if stamps is not None:
-            stream.codec_context.time_base = Fraction(1, 1000)
-        for number, stamp in enumerate(range(round(seconds * rate)) if stamps is None else stamps):
-            picture = np.full((size[1], size[0], 3), 10 + 3 * number, np.uint8)
-            picture[: size[1] // 2, : size[0] // 2] = 255
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
-            frame.pts, frame.time_base = stamp, Fraction(1, rate if stamps is None else 1000)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
-
-
-def video_frame_number(path: Path) -> int:
-    """The frame number of an image of `write_video`, from the brightness of its lower right quarter."""
-    with Image.open(path) as image:
-        picture = np.asarray(image.convert("RGB"), dtype=float)
-    height, width = picture.shape[:2]
-    return round((picture[height * 5 // 8 : -2, width * 5 // 8 : -2].mean() - 10) / 3)
-
-
-def write_sound(path: Path) -> Path:
-    """Write a second of silence, without images."""
-    import av
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("aac", rate=8000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.float32), format="fltp", layout="mono")
-        frame.sample_rate = 8000
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
 
 
 def write_toybox_videos(root: Path, clips: Iterable[tuple[str, int, str]], seconds: float = 2, rate: int = 5) -> Path:

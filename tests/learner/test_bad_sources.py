@@ -9,8 +9,9 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.learner import folders
+from crumb_avalanche.learner.clip import BadImage
 from crumb_avalanche.learner.folders import labels_of
-from crumb_avalanche.learner.sources import BadImage, clips_of
+from crumb_avalanche.learner.sources import clips_of
 
 
 @pytest.mark.parametrize("source", [3, None, b"a.png", {"mug": "a.png"}, [1.5], [b"x"], open])

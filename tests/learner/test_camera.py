@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_data import write_sound, write_video
+from fake_videos import frame_number, write_sound, write_video
 
 from crumb_avalanche.learner import camera
 from crumb_avalanche.learner.camera import CameraError, camera_clip
@@ -34,11 +34,6 @@ def opened(monkeypatch, video):
     return calls
 
 
-def number_of(image):
-    width, height = image.size
-    return round((np.asarray(image, float)[height * 5 // 8 : -2, width * 5 // 8 : -2].mean() - 10) / 3)
-
-
 @pytest.mark.parametrize(
     ("platform", "device", "expected"),
     [
@@ -58,7 +53,7 @@ def test_the_platform_decides_how_a_camera_is_opened(opened, monkeypatch, platfo
     assert opened == [expected]
     assert (clip.path, clip.label) == (f"camera {device}", "mug")
     assert [path for path, _ in frames] == [f"camera {device}#t={time}" for time in ("0", "0.5", "1", "1.5")]
-    assert [number_of(image) for _, image in frames] == [0, 5, 10, 15]
+    assert [frame_number(image) for _, image in frames] == [0, 5, 10, 15]
 
 
 def test_a_number_is_no_camera_on_windows(monkeypatch):
@@ -73,7 +68,7 @@ def test_a_number_is_no_camera_on_windows(monkeypatch):
 )
 def test_a_file_in_place_of_a_camera(video, seconds, fps, expected):
     frames = list(camera_clip(str(video), seconds, fps).frames)
-    assert [number_of(image) for _, image in frames] == expected
+    assert [frame_number(image) for _, image in frames] == expected
     assert all(image.mode == "RGB" and image.size == (64, 48) for _, image in frames)
 
 

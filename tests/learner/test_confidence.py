@@ -1,4 +1,4 @@
-"""Temperature, threshold and records by hand, and their properties over any records."""
+"""Temperature and threshold by hand, and their properties over any records."""
 
 import math
 
@@ -6,62 +6,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_evidence import made, random_lesson, strange, taught
 
 from crumb_avalanche.learner.confidence import (
     DOUBTFUL,
     LEAST_LESSONS,
-    PER_LESSON,
     PRIOR,
     REJECTED,
-    RIVALS,
     STIFFNESS,
     WEIGHTS,
     WEIGHTS_ALONE,
     Confidence,
     expected_calibration_error,
 )
-from crumb_avalanche.learner.evidence import Evidence
-from crumb_avalanche.system.tensor_file import StateError
-
-
-def made(scores, typicality=None, labels=None, counts=None):
-    """Evidence of images from their scores; the rest is the same for all."""
-    scores = torch.as_tensor(scores, dtype=torch.float64)
-    columns = scores.shape[1]
-    return Evidence(
-        scores,
-        torch.arange(columns) if labels is None else torch.tensor(labels),
-        torch.full((columns,), 10) if counts is None else torch.tensor(counts),
-        torch.zeros(len(scores), 3, dtype=torch.float64) if typicality is None else torch.as_tensor(typicality),
-    )
-
-
-def random_lesson(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
-    generator = torch.Generator().manual_seed(seed)
-    scores = spread * torch.randn(images, classes, generator=generator, dtype=torch.float64)
-    scores[:, label] += 2
-    return made(scores, torch.randn(images, 3, generator=generator, dtype=torch.float64), counts=counts)
-
-
-def strange(seed, images=12, shift=(0.5, 1.0, 0.0)):
-    """Typicality of a lesson whose class is left out."""
-    generator = torch.Generator().manual_seed(1000 + seed)
-    return torch.randn(images, 3, generator=generator, dtype=torch.float64) - torch.tensor(shift)
-
-
-def taught(lessons=8, without=False, **arguments):
-    confidence = Confidence()
-    for seed in range(lessons):
-        lesson = random_lesson(seed, label=seed % 4, **arguments)
-        confidence.observe(lesson, seed % 4, strange(seed) if without else None)
-    return confidence
-
-
-def same(one, other):
-    first, second = one.state_dict(), other.state_dict()
-    assert first.keys() == second.keys() and first.pop("next") == second.pop("next")
-    return all(torch.equal(first[name].nan_to_num(7), second[name].nan_to_num(7)) for name in first)
-
 
 # Calibration error
 
@@ -292,29 +249,7 @@ def test_records_from_a_time_of_few_classes_do_not_set_temperature_and_threshold
     assert both.temperature(smaller) != late.temperature(smaller), "two classes are half of four"
 
 
-# Records
-
-
-def test_what_is_no_record():
-    confidence = Confidence()
-    confidence.observe(made([[1.0, 2.0]], labels=[3, 5]), 4)
-    assert len(confidence) == 0, "a new class has no score"
-    confidence.observe(made([[1.0]]), 0)
-    assert len(confidence) == 0, "a single class is always right"
-    confidence.observe(made([[1.0, 2.0]] * 100, labels=[3, 5]), 5)
-    assert len(confidence) == PER_LESSON
-
-
-@given(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 25)), max_size=12))
-def test_the_records_stay_within_the_capacity_and_every_class_keeps_some(capacity, lessons):
-    confidence = Confidence(capacity)
-    for number, (label, images) in enumerate(lessons):
-        confidence.observe(random_lesson(number, label, images), label)
-        assert len(confidence) <= capacity
-    state = confidence.state_dict()
-    if capacity >= 8:
-        assert set(state["labels"].tolist()) == {label for label, _ in lessons}
-    assert sum(state[name].element_size() * state[name].shape[1:].numel() for name in state if name != "next") == 248
+# Probabilities
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10))
@@ -325,73 +260,6 @@ def test_probabilities_are_a_softmax_that_keeps_the_order(seed, lessons):
     assert torch.equal(probabilities.argmax(1), evidence.scores.argmax(1))
     assert confidence.familiarity(evidence).isfinite().all()
     assert torch.equal(confidence.known(evidence), confidence.familiarity(evidence) >= 0)
-
-
-def test_more_than_sixteen_rivals():
-    confidence = Confidence()
-    scores = torch.arange(40.0).repeat(3, 1)
-    confidence.observe(made(scores), 20)
-    state = confidence.state_dict()
-    assert state["rivals"][0].tolist() == list(range(39, 39 - RIVALS, -1))
-    assert state["gaps"][0].tolist() == list(range(19, 19 - RIVALS, -1))
-
-
-def test_forget_leaves_nothing_of_a_class():
-    confidence = taught(12)
-    others = Confidence()
-    for seed in range(12):
-        if seed % 4 != 2:
-            evidence = random_lesson(seed, label=seed % 4)
-            kept = [0, 1, 3]
-            evidence = Evidence(evidence.scores[:, kept], torch.tensor(kept), evidence.counts[:3], evidence.typicality)
-            others.observe(evidence, seed % 4)
-    confidence.forget(2)
-    assert len(confidence) == len(others) == 9 * 12
-    assert 2 not in confidence.state_dict()["labels"] and 2 not in confidence.state_dict()["rivals"]
-    fresh = made(random_lesson(77).scores[:, :3], random_lesson(77).typicality, labels=[0, 1, 3])
-    assert confidence.temperature(fresh) == pytest.approx(others.temperature(fresh))
-    assert torch.allclose(confidence.familiarity(fresh), others.familiarity(fresh))
-
-
-def test_state_round_trip():
-    confidence, loaded = taught(9, without=True), Confidence()
-    loaded.load_state_dict(confidence.state_dict())
-    assert same(confidence, loaded)
-    evidence = random_lesson(123)
-    assert torch.equal(confidence.familiarity(evidence), loaded.familiarity(evidence))
-    loaded.observe(evidence, 1)
-    assert len(loaded) == len(confidence) + 12, "the tensors are copies"
-    for name in confidence.state_dict().keys() - {"without"}:
-        with pytest.raises(StateError, match=name):
-            Confidence().load_state_dict({key: value for key, value in confidence.state_dict().items() if key != name})
-    bad = confidence.state_dict() | {"gaps": torch.zeros(3, RIVALS)}
-    with pytest.raises(StateError, match=r"gaps.*\(3, 16\).*108 records"):
-        loaded.load_state_dict(bad)
-    assert len(loaded) == len(confidence) + 12, "unchanged after an error"
-    older = {name: value for name, value in confidence.state_dict().items() if name != "without"}
-    loaded.load_state_dict(older)
-    assert torch.equal(loaded.familiarity(evidence), taught(9).familiarity(evidence))
-
-
-def test_merge_renumbers_and_leaves_out():
-    one, other = taught(4), taught(8, without=True)
-    before = other.state_dict()
-    one.merge(other, {0: 0, 1: 7, 2: 2})
-    state = one.state_dict()
-    assert set(state["labels"].tolist()) == {0, 1, 2, 3, 7} and len(one) == 4 * 12 + 6 * 12
-    assert len(state["lessons"].unique()) == 4 + 6, "lessons stay apart"
-    added = state["labels"][4 * 12 :]
-    assert set(added.tolist()) == {0, 2, 7} and 3 not in state["rivals"][4 * 12 :]
-    assert torch.equal(state["gaps"][4 * 12 :] == -torch.inf, state["rivals"][4 * 12 :] == -1)
-    assert all(torch.equal(before[name], other.state_dict()[name]) for name in before if name != "next")
-
-
-def test_merge_of_two_classes_into_one_makes_no_class_its_own_rival():
-    one, other = Confidence(), taught(8)
-    one.merge(other, {0: 5, 1: 5, 2: 2, 3: 3})
-    state = one.state_dict()
-    assert not (state["rivals"] == state["labels"][:, None]).any()
-    Confidence().merge(Confidence(), {})
 
 
 def test_a_capacity_of_nothing_is_an_error():

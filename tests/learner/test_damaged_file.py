@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.models.small_cnn import SmallCNN
 from crumb_avalanche.system.tensor_file import write_tensors
 
 FLIPS, CUTS = 500, 50

@@ -15,7 +15,7 @@ from PIL import Image
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.models.backbones import SmallCNN
+from crumb_avalanche.models.small_cnn import SmallCNN
 from crumb_avalanche.system.tensor_file import flatten, write_tensors
 
 KILLS = 50

@@ -11,20 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from patch_images import SIZE, images
+from patch_images import images
 from PIL import Image
 from small_lessons import METHODS, same, taught
 
 from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.closed_form.feature_moments import FeatureMoments, feature_length
 from crumb_avalanche.learner.answer import Lesson
-from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.file import LearnerError
 from crumb_avalanche.learner.kinds import BEFORE, KINDS, REPLAY, BudgetError
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.store import read_header
-from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 
@@ -182,58 +180,6 @@ def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
     learner.undo()
 
 
-@pytest.fixture
-def white(monkeypatch):
-    """Images with a white one, number 2, whose feature map holds the value that this function takes."""
-
-    def made(value):
-        extract = SplitModel._extract
-
-        def damaged(model, pixels):
-            maps = extract(model, pixels).clone()
-            maps[(pixels == 255).flatten(1).all(1), 0, 0, 0] = value
-            return maps
-
-        monkeypatch.setattr(SplitModel, "_extract", damaged)
-        bad = images(3)
-        bad[2] = 255
-        return bad
-
-    return made
-
-
-@pytest.mark.parametrize("on_bad", ["raise", "skip"])
-def test_a_replay_of_images_stops_at_features_that_cannot_be_used(make, white, on_bad):
-    learner, bad = taught(make("er"), 1), white(np.nan)
-    before = pickle.loads(pickle.dumps(learner))
-    with pytest.raises(ValueError, match=r"feature maps that cannot be used.*must be finite"):
-        learner.teach(bad, "some", on_bad=on_bad)
-    assert same(learner, before)
-
-
-@pytest.mark.parametrize("method", ["recommended", "crumb"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
-def test_an_image_whose_features_cannot_be_used_is_refused_by_name_or_left_out(make, white, method, value):
-    learner, plain, good, bad = make(method), make(method), images(3), white(value)
-    for one in (learner, plain):
-        one.teach(images(1), "other")
-    before = pickle.loads(pickle.dumps(learner))
-    with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
-        learner.teach(bad, "some")
-    assert same(learner, before) and len(learner.lessons) == 1
-    lesson = learner.teach(bad, "some", on_bad="skip")
-    assert [one.path for one in lesson.unread] == ["source[2]"] and "finite" in lesson.unread[0].reason
-    plain.teach(np.delete(good, 2, axis=0), "some")
-    assert lesson.images == {"some": len(good) - 1} and same(learner, plain)
-    left_out = []
-    answers = list(learner.predict_all(bad, on_bad="skip", report=left_out.append))
-    assert len(answers[0].frames) == len(good) - 1 and [one.path for one in left_out] == ["source[2]"]
-    with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
-        learner.predict(bad)
-    with pytest.raises(ValueError, match=r"no image to learn, 1 file could not be read; source\[0\]: .*finite"):
-        learner.teach(bad[2:3], "some", on_bad="skip")
-
-
 def test_the_budget_is_kept_and_what_gives_way_is_told(make):
     length = make("rda", budget_bytes=1)._knowledge.length  # with the features of a small budget
     learner = make("rda", budget_bytes=30 * 2 * length)
@@ -347,26 +293,6 @@ def test_threads_do_not_mix_their_images(make):
     for thread in threads:
         thread.join()
     assert found == [expected] * 3
-
-
-def test_explain_takes_a_single_image(make):
-    learner = taught(make(), 2)
-    assert learner.explain(images(0, 1)).shape == (SIZE, SIZE)
-    with pytest.raises(ValueError, match="single image"):
-        learner.explain(images(0, 3))
-    with pytest.raises(NothingTaughtError):
-        make().explain(images(0, 1))
-
-
-def test_the_shares_of_a_linear_discriminant_add_up_to_the_margin(make):
-    learner = taught(make("slda"), 4)
-    for number in range(4):
-        pixels = torch.from_numpy(images(number, 1, seed=4)).permute(0, 3, 1, 2)
-        arguments = learner.network.model, learner._features, learner._knowledge.statistics
-        shares = evidence_by_location(*arguments, pixels, [0, 1, 2, 3])
-        known = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels))[0]
-        first, second = known.topk(2).values
-        assert float(shares.sum()) == pytest.approx(float(first - second), rel=1e-4)
 
 
 def test_a_finished_run_can_be_asked_and_taught(crumb, tiny, tmp_path, clips):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from clip_trees import read, save
 from counted_images import Counted
-from fake_data import write_video
+from fake_videos import frame_number, write_video
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
@@ -17,14 +17,8 @@ from crumb_avalanche.learner.pixels import batches
 from crumb_avalanche.learner.sources import clips_of
 
 
-def number_of(image):
-    """The number that a frame of `write_video` shows."""
-    width, height = image.size
-    return round((np.asarray(image, float)[height * 5 // 8 : -2, width * 5 // 8 : -2].mean() - 10) / 3)
-
-
 def numbers(source, **options):
-    return [[number_of(image) for _, image in clip.frames] for clip in clips_of(source, **options)]
+    return [[frame_number(image) for _, image in clip.frames] for clip in clips_of(source, **options)]
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from benchmarks_toybox_ilab.tables.frame import natural_key
+from crumb_avalanche.learner.clip import Clip
 from crumb_avalanche.learner.folders import labels_of
-from crumb_avalanche.learner.sources import Clip, clips_of
+from crumb_avalanche.learner.sources import clips_of
 
 
 def test_a_photo_is_a_clip(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule, Slots
+from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.system.tensor_file import flatten, unflatten
 
 

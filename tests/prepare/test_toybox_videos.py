@@ -2,7 +2,8 @@ import re
 import shutil
 
 import pytest
-from fake_data import TOYBOX_CLIPS, TOYBOX_FOLDERS, video_frame_number, write_toybox_videos
+from fake_data import TOYBOX_CLIPS, TOYBOX_FOLDERS, write_toybox_videos
+from fake_videos import video_frame_number
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets import toybox

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from fake_data import TINY, write_tiny, write_video
+from fake_data import TINY, write_tiny
+from fake_videos import write_video
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from crumb_avalanche.baselines.registry import get_strategy

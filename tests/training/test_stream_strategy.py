@@ -24,29 +24,13 @@ from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import (
     UNSEEN_PROBABILITY,
     ClampGradients,
-    DivergenceGuard,
     SeenClassesPlugin,
-    TrainingDivergedError,
     check_outputs,
 )
-from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 KINDS = [StreamStrategy, CRUMBStrategy, RemindStrategy, ClosedFormStrategy, ChanceStrategy]
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
-
-
-@pytest.fixture
-def build(make_model):
-    """A function that builds a small ``StreamStrategy``; keyword arguments are the strategy's."""
-
-    def build_strategy(model=None, lr=0.05, **arguments):
-        model = make_model() if model is None else model
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-        settings = dict(train_mb_size=6, evaluator=EvaluationPlugin(loggers=[])) | arguments
-        return StreamStrategy(model=model, optimizer=optimizer, **settings)
-
-    return build_strategy
 
 
 class Recorder(SupervisedPlugin):
@@ -291,69 +275,6 @@ def test_frames_are_shuffled_on_request(build, make_stream):
     assert sorted(recorder.labels) == sorted(experience.dataset.targets)
 
 
-class NaNAt(SupervisedPlugin):
-    """Makes the loss of one iteration NaN; keeps the trainable weights that each iteration began with."""
-
-    def __init__(self, iteration, value=float("nan")):
-        super().__init__()
-        self.iteration, self.value, self.weights = iteration, value, []
-
-    def before_backward(self, strategy, **kwargs):
-        self.weights.append([p.detach().clone() for p in strategy.model.parameters() if p.requires_grad])
-        if strategy.clock.train_exp_iterations == self.iteration:
-            strategy.loss = strategy.loss * self.value
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("iteration", [0, 1, 3])
-def test_a_diverged_training_goes_back_to_the_last_good_weights(build, make_stream, iteration, value):
-    fault = NaNAt(iteration, value)
-    strategy = build(plugins=[fault])
-    words = f"the loss became {value} in experience 0, iteration {iteration}; the weights were put back"
-    with pytest.raises(TrainingDivergedError, match=words + ".*--clamp-gradients 10"):
-        strategy.train(make_stream().train_stream[0])
-    assert len(fault.weights) == iteration + 1
-    kept = [p for p in strategy.model.parameters() if p.requires_grad]
-    good = fault.weights[max(iteration - 1, 0)]
-    assert all(torch.equal(now, then) for now, then in zip(kept, good, strict=True))
-    if iteration:
-        assert not all(torch.equal(now, then) for now, then in zip(kept, fault.weights[iteration]))
-
-
-@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
-def test_without_the_guard_training_goes_on(kind, make_model, make_stream):
-    model, fault = make_model(codebook=False), NaNAt(1)
-    replay = dict(storage_policy=ImageBuffer(8), direct_weight=1, codebook_weight=0)
-    strategy = kind(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-        train_mb_size=6,
-        plugins=[fault],
-        evaluator=EvaluationPlugin(loggers=[]),
-        divergence_guard=False,
-        **(replay if kind is CRUMBStrategy else {}),
-    )
-    strategy.train(make_stream().train_stream[0])
-    assert len(fault.weights) == 4 and not any(isinstance(one, DivergenceGuard) for one in strategy.plugins)
-    assert any(weight.isnan().any() for weight in model.parameters())
-
-
-def test_running_statistics_go_back_too(make_model):
-    model = make_model()
-    model.plastic_layers.add_module("norm", nn.BatchNorm1d(4))
-    model.train()
-    clock = SimpleNamespace(train_exp_counter=0, train_exp_iterations=1)
-    strategy, guard = SimpleNamespace(model=model, clock=clock), DivergenceGuard()
-    model.plastic_layers(torch.rand(6, *model.map_shape))
-    guard.check(strategy, torch.tensor(1.0))
-    good = model.plastic_layers.norm.running_mean.clone()
-    model.plastic_layers(torch.full((6, *model.map_shape), float("inf")))
-    assert not model.plastic_layers.norm.running_mean.isfinite().all()
-    with pytest.raises(TrainingDivergedError):
-        guard.check(strategy, torch.tensor(float("inf")))
-    assert torch.equal(model.plastic_layers.norm.running_mean, good)
-
-
 class StopAt(SupervisedPlugin):
     """Stops the training at a place of the second epoch; counts iterations."""
 
@@ -387,27 +308,6 @@ def test_a_stop_is_at_once(build, make_stream, place, iterations, epochs):
     strategy.train(make_stream().train_stream)  # both experiences in one call
     assert stop.counts == [iterations, iterations]
     assert strategy.train_epochs == epochs
-
-
-def test_a_learning_rate_too_high_ends_in_finite_weights(build, make_stream):
-    strategy = build(lr=1e30)
-    strategy.model.quantized_training = False
-    with pytest.raises(TrainingDivergedError):
-        strategy.train(make_stream().train_stream[0])
-    assert all(torch.isfinite(parameter).all() for parameter in strategy.model.parameters())
-
-
-def test_the_guard_watches_the_replay_loss_too(make_model):
-    model, guard = make_model(), DivergenceGuard()
-    clock = SimpleNamespace(train_exp_counter=2, train_exp_iterations=5)
-    strategy = SimpleNamespace(model=model, loss=torch.tensor(1.0), replay_loss=torch.tensor(float("nan")), clock=clock)
-    guard.before_backward(strategy)
-    blocks = model.codebook.blocks.detach().clone()
-    with torch.no_grad():
-        model.codebook.blocks.fill_(float("nan"))
-    with pytest.raises(TrainingDivergedError, match="the loss became nan in experience 2, iteration 5"):
-        guard.on_replay_loss(strategy)
-    assert torch.equal(model.codebook.blocks, blocks)
 
 
 def test_every_gradient_element_is_clamped():

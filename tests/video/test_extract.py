@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_data import write_sound, write_video
+from fake_videos import write_sound, write_video
 from PIL import Image
 from video_clips import files, jobs, shown, whole_and_cut
 

@@ -10,7 +10,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from fake_data import write_video
+from fake_videos import write_video
 from video_clips import files, jobs, shown, whole_and_cut
 
 from benchmarks_toybox_ilab.tables import disk

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fake_data import video_frame_number, write_video
+from fake_videos import video_frame_number, write_video
 
 from benchmarks_toybox_ilab.video.extract import Job
 

@@ -1,0 +1,92 @@
+"""crumb predict: a table, JSON, CSV and a page; what it leaves out, and what it does not import."""
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+from called_command import ask
+from html_pages import Page
+
+
+def test_predict_as_table_json_and_csv(mine, place, capsys):
+    code, out, _ = ask(capsys, "predict", mine, place / "photos")
+    assert code == 0 and [line.split("  ")[1] for line in out.splitlines()] == ["blue", "green", "red"]
+    code, out, _ = ask(capsys, "predict", mine, place / "photos", "--json")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["label"] for answer in answers] == ["blue", "green", "red"]
+    assert all(answer.keys() == {"path", "label", "confidence", "known", "runners_up"} for answer in answers)
+    code, out, _ = ask(capsys, "predict", mine, place / "photos" / "red.png", place / "photos" / "blue.png", "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["label"] for row in rows] == ["red", "blue"] and float(rows[0]["confidence"]) > 0.34
+
+
+def test_predict_sums_up_a_labelled_folder(mine, place, capsys):
+    code, out, _ = ask(capsys, "predict", mine, place / "test")
+    assert code == 0 and "3 of 3 right (100.0 %)" in out
+    ask(capsys, "learner", "rename", mine, "red", "crimson")
+    code, out, _ = ask(capsys, "predict", mine, place / "test")
+    assert "2 of 3 right" in out and "red taken for crimson: 1" in out
+
+
+def test_folders_that_are_named_after_no_class_say_nothing_about_the_truth(mine, place, tmp_path, capsys):
+    for day, name in (("day1", "red"), ("day2", "blue")):
+        (tmp_path / "trip" / day).mkdir(parents=True)
+        shutil.copy(place / "photos" / f"{name}.png", tmp_path / "trip" / day)
+    code, out, _ = ask(capsys, "predict", mine, tmp_path / "trip", "--html", tmp_path / "page.html")
+    assert code == 0 and "red.png  red" in out and "right" not in out and "taken for" not in out
+    assert "Mistakes" not in Page((tmp_path / "page.html").read_text()).text
+    code, out, _ = ask(capsys, "predict", mine, tmp_path / "trip", "--json")
+    assert [json.loads(line).get("truth") for line in out.splitlines()] == [None, None]
+    (tmp_path / "trip" / "day1").rename(tmp_path / "trip" / "red")
+    code, out, _ = ask(capsys, "predict", mine, tmp_path / "trip")
+    assert "1 of 2 right (50.0 %)" in out and "day2 taken for blue: 1" in out
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_predict_writes_a_page_and_nothing_beside_its_source(mine, place, tmp_path, capsys):
+    ask(capsys, "learner", "rename", mine, "red", "<i>")
+    before, page = contents(place), tmp_path / "page.html"
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    _, plain, _ = ask(capsys, "predict", mine, place / "test", "--json")
+    code, out, err = ask(capsys, "predict", mine, place / "test", tmp_path / "bad.jpg", "--json", "--html", page)
+    assert code == 1 and out == plain and f"written: {page}" in err and contents(place) == before
+    found = Page(page.read_text())
+    assert "2 of 3 right (66.7 %)" in found.text and "1 file could not be read" in found.text
+    (row,) = found.tables["confused"]
+    assert [row[name]["text"] for name in ("truth", "answer", "images")] == ["red", "<i>", "1"]
+    sources = [value for tag, key, value in found.attributes if key in ("src", "href") and value[0] != "#"]
+    assert len([one for one in sources if one.startswith("data:image/jpeg")]) == 3
+    assert len([one for one in sources if one.startswith("data:image/png")]) == 3  # a heat map for each
+    assert all(one.startswith("data:") for one in sources)
+    assert found.text.rindex("Mistakes") < found.text.index("is red") < found.text.rindex("Other answers")
+
+
+def test_the_page_does_not_replace_a_photo(mine, place, capsys):
+    before, photo = contents(place), place / "photos" / "red.png"
+    code, _, err = ask(capsys, "predict", mine, photo, "--html", photo)
+    assert code == 1 and "red.png" in err and ".html" in err and contents(place) == before
+
+
+def test_a_photo_that_cannot_be_read_does_not_keep_the_others_from_an_answer(mine, place, tmp_path, capsys):
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    code, out, err = ask(capsys, "predict", mine, tmp_path / "bad.jpg", place / "photos" / "red.png")
+    assert code == 1 and "red.png  red" in out and "bad.jpg" in err and "1 file could not be read" in err
+
+
+def test_predict_imports_nothing_that_it_does_not_need(mine, place, tmp_path):
+    program = (
+        "import sys\nfrom crumb_avalanche.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "needless = {'avalanche', 'matplotlib', 'torchvision', 'torch._dynamo'}\n"
+        "print(sorted(needless & {*sys.modules}), code)"
+    )
+    command = [sys.executable, "-c", program, "predict", str(mine), str(place / "photos" / "red.png")]
+    command += ["--html", str(tmp_path / "page.html")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stdout

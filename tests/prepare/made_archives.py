@@ -1,0 +1,38 @@
+"""Small archives."""
+
+import io
+import tarfile
+import zipfile
+
+FILES = {"a/1.png": b"one" * 5000, "a/b/2.png": b"two", "README": b""}
+
+
+def write_zip(path, files=FILES, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def write_tar(path, files=FILES, mode="w"):
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def below(folder):
+    """Name and content of every file below a folder, including hidden ones."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def zip_with(path, name, kind, content=""):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/good.txt", b"good")
+        archive.writestr("b.txt", b"b")
+        info = zipfile.ZipInfo(name)
+        info.create_system, info.external_attr = 3, (kind | 0o644) << 16
+        archive.writestr(info, content)
+    return path
