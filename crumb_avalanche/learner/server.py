@@ -143,7 +143,9 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         learner = shared.learner
         found = [{"name": info.name, "images": info.images} for info in learner.classes]
         used = {"bytes": learner.bytes, "budget_bytes": learner.budget_bytes, "lessons": len(learner.lessons)}
-        return JSONResponse({"classes": found, **used})
+        return JSONResponse(
+            {"classes": found, **used, "can_undo": learner.can_undo, "clips_missing": learner.clips_missing}
+        )
 
     async def predict(request: "Request") -> "Response":
         images = await _images(request, most_bytes)

@@ -89,7 +89,10 @@ def test_teach_ask_change_and_download(client, tmp_path):
         assert len(answer["runners_up"]) == 2
     assert client.post("/rename", params={"old": "red", "new": "crimson"}).status_code == 200
     assert client.post("/predict", files=form("red", 1)).json()["label"] == "crimson"
+    known = client.get("/classes").json()
+    assert known["can_undo"] and known["clips_missing"] == 5
     assert client.post("/undo").json()["images"] == {"blue": 4}
+    assert not client.get("/classes").json()["can_undo"]
     assert client.post("/undo").status_code == 400
     client.post("/teach", params={"label": "blue"}, files=form("blue"))
     assert client.post("/forget", params={"name": "green"}).json()["name"] == "green"
