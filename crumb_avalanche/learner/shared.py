@@ -175,7 +175,8 @@ def opened(name: str, data: bytes) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise TooLargeError(too_large) from error
     except Exception as error:  # Pillow raises far more than OSError on damaged bytes
-        raise ImageError(f"{name} ({len(data):,} bytes) is not an image; read are {', '.join(FORMATS)}") from error
+        formats = ", ".join(FORMATS)
+        raise ImageError(f"{name} ({len(data):,} bytes) is not an image of these formats: {formats}") from error
     if image.width * image.height > MOST_PIXELS:
         raise TooLargeError(too_large)
     return image

@@ -83,8 +83,8 @@ def label_of(clip: Clip | ClipFiles) -> str:
     """
     if clip.label is None:
         raise ValueError(
-            f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class and no photo "
-            "or video beside them"
+            f"{clip.path} has no class: give a label (--label NAME), or a folder with a folder for each class and no "
+            "photo or video beside them"
         )
     return clip.label
 

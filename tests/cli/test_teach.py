@@ -277,6 +277,7 @@ def test_bad_input_is_a_line_and_nothing_is_lost(model, place, tmp_path, capsys)
         (["teach", model, tmp_path / "bad", "--label", "x", "--on-bad-frame", "raise"], "photo.jpg"),
         (["teach", model], "give a source"),
         (["predict", model], "give images"),
+        (["predict", model, place / "photos", "--json", "--csv"], "give one of them"),
         (["predict", tmp_path / "absent.safetensors", place / "photos"], "there is no file"),
         (["learner", "forget", model, "nobody"], "no class 'nobody'"),
         (["learner", "merge", model, model], "merge needs --output"),

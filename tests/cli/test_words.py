@@ -255,5 +255,6 @@ def test_a_device_that_is_not_supported(crumb, tiny, tmp_path, device):
 
 def test_an_interrupt_during_the_imports_of_a_command(usual_signals, crumb, monkeypatch):
     monkeypatch.setattr("crumb_avalanche.cli.import_module", lambda name: signal.raise_signal(signal.SIGINT))
-    code, _, err = crumb("report", "x")
-    assert code == 130 and err.startswith("crumb report: stopped; ")
+    for command, words in (("report", "the same command starts again"), ("teach", "the lesson is not learned")):
+        code, _, err = crumb(command, "x")
+        assert code == 130 and err.startswith(f"crumb {command}: stopped; {words}")
