@@ -291,7 +291,7 @@ def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]
         # answer waits 40 ms for the client to acknowledge the header.
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise ValueError(f"cannot listen at {host}, port {port} ({reason}); give another --port or --host") from error
     number, scheme = opened.getsockname()[1], "https" if secure else "http"
     usual = number == (443 if secure else 80)

@@ -45,7 +45,7 @@ def learn(
 def check_not_empty(lesson: Lesson) -> None:
     """Raise ValueError if there was no image to learn; list files that could not be read."""
     if not lesson.images:
-        some = "".join(f"; {bad}" for bad in lesson.unread[:3])
+        some = "".join(f"; {bad}".rstrip(".") for bad in lesson.unread[:3])
         read = f", {counted(len(lesson.unread), 'file')} could not be read{some}" if lesson.unread else ""
         raise ValueError(f"there was no image to learn{read}; give photos or videos")
 

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from crumb_avalanche.learner import shared as shared_module
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.server import MOST_BYTES, PAGE, application, listen, page
-from crumb_avalanche.learner.shared import SharedLearner
+from crumb_avalanche.learner.shared import BusyError, SharedLearner
 
 ORIGIN = "http://127.0.0.1:8000"
 TOKEN = "the-token"
@@ -271,6 +271,23 @@ def test_teachers_queue_and_too_many_are_refused(taught, monkeypatch):
     assert first.result().status_code == 200
     assert sorted(other.result().status_code for other in others) == [200, 200] + [503] * 4
     assert names(taught) == {"red": 5, "green": 4, "blue": 4}
+
+
+def test_a_lesson_that_a_stop_breaks_off_is_refused_and_not_learned(taught, shared, monkeypatch):
+    started, end = hold_lessons(monkeypatch)
+    kept = shared.path.read_bytes()
+
+    async def stopped():
+        lesson = asyncio.create_task(shared.teach("blue", [("image", photo("blue"))]))
+        await asyncio.to_thread(started.wait, 20)
+        lesson.cancel()  # as uvicorn does
+        with pytest.raises(BusyError, match="the server stops; nothing was changed"):
+            await lesson
+
+    asyncio.run(stopped())
+    end.set()
+    shared.close()
+    assert shared.path.read_bytes() == kept and names(taught) == {"red": 4, "green": 4}
 
 
 def test_a_change_that_cannot_be_saved_is_taken_back(taught, shared, monkeypatch):
