@@ -140,7 +140,7 @@ class SharedLearner:
         return result
 
     def close(self) -> None:
-        """Break off the change that is under way, whose caller was told so, and drop those that wait."""
+        """Break off the change that is under way, and drop those that wait; neither is saved."""
         self._stops = True
         self._changes.close()
         self._answers.close()

@@ -5,7 +5,8 @@ const token = new URLSearchParams(location.search).get("token");
 const FRAME_PAUSE = 200; // milliseconds between frames of a lesson
 const ASK_EVERY = 80; // milliseconds between questions about the camera picture, if the answers come as fast
 const MOST_FRAMES = 150; // of a lesson
-const MOST_BYTES = 15e6; // of a lesson; the server takes 20 MB
+const MOST_BYTES = 15e6; // of a lesson by camera
+const MOST_SENT = 19e6; // bytes of a lesson; the server takes 20 MB with what the form adds
 const SHORT_SIDE = 512; // pixels of a picture that is sent
 
 const on = (kind, element, action) => element.addEventListener(kind, action);
@@ -92,7 +93,8 @@ function stopCamera() {
 async function takePhotos(files) {
   const [taken, figures, unread] = [[], [], []];
   if (!files.length) throw new Error("No file was dropped. Save the picture first, and drop its file.");
-  if (files.length > MOST_FRAMES) throw new Error(`${files.length} files are too many: choose at most ${MOST_FRAMES} at a time.`);
+  const many = `${files.length} files are too many: choose at most ${MOST_FRAMES} at a time.`;
+  if (files.length > MOST_FRAMES) throw new Error(many);
   for (const file of [...files]) {
     say(`Reading ${file.name} …`);
     const bitmap = file.type.startsWith("image/") && (await createImageBitmap(file).catch(() => null));
@@ -171,6 +173,9 @@ async function teach() {
   if (!name) at("name").focus();
   if (!name) throw new Error("Write what you show first.");
   const blobs = stream ? await hold() : photos.map((photo) => photo.blob);
+  const size = blobs.reduce((sum, blob) => sum + blob.size, 0);
+  const sent = `${counted(blobs.length, "photo")} make ${Math.ceil(size / 1e6)} MB`;
+  if (size > MOST_SENT) throw new Error(`${sent}, but a lesson has at most ${MOST_SENT / 1e6} MB: choose fewer at a time.`);
   const form = new FormData();
   blobs.forEach((blob, number) => form.append("image", blob, `${number}.jpg`));
   say(`Learning ${counted(blobs.length, "image")} of ${name} …`);
@@ -299,7 +304,8 @@ for (const [kind, action] of [["keydown", () => act(teach)], ["keyup", release]]
 }
 // Screen readers and switches click without a pointer: the first click starts, the second ends.
 on("click", button, (event) => event.detail === 0 && (lesson ? release() : act(teach)));
-on("visibilitychange", document, () => (document.hidden ? release() : load().catch(fail))); // another tab may have taught
+// Another tab may have taught meanwhile.
+on("visibilitychange", document, () => (document.hidden ? release() : load().catch(fail)));
 
 for (const kind of ["dragover", "dragleave", "drop"]) {
   on(kind, document, (event) => {
