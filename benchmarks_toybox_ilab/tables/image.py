@@ -58,9 +58,11 @@ def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
     """Convert an opened image to 8-bit RGB as `read_image` does; the result shares no memory with the image.
 
     Raises:
-        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown.
+        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown, or there are none.
         OSError: If Pillow cannot decode the image; it may raise other errors, too.
     """
+    if 0 in image.size:
+        raise ValueError(f"it has {image.width} x {image.height} pixels; give an image with at least one")
     image.load()
     if upright:
         image = ImageOps.exif_transpose(image)

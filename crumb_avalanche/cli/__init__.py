@@ -14,6 +14,11 @@ from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later
 from crumb_avalanche.system.threads import limit_openmp_spin
 
 CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal
+STOPPED = {
+    **dict.fromkeys(("demo", "prepare", "pretrain"), "what was finished is kept, and the same command resumes there"),
+    "serve": "every change that was answered is saved",
+    "teach": "the lesson is not learned unless a line says so, and the same command starts it again",
+}
 NO_MEMORY = "can't allocate memory"  # in torch's error
 
 
@@ -54,7 +59,7 @@ def run_command(given: list[str]) -> int:
             raise
         return CLOSED_PIPE
     except KeyboardInterrupt as error:
-        kept = "what was finished is kept, and the same command resumes there"
+        kept = STOPPED.get(name, "the same command starts again")
         if name == "run":
             kept = "the same command resumes after the last finished experience, or later with --checkpoint-every"
             if not values.get("checkpoint", True):

@@ -30,6 +30,8 @@ def main(settings: PredictSettings) -> None:
     """
     if not settings.sources and settings.camera is None:
         raise ValueError("give images, videos, folders or patterns to ask about, or --camera 0")
+    if settings.json and settings.csv:
+        raise ValueError("--json and --csv are two forms of the same output; give one of them")
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if settings.html and Path(settings.html).suffix.lower() not in (".html", ".htm"):

@@ -340,6 +340,11 @@ class Learner:
         return self._knowledge.confidence.lessons_missing
 
     @property
+    def can_undo(self) -> bool:
+        """Whether there is a lesson that ``undo`` takes back."""
+        return self._before is not None
+
+    @property
     def image_size(self) -> int:
         """Side in pixels to which images are resized."""
         return self.network.image_size

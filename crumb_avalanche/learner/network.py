@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks_toybox_ilab.tables.frame import whole_number
 from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of, source_of
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
@@ -69,7 +70,8 @@ class FrozenNetwork:
     ) -> "FrozenNetwork":
         """Build a network with published weights or those of a file; see ``split_backbone``."""
         expected = preprocessing_of(backbone)
-        arguments: dict[str, Any] = {"name": full_name(backbone), "image_size": image_size or expected.size}
+        image_size = expected.size if image_size is None else whole_number("image_size", image_size, 1)
+        arguments: dict[str, Any] = {"name": full_name(backbone), "image_size": image_size}
         if is_timm(backbone):
             arguments["preprocessing"] = expected.as_dict()
         if cut_layer is not None:

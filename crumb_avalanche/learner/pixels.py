@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 AT_A_TIME = 8  # images that are decoded and pass the network at once
 _RULE = (
     "an array must be (H, W, 3) or (N, H, W, 3), a tensor (3, H, W) or (N, 3, H, W), uint8 or floating-point from 0 to "
-    "1, and not empty"
+    "1, and not empty; convert others, or give a PIL image, which may be gray or have alpha"
 )
 
 

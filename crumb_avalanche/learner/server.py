@@ -143,7 +143,9 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         learner = shared.learner
         found = [{"name": info.name, "images": info.images} for info in learner.classes]
         used = {"bytes": learner.bytes, "budget_bytes": learner.budget_bytes, "lessons": len(learner.lessons)}
-        return JSONResponse({"classes": found, **used})
+        return JSONResponse(
+            {"classes": found, **used, "can_undo": learner.can_undo, "clips_missing": learner.clips_missing}
+        )
 
     async def predict(request: "Request") -> "Response":
         images = await _images(request, most_bytes)
@@ -181,7 +183,10 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         if isinstance(error, ClientDisconnect):
             return _error(400, "the request was broken off")  # which nobody reads
         if isinstance(error, HTTPException):
-            return _error(error.status_code, str(error.detail))
+            allowed = (error.headers or {}).get("Allow")
+            says = {404: "is not here", 405: f"takes {allowed}, not {request.method}"}.get(error.status_code)
+            text = f"{request.url.path} {says}; GET /openapi.json describes what is" if says else str(error.detail)
+            return _error(error.status_code, text, {"Allow": allowed} if allowed else None)
         return _error(next(code for kind, code in kinds.items() if isinstance(error, kind)), str(error))
 
     routes = [Route(f"/{one.__name__}", one, methods=["POST"]) for one in (predict, teach, rename, forget, undo)]
@@ -191,17 +196,17 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
     return Guard(Starlette(routes=routes, exception_handlers=handlers), token, origins, policy)
 
 
-def _error(status: int, text: str) -> "Response":
+def _error(status: int, text: str, headers: dict[str, str] | None = None) -> "Response":
     from starlette.responses import JSONResponse
 
-    return JSONResponse({"error": text}, status)
+    return JSONResponse({"error": text}, status, headers)
 
 
 def _given(request: "Request", name: str) -> str:
     """The value of a query parameter."""
     values = request.query_params.getlist(name)
     if len(values) != 1:
-        raise ValueError(f"{request.url.path} needs ?{name}=...")
+        raise ValueError(f"{request.url.path} needs ?{name}=... in its address, once; it is there {len(values)} times")
     return values[0]
 
 
@@ -286,7 +291,7 @@ def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]
         # answer waits 40 ms for the client to acknowledge the header.
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise ValueError(f"cannot listen at {host}, port {port} ({reason}); give another --port or --host") from error
     number, scheme = opened.getsockname()[1], "https" if secure else "http"
     usual = number == (443 if secure else 80)

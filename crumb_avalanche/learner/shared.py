@@ -57,7 +57,7 @@ class SharedLearner:
         self._taught, self._asked = learner, copy.deepcopy(learner)
         # A network serves one image at a time: each of the two learners has its own.
         self._networks = learner.network, self._asked.network
-        self._asking = Lock()
+        self._asking, self._stops = Lock(), False
         self._changes, self._answers = _Queue(), _Queue()
 
     @property
@@ -93,7 +93,7 @@ class SharedLearner:
         def teach(learner: Learner) -> Lesson:
             for name, data in images:  # before the first is learned, since this is quick
                 opened(name, data)
-            frames = ((name, decoded(name, data)) for name, data in images)
+            frames = ((name, decoded(name, data)) for name, data in images if self._goes_on())
             return learner.teach(Clip("the lesson", label, frames))
 
         return await self.change(teach)
@@ -103,13 +103,25 @@ class SharedLearner:
 
         Raises:
             SaveError: the file cannot be written; the learner is as it was.
-            BusyError: too many calls are waiting.
+            BusyError: too many calls are waiting, or the server stops.
         """
-        return await self._changes(self._change, action)
+        try:
+            return await self._changes(self._change, action)
+        except asyncio.CancelledError:
+            self._stops = True
+            self._goes_on()
+            raise
+
+    def _goes_on(self) -> bool:
+        """Return True, or raise BusyError if the server stops."""
+        if self._stops:
+            raise BusyError("the server stops; nothing was changed")
+        return True
 
     def _change(self, action: Callable[[Learner], Result]) -> Result:
         try:
             result = action(self._taught)
+            self._goes_on()
             try:
                 self._taught.save(self.path, weights=self._weights)
             except OSError as error:
@@ -128,7 +140,8 @@ class SharedLearner:
         return result
 
     def close(self) -> None:
-        """Wait for the change that is under way, and drop those that wait."""
+        """Break off the change that is under way, and drop those that wait; neither is saved."""
+        self._stops = True
         self._changes.close()
         self._answers.close()
 
@@ -175,7 +188,8 @@ def opened(name: str, data: bytes) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise TooLargeError(too_large) from error
     except Exception as error:  # Pillow raises far more than OSError on damaged bytes
-        raise ImageError(f"{name} ({len(data):,} bytes) is not an image; read are {', '.join(FORMATS)}") from error
+        formats = ", ".join(FORMATS)
+        raise ImageError(f"{name} ({len(data):,} bytes) is not an image of these formats: {formats}") from error
     if image.width * image.height > MOST_PIXELS:
         raise TooLargeError(too_large)
     return image

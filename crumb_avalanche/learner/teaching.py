@@ -45,7 +45,7 @@ def learn(
 def check_not_empty(lesson: Lesson) -> None:
     """Raise ValueError if there was no image to learn; list files that could not be read."""
     if not lesson.images:
-        some = "".join(f"; {bad}" for bad in lesson.unread[:3])
+        some = "".join(f"; {bad}".rstrip(".") for bad in lesson.unread[:3])
         read = f", {counted(len(lesson.unread), 'file')} could not be read{some}" if lesson.unread else ""
         raise ValueError(f"there was no image to learn{read}; give photos or videos")
 
@@ -83,8 +83,8 @@ def label_of(clip: Clip | ClipFiles) -> str:
     """
     if clip.label is None:
         raise ValueError(
-            f"{clip.path} has no class: give label=NAME, or a folder with a folder for each class and no photo "
-            "or video beside them"
+            f"{clip.path} has no class: give a label (--label NAME), or a folder with a folder for each class and no "
+            "photo or video beside them"
         )
     return clip.label
 

@@ -34,6 +34,9 @@ def cured(error: OSError) -> str | None:
     if (cure := CURES.get(error.errno or 0)) is None:
         return None
     path = "" if error.filename is None else f"{error.filename}: "
+    if error.errno == errno.EACCES and path and not os.path.lexists(error.filename):
+        folder = os.path.dirname(os.path.abspath(error.filename))
+        cure = cure.replace("its permissions", f"the permissions of the folder {folder}")
     return f"{path}{error.strerror or error}; {cure}"
 
 

@@ -65,7 +65,7 @@ def _held(path: Path, what: str, state: str) -> Iterator[None]:
         except Timeout:
             holder = "unknown"
             with contextlib.suppress(OSError):
-                holder = path.read_text().strip() or holder
+                holder = path.read_text().strip().replace(" ", " on ") or holder
             raise FolderInUseError(f"{what} is {state % holder}") from None
     try:
         with contextlib.suppress(OSError):  # a full disk; Windows, where a locked file cannot be written to

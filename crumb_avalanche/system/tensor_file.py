@@ -108,7 +108,7 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
         TensorFileError: the file is absent or damaged.
     """
     if not Path(path).is_file():
-        raise TensorFileError(f"there is no file {path}")
+        raise TensorFileError(f"there is no file {path}; check the path")
     try:
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})

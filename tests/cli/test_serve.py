@@ -175,12 +175,21 @@ def test_the_page_in_a_browser(serve, tmp_path):
         browser.evaluate("window.prompt = () => 'sky'")
         browser.click("li:nth-child(2) button")
         seen("sky")
+        assert browser.evaluate("document.activeElement.ariaLabel") == "Rename sky", "the keyboard loses its place"
         browser.click("#undo")
-        browser.wait_for("document.querySelectorAll('li').length === 1")
+        browser.wait_for("document.querySelectorAll('li').length === 1 && document.getElementById('undo').disabled")
         browser.evaluate("window.confirm = () => true")
         browser.click("li button:last-child")
         browser.wait_for("!document.getElementById('nothing').hidden && document.getElementById('answer').hidden")
         assert get(f"{address}/classes", token)["classes"] == []
+        bad = "new File(['x'], 'clip.mp4', {type: 'video/mp4'}), new File([], 'bad.png', {type: 'image/png'})"
+        for good, button in (
+            ("", "Hold to teach"),
+            ("new File([(await frame()).blob], '', {type: 'image/jpeg'}),", "Teach 1 photo"),
+        ):
+            browser.evaluate(f"(async () => takePhotos([{good} {bad}]))()")
+            assert browser.evaluate("document.getElementById('teach').textContent") == button
+            assert "Not read: clip.mp4, bad.png." in browser.evaluate("document.getElementById('error').textContent")
         wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
         browser.send("Emulation.setDeviceMetricsOverride", width=320, height=640, deviceScaleFactor=1, mobile=True)
         assert not browser.evaluate(wide), "it scrolls sideways at 320 pixels"

@@ -169,6 +169,7 @@ def test_bad_input_is_a_line_and_nothing_is_lost(mine, place, tmp_path, capsys):
         (["teach", mine, tmp_path / "bad", "--label", "x", "--on-bad-frame", "raise"], "photo.jpg"),
         (["teach", mine], "give a source"),
         (["predict", mine], "give images"),
+        (["predict", mine, place / "photos", "--json", "--csv"], "give one of them"),
         (["predict", tmp_path / "absent.safetensors", place / "photos"], "there is no file"),
         (["learner", "forget", mine, "nobody"], "no class 'nobody'"),
         (["learner", "merge", mine, mine], "merge needs --output"),

@@ -18,6 +18,7 @@ from crumb_avalanche.cli.parser import usable_paths
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.runs.run_folder import LEFT_OUT
+from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
 
 HEADERS = {
@@ -253,7 +254,13 @@ def test_a_device_that_is_not_supported(crumb, tiny, tmp_path, device):
     assert code == 1 and f"device is {device}, but only cpu and cuda" in err
 
 
+def test_a_folder_that_takes_no_file_is_named(tmp_path):
+    error = OSError(errno.EACCES, "Permission denied", str(tmp_path / "new.onnx.12.part"))
+    assert f"change the permissions of the folder {tmp_path}, or choose another path" in cured(error)
+
+
 def test_an_interrupt_during_the_imports_of_a_command(usual_signals, crumb, monkeypatch):
     monkeypatch.setattr("crumb_avalanche.cli.import_module", lambda name: signal.raise_signal(signal.SIGINT))
-    code, _, err = crumb("report", "x")
-    assert code == 130 and err.startswith("crumb report: stopped; ")
+    for command, words in (("report", "the same command starts again"), ("teach", "the lesson is not learned")):
+        code, _, err = crumb(command, "x")
+        assert code == 130 and err.startswith(f"crumb {command}: stopped; {words}")

@@ -38,6 +38,12 @@ def test_it_grows_from_one_class_to_fifty(make, method):
     assert [info.images for info in learner.classes] == [4] * 50
 
 
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_an_image_size_that_is_none_is_refused(size):
+    with pytest.raises(ValueError, match=f"image_size is {size}, but must be a whole number of at least 1"):
+        Learner(weights=None, image_size=size)
+
+
 @pytest.mark.parametrize("method", KINDS)
 def test_the_order_of_lessons_does_not_matter(make, method):
     one, other = make(method), make(method)

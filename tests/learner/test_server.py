@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from crumb_avalanche.learner import shared as shared_module
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.server import MOST_BYTES, PAGE, application, listen, page
-from crumb_avalanche.learner.shared import SharedLearner
+from crumb_avalanche.learner.shared import BusyError, SharedLearner
 
 ORIGIN = "http://127.0.0.1:8000"
 TOKEN = "the-token"
@@ -89,7 +89,10 @@ def test_teach_ask_change_and_download(client, tmp_path):
         assert len(answer["runners_up"]) == 2
     assert client.post("/rename", params={"old": "red", "new": "crimson"}).status_code == 200
     assert client.post("/predict", files=form("red", 1)).json()["label"] == "crimson"
+    known = client.get("/classes").json()
+    assert known["can_undo"] and known["clips_missing"] == 5
     assert client.post("/undo").json()["images"] == {"blue": 4}
+    assert not client.get("/classes").json()["can_undo"]
     assert client.post("/undo").status_code == 400
     client.post("/teach", params={"label": "blue"}, files=form("blue"))
     assert client.post("/forget", params={"name": "green"}).json()["name"] == "green"
@@ -108,7 +111,7 @@ def test_teach_ask_change_and_download(client, tmp_path):
 @pytest.mark.parametrize(
     ("path", "options", "words"),
     [
-        ("/teach", {"content": photo("red")}, r"\?label="),
+        ("/teach", {"content": photo("red")}, r"\?label=.*once; it is there 0 times"),
         ("/teach?label=a/b", {"content": photo("red")}, "class name"),
         ("/teach?label=x", {"content": b""}, "0 bytes.*not an image"),
         ("/teach?label=x", {"content": b"no image"}, "not an image.*JPEG"),
@@ -169,9 +172,11 @@ def test_the_token_is_in_the_address_of_the_page_alone(client):
 
 
 def test_unknown_paths_and_methods_are_json(client):
-    assert client.get("/absent").status_code == 404 and client.get("/absent").json()["error"]
-    assert client.get("/teach").status_code == 405
-    assert client.get("/undo").json()["error"]
+    response = client.get("/absent")
+    assert response.status_code == 404 and "/absent is not here; GET /openapi.json" in response.json()["error"]
+    response = client.get("/teach")
+    assert response.status_code == 405 and response.headers["allow"] == "POST"
+    assert "/teach takes POST, not GET" in response.json()["error"]
 
 
 @pytest.mark.parametrize("length", [b"200000000", None], ids=["stated", "chunked"])
@@ -266,6 +271,23 @@ def test_teachers_queue_and_too_many_are_refused(taught, monkeypatch):
     assert first.result().status_code == 200
     assert sorted(other.result().status_code for other in others) == [200, 200] + [503] * 4
     assert names(taught) == {"red": 5, "green": 4, "blue": 4}
+
+
+def test_a_lesson_that_a_stop_breaks_off_is_refused_and_not_learned(taught, shared, monkeypatch):
+    started, end = hold_lessons(monkeypatch)
+    kept = shared.path.read_bytes()
+
+    async def stopped():
+        lesson = asyncio.create_task(shared.teach("blue", [("image", photo("blue"))]))
+        await asyncio.to_thread(started.wait, 20)
+        lesson.cancel()  # as uvicorn does
+        with pytest.raises(BusyError, match="the server stops; nothing was changed"):
+            await lesson
+
+    asyncio.run(stopped())
+    end.set()
+    shared.close()
+    assert shared.path.read_bytes() == kept and names(taught) == {"red": 4, "green": 4}
 
 
 def test_a_change_that_cannot_be_saved_is_taken_back(taught, shared, monkeypatch):

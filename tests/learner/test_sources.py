@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from benchmarks_toybox_ilab.tables.frame import natural_key
+from benchmarks_toybox_ilab.tables.frame import BadFrameError, natural_key
 from crumb_avalanche.learner.clip import Clip
 from crumb_avalanche.learner.folders import labels_of
 from crumb_avalanche.learner.sources import clips_of
@@ -153,6 +153,11 @@ def test_photos_are_upright(tmp_path):
         ((path, image),) = next(clips_of(opened)).frames
         assert path == str(tmp_path / "a.png") and image.size == (1, 2)
         assert opened.size == (2, 1), "the caller's image is left as it is"
+
+
+def test_an_image_without_pixels_is_refused():
+    with pytest.raises(BadFrameError, match="it has 0 x 5 pixels"):
+        list(next(clips_of(Image.new("RGB", (0, 5)))).frames)
 
 
 def test_images_given_are_not_changed_by_drawing_on_the_result():

@@ -5,7 +5,8 @@ const token = new URLSearchParams(location.search).get("token");
 const FRAME_PAUSE = 200; // milliseconds between frames of a lesson
 const ASK_EVERY = 80; // milliseconds between questions about the camera picture, if the answers come as fast
 const MOST_FRAMES = 150; // of a lesson
-const MOST_BYTES = 15e6; // of a lesson; the server takes 20 MB
+const MOST_BYTES = 15e6; // of a lesson by camera
+const MOST_SENT = 19e6; // bytes of a lesson; the server takes 20 MB with what the form adds
 const SHORT_SIDE = 512; // pixels of a picture that is sent
 
 const on = (kind, element, action) => element.addEventListener(kind, action);
@@ -90,24 +91,32 @@ function stopCamera() {
 }
 
 async function takePhotos(files) {
-  const images = [...files].filter((file) => file.type.startsWith("image/"));
-  if (!images.length) throw new Error("These files are no photos.");
-  if (images.length > MOST_FRAMES) throw new Error(`Choose at most ${MOST_FRAMES} photos at a time.`);
-  stopCamera();
-  photos = [];
-  at("photos").replaceChildren();
-  for (const file of images) {
-    const bitmap = await createImageBitmap(file).catch(() => {
-      throw new Error(`${file.name} is not a picture that this browser can read.`);
-    });
+  const [taken, figures, unread] = [[], [], []];
+  if (!files.length) throw new Error("No file was dropped. Save the picture first, and drop its file.");
+  const many = `${files.length} files are too many: choose at most ${MOST_FRAMES} at a time.`;
+  if (files.length > MOST_FRAMES) throw new Error(many);
+  for (const file of [...files]) {
+    say(`Reading ${file.name} …`);
+    const bitmap = file.type.startsWith("image/") && (await createImageBitmap(file).catch(() => null));
+    if (!bitmap) {
+      unread.push(file.name);
+      continue;
+    }
     const { canvas, blob } = await picture(bitmap, bitmap.width, bitmap.height);
     bitmap.close();
-    const caption = made("figcaption", "");
+    const [figure, caption] = [made("figure", ""), made("figcaption", "")];
     canvas.role = "img";
     canvas.ariaLabel = file.name;
-    at("photos").appendChild(made("figure", "")).append(canvas, caption);
-    photos.push({ blob, caption });
+    figure.append(canvas, caption);
+    figures.push(figure);
+    taken.push({ blob, caption });
   }
+  const some = unread.slice(0, 3).join(", ") + (unread.length > 3 ? ` and ${unread.length - 3} more` : "");
+  say("", some && `Not read: ${some}. Choose photos, such as JPEG or PNG files, and no folders or videos.`);
+  if (!taken.length) return;
+  stopCamera();
+  photos = taken;
+  at("photos").replaceChildren(...figures);
   refresh();
   await askPhotos();
 }
@@ -150,7 +159,7 @@ async function watch() {
       failed = false;
     } catch (error) {
       fail(error);
-      failed = true;
+      at("answer").hidden = failed = true; // it would look like one for the present picture
     }
   }
 }
@@ -164,6 +173,9 @@ async function teach() {
   if (!name) at("name").focus();
   if (!name) throw new Error("Write what you show first.");
   const blobs = stream ? await hold() : photos.map((photo) => photo.blob);
+  const size = blobs.reduce((sum, blob) => sum + blob.size, 0);
+  const sent = `${counted(blobs.length, "photo")} make ${Math.ceil(size / 1e6)} MB`;
+  if (size > MOST_SENT) throw new Error(`${sent}, but a lesson has at most ${MOST_SENT / 1e6} MB: choose fewer at a time.`);
   const form = new FormData();
   blobs.forEach((blob, number) => form.append("image", blob, `${number}.jpg`));
   say(`Learning ${counted(blobs.length, "image")} of ${name} …`);
@@ -192,25 +204,31 @@ async function hold() {
 
 // What it knows
 
+const buttons = () => [...at("classes").querySelectorAll("button")];
+
 async function load(news = "") {
   const known = await (await call("GET", "classes")).json();
   classes = known.classes;
   const rows = classes.map((one) => {
     const row = made("li", "");
-    const buttons = made("span", "");
+    const changes = made("span", "");
     const count = made("span", counted(one.images, "image"), { class: "faint" });
-    row.append(made("span", one.name, { class: "class" }), count, buttons);
+    row.append(made("span", one.name, { class: "class" }), count, changes);
     for (const [text, action] of [["Rename", renameClass], ["Forget", forgetClass]]) {
       const press = made("button", text, { type: "button", "aria-label": `${text} ${one.name}` });
       on("click", press, () => act(() => action(one.name)));
-      buttons.append(press);
+      changes.append(press);
     }
     return row;
   });
+  const focused = buttons().indexOf(document.activeElement);
   at("classes").replaceChildren(...rows);
+  if (focused >= 0) (buttons()[focused] || at("name")).focus();
   at("names").replaceChildren(...classes.map((one) => made("option", "", { value: one.name })));
-  at("size").textContent = classes.length ? `${percent(known.bytes / known.budget_bytes)} of its memory is used.` : "";
-  at("undo").disabled = !known.lessons;
+  const used = `${percent(known.bytes / known.budget_bytes)} of its memory is used.`;
+  const missing = `To say “I don’t know this”, it needs ${counted(known.clips_missing, "more object")} of these classes.`;
+  at("size").textContent = classes.length ? used + (known.clips_missing ? ` ${missing}` : "") : "";
+  at("undo").disabled = !known.can_undo;
   if (news) say(news);
   refresh();
   await askPhotos();
@@ -286,7 +304,8 @@ for (const [kind, action] of [["keydown", () => act(teach)], ["keyup", release]]
 }
 // Screen readers and switches click without a pointer: the first click starts, the second ends.
 on("click", button, (event) => event.detail === 0 && (lesson ? release() : act(teach)));
-on("visibilitychange", document, () => document.hidden && release());
+// Another tab may have taught meanwhile.
+on("visibilitychange", document, () => (document.hidden ? release() : load().catch(fail)));
 
 for (const kind of ["dragover", "dragleave", "drop"]) {
   on(kind, document, (event) => {
