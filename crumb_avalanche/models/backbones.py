@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from crumb_avalanche.models.backbone_names import PREFIX, is_timm, preprocessing_of
-from crumb_avalanche.models.codebook import Codebook, largest_divisor
+from crumb_avalanche.models.codebook import Codebook, check_codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.preprocessing import Preprocessing
@@ -209,7 +209,7 @@ def _downloaded(weights: Any, name: str) -> dict[str, torch.Tensor]:
         raise WeightsError(
             f"torchvision's weights of {name} cannot be fetched from {weights.url} "
             f"({getattr(error, 'reason', error)}); connect to the network, or fetch this file elsewhere and give it "
-            "with --weights FILE"
+            "with weights=FILE (--weights FILE)"
         ) from error
 
 
@@ -283,8 +283,7 @@ def split_backbone(
         model.reset_head(n_classes)
     if isinstance(codebook, bool):
         codebook = Codebook(codebook_dim=usual_codebook_dim(model)) if codebook and len(model.stages) else None
-    if codebook is not None:
-        codebook.groups(model.map_shape[0])
+    check_codebook(codebook, model.map_shape[0])
     model.codebook = codebook
     return model
 

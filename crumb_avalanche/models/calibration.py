@@ -37,6 +37,7 @@ def calibrate(
         The model.
 
     Raises:
+        TypeError: the images are not tensors.
         ValueError: the initialiser is unknown, or the maps are constant.
     """
     if codebook_init not in INITIALISERS:
@@ -55,7 +56,13 @@ def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
     """Yield batches of at most ``count`` images, evenly spread over a data set."""
     places = np.unique(np.linspace(0, len(images) - 1, count).astype(int)).tolist()
     for start in range(0, len(places), CHUNK):
-        yield torch.stack([images[place][0] for place in places[start : start + CHUNK]])
+        some = [images[place][0] for place in places[start : start + CHUNK]]
+        if not isinstance(some[0], torch.Tensor):
+            raise TypeError(
+                f"the images are {type(some[0]).__name__}, not tensors; give the data set a transform such as "
+                "torchvision's ToTensor()"
+            )
+        yield torch.stack(some)
 
 
 def prepare(*arguments, **keywords) -> SplitModel:
