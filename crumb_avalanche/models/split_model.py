@@ -275,7 +275,7 @@ class SplitModel(nn.Module):
             images: ``(B, 3, H, W)`` uint8, or normalised float.
 
         Returns:
-            ``(B, 3, H, W)`` float32, or ``images`` if they are float.
+            ``(B, 3, H, W)`` float32; ``images`` itself if it is such.
         """
         return normalized(images, self.pixel_mean, self.pixel_std)
 

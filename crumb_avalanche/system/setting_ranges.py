@@ -7,7 +7,7 @@ from typing import Any
 
 NEVER = 10**9  # a count that is never reached
 _ABOVE_ZERO = "batch_size classes_per_experience codebook_dim codebook_size epochs evaluate_every first_epochs"
-_ABOVE_ZERO += " head_kernel image_size n_classes"
+_ABOVE_ZERO += " head_kernel image_size n_classes train_mb_size"
 _NOT_NEGATIVE = "budget_bytes budget_images checkpoint_every clamp_gradients cut_layer learning_rate mem_size momentum"
 _NOT_NEGATIVE += " replay_steps replay_weight run threads weight_decay workers images_per_class port seconds seed"
 LOWEST = dict.fromkeys(_ABOVE_ZERO.split(), 1) | dict.fromkeys(_NOT_NEGATIVE.split(), 0)

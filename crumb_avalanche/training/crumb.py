@@ -250,10 +250,10 @@ class CRUMBStrategy(StreamStrategy):
         **stream_arguments,
     ):
         if (storage_policy is None) == (mem_size is None):
-            given = "neither" if mem_size is None else f"both (mem_size={mem_size})"
+            given = "neither is given" if mem_size is None else f"both are given (mem_size={mem_size})"
             raise ValueError(
-                f"give either mem_size or storage_policy, but not {given}: mem_size=417 makes a CodeBuffer of 417 "
-                "memories, storage_policy takes a buffer of your own"
+                f"give mem_size or storage_policy; {given}: mem_size=417 makes a CodeBuffer of 417 memories, "
+                "storage_policy takes a buffer of your own"
             )
         buffer = CodeBuffer(mem_size) if storage_policy is None else storage_policy
         self.replay_loss: Tensor | None = None

@@ -67,6 +67,12 @@ def test_images_that_are_no_tensors_are_an_error(make_model):
         calibrate(make_model(), [(Image.new("RGB", (16, 16)), 0)])
 
 
+@pytest.mark.parametrize("images, count", [([], 64), (object(), 64), (Recorded(2), 0)])
+def test_no_images_are_an_error(make_model, images, count):
+    with pytest.raises(ValueError, match=rf"no images .*=({count})\).* benchmark\.train_stream\[0\]\.dataset"):
+        calibrate(make_model(), images, measured_images=count)
+
+
 def test_calibrated_is_part_of_the_state_and_older_files_count_as_calibrated(make_model):
     model, twin = make_model(codebook=False), make_model(codebook=False)
     assert not model.is_calibrated

@@ -451,6 +451,11 @@ def test_what_is_no_state_is_an_error(build, state, words):
         build().load_state_dict(state)
 
 
+def test_a_batch_has_an_image(build):
+    with pytest.raises(ValueError, match="train_mb_size is 0; give 1 or more"):
+        build(train_mb_size=0)
+
+
 def test_the_first_experience_has_an_epoch(build):
     with pytest.raises(ValueError, match="first_epochs is 0; give 1 or more"):
         build(first_epochs=0)
