@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
-from crumb_avalanche.training.avalanche_fixes import check_strategy, keep_training_mode
+from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.normalization import normalization_of
 from crumb_avalanche.training.plugins import SeenClassesPlugin
@@ -119,6 +119,7 @@ class StoringPlugin(BatchPlugin):
 
     def before_training(self, strategy, **kwargs):
         check_strategy(strategy)
+        group_frozen_weights(strategy)
 
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)

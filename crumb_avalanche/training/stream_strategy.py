@@ -12,7 +12,7 @@ from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import check_count
-from crumb_avalanche.training.avalanche_fixes import check_strategy, keep_training_mode
+from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.frame_names import named_frames
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
@@ -149,28 +149,9 @@ class StreamStrategy(SupervisedTemplate):
         self.frames_in_order = not shuffle
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
-    def make_optimizer(self, **kwargs):
-        """Add the weights that no group of the optimiser has, as Avalanche does; of several groups F's join the first.
-
-        Raises:
-            ValueError: the optimiser has several groups, and a trainable weight is in none.
-        """
-        groups = self.optimizer.param_groups
-        if len(groups) > 1:
-            known = {id(weight) for group in groups for weight in group["params"]}
-            for name, weight in self.model.named_parameters():
-                if id(weight) in known:
-                    continue
-                if weight.requires_grad:
-                    raise ValueError(
-                        f"the optimizer has {len(groups)} groups of weights, and none has {name}: add it to one, or "
-                        "freeze it with requires_grad_(False)"
-                    )
-                groups[0]["params"].append(weight)
-        super().make_optimizer(**kwargs)
-
     def _before_training(self, **kwargs):
         check_strategy(self)
+        group_frozen_weights(self)
         super()._before_training(**kwargs)
 
     def _after_training_exp(self, **kwargs):
