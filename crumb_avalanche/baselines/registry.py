@@ -90,7 +90,7 @@ def build_strategy(
     return entry.build(Recipe(model, settings, chosen, mem_size, model.n_classes, seed, device, host))
 
 
-def recommended_strategy(model: SplitModel, n_classes: int | None = None, **host) -> StreamStrategy:
+def recommended_strategy(model: SplitModel, n_classes: int | None = None, *, mem_size: int, **host) -> StreamStrategy:
     """Build the most accurate strategy at the same bytes: regularised discriminant analysis.
 
     It is not in the paper; ``closed_form.regularized_discriminant`` names the sources of its parts.
@@ -99,6 +99,8 @@ def recommended_strategy(model: SplitModel, n_classes: int | None = None, **host
         model: a split model, which computes the features.
         n_classes: number of classes of the whole stream; default the model's. A model with another number of outputs
             gets a new head.
+        mem_size: principal directions of all classes, at least one for each class. For a budget in bytes it is
+            ``get_strategy("rda").memories_in_budget(model, budget_bytes, n_classes)``.
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
 
     Returns:
@@ -106,4 +108,4 @@ def recommended_strategy(model: SplitModel, n_classes: int | None = None, **host
     """
     if n_classes not in (None, model.n_classes):
         model.reset_head(n_classes)
-    return build_strategy("rda", model, **host)
+    return build_strategy("rda", model, mem_size=mem_size, **host)

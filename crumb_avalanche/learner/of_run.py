@@ -40,8 +40,9 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
     header = read_header(path)
     if reason := cannot_be_taught(header):
         raise LearnerError(
-            f"{path} {reason}. It can be asked, with crumb predict, but not taught or changed. To teach on, learn its "
-            f"images with crumb teach NEW.safetensors FOLDER, or with crumb run --strategy {next(iter(KINDS))}"
+            f"{path} {reason}. It can be asked, with crumb predict or RunLearner, but not taught or changed. To teach "
+            f"on, learn its images with crumb teach NEW.safetensors FOLDER, or with crumb run --strategy "
+            f"{next(iter(KINDS))}"
         )
     state, _ = read_state(path)
     arguments = {name: value for name, value in header.network.items() if name != "n_classes"}

@@ -51,7 +51,13 @@ class Slots:
         self.release(label if label in victims else victims[int(self.random.integers(len(victims)))])
 
     def take(self, label: int) -> int:
-        """Take a free slot for a memory of ``label``."""
+        """Take a free slot for a memory of ``label``.
+
+        Raises:
+            ValueError: no slot is free.
+        """
+        if not self.free:
+            raise ValueError(f"all {self.capacity} slots are taken; call make_room or release before take")
         slot = self.free.pop()
         self.by_class.setdefault(label, []).append(slot)
         return slot

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from crumb_avalanche.models.backbone_names import PREFIX, is_timm, preprocessing_of
-from crumb_avalanche.models.codebook import Codebook, largest_divisor
+from crumb_avalanche.models.codebook import Codebook, check_codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.preprocessing import Preprocessing
@@ -233,8 +233,7 @@ def split_backbone(
         model.reset_head(n_classes)
     if isinstance(codebook, bool):
         codebook = Codebook(codebook_dim=usual_codebook_dim(model)) if codebook and len(model.stages) else None
-    if codebook is not None:
-        codebook.groups(model.map_shape[0])
+    check_codebook(codebook, model.map_shape[0])
     model.codebook = codebook
     return model
 

@@ -37,7 +37,8 @@ def calibrate(
         The model.
 
     Raises:
-        ValueError: the initialiser is unknown, or the maps are constant.
+        TypeError: the images are not tensors.
+        ValueError: the initialiser is unknown, there are no images, or the maps are constant.
     """
     if codebook_init not in INITIALISERS:
         raise ValueError(f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}")
@@ -53,9 +54,20 @@ def calibrate(
 
 def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
     """Yield batches of at most ``count`` images, evenly spread over a data set."""
+    if count < 1 or not hasattr(images, "__len__") or not len(images):
+        raise ValueError(
+            f"there are no images to measure in a {type(images).__name__} (measured_images={count}); give a data set, "
+            "such as benchmark.train_stream[0].dataset, and at least 1"
+        )
     places = np.unique(np.linspace(0, len(images) - 1, count).astype(int)).tolist()
     for start in range(0, len(places), CHUNK):
-        yield torch.stack([images[place][0] for place in places[start : start + CHUNK]])
+        some = [images[place][0] for place in places[start : start + CHUNK]]
+        if not isinstance(some[0], torch.Tensor):
+            raise TypeError(
+                f"the images are {type(some[0]).__name__}, not tensors; give the data set a transform such as "
+                "torchvision's ToTensor()"
+            )
+        yield torch.stack(some)
 
 
 def prepare(*arguments, **keywords) -> SplitModel:

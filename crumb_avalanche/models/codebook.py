@@ -124,7 +124,9 @@ class Codebook(nn.Module):
         rows = self.blocks.detach().float()
         candidates = rows.any(dim=1).nonzero().squeeze(1)
         if len(candidates) == 0:
-            raise ValueError("all rows of the codebook are zero; initialise it (codebook_init) or load its weights")
+            raise ValueError(
+                "all rows of the codebook are zero; fill it with calibrate(model, images), or load its weights"
+            )
         if not bool(rows.isfinite().all()):
             raise ValueError(
                 "the codebook holds NaN or infinite values: the weights it was loaded from are damaged, or a learning "
@@ -206,3 +208,16 @@ class Codebook(nn.Module):
             ValueError: see ``encode``.
         """
         return float((feature_map - self(feature_map)).square().sum() / feature_map.square().sum())
+
+
+def check_codebook(codebook: Codebook | None, channels: int) -> None:
+    """Check that a codebook fits maps with ``channels`` channels.
+
+    Raises:
+        TypeError: it is neither a ``Codebook`` nor ``None``.
+        ValueError: see ``Codebook.groups``.
+    """
+    if not isinstance(codebook, Codebook | None):
+        raise TypeError(f"codebook is {codebook!r}; give a Codebook, such as Codebook(256, 16), or None")
+    if codebook is not None:
+        codebook.groups(channels)

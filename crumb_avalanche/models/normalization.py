@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 def normalized(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Normalise ``(B, 3, h, w)`` pixels to float32; return float images unchanged."""
-    return (images.float() / 255 - mean) / std if images.dtype == torch.uint8 else images
+    """Normalise ``(B, 3, h, w)`` pixels to float32; return float images as float32."""
+    return (images.float() / 255 - mean) / std if images.dtype == torch.uint8 else images.float()
 
 
 def pixels_of(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.engines import TORCH, Runtime, compiled
 from crumb_avalanche.models.feature_memo import FeatureMemo
 from crumb_avalanche.models.feature_scale import multiply_biases, scale_of
@@ -27,6 +27,7 @@ from crumb_avalanche.models.normalization import normalized, pixels_of, warn_of_
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.stopwatch import Stopwatch
+from crumb_avalanche.system.setting_ranges import check_count
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class SplitModel(nn.Module):
         image_size: side in pixels of the images that ``map_shape`` is measured with.
 
     Raises:
-        TypeError: the head is neither linear nor convolutional.
+        TypeError: the head is neither linear nor convolutional, or the codebook is not a ``Codebook``.
         ValueError: F cannot take the images, or does not give maps; or the codebook does not fit the maps.
 
     Attributes:
@@ -89,6 +90,7 @@ class SplitModel(nn.Module):
         image_size: int = 224,
     ):
         super().__init__()
+        check_count("image_size", image_size)
         self.feature_extractor = feature_extractor.requires_grad_(False).eval()
         self.plastic_layers = replace_dropout(plastic_layers)
         self.codebook = codebook
@@ -126,8 +128,7 @@ class SplitModel(nn.Module):
             )
         self.map_shape = tuple(shape[1:])
         head_outputs(plastic_layers, head)
-        if codebook is not None:
-            codebook.groups(self.map_shape[0])
+        check_codebook(codebook, self.map_shape[0])
 
     def train(self, mode: bool = True) -> "SplitModel":
         """Set the mode as ``nn.Module.train`` does; F stays in evaluation mode.
@@ -274,7 +275,7 @@ class SplitModel(nn.Module):
             images: ``(B, 3, H, W)`` uint8, or normalised float.
 
         Returns:
-            ``(B, 3, H, W)`` float32, or ``images`` if they are float.
+            ``(B, 3, H, W)`` float32; ``images`` itself if it is such.
         """
         return normalized(images, self.pixel_mean, self.pixel_std)
 
@@ -382,8 +383,9 @@ class SplitModel(nn.Module):
         The initialisation is PyTorch's own and draws from torch's global RNG.
 
         Args:
-            n_classes: outputs of the new head.
+            n_classes: outputs of the new head, at least 1.
         """
+        check_count("n_classes", n_classes)
         new = head_like(self.plastic_layers.get_submodule(self.head), n_classes)
         parent, _, name = self.head.rpartition(".")
         owner = self.plastic_layers.get_submodule(parent)

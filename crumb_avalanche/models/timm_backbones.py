@@ -111,7 +111,7 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
     return network
 
 
-_CURE = "give a file (--weights FILE), or 'none' for random weights"
+_CURE = "give a file (--weights FILE), or 'none' for random weights (in Python weights=FILE or None)"
 
 
 def _overlay(state: dict, count: int) -> dict[str, Any]:

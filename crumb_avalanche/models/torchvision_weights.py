@@ -35,5 +35,5 @@ def torchvision_weights(name: str) -> dict[str, Tensor]:
         raise WeightsError(
             f"torchvision's weights of {name} cannot be fetched from {weights.url} "
             f"({getattr(error, 'reason', error)}); connect to the network, or fetch this file elsewhere and give it "
-            "with --weights FILE"
+            "with weights=FILE (--weights FILE)"
         ) from error

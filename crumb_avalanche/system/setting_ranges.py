@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import fields
+from numbers import Integral
 from typing import Any
 
 NEVER = 10**9  # a count that is never reached
 _ABOVE_ZERO = "batch_size classes_per_experience codebook_dim codebook_size epochs evaluate_every first_epochs"
+_ABOVE_ZERO += " head_kernel image_size n_classes train_mb_size"
 _NOT_NEGATIVE = "budget_bytes budget_images checkpoint_every clamp_gradients cut_layer learning_rate mem_size momentum"
 _NOT_NEGATIVE += " replay_steps replay_weight run threads weight_decay workers images_per_class port seconds seed"
-LOWEST = dict.fromkeys(f"{_ABOVE_ZERO} head_kernel image_size".split(), 1) | dict.fromkeys(_NOT_NEGATIVE.split(), 0)
+LOWEST = dict.fromkeys(_ABOVE_ZERO.split(), 1) | dict.fromkeys(_NOT_NEGATIVE.split(), 0)
 # Beyond these a run cannot end, fit into memory, or be computed in float32.
 HIGHEST = {
     "budget": 10**15,  # bytes of the most images of the largest size
@@ -61,6 +63,18 @@ def check_range(name: str, value: Any) -> None:
     highest = HIGHEST.get(name, HIGHEST_INT if isinstance(value, int) else HIGHEST_FLOAT)
     if abs(value) > highest:
         raise ValueError(f"{name} is {value}; {counted}give {highest:,} or less")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise if a setting is not a whole number in the range of its name.
+
+    Raises:
+        TypeError: it is not a whole number.
+        ValueError: see ``check_range``.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}; give a whole number")
+    check_range(name, int(value))
 
 
 def check_ranges(settings: Any) -> None:

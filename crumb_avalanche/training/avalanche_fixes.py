@@ -270,6 +270,30 @@ def check_strategy(strategy) -> None:
         )
 
 
+def group_frozen_weights(strategy) -> None:
+    """Add frozen weights that no group of the optimiser has to the first one, where there are several.
+
+    Defect: Avalanche adds every weight that is in no group, and fails where it cannot tell to which of several, also
+    for frozen weights, which no group needs.
+
+    Raises:
+        ValueError: a trainable weight is in none of several groups.
+    """
+    groups = strategy.optimizer.param_groups
+    if len(groups) == 1:
+        return
+    known = {id(weight) for group in groups for weight in group["params"]}
+    for name, weight in strategy.model.named_parameters():
+        if id(weight) in known:
+            continue
+        if weight.requires_grad:
+            raise ValueError(
+                f"the optimizer has {len(groups)} groups of weights, and none has {name}: add it to one, or freeze it "
+                "with requires_grad_(False)"
+            )
+        groups[0]["params"].append(weight)
+
+
 def _learning(model: nn.Module) -> list[Tensor]:
     return [weight for weight in model.parameters() if weight.requires_grad]
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
-from crumb_avalanche.training.avalanche_fixes import check_strategy, keep_training_mode
+from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.normalization import normalization_of
 from crumb_avalanche.training.plugins import SeenClassesPlugin
@@ -97,10 +97,18 @@ class StoringPlugin(BatchPlugin):
     Args:
         storage_policy: the buffer, with its selection rule.
         seen: the mask over the classes seen, for logits of memories; default the ``seen_classes`` of the strategy.
+
+    Raises:
+        TypeError: the buffer is not one of this package.
     """
 
     def __init__(self, storage_policy: CompactBuffer, seen: SeenClassesPlugin | None = None):
         super().__init__()
+        if not isinstance(storage_policy, CompactBuffer):
+            raise TypeError(
+                f"storage_policy is of type {type(storage_policy).__name__}; give a buffer of this package, such as "
+                "CodeBuffer(417): Avalanche's own do not store batch by batch, and work in its ReplayPlugin"
+            )
         self.storage_policy = storage_policy
         self.seen = seen
         self._seen: SeenClassesPlugin | None = None  # that of the strategy, if it has one
@@ -111,6 +119,7 @@ class StoringPlugin(BatchPlugin):
 
     def before_training(self, strategy, **kwargs):
         check_strategy(strategy)
+        group_frozen_weights(strategy)
 
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)
@@ -205,7 +214,7 @@ def seen_classes_of(strategy, given: SeenClassesPlugin | None) -> SeenClassesPlu
 
     Raises:
         ValueError: the plugin list has a ``SeenClassesPlugin`` that was not handed over: losses of new images and of
-            memories would be over different classes.
+            memories would be over different classes. Or it lacks the one that was.
     """
     seen = getattr(strategy, "seen_classes", None) if given is None else given
     listed = [plugin for plugin in strategy.plugins if isinstance(plugin, SeenClassesPlugin)]
@@ -213,6 +222,11 @@ def seen_classes_of(strategy, given: SeenClassesPlugin | None) -> SeenClassesPlu
         raise ValueError(
             "the plugin list has a SeenClassesPlugin that was not handed to the storing plugin: losses of new images "
             "and of memories would be over different classes; write CRUMBPlugin(..., seen=that_plugin)"
+        )
+    if given is not None and given not in listed:
+        raise ValueError(
+            "the SeenClassesPlugin that was handed over is not in the strategy's plugin list, so it knows no class and "
+            "would mask all of them: write plugins=[seen, CRUMBPlugin(..., seen=seen)]"
         )
     return seen
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.system.setting_ranges import check_count, check_range
 from crumb_avalanche.training.balanced_replay import BalancedReplay
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
@@ -70,10 +71,10 @@ class CRUMBPlugin(StoringPlugin):
         seen: the mask over the classes seen; default the one of the strategy.
 
     Raises:
-        TypeError: when training starts, the model is not a ``SplitModel``.
-        ValueError: both loss weights are zero, or one is negative; ``replay_compute`` is not above 0 or comes with
-            ``fused``; when training starts, the plugin list has a ``SeenClassesPlugin`` that was not handed over, or
-            the model lacks the codebook that the codebook-out loss needs.
+        TypeError: ``replay_steps`` is not a whole number; when training starts, the model is not a ``SplitModel``.
+        ValueError: both loss weights are zero, or a number is negative or not finite; ``replay_compute`` is not above 0
+            or comes with ``fused``; when training starts, the plugin list has a ``SeenClassesPlugin`` that was not
+            handed over, or lacks the one that was, or the model lacks the codebook that the codebook-out loss needs.
     """
 
     def __init__(
@@ -95,6 +96,10 @@ class CRUMBPlugin(StoringPlugin):
                 f"direct_weight={direct_weight}, codebook_weight={codebook_weight}, replay_weight={replay_weight}: "
                 "weights are not negative, and direct and codebook-out loss cannot both be off"
             )
+        check_range("direct_weight", direct_weight)
+        check_range("codebook_weight", codebook_weight)
+        check_range("replay_weight", replay_weight)
+        check_count("replay_steps", replay_steps)
         self.direct_weight = direct_weight
         self.codebook_weight = codebook_weight
         self.replay_weight = replay_weight
@@ -245,10 +250,10 @@ class CRUMBStrategy(StreamStrategy):
         **stream_arguments,
     ):
         if (storage_policy is None) == (mem_size is None):
-            given = "neither" if mem_size is None else f"both (mem_size={mem_size})"
+            given = "neither is given" if mem_size is None else f"both are given (mem_size={mem_size})"
             raise ValueError(
-                f"give either mem_size or storage_policy, but not {given}: mem_size=417 makes a CodeBuffer of 417 "
-                "memories, storage_policy takes a buffer of your own"
+                f"give mem_size or storage_policy; {given}: mem_size=417 makes a CodeBuffer of 417 memories, "
+                "storage_policy takes a buffer of your own"
             )
         buffer = CodeBuffer(mem_size) if storage_policy is None else storage_policy
         self.replay_loss: Tensor | None = None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.setting_ranges import check_count
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
@@ -143,11 +144,12 @@ class EpochSchedule(StatefulPlugin):
     epochs, then 1 ("Training protocols").
 
     Args:
-        first: epochs on the first experience.
+        first: epochs on the first experience, at least 1.
     """
 
     def __init__(self, first: int):
         super().__init__()
+        check_count("first_epochs", first)
         self.first = first
         self._later: int | None = None  # the strategy's own number, during the first experience
 
@@ -175,10 +177,15 @@ class ClampGradients(StatefulPlugin):
 
     Args:
         limit: largest absolute value of an element.
+
+    Raises:
+        ValueError: ``limit`` is not above 0.
     """
 
     def __init__(self, limit: float):
         super().__init__()
+        if not limit > 0:
+            raise ValueError(f"clamp_gradients is {limit}; give a number above 0, or None to clamp nothing")
         self.limit = limit
 
     def before_update(self, strategy, **kwargs):
@@ -242,5 +249,5 @@ class DivergenceGuard(StatefulPlugin):
         raise TrainingDivergedError(
             f"the loss became {float(loss)} in experience {clock.train_exp_counter}, iteration "
             f"{clock.train_exp_iterations}; the weights were put back to the last ones with a finite loss. Lower the "
-            "learning rate, set --clamp-gradients 10, or look for damaged images"
+            "learning rate, set clamp_gradients=10 (--clamp-gradients 10), or look for damaged images"
         )

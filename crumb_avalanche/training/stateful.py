@@ -88,6 +88,10 @@ def strategy_state(strategy) -> dict[str, Any]:
 
 def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) -> None:
     """Load what ``strategy_state`` returned; see ``StreamStrategy.load_state_dict``."""
+    needed = "model", "optimizer", "clock", "training", "seconds", "plugins", "buffers"
+    if not isinstance(state, dict) or (missing := [name for name in needed if name not in state]):
+        found = f"lacks {', '.join(missing)}" if isinstance(state, dict) else f"is of type {type(state).__name__}"
+        raise StateError(f"this is no state of a strategy: it {found}; give what its state_dict() returned")
     live = {name: part for name, part in parts(strategy).items() if hasattr(part, "state_dict")}
     expected, saved = {name: part.state_dict() for name, part in live.items()}, state["plugins"]
     training = state["training"]

@@ -11,7 +11,8 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.avalanche_fixes import check_strategy, keep_training_mode
+from crumb_avalanche.system.setting_ranges import check_count
+from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.frame_names import named_frames
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
@@ -91,6 +92,7 @@ class StreamStrategy(SupervisedTemplate):
                 f"{type(self).__name__} trains a SplitModel, not a {type(model).__name__}: build one with "
                 "split_backbone(...) or split_at(network, node), and do not wrap it (as_multitask)"
             )
+        check_count("train_mb_size", train_mb_size)
         self.seen_classes = SeenClassesPlugin()
         self.memory = memory
         self.frames_in_order = False
@@ -149,6 +151,7 @@ class StreamStrategy(SupervisedTemplate):
 
     def _before_training(self, **kwargs):
         check_strategy(self)
+        group_frozen_weights(self)
         super()._before_training(**kwargs)
 
     def _after_training_exp(self, **kwargs):

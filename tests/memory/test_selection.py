@@ -157,6 +157,13 @@ def test_more_classes_than_places_is_an_error(name):
         rule.begin_experience(slots, {2: 5, 3: 5}, 4)
 
 
+def test_a_rule_that_takes_more_slots_than_there_are_is_an_error():
+    slots = Slots(1)
+    slots.take(0)
+    with pytest.raises(ValueError, match="all 1 slots are taken; call make_room or release before take"):
+        slots.take(0)
+
+
 def test_the_reservoir_keeps_every_image_equally_often():
     runs, kept = 2000, Counter()
     for seed in range(runs):

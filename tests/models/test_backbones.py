@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from crumb_avalanche.models.backbones import BACKBONES, split_backbone
+from crumb_avalanche.models.backbones import BACKBONES, SmallCNN, split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.split_at import split_at
@@ -134,6 +134,23 @@ def test_weights_come_from_a_file(tmp_path):
 def test_an_unknown_backbone_is_an_error():
     with pytest.raises(ValueError, match=r"backbone 'alexnet' is unknown; known are squeezenet1_0, .*; for others"):
         split_backbone("alexnet", None, n_classes=2, codebook=None)
+
+
+@pytest.mark.parametrize(
+    "wrong, kind, words",
+    [
+        (dict(n_classes=0), ValueError, "n_classes is 0; give 1 or more"),
+        (dict(n_classes=2.0), TypeError, "n_classes is 2.0; give a whole number"),
+        (dict(codebook=256), TypeError, r"codebook is 256; give a Codebook, such as Codebook\(256, 16\), or None"),
+        (dict(image_size=(64, 64)), TypeError, r"image_size is \(64, 64\); give a whole number"),
+    ],
+)
+def test_wrong_arguments_are_errors(wrong, kind, words):
+    arguments = dict(n_classes=2, codebook=Codebook(8, 16), image_size=64) | wrong
+    with pytest.raises(kind, match=words):
+        split_backbone("small_cnn", None, **arguments)
+    with pytest.raises(kind, match=words):
+        split_at(SmallCNN(), "features.12", **arguments)
 
 
 def test_split_at_equals_the_whole_network():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from PIL import Image
 
 from crumb_avalanche.models.calibration import calibrate, prepare, sample_of
 from crumb_avalanche.models.feature_scale import REFERENCE_SCALE
@@ -59,6 +60,17 @@ def test_sixteen_locations_of_a_map_are_enough():
 def test_an_unknown_initialiser_is_named(make_model):
     with pytest.raises(ValueError, match="codebook_init is 'magic'; known are matched, "):
         calibrate(make_model(), Recorded(4), "magic")
+
+
+def test_images_that_are_no_tensors_are_an_error(make_model):
+    with pytest.raises(TypeError, match=r"the images are Image, not tensors; .* ToTensor\(\)"):
+        calibrate(make_model(), [(Image.new("RGB", (16, 16)), 0)])
+
+
+@pytest.mark.parametrize("images, count", [([], 64), (object(), 64), (Recorded(2), 0)])
+def test_no_images_are_an_error(make_model, images, count):
+    with pytest.raises(ValueError, match=rf"no images .*=({count})\).* benchmark\.train_stream\[0\]\.dataset"):
+        calibrate(make_model(), images, measured_images=count)
 
 
 def test_calibrated_is_part_of_the_state_and_older_files_count_as_calibrated(make_model):

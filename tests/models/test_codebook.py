@@ -184,7 +184,7 @@ def test_errors_say_what_to_do():
         damaged.blocks.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [float("nan"), 1.0], [1.0, 1.0]]))
     with pytest.raises(ValueError, match="the codebook holds NaN or infinite values: the weights it was loaded from"):
         damaged.encode(torch.rand(1, 2, 3, 3))
-    with pytest.raises(ValueError, match="all rows of the codebook are zero; initialise it"):
+    with pytest.raises(ValueError, match="all rows of the codebook are zero; fill it with calibrate"):
         Codebook(4, 2).encode(torch.rand(1, 4, 1, 1))
     words = "the feature map has 500 channels, which codebook_dim=16 does not divide; choose another codebook_dim"
     with pytest.raises(ValueError, match=re.escape(words)):

@@ -354,6 +354,12 @@ def test_the_stopwatch_sees_every_part(model, pixels):
     assert all(value > 0 for value in seconds.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_float_images_of_another_precision_are_taken(model, pixels, dtype):
+    images = normalised(pixels).to(dtype)
+    assert torch.equal(model.extract(images), model.extract(images.float()))
+
+
 def test_float_images_up_to_255_give_one_warning(model, pixels):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -431,3 +431,18 @@ def test_fine_tuning_beside_rwalk_is_in_training_mode(make_model, make_stream):
     for experience in make_stream().train_stream:
         strategy.train(experience)
     assert modes.seen and all(modes.seen)
+
+
+def test_groups_without_frozen_weights_fail_in_avalanche_and_train_with_the_plugin(make_model, make_stream):
+    def naive(*plugins):
+        model = make_model()
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.SGD([{"params": weights[:1]}, {"params": weights[1:], "lr": 0.01}], lr=0.05)
+        return Naive(model=model, optimizer=optimizer, plugins=plugins, evaluator=EvaluationPlugin(loggers=[]))
+
+    experience = make_stream().train_stream[0]
+    with pytest.raises(AttributeError, match="No unique group found for this node feature_extractor"):
+        naive().train(experience)
+    strategy = naive(CRUMBPlugin(CodeBuffer(8)))
+    strategy.train(experience)
+    assert [group["lr"] for group in strategy.optimizer.param_groups] == [0.05, 0.01]

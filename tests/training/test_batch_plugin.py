@@ -132,6 +132,10 @@ def test_a_mask_that_was_not_handed_over_is_an_error(make_model, make_stream):
         strategy = naive(make_model(), [SeenClassesPlugin(), CRUMBPlugin(CodeBuffer(4), seen=seen)])
         with pytest.raises(ValueError, match=r"SeenClassesPlugin.*different classes.*seen="):
             strategy.train(experience)
+    # One that is not in the list would mask every class.
+    strategy = naive(make_model(), [CRUMBPlugin(CodeBuffer(4), seen=SeenClassesPlugin())])
+    with pytest.raises(ValueError, match=r"SeenClassesPlugin .* not in the strategy's plugin list.*plugins=\[seen"):
+        strategy.train(experience)
     # A second one beside the strategy's own, too.
     strategy = crumb(make_model(), CodeBuffer(4), [SeenClassesPlugin()])
     with pytest.raises(ValueError, match="SeenClassesPlugin"):

@@ -1,11 +1,13 @@
 """The strategy and the plugin: losses, storage, feature caches, copies and wrong settings."""
 
 import copy
+import math
 import re
 
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.storage_policy import ReservoirSamplingBuffer
 from avalanche.training.supervised import Naive
 from small_crumb import BATCH, DIRECT, EPOCHS, MEM_SIZE, SGD, same_weights, train
 from torch import nn
@@ -183,6 +185,18 @@ def test_wrong_settings_are_errors(make_model, make_stream):
     for weights in (dict(codebook_weight=0.0), dict(direct_weight=-1.0), dict(replay_weight=-0.1)):
         with pytest.raises(ValueError, match="weights are not negative, and direct and codebook-out loss cannot"):
             CRUMBPlugin(CodeBuffer(4), **weights)
+    for wrong, kind, words in (
+        (dict(replay_steps=-1), ValueError, "replay_steps is -1; give 0 or more"),
+        (dict(replay_steps=1.5), TypeError, "replay_steps is 1.5; give a whole number"),
+        (dict(direct_weight=math.nan), ValueError, "direct_weight is nan; give a finite number"),
+    ):
+        with pytest.raises(kind, match=words):
+            CRUMBPlugin(CodeBuffer(4), **wrong)
+    for buffer in (417, ReservoirSamplingBuffer(4)):
+        with pytest.raises(
+            TypeError, match=rf"storage_policy is of type {type(buffer).__name__}; .* CodeBuffer\(417\)"
+        ):
+            CRUMBPlugin(buffer)
     with pytest.raises(ValueError, match=re.escape("needs a codebook: build the model with codebook=Codebook()")):
         train(make_model(codebook=False), make_stream(), CodeBuffer(4))
     with pytest.raises(ValueError, match=re.escape("mem_size=3 cannot hold a memory of each of the 4 classes")):

@@ -16,7 +16,7 @@ from crumb_avalanche.baselines.gem import ExperienceShares
 from crumb_avalanche.baselines.icarl import Prioritised
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.packing import unpack
-from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, ReferenceRule
+from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule
 from crumb_avalanche.system.tensor_file import read_state, write_state
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
 
@@ -123,6 +123,11 @@ def test_an_empty_buffer(kind, model):
     assert bool(buffer)  # ``if storage_policy`` asks whether there is a buffer
     assert buffer.classes == buffer.buffer_datasets == []
     assert buffer.sample(set(), 4).shape == (0,)
+    for size in (2.5, "20"):
+        with pytest.raises(TypeError, match=f"mem_size is {size!r}; give a whole number"):
+            CodeBuffer(size)
+    with pytest.raises(TypeError, match=r"rule is <class .*; give an instance of a SelectionRule"):
+        CodeBuffer(4, EveryJth)
     with pytest.raises(ValueError, match="mem_size is 0; a buffer holds at least 1 memory"):
         kind(0)
 

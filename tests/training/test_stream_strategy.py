@@ -20,6 +20,7 @@ from crumb_avalanche.baselines.method_settings import LearningSettings
 from crumb_avalanche.baselines.remind import RemindStrategy
 from crumb_avalanche.baselines.remind_memory import PQCodeBuffer
 from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.system.tensor_file import StateError
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import (
     UNSEEN_PROBABILITY,
@@ -317,6 +318,47 @@ def test_every_gradient_element_is_clamped():
     ClampGradients(10).before_update(SimpleNamespace(optimizer=optimizer))
     assert weight.grad.tolist() == [-10, -10, 0.5, 10]
     assert unused.grad is None
+    for limit in (0, -1.0, math.nan):
+        with pytest.raises(ValueError, match=f"clamp_gradients is {limit}; give a number above 0, or None"):
+            ClampGradients(limit)
+
+
+def test_weights_may_be_in_groups_with_rates_of_their_own(make_model, make_stream):
+    stream, models = make_stream(), [make_model(), make_model()]
+    head = models[1].plastic_layers.head
+    parts = [[*head.parameters()], [weight for name, weight in models[1].named_parameters() if "head" not in name]]
+    trainable = [{"params": [weight for weight in part if weight.requires_grad]} for part in parts]
+    for model, weights in zip(models, (models[0].parameters(), trainable)):
+        strategy = StreamStrategy(
+            model=model, optimizer=torch.optim.SGD(weights, lr=0.05), evaluator=EvaluationPlugin(loggers=[])
+        )
+        strategy.train(stream.train_stream)
+    for one, other in zip(models[0].parameters(), models[1].parameters()):
+        assert torch.equal(one, other)
+    strategy.load_state_dict(strategy.state_dict())
+    some = StreamStrategy(
+        model=models[0],
+        optimizer=torch.optim.SGD([{"params": [weight]} for weight in models[0].plastic_layers.head.parameters()]),
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    with pytest.raises(ValueError, match=r"the optimizer has 2 groups of weights, and none has .*: add it to one"):
+        some.train(stream.train_stream[0])
+
+
+@pytest.mark.parametrize("state, words", [({"model": {}}, "lacks optimizer, clock"), (None, "is of type NoneType")])
+def test_what_is_no_state_is_an_error(build, state, words):
+    with pytest.raises(StateError, match=f"this is no state of a strategy: it {words}"):
+        build().load_state_dict(state)
+
+
+def test_a_batch_has_an_image(build):
+    with pytest.raises(ValueError, match="train_mb_size is 0; give 1 or more"):
+        build(train_mb_size=0)
+
+
+def test_the_first_experience_has_an_epoch(build):
+    with pytest.raises(ValueError, match="first_epochs is 0; give 1 or more"):
+        build(first_epochs=0)
 
 
 def test_a_strategy_clamps_before_it_steps(build, make_stream):
