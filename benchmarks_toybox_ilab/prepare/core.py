@@ -85,6 +85,8 @@ def prepare(
                 raise
             return [*failures, str(error)]
         file = job.root / f"{name}.csv"
+        for unfinished in job.root.glob(f".*{file.name}*.part"):  # of a killed process: this one alone uses the root
+            unfinished.unlink()
         _relative_to(job.root, table).to_csv(file)
     except (DownloadError, BadFrameError):
         raise

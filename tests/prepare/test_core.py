@@ -230,6 +230,14 @@ def test_imagenet_is_listed_in_place(tmp_path, run, said):
     assert "2 classes, 4 training and 2 test images" in said[0]
 
 
+def test_what_a_killed_process_left_of_the_list_is_removed(tmp_path, run):
+    write_files(tmp_path, IMAGENET)
+    for name in (".imagenet.csv.123.part", "..imagenet.csv.sha256.123.part"):
+        (tmp_path / name).write_text("path,cl")
+    assert run("imagenet", tmp_path) == []
+    assert files(tmp_path) == sorted([*IMAGENET, "imagenet.csv"])
+
+
 def test_imagenet_that_is_not_sorted(tmp_path, run):
     write_files(tmp_path / "root", [*IMAGENET[:4], "val/ILSVRC2012_val_00000001.JPEG"])
     with pytest.raises(FrameTableError, match=r"must lie in one folder per class.*torchvision.datasets.ImageNet\("):
