@@ -229,17 +229,18 @@ def _constant(value: Any) -> Any:
     return node.t("value") if node.kindOf("value") == "t" else value.toIValue()
 
 
-def _solve_triangular(graph: Any, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any) -> Any:
+def _solve_triangular(graph, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any) -> Any:
     inverse = graph.op("Constant", value_t=torch.linalg.inv(_constant(root)))
     return graph.op("MatMul", *((inverse, values) if _constant(left) else (values, inverse)))
 
 
-def _cholesky_solve(graph: Any, values: Any, root: Any, upper: Any) -> Any:
+def _cholesky_solve(graph, values: Any, root: Any, upper: Any) -> Any:
     matrix = _constant(root)
     return graph.op("MatMul", graph.op("Constant", value_t=torch.linalg.inv(matrix @ matrix.mT)), values)
 
 
-# What torch's exporter does not know; solves with a constant matrix become products with its inverse.
+# What torch's exporter does not know; solves with a constant matrix become products with its inverse. The first
+# arguments have no annotation, because torch 2.4 fails at one that is no class.
 OPERATORS: dict[str, Callable] = {
     "aten::mT": lambda graph, matrix: graph.op("Transpose", matrix, perm_i=[1, 0]),
     "aten::linalg_solve_triangular": _solve_triangular,

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch_versions import WITH_TRANSFORMERS
 from torchvision import models
 
 from crumb_avalanche.models.backbones import BACKBONES, SmallCNN, split_backbone
@@ -178,7 +179,11 @@ def test_a_network_cut_by_name_can_be_copied(clone):
 
 @pytest.mark.parametrize(
     "name, node",
-    [("mobilenetv3_small_050", "blocks.3"), ("convnext_atto", "stages.2"), ("vit_tiny_patch16_224", "blocks.9")],
+    [
+        ("mobilenetv3_small_050", "blocks.3"),
+        ("convnext_atto", "stages.2"),
+        pytest.param("vit_tiny_patch16_224", "blocks.9", marks=WITH_TRANSFORMERS),
+    ],
 )
 def test_networks_of_timm(name, node):
     timm = pytest.importorskip("timm")
