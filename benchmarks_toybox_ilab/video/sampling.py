@@ -145,7 +145,7 @@ def picture(frame: Any, size: Size) -> Image.Image:
     colours = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"} if frame.colorspace == 1 else {}
     image = upright(frame.to_image(**colours), matrix)
     # Pillow rounds correctly; FFmpeg's scaler, as set by PyAV, darkens the image by one grey level.
-    target = _target(*image.size, size)
+    target = _target(image.width, image.height, size)
     return image if target == image.size else image.resize(target, Image.Resampling.BICUBIC)
 
 

@@ -82,7 +82,7 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
     # Networks of a fixed size take it as an argument; others take any size.
     if config.fixed_input_size and image_size != config.input_size[-1]:
         arguments["img_size"] = image_size
-    if weights not in (None, "timm"):
+    if weights is not None and weights != "timm":
         state = read_weights(weights)
         heads = (config.classifier,) if isinstance(config.classifier, str) else config.classifier or ()
         rows = [len(state[f"{head}.weight"]) for head in heads if f"{head}.weight" in state]

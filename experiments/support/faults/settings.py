@@ -1,6 +1,7 @@
 """Random values for every setting of every command, hostile ones included."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 from random import Random
@@ -128,7 +129,12 @@ class Settings(Kind):
 
     def act(self) -> list[str]:
         """Settings that the finished run did not take."""
-        code = command(*self.arguments).code
+        here = Path.cwd()
+        os.chdir(self.work)  # some paths are relative
+        try:
+            code = command(*self.arguments).code
+        finally:
+            os.chdir(here)
         config = self.work / "output" / "config.yaml"
         if code or not config.exists():
             return ["failed"] * bool(code)
