@@ -230,7 +230,12 @@ def _constant(value: Any) -> Any:
 
 
 def _solve_triangular(graph, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any) -> Any:
-    inverse = graph.op("Constant", value_t=torch.linalg.inv(_constant(root)))
+    inverse = torch.linalg.inv(_constant(root))
+    if values.node().kind() == "onnx::Transpose" and _constant(left):
+        # The product of the transposes: ONNX Runtime 1.23 fuses product and transpose, but has that in float32 alone.
+        rows = graph.op("MatMul", values.node().input(), graph.op("Constant", value_t=inverse.mT))
+        return graph.op("Transpose", rows, perm_i=[1, 0])
+    inverse = graph.op("Constant", value_t=inverse)
     return graph.op("MatMul", *((inverse, values) if _constant(left) else (values, inverse)))
 
 
