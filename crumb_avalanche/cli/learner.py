@@ -21,7 +21,7 @@ def main(settings: LearnerSettings) -> None:
     action, path, names = settings.action, Path(settings.model), settings.names
     if len(names) != NEEDED[action]:
         usage = {"forget": " NAME", "rename": " OLD NEW", "merge": " OTHER --output FILE"}.get(action, "")
-        raise ValueError(f"crumb learner {action} needs MODEL{usage}; got {counted(1 + len(names), 'name')}")
+        raise ValueError(f"{action} needs MODEL{usage}; got {counted(1 + len(names), 'name')}")
     if (action == "merge") != (settings.output is not None):
         raise ValueError("merge needs --output FILE, and only merge has one")
     if action == "show":

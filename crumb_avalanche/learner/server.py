@@ -173,7 +173,10 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         return JSONResponse(_lesson(await shared.change(lambda learner: learner.undo())))
 
     async def download(request: "Request") -> "Response":
-        data = shared.path.read_bytes()
+        try:
+            data = shared.path.read_bytes()
+        except FileNotFoundError:
+            return _error(404, f"{shared.path} was removed; the next change of the learner writes it again")
         name = shared.path.name.encode("ascii", "replace").decode().replace('"', "_")
         disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Response(data, media_type="application/octet-stream", headers=disposition)

@@ -106,6 +106,11 @@ def test_teach_ask_change_and_download(client, tmp_path):
         expected = learner.predict(Image.open(io.BytesIO(data))).as_dict()
         expected.pop("path")
         assert client.post("/predict", content=data).json() == expected
+    (tmp_path / "mine.safetensors").unlink()
+    gone = client.get("/download")
+    assert gone.status_code == 404 and "writes it again" in gone.json()["error"]
+    client.post("/undo")
+    assert client.get("/download").status_code == 200
 
 
 @pytest.mark.parametrize(
