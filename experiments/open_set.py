@@ -220,7 +220,8 @@ def main() -> None:
     parser.add_argument("--sign-digits", metavar="DIR", help="folder of sign digits: digit/people/photos")
     parser.add_argument("--cifar100", metavar="DIR", help="folder of CIFAR-100 as images, with train/class/")
     parser.add_argument("--tiny-imagenet", metavar="DIR", help="folder of Tiny-ImageNet, with train/class/")
-    parser.add_argument("--weights", default="torchvision", help="weights of SqueezeNet, as for crumb run")
+    parser.add_argument("--backbone", default="squeezenet1_0", help="network, with the budget of SqueezeNet")
+    parser.add_argument("--weights", default="torchvision", help="its weights, as for crumb run")
     parser.add_argument("--features", metavar="DIR", help="folder that keeps features for later calls")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="closed forms")
     parser.add_argument("--runs", type=int, default=10, help="runs of ETH-80 and sign digits")
@@ -230,7 +231,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, one run")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    name, weights, size = "squeezenet1_0", chosen.weights, 224
+    name, weights, size = chosen.backbone, chosen.weights, 224
     if chosen.quick:
         name, weights, size, chosen.runs = QUICK["backbone"], None, QUICK["image_size"], 1
     streams = streams_of(chosen)
