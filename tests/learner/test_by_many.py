@@ -166,7 +166,7 @@ def test_what_workers_cannot_do_is_refused(make, tree, monkeypatch):
         make().teach(tree, thumbnails=True, engine=Here())
     with pytest.raises(ValueError, match="ndarray is not for workers: give a path"):
         make().teach(images(0), "c0", engine=Here())
-    with pytest.raises(ValueError, match=r"clip0 has no class: give label"):
+    with pytest.raises(ValueError, match=r"clip0 has no class: give a label"):
         make().teach(tree / "c0" / "clip0", engine=Here())
     with pytest.raises(BudgetError, match="bytes are needed for 2 classes"):
         make("ncm", budget_bytes=1000).teach(tree, engine=Here())
