@@ -88,6 +88,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         videos = Path(folder)
         frames = encoded(options.images, videos, options.objects)
+        if not frames:
+            parser.error(f"{options.images} has no class/object folders of photos")
         for _ in range(options.repeats):
             for name, checkout, more in (("before", options.before, ()), ("now", here, ("--runtime", options.runtime))):
                 taken, accuracy[name] = run(checkout, videos, options, *more)
