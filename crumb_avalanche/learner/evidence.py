@@ -95,7 +95,7 @@ def _typicality(statistics: ClassStatistics, features: Tensor, scores: Tensor, c
     """Compute ``Evidence.typicality`` for ``classes``, a mask of those with images; of Gaussians without ``scores``."""
     if isinstance(statistics, RandomProjection):
         hidden = statistics.project(features)
-        unexplained = _squares(_solved(statistics), hidden)
+        unexplained = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
         relative = scores.amax(1)
         cosine = relative / unexplained.clamp_min(_TINY).sqrt()
     else:
@@ -135,8 +135,7 @@ class _Space(NamedTuple):
     Attributes:
         centre: ``(D,)``, mean of the class means.
         projection: ``(D, r)``, from features minus ``centre`` to the span.
-        means: ``(r, C)``, the class means in the span.
-        directions: ``(r, C)``, the same of length 1.
+        means: ``(C, r)``, the class means in the span.
         background: ``(r,)``, factors of squares in units of the total covariance, 0 where there is none.
         squares: function from ``(n, D)`` rows to their squared lengths in the space.
     """
@@ -144,7 +143,6 @@ class _Space(NamedTuple):
     centre: Tensor
     projection: Tensor
     means: Tensor
-    directions: Tensor
     background: Tensor
     squares: Callable[[Tensor], Tensor]
 
@@ -165,7 +163,7 @@ class _Space(NamedTuple):
         lengths = lengths[kept]
         projection = white.mT @ (vectors[:, kept] / lengths.sqrt())
         factors = background / (1 + lengths / len(means))
-        return cls(centre, projection, *_columns(rows @ projection), factors, lambda rows: (rows * solve(rows)).sum(1))
+        return cls(centre, projection, rows @ projection, factors, lambda rows: (rows * solve(rows)).sum(1))
 
     @classmethod
     def of_solution(cls, solution: Solution) -> "_Space":
@@ -177,40 +175,28 @@ class _Space(NamedTuple):
         return cls(
             solution.centre,
             span.projection[:, kept],
-            *_columns(means),
+            means,
             1 / (1 + lengths[kept] / len(means)),
-            lambda rows: _squares(solution.root, rows),
+            lambda rows: torch.linalg.solve_triangular(solution.root, rows.mT, upper=False).square().sum(0),
         )
 
     def distances(self, features: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute what the function ``distances`` returns."""
         rows = features - self.centre
         places, squares = rows @ self.projection, self.squares(rows)
-        means, directions, factors = self.means, self.directions, self.background
+        means, factors = self.means, self.background
         if classes is not None:  # the span of some of the means, seen from their own centre
-            others = means.mT[classes]
-            centre = others.mean(0)
+            centre = means[classes].mean(0)
             squares = squares - 2 * places @ centre + centre.square().sum()
-            others, places = others - centre, places - centre
-            lengths, vectors = torch.linalg.eigh(others.mT @ others)
+            means, places = means[classes] - centre, places - centre
+            lengths, vectors = torch.linalg.eigh(means.mT @ means)
             kept = _not_zero(lengths)
-            places = places @ vectors[:, kept]
-            means, directions = _columns(others @ vectors[:, kept])
-            factors = factors.any() / (1 + lengths[kept] / len(others))
-        cosine = (places @ directions).amax(1) / squares.clamp_min(_TINY).sqrt()
-        # As a product: not every exporter to ONNX has cdist.
-        nearest = (means.square().sum(0) - 2 * places @ means).amin(1) + places.square().sum(1)
+            means, places = means @ vectors[:, kept], places @ vectors[:, kept]
+            factors = factors.any() / (1 + lengths[kept] / len(means))
+        cosine = (places @ functional.normalize(means).mT).amax(1) / squares.clamp_min(_TINY).sqrt()
+        # As a product: torch's exporter to ONNX has no cdist in every version.
+        nearest = (means.square().sum(1) - 2 * places @ means.mT).amin(1) + places.square().sum(1)
         return squares - places.square().sum(1), nearest, places.square() @ factors, cosine
-
-
-def _columns(means: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``(C, r)`` means as columns, and columns of length 1."""
-    return means.mT, functional.normalize(means).mT
-
-
-def _squares(root: Tensor, rows: Tensor) -> Tensor:
-    """Return squared lengths ``(n,)`` of ``(n, D)`` rows in the space where ``root @ root.mT`` is the unit matrix."""
-    return torch.linalg.solve_triangular(root, rows.mT, upper=False).square().sum(0)
 
 
 _held: WeakKeyDictionary[ClassStatistics, tuple[Any, Any]] = WeakKeyDictionary()

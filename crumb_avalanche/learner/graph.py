@@ -232,7 +232,7 @@ def _constant(value: Any) -> Any:
 def _solve_triangular(graph, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any) -> Any:
     inverse = torch.linalg.inv(_constant(root))
     if values.node().kind() == "onnx::Transpose" and _constant(left):
-        # The product of the transposes: ONNX Runtime 1.23 fuses product and transpose, but has that in float32 alone.
+        # Multiply the transposes: up to 1.23, ONNX Runtime fuses this pair to an operator that it has in float32 only.
         rows = graph.op("MatMul", values.node().input(), graph.op("Constant", value_t=inverse.mT))
         return graph.op("Transpose", rows, perm_i=[1, 0])
     inverse = graph.op("Constant", value_t=inverse)
@@ -245,7 +245,7 @@ def _cholesky_solve(graph, values: Any, root: Any, upper: Any) -> Any:
 
 
 # What torch's exporter does not know; solves with a constant matrix become products with its inverse. The first
-# arguments have no annotation, because torch 2.4 fails at one that is no class.
+# arguments have no annotation: torch 2.4 raises for one that is not a class.
 OPERATORS: dict[str, Callable] = {
     "aten::mT": lambda graph, matrix: graph.op("Transpose", matrix, perm_i=[1, 0]),
     "aten::linalg_solve_triangular": _solve_triangular,

@@ -1,16 +1,13 @@
 """The learner where Unix modules, functions and ``/proc`` are missing, as on Windows and macOS."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-
-from crumb_avalanche.models.small_cnn import SmallCNN
-from crumb_avalanche.system.tensor_file import write_tensors
 
 # Hides what Linux has and others lack, and then runs commands.
 HIDDEN = """
@@ -56,11 +53,9 @@ FUNCTIONS = (
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, weights_file):
     """A folder with weights and photos of two classes."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        write_tensors(tmp_path / "weights.safetensors", SmallCNN().state_dict(), {})
+    shutil.copy(weights_file, tmp_path / "weights.safetensors")
     draws = np.random.default_rng(0)
     for name in ("cup", "mug"):
         (tmp_path / "photos" / name).mkdir(parents=True)

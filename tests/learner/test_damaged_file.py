@@ -4,12 +4,9 @@ import random
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.models.small_cnn import SmallCNN
-from crumb_avalanche.system.tensor_file import write_tensors
 
 FLIPS, CUTS = 500, 50
 PARTS = ("length", "header", "padding", "tensors")
@@ -23,12 +20,9 @@ def photo(tmp_path_factory):
 
 
 @pytest.fixture
-def learner_file(tmp_path):
+def learner_file(tmp_path, weights_file):
     """The file of a learner that was taught two classes."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        write_tensors(tmp_path / "weights.safetensors", SmallCNN().state_dict(), {})
-    learner = Learner("recommended", "small_cnn", tmp_path / "weights.safetensors", 32)
+    learner = Learner("recommended", "small_cnn", weights_file, 32)
     for label in ("Straße", "<b>mug"):
         learner.teach(np.random.default_rng(len(label)).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8), label)
     path = tmp_path / "mine.safetensors"

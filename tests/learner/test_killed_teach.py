@@ -15,8 +15,7 @@ from PIL import Image
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.models.small_cnn import SmallCNN
-from crumb_avalanche.system.tensor_file import flatten, write_tensors
+from crumb_avalanche.system.tensor_file import flatten
 
 KILLS = 50
 OPTIONS = ["--threads", "1", "--progress", "false"]
@@ -24,19 +23,16 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, weights_file):
     """A folder with the learner before the lesson, the photos of the lesson, and the learner after it."""
     folder = tmp_path_factory.mktemp("killed")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        write_tensors(folder / "weights.safetensors", SmallCNN().state_dict(), {})
     draws = np.random.default_rng(0)
     for name in ("old", "new"):
         for number in range(6):
             (folder / name).mkdir(exist_ok=True)
             pixels = draws.integers(0, 256, (40, 40, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
-    new = ["--weights", str(folder / "weights.safetensors"), "--backbone", "small_cnn", "--image-size", "32", *OPTIONS]
+    new = ["--weights", str(weights_file), "--backbone", "small_cnn", "--image-size", "32", *OPTIONS]
     learner = str(folder / "before.safetensors")
     assert main(["teach", learner, str(folder / "old"), "--label", "old", *new]) == 0
     return folder
