@@ -21,7 +21,7 @@ _KINDS = {
 
 
 def check_name(name: object) -> str:
-    """Return a class name in Unicode form NFC, so that names that look the same are the same.
+    """Return a class name without outer spaces and in Unicode form NFC, so that names that look the same are the same.
 
     Raises:
         ValueError: If it is not text, is blank, has more than 200 characters, or contains a slash, a backslash, a
@@ -33,8 +33,9 @@ def check_name(name: object) -> str:
     name = unicodedata.normalize("NFC", name)
     # Control characters, unpaired surrogates (undecodable bytes of a file name), line and paragraph separators.
     bad = [char for char in name if char in "/\\" or unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")]
-    if bad or not name.strip() or len(name) > LONGEST_NAME:
-        wrong = f"contains {bad[0]!r}" if bad else f"has {len(name)} characters" if name.strip() else "is blank"
+    name = name.strip()
+    if bad or not 0 < len(name) <= LONGEST_NAME:
+        wrong = f"contains {bad[0]!r}" if bad else f"has {len(name)} characters" if name else "is blank"
         shown = repr(name[:40]) + ("..." if len(name) > 40 else "")
         raise ValueError(f"class name {shown} {wrong}; {rule}. Choose another name, or rename the folder.")
     return name

@@ -8,8 +8,9 @@ from typing import Any
 NEVER = 10**9  # a count that is never reached
 _ABOVE_ZERO = "batch_size classes_per_experience codebook_dim codebook_size epochs evaluate_every first_epochs"
 _ABOVE_ZERO += " head_kernel image_size n_classes train_mb_size"
-_NOT_NEGATIVE = "budget_bytes budget_images checkpoint_every clamp_gradients cut_layer learning_rate mem_size momentum"
-_NOT_NEGATIVE += " replay_steps replay_weight run threads weight_decay workers images_per_class port seconds seed"
+_NOT_NEGATIVE = "budget_bytes budget_images checkpoint_every clamp_gradients codebook_weight cut_layer direct_weight"
+_NOT_NEGATIVE += " images_per_class learning_rate mem_size momentum port replay_steps replay_weight run seconds seed"
+_NOT_NEGATIVE += " threads weight_decay workers"
 LOWEST = dict.fromkeys(_ABOVE_ZERO.split(), 1) | dict.fromkeys(_NOT_NEGATIVE.split(), 0)
 # Beyond these a run cannot end, fit into memory, or be computed in float32.
 HIGHEST = {

@@ -73,8 +73,9 @@ class CRUMBPlugin(StoringPlugin):
     Raises:
         TypeError: ``replay_steps`` is not a whole number; when training starts, the model is not a ``SplitModel``.
         ValueError: both loss weights are zero, or a number is negative or not finite; ``replay_compute`` is not above 0
-            or comes with ``fused``; when training starts, the plugin list has a ``SeenClassesPlugin`` that was not
-            handed over, or lacks the one that was, or the model lacks the codebook that the codebook-out loss needs.
+            or comes with ``fused``; when training starts, the plugin list has a second ``CRUMBPlugin`` or a
+            ``SeenClassesPlugin`` that was not handed over, or lacks the one that was, or the model lacks the codebook
+            that the codebook-out loss needs.
     """
 
     def __init__(
@@ -91,14 +92,11 @@ class CRUMBPlugin(StoringPlugin):
         super().__init__(storage_policy, seen)
         if replay_weight is None:
             replay_weight = usual_replay_weight(replay_compute)
-        if min(direct_weight, codebook_weight, replay_weight) < 0 or direct_weight + codebook_weight == 0:
-            raise ValueError(
-                f"direct_weight={direct_weight}, codebook_weight={codebook_weight}, replay_weight={replay_weight}: "
-                "weights are not negative, and direct and codebook-out loss cannot both be off"
-            )
         check_range("direct_weight", direct_weight)
         check_range("codebook_weight", codebook_weight)
         check_range("replay_weight", replay_weight)
+        if direct_weight + codebook_weight == 0:
+            raise ValueError("direct_weight and codebook_weight are both 0; one of the losses must be on")
         check_count("replay_steps", replay_steps)
         self.direct_weight = direct_weight
         self.codebook_weight = codebook_weight
@@ -115,6 +113,11 @@ class CRUMBPlugin(StoringPlugin):
             raise TypeError(
                 f"CRUMB trains a SplitModel, not a {type(model).__name__}: build one with split_backbone(...) "
                 "or split_at(network, node)"
+            )
+        if (listed := sum(isinstance(plugin, CRUMBPlugin) for plugin in strategy.plugins)) > 1:
+            raise ValueError(
+                f"the plugin list has {listed} of CRUMBPlugin, which would replay twice; CRUMBStrategy has its own, so "
+                "give it none, or use CRUMBPlugin in another strategy"
             )
         if self.codebook_weight and model.codebook is None:
             raise ValueError("the codebook-out loss needs a codebook: build the model with codebook=Codebook()")

@@ -46,6 +46,7 @@ def test_a_name_of_any_alphabet_is_readable_in_errors():
 
 def test_names_that_look_the_same_are_the_same():
     assert check_name("cafe\u0301") == check_name("caf\u00e9") == "caf\u00e9"
+    assert check_name(" tea cup\u3000") == "tea cup"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such file names")

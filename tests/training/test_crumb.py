@@ -182,12 +182,13 @@ def test_nothing_of_a_batch_is_kept(make_model, make_stream):
 
 
 def test_wrong_settings_are_errors(make_model, make_stream):
-    for weights in (dict(codebook_weight=0.0), dict(direct_weight=-1.0), dict(replay_weight=-0.1)):
-        with pytest.raises(ValueError, match="weights are not negative, and direct and codebook-out loss cannot"):
-            CRUMBPlugin(CodeBuffer(4), **weights)
     for wrong, kind, words in (
         (dict(replay_steps=-1), ValueError, "replay_steps is -1; give 0 or more"),
         (dict(replay_steps=1.5), TypeError, "replay_steps is 1.5; give a whole number"),
+        (dict(codebook_weight=0.0), ValueError, "direct_weight and codebook_weight are both 0"),
+        (dict(direct_weight=-1.0), ValueError, "direct_weight is -1.0; give 0 or more"),
+        (dict(codebook_weight=-1), ValueError, "codebook_weight is -1; give 0 or more"),
+        (dict(replay_weight=-0.1), ValueError, "replay_weight is -0.1; give 0 or more"),
         (dict(direct_weight=math.nan), ValueError, "direct_weight is nan; give a finite number"),
     ):
         with pytest.raises(kind, match=words):
@@ -211,6 +212,8 @@ def test_wrong_settings_are_errors(make_model, make_stream):
     )
     with pytest.raises(TypeError, match="CRUMB trains a SplitModel, not a Sequential: build one with split_backbone"):
         strategy.train(make_stream().train_stream[0])
+    with pytest.raises(ValueError, match="the plugin list has 2 of CRUMBPlugin, which would replay twice"):
+        train(make_model(), make_stream(), CodeBuffer(4), [CRUMBPlugin(CodeBuffer(4))])
 
 
 def test_a_copy_of_a_trained_strategy_can_train(make_model, make_stream):
