@@ -33,12 +33,20 @@ def pixels_of(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
-def warn_of_bytes(images: Tensor, mean: Tensor, std: Tensor) -> None:
-    """Warn if ``(B, 3, h, w)`` float images seem to be from 0 to 255 where 0 to 1 is meant."""
+def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
+    """Warn if ``(B, 3, h, w)`` float images seem to be from 0 to 255 or from 0 to 1 where normalised ones are meant."""
+    low, high = map(float, images.aminmax())
+    black, white = float((-mean / std).min()), float(((1 - mean) / std).max())
     if float((images * std + mean).max()) > 10:  # white is 1
-        white = float(((1 - mean) / std).max())
         warnings.warn(
-            f"the images have values up to {float(images.max()):.0f}, where white is expected to be about "
-            f"{white:.1f}: divide by 255 before the normalisation, or call model.set_normalization([0], [1 / 255])",
+            f"the images have values up to {high:.0f}, where white is expected to be about {white:.1f}: divide by 255 "
+            "before the normalisation, or call model.set_normalization([0], [1 / 255])",
+            stacklevel=2,
+        )
+    elif black <= -1 and 0 <= low < high - 0.5 and high <= 1:
+        warnings.warn(
+            f"the images have values from {low:.1f} to {high:.1f}, where black is expected to be about {black:.1f} and "
+            f"white {white:.1f}: add Normalize behind ToTensor, or, for a network that takes images from 0 to 1, call "
+            "model.set_normalization([0], [1])",
             stacklevel=2,
         )

@@ -23,7 +23,7 @@ from crumb_avalanche.models.in_parts import classify_in_parts, extract_in_parts
 from crumb_avalanche.models.int8 import open_int8
 from crumb_avalanche.models.layers import replace_dropout
 from crumb_avalanche.models.layout import Layout
-from crumb_avalanche.models.normalization import normalized, pixels_of, warn_of_bytes
+from crumb_avalanche.models.normalization import normalized, pixels_of, warn_of_range
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.stopwatch import Stopwatch
@@ -253,7 +253,7 @@ class SplitModel(nn.Module):
             )
         if images.dtype != torch.uint8 and not self._range_checked:
             self._range_checked = True
-            warn_of_bytes(images, self.pixel_mean, self.pixel_std)
+            warn_of_range(images, self.pixel_mean, self.pixel_std)
         with self.stopwatch.measure("features"):
             if images.device.type != "cpu":
                 return self._extract(images)

@@ -371,3 +371,21 @@ def test_float_images_up_to_255_give_one_warning(model, pixels):
         other.features(pixels.float())
         other.features(pixels.float())
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize(("mean", "std", "black"), [(PIXEL_MEAN, PIXEL_STD, "-2.1"), ([0.5], [0.5], "-1.0")])
+def test_float_images_that_are_not_normalised_give_one_warning(model, pixels, mean, std, black):
+    def first_features(images, model, *normalization):
+        model = copy.deepcopy(model).set_normalization(*normalization)
+        model._range_checked = False
+        model.features(images)
+        return model
+
+    with pytest.warns(UserWarning, match=rf"from 0.0 to 1.0, where black is expected to be about {black} .* Normalize"):
+        warned = first_features(pixels / 255, model, mean, std)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warned.features(pixels / 255)
+        first_features(pixels / 255, model, [0.0], [1.0])
+        first_features((pixels / 255 - 0.5) / 0.5, model, mean, std)
+        first_features(torch.full_like(pixels, 0.5, dtype=torch.float32), model, mean, std)  # grey and normalised

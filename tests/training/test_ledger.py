@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from crumb_avalanche.training import ledger as ledger_module
+from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.ledger import PARTS, LedgerMetric
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
@@ -179,7 +180,7 @@ def test_all_buffers_are_summed_each_once(make_model, make_stream):
     shared, second = MapBuffer(10), ImageBuffer(6)
     same = SupervisedPlugin()
     same.storage_policy = shared
-    strategy = make_naive(make_model(), CRUMBPlugin(shared), same, CRUMBPlugin(second))
+    strategy = make_naive(make_model(), CRUMBPlugin(shared), same, StoringPlugin(second))
     strategy.train(make_stream().train_stream[0])
     assert memory_of(strategy) == (16, 10 * 512 + 6 * 768, 32)
     assert LedgerMetric(second).count(strategy)["buffer_bytes"] == 6 * 768
