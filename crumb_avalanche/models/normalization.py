@@ -25,7 +25,7 @@ def pixels_of(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     pixels = (images * std + mean) * 255
     low, high = map(float, pixels.aminmax())
     if not (low > -0.51 and high < 255.51):  # half a level is lost by rounding
-        means, deviations = ([round(value, 4) for value in one.flatten().tolist()] for one in (mean, std))
+        means, deviations = _rounded(mean), _rounded(std)
         raise ValueError(
             f"pixels would be from {low:.1f} to {high:.1f}, not 0 to 255, for images normalised with mean {means} "
             f"and deviation {deviations}: say how they are, with model.set_normalization(mean, std)"
@@ -46,7 +46,11 @@ def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
     elif black <= -1 and 0 <= low < high - 0.5 and high <= 1:
         warnings.warn(
             f"the images have values from {low:.1f} to {high:.1f}, where black is expected to be about {black:.1f} and "
-            f"white {white:.1f}: add Normalize behind ToTensor, or, for a network that takes images from 0 to 1, call "
-            "model.set_normalization([0], [1])",
+            f"white {white:.1f}: add Normalize({_rounded(mean)}, {_rounded(std)}) behind ToTensor, or, for a network "
+            "that takes images from 0 to 1, call model.set_normalization([0], [1])",
             stacklevel=2,
         )
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.flatten().tolist()]

@@ -381,7 +381,8 @@ def test_float_images_that_are_not_normalised_give_one_warning(model, pixels, me
         model.features(images)
         return model
 
-    with pytest.warns(UserWarning, match=rf"from 0.0 to 1.0, where black is expected to be about {black} .* Normalize"):
+    words = rf"from 0.0 to 1.0, where black is expected to be about {black} .* Normalize\(\["
+    with pytest.warns(UserWarning, match=words):
         warned = first_features(pixels / 255, model, mean, std)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
