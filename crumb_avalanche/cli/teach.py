@@ -65,8 +65,9 @@ def main(settings: TeachSettings) -> None:
         share = 100 * lesson.right / lesson.answered
         print(f"of {counted(lesson.answered, 'clip')} asked before learning, {lesson.right} right ({share:.0f} %)")
     if learner.clips_missing:
+        second = "" if len(learner.classes) > 1 else "a second class, and then "
         print(
-            f"nearly every image is called known until clips of "
+            f"nearly every image is called known until {second}clips of "
             f"{counted(learner.clips_missing, 'more object')} of these classes are learned"
         )
     size = path.stat().st_size

@@ -336,7 +336,10 @@ class Learner:
 
     @property
     def clips_missing(self) -> int:
-        """Clips of classes taught before that are to be learned until images of other things are called unknown."""
+        """Clips of known classes to be learned until images of other things are called unknown.
+
+        A clip counts if at least two classes are known and its own is one of them.
+        """
         return self._knowledge.confidence.lessons_missing
 
     @property

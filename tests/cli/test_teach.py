@@ -24,9 +24,9 @@ def test_teach_makes_a_learner_and_goes_on_with_it(place, tmp_path, capsys):
     weights = ["--weights", str(place / "weights.safetensors"), *NEW]
     code, out, _ = ask(capsys, "teach", path, place / "tree" / "red", "--label", "red", *weights)
     assert code == 0 and "learned red: 6 images" in out and "1 class," in out
-    assert "nearly every image is called known until clips of 5 more objects" in out
+    assert "nearly every image is called known until a second class, and then clips of 5 more objects" in out
     code, out, _ = ask(capsys, "teach", path, place / "tree" / "blue", "--label", "sky", "--progress", "false")
-    assert code == 0 and "2 classes" in out
+    assert code == 0 and "2 classes" in out and "is called known until clips of 4 more objects" in out
     code, out, _ = ask(capsys, "predict", path, place / "photos" / "blue.png")
     assert code == 0 and "blue.png  sky" in out
 
