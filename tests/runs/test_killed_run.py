@@ -47,7 +47,7 @@ class Forked:
     """`crumb run` in a process forked from one that has imported the library."""
 
     seconds_to_start = 0.5
-    longest_wait = 0.05  # a step takes 0.02 s or less, and the run has 70
+    longest_wait = 0.05  # a step takes about 0.02 s, and the run has 70
 
     def __init__(self, *arguments):
         self.process = start_crumb(*arguments)
