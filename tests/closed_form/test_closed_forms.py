@@ -175,8 +175,9 @@ def test_one_image_at_a_time_far_from_the_origin_and_many_of_them():
     means, covariance = within_class(features, labels)
     assert (lda.classes.means.double() - means).abs().max() < 1e-5 * 1000
     assert (lda.covariance.double() - covariance).abs().max() < 1e-4 * covariance.abs().max()
-    exact = torch.allclose(feed(StreamingLDA(CLASSES, 16), features, labels, 300).covariance.double(), covariance, 1e-5)
-    assert exact
+    # Of the largest entry, not of each: small ones are differences of products, whose rounding differs between CPUs.
+    many = feed(StreamingLDA(CLASSES, 16), features, labels, 300).covariance.double()
+    assert (many - covariance).abs().max() < 2e-6 * covariance.abs().max()
 
 
 @pytest.mark.parametrize("size", [1, 21])

@@ -25,6 +25,8 @@ def _scaled(function, dim: int):
         output = function(*args, **kwargs)
         if not isinstance(output, torch.Tensor) or output.dtype != torch.float32 or output.device.type != "cpu":
             return output
+        if torch.jit.is_tracing():  # sizes are tensors there, and a file is for any CPU
+            return output
         shape = [1] * output.dim()
         shape[dim] = output.shape[dim]
         return output * _factors(output.shape[dim]).view(shape)

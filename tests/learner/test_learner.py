@@ -284,7 +284,7 @@ def test_threads_may_ask_while_one_teaches(make):
     assert not wrong and len(learner.classes) == 8
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of files that garbage of other tests leaves open
 def test_threads_do_not_mix_their_images(make):
     learner, found = taught(make(), 6), []
     pictures = [images(number, 3 + number, seed=2) for number in range(6)]

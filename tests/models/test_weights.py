@@ -209,7 +209,8 @@ def test_own_files_without_checksums_give_a_warning(tmp_path, recwarn):
     load_weights(network(2), path)
     save_file(network(1).state_dict(), path, {"origin": "another program"})
     load_weights(network(2), path)
-    assert not recwarn
+    # Garbage of other tests may warn of a file that it leaves open.
+    assert not [one for one in recwarn if one.category is not ResourceWarning]
     save_file(network(1).state_dict(), path, {"format": "crumb-state-1"})
     with pytest.warns(UserWarning, match="older version, without checksums"):
         load_weights(network(2), path)

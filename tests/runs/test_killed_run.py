@@ -28,6 +28,7 @@ class Command:
     """`crumb run` in a process that starts Python too."""
 
     seconds_to_start = 8
+    longest_wait = 0.2
 
     def __init__(self, *arguments):
         command = [sys.executable, "-m", "crumb_avalanche.cli", *map(str, arguments)]
@@ -46,6 +47,7 @@ class Forked:
     """`crumb run` in a process forked from one that has imported the library."""
 
     seconds_to_start = 0.5
+    longest_wait = 0.05  # a step takes about 0.02 s, and the run has 70
 
     def __init__(self, *arguments):
         self.process = start_crumb(*arguments)
@@ -67,13 +69,13 @@ def kill_at_random(process, output, draws):
         last = time.monotonic() + draws.uniform(0, process.seconds_to_start)
     while not process.ended() and newest_checkpoint(output) < aim and time.monotonic() < last:
         time.sleep(0.005)
-    time.sleep(draws.uniform(0, 0.2))
+    time.sleep(draws.uniform(0, process.longest_wait))
     return process.kill()
 
 
 @pytest.mark.parametrize(("kills", "start"), [(3, Forked), pytest.param(20, Command, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_with_the_same_bits(crumb, tiny, tmp_path, kills, start):
-    # More steps than all kills let pass, on a slow machine too.
+    # More steps than all kills let pass, on a quick machine too.
     settings = [*tiny, "--mem-size", "8", "--first-epochs", "12"] if kills == 3 else SHAPES
     command = [*settings, "--checkpoint-every", "1", "--output"]
     killed, draws = tmp_path / "killed", random.Random(0)

@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 from crumb_avalanche.cli import main
+from crumb_avalanche.system import folder_lock
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, in_use, locked
 
 
@@ -65,7 +66,13 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
         assert in_use(tmp_path)
 
 
-def test_locked_waits_for_in_use(tmp_path):
+@pytest.fixture
+def patience(monkeypatch):
+    """More patience than a busy machine needs: a thread may start late there."""
+    monkeypatch.setattr(folder_lock, "PATIENCE", 3)
+
+
+def test_locked_waits_for_in_use(tmp_path, patience):
     """``in_use`` holds the lock for a moment itself."""
     with FileLock(tmp_path / LOCK, thread_local=False) as asking:
         timer = threading.Timer(0.05, asking.release)
@@ -75,7 +82,7 @@ def test_locked_waits_for_in_use(tmp_path):
         timer.join()
 
 
-def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch):
+def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch, patience):
     folder, real, tries = tmp_path / "folder", os.open, []
 
     def removed(path, *arguments):

@@ -28,6 +28,7 @@ def test_rng_states_of_as_many_gpus_as_there_are(monkeypatch, here):
     states = {**now, "cuda": ["of 0", "of 1"]}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # of files that garbage of other tests leaves open
         set_rng_state(states)
     assert taken == [("of 0", 0), ("of 1", 1)][:here]
     words = rf"of 2 GPUs, but {here} are here.*use 2 GPUs"
