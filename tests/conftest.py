@@ -1,7 +1,8 @@
-"""One thread, so that tests neither fight for cores nor depend on their number; no deadline on a busy machine."""
+"""One thread, the same random numbers in each test, and no deadline: no test depends on the machine or the order."""
 
 import gc
 import os
+import random
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 os.environ["CRUMB_RUNTIME"] = "torch"  # what --runtime auto takes, instead of a trial
@@ -41,6 +42,8 @@ def pytest_collection_finish(session):
 
 def pytest_runtest_setup(item):
     torch.set_num_threads(1)  # a command that a test before ran may have set its own number
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # alike, whichever tests ran before in this process
+        seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,8 @@ def test_a_family_keeps_the_contract(family, weights):
     mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     with torch.no_grad():
         wanted = network((pixels / 255 - mean) / std)
-    torch.testing.assert_close(model(pixels), wanted, rtol=1e-4, atol=1e-5)
+    largest = wanted.abs().max()  # 0.0004 to 66; rounding changes 2e-6 of it
+    torch.testing.assert_close(model(pixels) / largest, wanted / largest, rtol=0, atol=2e-5)
     assert model.interpolation == config["interpolation"]
 
     # Images -> maps -> codes -> P, with gradients in P only.
