@@ -7,7 +7,9 @@ import runpy
 import sys
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["crumb_avalanche.runs.run"])
+# Processes round as that of the tests does.
+ROUNDING = ["other_rounding"] if "CRUMB_TEST_ROUNDING" in os.environ else []
+CONTEXT.set_forkserver_preload(["crumb_avalanche.runs.run", *ROUNDING])
 
 
 def _crumb(arguments):
