@@ -22,7 +22,9 @@ def test_quick_prints_the_ratios_and_writes_table_and_picture(tmp_path):
     with open(tmp_path / "cost_of_replay.csv") as file:
         rows = list(csv.DictReader(file))
     values = {(row["quantity"], row["method"], row["by"]): float(row["value"]) for row in rows}
-    assert all(value > 0 for value in values.values())
+    # The few maps that CRUMB reads here may fit into memory that is free already.
+    assert values["peak_bytes", "crumb", ""] >= 0
+    assert all(value > 0 for place, value in values.items() if place != ("peak_bytes", "crumb", ""))
     for quantity, methods in (
         *(("seconds_per_image", LEARNERS), ("seconds_whole_run", LEARNERS)),
         *(("peak_bytes", MEMORIES), ("held_bytes", MEMORIES)),
