@@ -12,6 +12,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
+from benchmarks_toybox_ilab.tables.digests import add_rest
 from benchmarks_toybox_ilab.tables.disk import check_room, readable_size
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
@@ -80,8 +81,7 @@ def md5_of(file: Path) -> str:
     """The MD5 checksum of a file, in hexadecimal digits."""
     digest = hashlib.md5(usedforsecurity=False)  # so that FIPS builds of Python allow it
     with open(file, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
+        add_rest(digest, stream)
     return digest.hexdigest()
 
 

@@ -5,6 +5,7 @@ import stat
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, BinaryIO
 
 
 def digest_of(paths: Iterable[Path]) -> str:
@@ -28,6 +29,11 @@ def _content(path: str, changed: int, size: int) -> bytes:
     """SHA-256 of a file; cached by modification time and size because a process asks several times."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while part := file.read(2**20):
-            digest.update(part)
+        add_rest(digest, file)
     return digest.digest()
+
+
+def add_rest(digest: Any, file: BinaryIO) -> None:
+    """Update a digest of `hashlib` with what is left of an open file, in parts; `file_digest` needs Python 3.11."""
+    while part := file.read(2**20):
+        digest.update(part)

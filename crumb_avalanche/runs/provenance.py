@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
-from benchmarks_toybox_ilab.tables.digests import digest_of
+from benchmarks_toybox_ilab.tables.digests import add_rest, digest_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
 from crumb_avalanche.runs.run_folder import RESULT
@@ -107,6 +107,5 @@ def _file_hash(path: str, changed: int, size: int) -> str:
                 digest.update(json.dumps(header, sort_keys=True).encode())
             except (ValueError, TypeError, AttributeError, RecursionError):
                 file.seek(0)  # what reads the file says that it is damaged
-        while part := file.read(2**20):
-            digest.update(part)
+        add_rest(digest, file)
     return f"sha256:{digest.hexdigest()}"
