@@ -32,10 +32,15 @@ from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
-from crumb_avalanche.system.process_group import SingleProcess, processes
 from crumb_avalanche.system.tensor_file import read_metadata
 from crumb_avalanche.training.checkpoint import CheckpointFolder
-from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, save_pretrained
+from crumb_avalanche.training.pretraining import (
+    PretrainingSettings,
+    ProcessGroup,
+    pretrain,
+    processes,
+    save_pretrained,
+)
 
 # Settings that may differ when a pretraining is resumed.
 NON_RESULT_SETTINGS = {"output", "overwrite", "dataset_root", "feature_cache", "threads", "workers", "progress"}
@@ -81,7 +86,7 @@ def refuse(output: Path) -> None:
 
 
 @contextmanager
-def sole_writer(output: Path, overwrite: bool, group: SingleProcess) -> Iterator[None]:
+def sole_writer(output: Path, overwrite: bool, group: ProcessGroup) -> Iterator[None]:
     """Lock an output and its checkpoints in the leader; raise its error in all processes.
 
     Raises:
@@ -99,7 +104,7 @@ def sole_writer(output: Path, overwrite: bool, group: SingleProcess) -> Iterator
                     refuse(output)
             except (FolderInUseError, OSError) as refused:
                 error = refused
-        message = group.broadcast_value(error and str(error))
+        message = group.broadcast(error and str(error))
         if message is not None:
             raise error or FolderInUseError(message)
         yield
@@ -138,13 +143,13 @@ def is_last_of(checkpoints: CheckpointFolder, output: Path) -> bool:
     return same and made_with.get("history") == notes.get("history")
 
 
-def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProcess | None = None) -> None:
+def pretrain_on(images: Dataset, settings: PretrainSettings, group: ProcessGroup | None = None) -> None:
     """Pretrain on a data set with ``targets`` and write ``settings.output``.
 
     Writes a checkpoint after each epoch into the folder ``OUTPUT.checkpoints``, and the feature maps too if
     ``feature_cache`` is ``None``. The same call resumes from this folder and removes it at the end.
     """
-    group = group or SingleProcess()
+    group = group or ProcessGroup()
     output = Path(settings.output)
     labels = np.asarray(images.targets)
     classes = int(labels.max()) + 1
@@ -180,7 +185,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
         made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
         save_pretrained(output, model, made_with)
     group.barrier()
-    if group.is_local_leader:
+    if group.local_rank == 0:
         checkpoints.clear(but=LOCK)
     group.barrier()  # wait until no process uses the folder: the leader unlocks it
     if not group.is_leader:
@@ -200,7 +205,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: SingleProces
     )
 
 
-def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, store: MapStore, group: SingleProcess) -> MapDataset:
+def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, store: MapStore, group: ProcessGroup) -> MapDataset:
     """Return the maps of some rows; each process computes a part of them."""
     if group.size > 1:
         mine = rows[group.rank :: group.size]

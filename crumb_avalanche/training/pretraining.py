@@ -1,23 +1,36 @@
-"""CRUMB pretraining of plastic layers and codebook (paper, "Initializing the codebook matrix and CNN")."""
+"""CRUMB pretraining of plastic layers and codebook (paper, "Initializing the codebook matrix and CNN").
 
+The processes that ``torchrun`` starts share its work; see ``processes``.
+"""
+
+import gc
 import json
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.weights import WeightsError
-from crumb_avalanche.system.process_group import SingleProcess
+from crumb_avalanche.models.weights import WeightsError, check_and_load
 from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
 from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors, write_tensors
-from crumb_avalanche.training.checkpoint import CheckpointFolder
-from crumb_avalanche.training.pretraining_state import State
+from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
 
 FORMAT = "crumb-pretrained-1"
+# Longer than any work between two collective calls, such as passing images through F.
+TIMEOUT = timedelta(hours=2)
 
 
 class PretrainingDivergedError(RuntimeError):
@@ -36,6 +49,123 @@ class PretrainingSettings:
     direct_weight: float = 1.0
     codebook_weight: float = 1.0
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """Processes that share a pretraining; the collective calls of a single one change nothing.
+
+    Attributes:
+        rank: number of this process; rank 0 is the leader, which alone writes files and shows progress.
+        size: number of processes.
+        local_rank: number of this process on its machine.
+        local_size: number of processes on this machine.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    def device(self, name: str) -> str:
+        """Return the device of this process for ``cpu`` or ``cuda``."""
+        return f"cuda:{self.local_rank}" if name == "cuda" and self.size > 1 else name
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Wrap a module so that its gradients are means over the processes, which begin with the leader's weights.
+
+        Batch norm is over the whole batch on GPUs, over the share on CPUs.
+        """
+        if self.size == 1:
+            return module
+        if next(module.parameters()).is_cuda:
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return DistributedDataParallel(module)
+
+    @torch.no_grad()
+    def broadcast_module(self, module: nn.Module) -> None:
+        """Copy the leader's parameters and buffers into the module of every process."""
+        for tensor in module.state_dict().values() if self.size > 1 else ():
+            dense = tensor.contiguous()
+            dist.broadcast(dense, 0)
+            tensor.copy_(dense)
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the leader's value."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, 0)
+        return values[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes in the order of ranks."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Sum a tensor over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until all processes have made this call."""
+        self.all_reduce(torch.zeros(1))
+
+    @contextmanager
+    def leader_first(self) -> Iterator[None]:
+        """Run the block in the leader before it runs in the others, for instance a download."""
+        if not self.is_leader:
+            self.barrier()
+        yield
+        if self.is_leader:
+            self.barrier()
+
+
+def _exit_with_parent(parent: int) -> None:
+    """Kill this process when torchrun ends: the same command, started again, writes the same files."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def processes(device: str) -> Iterator[ProcessGroup]:
+    """Yield the processes of this ``torchrun``, or this process alone without it.
+
+    Args:
+        device: cpu, where they communicate by gloo, or cuda, by NCCL with a GPU for each process.
+
+    Raises:
+        ValueError: fewer GPUs than processes on this machine.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        yield ProcessGroup()
+        return
+    local_rank, local_size = (int(os.environ.get(name, n)) for name, n in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+    on_gpu = device.startswith("cuda")
+    if on_gpu and local_size > torch.cuda.device_count():
+        raise ValueError(
+            f"torchrun started {local_size} processes on this machine, which has {torch.cuda.device_count()} GPUs; "
+            "start one for each GPU (--nproc-per-node), or give --device cpu"
+        )
+    if on_gpu:
+        torch.cuda.set_device(local_rank)
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
+    try:
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size(), local_rank, local_size)
+    finally:
+        # A reference to the group keeps its threads, which abort the process if they outlive the interpreter.
+        gc.collect()
+        dist.destroy_process_group()
+        gc.collect()
 
 
 class Shares:
@@ -82,7 +212,7 @@ def pretrain(
     settings: PretrainingSettings,
     progress: bool = True,
     checkpoints: CheckpointFolder | None = None,
-    group: SingleProcess | None = None,
+    group: ProcessGroup | None = None,
 ) -> list[dict[str, float]]:
     """Train plastic layers and codebook on shuffled, labelled images; F does not change.
 
@@ -99,7 +229,7 @@ def pretrain(
         progress: show a bar with images/s.
         checkpoints: written after each epoch. If there are any, pretraining resumes from the newest and ends with the
             weights of an uninterrupted one, bit for bit (on a CPU, with the same number of threads).
-        group: processes that share the work (see ``process_group.processes``); default this process alone.
+        group: processes that share the work (see ``processes``); default this process alone.
 
     Returns:
         ``loss``, ``direct_accuracy`` and ``codebook_accuracy`` of each epoch on the training images; accuracies are in
@@ -109,13 +239,14 @@ def pretrain(
         PretrainingDivergedError: the loss became NaN or infinite.
         CheckpointError: the checkpoints were written with other settings or are damaged, or the disk is full.
     """
-    group = group or SingleProcess()
+    group = group or ProcessGroup()
     device = model.pixel_mean.device
     random_rows = torch.Generator().manual_seed(settings.seed)
     batches = BatchSampler(RandomSampler(maps, generator=random_rows), settings.batch_size, drop_last=False)
     loader = DataLoader(maps, batch_sampler=Shares(batches, group.rank, group.size), generator=random_rows)
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        learned,
         lr=settings.learning_rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
@@ -123,12 +254,11 @@ def pretrain(
     criterion = nn.CrossEntropyLoss()
     if group.rank:
         torch.manual_seed(torch.initial_seed() + group.rank)  # for different dropout masks
-    state = State(model, optimizer, random_rows, group)
     history = []
     if checkpoints is not None:
         decides = {**asdict(settings), "images": len(maps), **checkpoints.settings}
         checkpoints = CheckpointFolder(checkpoints.folder, decides)
-        history = state.take(checkpoints)
+        history = _resume(checkpoints, model, optimizer, random_rows, group)
     both_logits = group.wrap(BothLogits(model))
     both_logits.train()
     for epoch in range(len(history), settings.epochs):
@@ -159,9 +289,47 @@ def pretrain(
             {"loss": loss_mean, "direct_accuracy": 100 * direct_mean, "codebook_accuracy": 100 * quantized_mean}
         )
         if checkpoints is not None:
-            state.keep(checkpoints, history)
+            rng_states = group.gather(get_rng_state())
+            if group.is_leader:
+                state = {
+                    "model": model.state_dict(),
+                    "momentum": [optimizer.state[weights].get("momentum_buffer") for weights in learned],
+                    "rows": random_rows.get_state(),
+                    "rng": rng_states,
+                }
+                checkpoints.write({"history": history, "processes": group.size}, state)
     model.eval()
     return history
+
+
+def _resume(
+    checkpoints: CheckpointFolder,
+    model: SplitModel,
+    optimizer: torch.optim.SGD,
+    random_rows: torch.Generator,
+    group: ProcessGroup,
+) -> list[dict[str, float]]:
+    """Restore the leader's newest checkpoint in every process; return the history up to it.
+
+    Raises:
+        CheckpointError: see ``CheckpointFolder.newest``; or the number of processes differs.
+    """
+    found = group.broadcast(checkpoints.newest() if group.is_leader else None)
+    if found is None:
+        return []
+    if found.notes["processes"] != group.size:
+        raise CheckpointError(
+            f"{checkpoints.folder} is of a pretraining in {found.notes['processes']} processes, not {group.size}; "
+            f"start as many (torchrun --nproc-per-node), or remove {checkpoints.folder} to start over"
+        )
+    state = found.state
+    check_and_load(model, state["model"], str(checkpoints.folder))
+    for weights, momentum in zip(optimizer.param_groups[0]["params"], state["momentum"], strict=True):
+        if momentum is not None:  # with the strides of the weights: others may round differently
+            optimizer.state[weights]["momentum_buffer"] = torch.empty_like(weights).copy_(momentum).detach()
+    random_rows.set_state(state["rows"])
+    set_rng_state(state["rng"][group.rank])
+    return found.notes["history"]
 
 
 def save_pretrained(path: str | os.PathLike, model: SplitModel, made_with: dict) -> None:
@@ -178,8 +346,6 @@ def save_pretrained(path: str | os.PathLike, model: SplitModel, made_with: dict)
 
 def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
     """Read the state dict and the settings that ``save_pretrained`` wrote.
-
-    A file of an older version has no checksums; it is read with a warning.
 
     Raises:
         WeightsError: the file is absent, damaged, or of another format.

@@ -145,17 +145,16 @@ def test_an_output_written_meanwhile_is_not_replaced(crumb, options, tmp_path, m
 def test_an_error_of_the_leader_is_raised_in_all_processes(tmp_path):
     from crumb_avalanche.runs.pretrain import checkpoints_of, sole_writer
     from crumb_avalanche.system.folder_lock import FolderInUseError, in_use, locked
-    from crumb_avalanche.system.process_group import SingleProcess
+    from crumb_avalanche.training.pretraining import ProcessGroup
 
     said = []
 
-    class One(SingleProcess):
-        def broadcast_value(self, value):
+    class One(ProcessGroup):
+        def broadcast(self, value):
             said.extend([value] if self.is_leader else [])
             return said[-1]
 
-    leader, follower, file = One(), One(), tmp_path / "x.safetensors"
-    follower.rank = 1
+    leader, follower, file = One(0), One(1), tmp_path / "x.safetensors"
     with locked(checkpoints_of(file)):
         for one in (leader, follower):
             with pytest.raises(FolderInUseError, match="checkpoints is in use"), sole_writer(file, False, one):

@@ -17,8 +17,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
-from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.weights import WeightsError, check_and_load, weights_hash
 from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
@@ -300,23 +298,6 @@ def test_a_full_disk_leaves_the_checkpoints_before(make_model, images, tmp_path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()} == before
     assert len(pretrain(make_model(), images, settings, False, checkpoints)) == 4
-
-
-OLD = Path(__file__).parents[1] / "data" / "old" / "pretrained-1.safetensors"
-
-
-def test_a_file_of_version_0_1_loads_with_a_warning():
-    with pytest.warns(UserWarning, match="older version, without checksums"):
-        state, made_with = read_pretrained(OLD)
-    losses = [epoch["loss"] for epoch in made_with["history"]]
-    assert made_with["backbone"] == "mlp" and losses == pytest.approx([2.795, 2.687], abs=1e-3)
-    table = Codebook(made_with["codebook_size"], made_with["codebook_dim"])
-    size = made_with["image_size"]
-    model = split_backbone("mlp", weights=None, n_classes=made_with["classes"], codebook=table, image_size=size)
-    check_and_load(model, state, str(OLD))
-    images = torch.arange(4 * 3 * size**2).reshape(4, 3, size, size).remainder(251).to(torch.uint8)
-    logits = torch.tensor([-0.0052, -0.1162, 0.0306, -0.0106])  # of version 0.1
-    torch.testing.assert_close(model.eval()(images)[0].detach(), logits, rtol=1e-3, atol=1e-4)
 
 
 def test_a_flipped_bit_is_refused_by_name(model, tmp_path):

@@ -15,9 +15,8 @@ from small_models import coloured
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from crumb_avalanche.models.weights import read_weights
-from crumb_avalanche.system.process_group import SingleProcess, processes
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
-from crumb_avalanche.training.pretraining import PretrainingSettings, Shares, pretrain
+from crumb_avalanche.training.pretraining import PretrainingSettings, ProcessGroup, Shares, pretrain, processes
 
 SETTINGS = PretrainingSettings(epochs=4, batch_size=9, learning_rate=0.02)
 
@@ -29,9 +28,8 @@ from pathlib import Path
 import torch
 sys.path[:0] = sys.argv[1].split(os.pathsep)
 from small_models import coloured, make_model
-from test_process_group import SETTINGS
-from crumb_avalanche.system.process_group import processes
-from crumb_avalanche.training.pretraining import pretrain
+from test_pretraining_processes import SETTINGS
+from crumb_avalanche.training.pretraining import pretrain, processes
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.models.weights import weights_hash
 
@@ -61,9 +59,9 @@ with processes("cpu") as group:
     checkpoints = CheckpointFolder(folder / "checkpoints")
     history = pretrain(model, CutOff(coloured()), SETTINGS, group.is_leader, checkpoints, group)
     said = dict(rank=group.rank, size=group.size, leads=group.is_leader, history=history, weights=weights_hash(model))
-    said["told"] = group.broadcast_value(["from", group.rank])
+    said["told"] = group.broadcast(["from", group.rank])
     said["sum"] = float(group.all_reduce(torch.ones(1)))
-    said["gathered"] = [int(one) for one in group.gather(torch.tensor([group.rank]))]
+    said["gathered"] = group.gather(group.rank)
     (folder / f"rank{group.rank}.json").write_text(json.dumps(said))
     with group.leader_first():
         with open(folder / "order", "a") as file:
@@ -167,8 +165,8 @@ def test_without_torchrun_one_is_alone(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     with processes("cuda") as group:
-        assert type(group) is SingleProcess and group.is_leader and group.is_local_leader and group.size == 1
-        assert group.device("cuda") == "cuda" and group.broadcast_value({"a": 1}) == {"a": 1}
+        assert group == ProcessGroup() and group.is_leader and group.size == 1
+        assert group.device("cuda") == "cuda" and group.broadcast({"a": 1}) == {"a": 1}
         with group.leader_first():
             group.barrier()
 
