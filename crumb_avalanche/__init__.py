@@ -32,8 +32,8 @@ _HOMES = {
     "Learner": "learner.learner",
     "LedgerMetric": "training.ledger",
     "patched_dill": "training.avalanche_checkpoint",
-    "build_strategy": "baselines.registry",
-    "recommended_strategy": "baselines.registry",
+    "build_strategy": "methods.registry",
+    "recommended_strategy": "methods.registry",
     "calibrate": "models.calibration",
     "prepare": "models.calibration",  # deprecated name of calibrate
     "pretrain": "training.pretraining",

@@ -92,7 +92,7 @@ class Size:
 def size_of(name: str, model, paper: PaperNumbers) -> Size:
     """Compute the sizes for a benchmark; the block length is that of the model's codebook."""
     from benchmarks_toybox_ilab.catalog import get_benchmark
-    from crumb_avalanche.baselines.registry import get_strategy
+    from crumb_avalanche.methods.registry import get_strategy
 
     images = get_benchmark(name).budget_images
     blocks, length = model.codebook.codebook_size, model.codebook.codebook_dim

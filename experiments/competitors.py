@@ -99,7 +99,7 @@ def settings_of_row(name: str) -> dict:
 
 def rows_of(rows: Sequence[str], protocols: Sequence[str], maps: int) -> dict[str, dict]:
     """Settings of each row of the sweep, by its folder."""
-    from crumb_avalanche.baselines.registry import get_strategy
+    from crumb_avalanche.methods.registry import get_strategy
 
     cells = {}
     for name in rows:
@@ -204,7 +204,7 @@ def settings_of(options: CommonOptions, family: str) -> RunSettings:
 
 
 def main() -> int:
-    from crumb_avalanche.baselines.registry import STRATEGIES
+    from crumb_avalanche.methods.registry import STRATEGIES
 
     parser = parser_for(__doc__, f"runs/{TABLE}")
     parser.add_argument("--family", choices=["fair", "paper"], default="fair", help="settings, as for crumb run")

@@ -184,7 +184,7 @@ def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: d
 
 def main(settings: RunSettings, cost: CostSettings) -> None:
     """Measure all learners."""
-    from crumb_avalanche.baselines.memory_settings import RemindSettings
+    from crumb_avalanche.methods.memory_settings import RemindSettings
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.process import set_up_process
     from crumb_avalanche.runs.stream import open_stream

@@ -31,10 +31,10 @@ from support.run_statistics import paired
 from support.side_by_side import interval_text
 from support.sweep import exit_code, grid, sweep
 
-from crumb_avalanche.closed_form.class_statistics import NO_DENSITY
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
-from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.learner.evidence import TEMPERATURES as USUAL_OF_FORMS
+from crumb_avalanche.methods.closed_form import NO_DENSITY
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table

@@ -31,7 +31,7 @@ from support.saved_picture import COLOURS, STYLE, save_picture
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.closed_form.feature_moments import of_head
+from crumb_avalanche.methods.features import of_head
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.run_folder import write_text

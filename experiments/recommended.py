@@ -26,7 +26,7 @@ from support.saved_picture import COLOURS, STYLE, save_picture
 from support.side_by_side import compared, interval_text, p_text
 from support.sweep import exit_code, grid
 
-from crumb_avalanche.baselines.method_settings import BEFORE
+from crumb_avalanche.methods.method_settings import BEFORE
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 

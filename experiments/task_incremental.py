@@ -146,7 +146,7 @@ def measure(settings: RunSettings, method: Method, experiences: int | None = Non
     from avalanche.evaluation.metrics import accuracy_metrics
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.baselines.task_incremental import TaskIncrementalPlugin
+    from crumb_avalanche.methods.task_incremental import TaskIncrementalPlugin
     from crumb_avalanche.runs.process import set_up_process
     from crumb_avalanche.runs.progress import ProgressPlugin
     from crumb_avalanche.runs.run import accuracy_on

@@ -19,9 +19,9 @@ from support.open_set import BUDGET, CELLS, features_of, interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.closed_form.feature_moments import of_head
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.methods.features import of_head
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.runs.tables import table as text_table
 

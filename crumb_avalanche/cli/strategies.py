@@ -2,8 +2,8 @@
 
 from dataclasses import fields
 
-from crumb_avalanche.baselines.entry import Entry
-from crumb_avalanche.baselines.registry import STRATEGIES, get_strategy
+from crumb_avalanche.methods.entry import Entry
+from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.runs.command_settings import StrategiesSettings
 
 

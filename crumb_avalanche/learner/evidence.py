@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
-from crumb_avalanche.closed_form.discriminant_solution import TEMPERATURE, Solution
-from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
-from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.ranpac import RandomProjection
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.rda_solution import TEMPERATURE, Solution
+from crumb_avalanche.methods.slda import StreamingLDA
 
 # Temperature of each closed form's scores: median of the best ones for held-out images of 40 of 50 classes of
 # CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.

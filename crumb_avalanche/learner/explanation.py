@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments, cell_means
+from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.features import FeatureMoments, cell_means
 from crumb_avalanche.models.penultimate import averaged, evaluating, head_input
 from crumb_avalanche.models.split_model import SplitModel
 

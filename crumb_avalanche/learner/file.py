@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from crumb_avalanche.baselines.method_settings import BEFORE
+from crumb_avalanche.methods.method_settings import BEFORE
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.int8 import restore
@@ -239,8 +239,8 @@ def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
     """Build the untrained strategy of a header."""
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.baselines.method_settings import LearningSettings
-    from crumb_avalanche.baselines.registry import build_strategy
+    from crumb_avalanche.methods.method_settings import LearningSettings
+    from crumb_avalanche.methods.registry import build_strategy
 
     codebook = None if header.codebook is None else Codebook(*header.codebook)
     model = split_backbone(weights=None, codebook=codebook, **header.network).to(device)

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
-from crumb_avalanche.closed_form.discriminant_solution import Solution, mixed
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
-from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
-from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import evidence
+from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.ranpac import RandomProjection
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.rda_solution import Solution, mixed
+from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
 
 

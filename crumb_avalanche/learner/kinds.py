@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from crumb_avalanche.baselines.closed_form_settings import RdaSettings
-from crumb_avalanche.closed_form.class_directions import direction_bytes, fixed_bytes
-from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
-from crumb_avalanche.closed_form.direction_budget import (
+from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.closed_form_settings import RdaSettings
+from crumb_avalanche.methods.direction_budget import (
     LEAST_OF_ALL_FEATURES,
     MOST_DIRECTIONS,
     class_bytes,
     share_budget,
 )
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
-from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
-from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.methods.directions import direction_bytes, fixed_bytes
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.ranpac import RandomProjection
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.counted import counted
 

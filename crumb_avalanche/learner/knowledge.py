@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
 from crumb_avalanche.learner.explanation import evidence_by_location
 from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.methods.closed_form import ClassStatistics
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError

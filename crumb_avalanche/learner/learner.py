@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments, of_head
 from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
 from crumb_avalanche.learner.by_many import check_for_workers, teach_by_many
 from crumb_avalanche.learner.clip import BadImage, Clip, OnBad, warn
@@ -31,6 +30,7 @@ from crumb_avalanche.learner.sources import clips_of, clips_to_ask, files_of
 from crumb_avalanche.learner.store import read_learner, write_learner
 from crumb_avalanche.learner.teaching import finite_values, learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
+from crumb_avalanche.methods.features import FeatureMoments, of_head
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from crumb_avalanche.baselines.closed_form_settings import CELLS
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.file import FORMAT, LEARNER, LearnerError, LearnerHeader, read_header
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.methods.closed_form_settings import CELLS
+from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.system.tensor_file import TensorFileError, read_metadata, read_state
 
 

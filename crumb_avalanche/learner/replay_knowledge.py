@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from crumb_avalanche.closed_form.class_means import ClassMeans
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
 from crumb_avalanche.learner.kinds import REPLAY, BudgetError
@@ -15,6 +14,7 @@ from crumb_avalanche.learner.replay_network import ReplayNetwork
 from crumb_avalanche.learner.replay_training import HeldRows, calibrated, memory_bytes, train
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth
+from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.tensor_bytes import tensor_bytes

@@ -45,7 +45,7 @@ class HeldRows(MapMemory):
 
 def memory_bytes(method: str, kind: ReplayKind, network: ReplayNetwork) -> tuple[int, int]:
     """Return the bytes of a method that do not depend on classes, and those of one memory with its label."""
-    from crumb_avalanche.baselines.registry import get_strategy
+    from crumb_avalanche.methods.registry import get_strategy
 
     entry, model = get_strategy(method), network.model
     settings = entry.method_settings(kind.method)
@@ -109,8 +109,8 @@ def _strategy(
     from avalanche.logging import BaseLogger
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.baselines.method_settings import LearningSettings
-    from crumb_avalanche.baselines.registry import build_strategy
+    from crumb_avalanche.methods.method_settings import LearningSettings
+    from crumb_avalanche.methods.registry import build_strategy
 
     strategy = build_strategy(
         method,

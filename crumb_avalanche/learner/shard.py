@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.clip import BadImage, Clip, ClipFiles
 from crumb_avalanche.learner.confidence import Confidence
@@ -16,6 +15,7 @@ from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.sources import opened
 from crumb_avalanche.learner.teaching import Values, finite_values, learn_clips
+from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, open_runtime
 
 State = dict[str, Any]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
 from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.backbones import split_backbone, usual_codebook_dim
 from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
 from crumb_avalanche.models.flops import PASSES, step_flops

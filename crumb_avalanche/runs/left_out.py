@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from crumb_avalanche.baselines.registry import get_strategy
+from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.finite import LARGEST_FEATURE
 from crumb_avalanche.runs.plan import RunPlan

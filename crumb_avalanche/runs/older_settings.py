@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
-from crumb_avalanche.baselines.method_settings import BEFORE, METHOD_SETTINGS, CrumbSettings, method_settings
+from crumb_avalanche.methods.method_settings import BEFORE, METHOD_SETTINGS, CrumbSettings, method_settings
 from crumb_avalanche.runs.presets import DEFAULTS, PRESETS
 from crumb_avalanche.runs.settings import RunSettings, as_dict, flat
 

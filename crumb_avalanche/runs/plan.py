@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
-from crumb_avalanche.baselines.families import paper_method_settings, paper_settings
-from crumb_avalanche.baselines.method_settings import LearningSettings, method_settings
+from crumb_avalanche.methods.families import paper_method_settings, paper_settings
+from crumb_avalanche.methods.method_settings import LearningSettings, method_settings
 from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
 from crumb_avalanche.runs.presets import DEFAULTS, PRESET_METHODS, PRESETS, preset_for
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, part_for
@@ -61,7 +61,7 @@ class RunPlan(RunSettings):
         if settings.replay_weight is None and given["replay_compute"] is not None:
             given["replay_weight"] = usual_replay_weight(given["replay_compute"])
         if is_timm(given["backbone"]):
-            from crumb_avalanche.baselines.registry import get_strategy  # imports torch
+            from crumb_avalanche.methods.registry import get_strategy  # imports torch
 
             given |= settings_of_timm(settings, given, get_strategy(strategy).codebook)
         given["method"] = asdict(method_settings(strategy, {**method, **settings.method}))

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from crumb_avalanche.baselines.entry import Entry
-from crumb_avalanche.baselines.registry import build_strategy, get_strategy
+from crumb_avalanche.methods.entry import Entry
+from crumb_avalanche.methods.registry import build_strategy, get_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate, some_of
 from crumb_avalanche.models.codebook import Codebook

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.baselines.registry import get_strategy
+from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.map_key import files_key
 from crumb_avalanche.runs.plan import RunPlan

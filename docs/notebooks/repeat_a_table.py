@@ -90,12 +90,12 @@ table()
 # it, `METHOD_SETTINGS` holds the type of its own settings, and `crumb run` takes it like any other.
 
 # %%
-from crumb_avalanche.baselines.class_statistics import closed_form
-from crumb_avalanche.baselines.entry import Entry
-from crumb_avalanche.baselines.method_settings import METHOD_SETTINGS, NoSettings
-from crumb_avalanche.baselines.registry import STRATEGIES
-from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.feature_moments import feature_length
+from crumb_avalanche.methods.closed_form_strategy import closed_form
+from crumb_avalanche.methods.entry import Entry
+from crumb_avalanche.methods.features import feature_length
+from crumb_avalanche.methods.method_settings import METHOD_SETTINGS, NoSettings
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.registry import STRATEGIES
 
 
 class EuclideanMeans(ClassMeans):

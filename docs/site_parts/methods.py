@@ -23,8 +23,8 @@ def accuracies() -> dict[str, str]:
 
 def methods() -> str:
     """Return a section for each strategy: source, what it stores, how the budget counts, its own settings, accuracy."""
-    from crumb_avalanche.baselines.registry import STRATEGIES
     from crumb_avalanche.cli.strategies import budget_rule
+    from crumb_avalanche.methods.registry import STRATEGIES
 
     lines, reached = [], accuracies()
     for name, entry in STRATEGIES.items():

@@ -11,15 +11,15 @@ from scipy import stats
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.class_statistics import ClassStatistics
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
-from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
-from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.learner.confidence import Confidence, expected_calibration_error
 from crumb_avalanche.learner.evidence import Evidence, distances, evidence, typicality_without
 from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.ranpac import RandomProjection
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
 
 BUDGET, MOST_CLASSES = 2_941_700, 50  # the bytes of SqueezeNet, a learner's default; of which the means take a part

@@ -35,7 +35,7 @@ def title_of(method: str) -> str:
 
 def is_joint(method: str) -> bool:
     """Whether a method trains on all classes at once; raises ValueError for an unknown method."""
-    from crumb_avalanche.baselines.registry import get_strategy
+    from crumb_avalanche.methods.registry import get_strategy
 
     return get_strategy(settings_of_row(method)["strategy"]).joint
 

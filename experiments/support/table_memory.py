@@ -51,8 +51,8 @@ def make_table(task: dict, shape: tuple[int, ...]) -> None:
         tables.cp.min_points_per_centroid = 1  # only warns
         tables.train(read(0, count).reshape(-1, channels))
     else:
-        from crumb_avalanche.baselines.remind_memory import LocationSample
         from crumb_avalanche.memory.product_quantizer import ProductQuantizer
+        from crumb_avalanche.methods.remind_memory import LocationSample
 
         sample = LocationSample(count, task["fit_vectors"], np.random.default_rng(task["seed"]))
         for start in range(0, count, 16):

@@ -1,6 +1,6 @@
 """``crumb strategies`` describes all methods, or one."""
 
-from crumb_avalanche.baselines.registry import STRATEGIES
+from crumb_avalanche.methods.registry import STRATEGIES
 
 
 def test_every_method_is_listed_with_what_it_stores(crumb):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from page_commands import ROOT, blocks
 
-from crumb_avalanche.baselines.entry import Recipe
-from crumb_avalanche.baselines.method_settings import LearningSettings
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.method_settings import LearningSettings
 from crumb_avalanche.models.codebook_init import init_normal_
 
 

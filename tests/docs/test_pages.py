@@ -12,9 +12,9 @@ from page_commands import ROOT, blocks, commands, pages, prose, script_flags
 from site_parts import commands as command_pages
 from site_parts import figures, links, notebooks, reference, result_tables
 
-from crumb_avalanche.baselines import method_settings
 from crumb_avalanche.cli.parser import COMMANDS, present
 from crumb_avalanche.cli.parser import parser as build_parser
+from crumb_avalanche.methods import method_settings
 from crumb_avalanche.system.setting_ranges import check_ranges
 
 README = ROOT / "README.md"

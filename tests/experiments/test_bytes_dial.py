@@ -7,7 +7,7 @@ from bytes_dial import BUDGETS, OURS, ROWS, behind, changes_of, points_of
 from called_script import called
 from made_runs import made_run
 
-from crumb_avalanche.baselines.registry import get_strategy
+from crumb_avalanche.methods.registry import get_strategy
 
 
 def test_rows_are_existing_settings():

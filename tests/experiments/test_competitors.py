@@ -119,7 +119,7 @@ def test_a_killed_run_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_a_quick_look_runs_every_method(tmp_path):
-    from crumb_avalanche.baselines.registry import STRATEGIES
+    from crumb_avalanche.methods.registry import STRATEGIES
 
     done = competitors(tmp_path, "--processes", "2")
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from crumb_as_expert import CRUMBS, EXPERTS, OURS, Objects, Pair, temperature_of
 from scipy.special import log_softmax
 from support.before_learning import OUTPUTS, Outputs, record
 
-from crumb_avalanche.closed_form.class_statistics import NO_DENSITY
+from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import run_once
 from crumb_avalanche.runs.settings import RunSettings

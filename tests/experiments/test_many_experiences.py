@@ -6,7 +6,7 @@ from pathlib import Path
 import many_experiences
 import pytest
 
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.training.checkpoint import HistoryFile
 
 WATCHED = (36, 37, 38, 52, 53, 54)  # experiences; the memory of a class is full before, and the last one is tested

@@ -9,7 +9,7 @@ from recommended import ROWS, changes_of, lines_of, text_of
 from scipy.stats import ttest_rel
 from support.common_options import common_options, parser_for, rows_named
 
-from crumb_avalanche.baselines.registry import get_strategy
+from crumb_avalanche.methods.registry import get_strategy
 
 
 def test_figures_by_hand(tmp_path):

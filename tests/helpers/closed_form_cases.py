@@ -4,13 +4,13 @@ import torch
 from torch.distributions import MultivariateNormal
 from torch.nn import functional
 
-from crumb_avalanche.closed_form.blended_gaussians import LowRankRda, StreamingRda
-from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.fecam import FeCAM
-from crumb_avalanche.closed_form.kernel_lda import KernelLDA
-from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
-from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
+from crumb_avalanche.methods.blended_gaussians import LowRankRda, StreamingRda
+from crumb_avalanche.methods.fecam import FeCAM
+from crumb_avalanche.methods.klda import KernelLDA
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.ranpac import RandomProjection
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.slda import StreamingLDA
 
 D = 6
 MAKE = {

@@ -1,8 +1,8 @@
 """Strategies with settings that make another learner of them, for tests that go over all strategies."""
 
-from crumb_avalanche.baselines.entry import Entry
-from crumb_avalanche.baselines.method_settings import READOUTS
-from crumb_avalanche.baselines.registry import STRATEGIES
+from crumb_avalanche.methods.entry import Entry
+from crumb_avalanche.methods.method_settings import READOUTS
+from crumb_avalanche.methods.registry import STRATEGIES
 
 VARIANTS = {f"crumb {readout}": ("crumb", {"readout": readout}) for readout in READOUTS if readout != "head"}
 

@@ -18,7 +18,7 @@ from host_strategies import COMMON, OURS, STORING, buffer_of, our_strategy, regi
 from torch import nn
 from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau
 
-from crumb_avalanche.baselines.registry import STRATEGIES
+from crumb_avalanche.methods.registry import STRATEGIES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

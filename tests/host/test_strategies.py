@@ -27,7 +27,7 @@ from host_strategies import (
 from torch import nn
 
 from crumb_avalanche import ClampGradients, CodeBuffer, CRUMBStrategy, ImageBuffer, StreamStrategy
-from crumb_avalanche.baselines.registry import STRATEGIES
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.split_model import SplitModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -13,13 +13,13 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.cli import main
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.learner import by_many
 from crumb_avalanche.learner.by_many import GROUPS, shards_of
 from crumb_avalanche.learner.clip import ClipFiles
 from crumb_avalanche.learner.engine import Here
 from crumb_avalanche.learner.kinds import KINDS, BudgetError
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError
 from crumb_avalanche.system.ray_cluster import RayCalls
 from crumb_avalanche.system.tensor_file import flatten

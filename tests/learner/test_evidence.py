@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.random_projection import RandomProjection
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
-from crumb_avalanche.closed_form.streaming_lda import StreamingLDA
 from crumb_avalanche.learner.evidence import TEMPERATURES, distances, evidence, typicality_without
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.ranpac import RandomProjection
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.slda import StreamingLDA
 
 D, CLASSES = 12, 5
 BUILD = {

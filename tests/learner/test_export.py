@@ -13,8 +13,6 @@ from PIL import Image
 from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab import pixel_transform
-from crumb_avalanche.closed_form.class_means import ClassMeans
-from crumb_avalanche.closed_form.regularized_discriminant import RegularizedDiscriminant
 from crumb_avalanche.learner import export, graph
 from crumb_avalanche.learner.evidence import TEMPERATURES, evidence
 from crumb_avalanche.learner.export import ExportError, export_onnx
@@ -22,6 +20,8 @@ from crumb_avalanche.learner.graph import Gaussians, Resize
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 
 ETH80 = TEST_DATA / "eth80" / "eth80_128.zip"
 WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"

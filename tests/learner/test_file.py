@@ -17,8 +17,6 @@ from watched import Answers
 
 from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
-from crumb_avalanche.baselines.method_settings import LearningSettings
-from crumb_avalanche.baselines.registry import STRATEGIES, build_strategy
 from crumb_avalanche.learner.file import (
     LEARNER,
     NOT_KEPT,
@@ -30,6 +28,8 @@ from crumb_avalanche.learner.file import (
 )
 from crumb_avalanche.learner.of_run import cannot_be_taught
 from crumb_avalanche.learner.store import holds_weights
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import Codebook

@@ -16,13 +16,13 @@ from PIL import Image
 from small_lessons import METHODS, same, taught
 
 from benchmarks_toybox_ilab.tables.image import read_image
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments, feature_length
 from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.file import LearnerError
 from crumb_avalanche.learner.kinds import BEFORE, KINDS, REPLAY, BudgetError
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.store import read_header
+from crumb_avalanche.methods.features import FeatureMoments, feature_length
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 

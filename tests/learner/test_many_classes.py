@@ -5,11 +5,11 @@ import pytest
 import torch
 from patch_images import images
 
-from crumb_avalanche.closed_form.direction_budget import class_bytes
-from crumb_avalanche.closed_form.feature_moments import of_head
 from crumb_avalanche.learner.engine import Here
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.methods.direction_budget import class_bytes
+from crumb_avalanche.methods.features import of_head
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import crumb_avalanche
-from crumb_avalanche.closed_form.feature_moments import FeatureMoments
+from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.backbone_names import full_name, preprocessing_of
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate

@@ -9,7 +9,7 @@ from fake_runs import without_digests
 from html_pages import csv_of, page_of
 from learned import tensors_of, weights_of
 
-from crumb_avalanche.baselines.registry import STRATEGIES
+from crumb_avalanche.methods.registry import STRATEGIES
 
 
 @pytest.fixture

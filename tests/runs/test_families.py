@@ -8,8 +8,8 @@ import torch
 import yaml
 from learned import tensors_of
 
-from crumb_avalanche.baselines.families import PAPER, paper_method_settings, paper_settings
-from crumb_avalanche.baselines.registry import STRATEGIES
+from crumb_avalanche.methods.families import PAPER, paper_method_settings, paper_settings
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.runs import tuning
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import build_model, capacity_of

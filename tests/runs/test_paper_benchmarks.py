@@ -7,7 +7,7 @@ from fake_data import TINY, write_tiny
 from fake_videos import write_video
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
-from crumb_avalanche.baselines.registry import get_strategy
+from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import crumb_avalanche
-from crumb_avalanche.baselines.method_settings import METHOD_SETTINGS, method_settings
+from crumb_avalanche.methods.method_settings import METHOD_SETTINGS, method_settings
 from crumb_avalanche.runs.older_settings import present_settings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
@@ -73,7 +73,7 @@ def test_integers_are_accepted_as_floats():
 
 
 def test_the_registry_has_the_settings_of_the_table():
-    from crumb_avalanche.baselines.registry import STRATEGIES
+    from crumb_avalanche.methods.registry import STRATEGIES
 
     assert list(STRATEGIES) == list(METHOD_SETTINGS)
     for name, entry in STRATEGIES.items():

@@ -5,8 +5,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from crumb_avalanche.baselines.method_settings import METHOD_SETTINGS, method_settings
 from crumb_avalanche.cli.parser import COMMANDS
+from crumb_avalanche.methods.method_settings import METHOD_SETTINGS, method_settings
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.setting_ranges import HIGHEST, check_range, check_ranges
 

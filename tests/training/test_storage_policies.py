@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from crumb_avalanche.baselines.bic import SplitExemplars
-from crumb_avalanche.baselines.gem import ExperienceShares
-from crumb_avalanche.baselines.icarl import Prioritised
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.packing import unpack
 from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule
+from crumb_avalanche.methods.bic import SplitExemplars
+from crumb_avalanche.methods.gem import ExperienceShares
+from crumb_avalanche.methods.icarl import Prioritised
 from crumb_avalanche.system.tensor_file import read_state, write_state
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
 

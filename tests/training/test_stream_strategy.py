@@ -13,13 +13,13 @@ from avalanche.training.supervised import Naive
 from torch import nn
 from watched import unseen_in
 
-from crumb_avalanche.baselines.bounds import ChanceStrategy
-from crumb_avalanche.baselines.class_statistics import ClosedFormStrategy
-from crumb_avalanche.baselines.memory_settings import RemindSettings
-from crumb_avalanche.baselines.method_settings import LearningSettings
-from crumb_avalanche.baselines.remind import RemindStrategy
-from crumb_avalanche.baselines.remind_memory import PQCodeBuffer
-from crumb_avalanche.closed_form.class_means import ClassMeans
+from crumb_avalanche.methods.bounds import ChanceStrategy
+from crumb_avalanche.methods.closed_form_strategy import ClosedFormStrategy
+from crumb_avalanche.methods.memory_settings import RemindSettings
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.remind import RemindStrategy
+from crumb_avalanche.methods.remind_memory import PQCodeBuffer
 from crumb_avalanche.system.tensor_file import StateError
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import (

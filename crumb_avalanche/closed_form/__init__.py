@@ -1,1 +1,0 @@
-"""Classifiers in closed form from running class statistics."""

@@ -1,0 +1,218 @@
+"""Adaptive aggregation networks: a stable and a plastic branch, blended by a share that is trained on exemplars.
+
+Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021, on the plastic layers of a
+``SplitModel``: one level, everything before the head. Training is a single pass instead of many epochs.
+"""
+
+import copy
+
+import numpy as np
+import torch
+from avalanche.training.utils import trigger_plugins
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax, normalize, softmax
+from torch.utils.data import DataLoader
+
+from crumb_avalanche.methods.aggregated_layers import AggregatedLayers
+from crumb_avalanche.methods.entry import Entry, Recipe
+from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, herd
+from crumb_avalanche.methods.experience_replay import ChosenFrames, ImageMemoryPlugin, draw, memory_strategy
+from crumb_avalanche.methods.features import pooled_features
+from crumb_avalanche.methods.memory_settings import AANetsSettings
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+class OldBranches(OldNetwork):
+    """The old network without the weights of the stable branch, which never change."""
+
+    @staticmethod
+    def bytes_of(model, half):
+        layers = AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head)
+        changing, state = layers.changing(), layers.state_dict()
+        tensors = [state[name] for name in changing]
+        return sum(t.numel() * (2 if half and t.is_floating_point() else t.element_size()) for t in tensors)
+
+    def take(self, model):
+        super().take(model)
+        changing = model.plastic_layers.changing()
+        self.state = {name: value for name, value in self.state.items() if name in changing}
+
+
+class HerdedFrames(ChosenFrames):
+    """Allows fewer exemplars than classes, since the old network is charged too; the last classes get none."""
+
+    def begin_experience(self, slots, coming, batch_size):
+        return []
+
+
+def distillation_loss(logits: Tensor, old_logits: Tensor, classes: list[int], temperature: float) -> Tensor:
+    """Compute ``T**2`` times the mean KL divergence of the softened answers from those of the old network.
+
+    Args:
+        logits: ``(B, all classes)``.
+        old_logits: ``(B, all classes)``, of the old network.
+        classes: the classes in both softmaxes.
+        temperature: ``T``.
+    """
+    new = log_softmax(logits[:, classes] / temperature, dim=1)
+    old = softmax(old_logits[:, classes] / temperature, dim=1)
+    return temperature**2 * kl_div(new, old, reduction="batchmean")
+
+
+class AANetsPlugin(ImageMemoryPlugin):
+    """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.
+
+    An outer step uses the batch's own frames for the classes of the batch, which have no exemplars yet. It runs in
+    evaluation mode, so that only the share changes.
+
+    Args:
+        storage_policy: an image buffer with the rule ``HerdedFrames``.
+        settings: see ``AANetsSettings``.
+        seed: of the outer batches.
+    """
+
+    def __init__(self, storage_policy: ImageBuffer, settings: AANetsSettings, seed: int):
+        super().__init__(storage_policy)
+        self.settings = settings
+        self.random = np.random.default_rng(seed)
+        self.old_network = OldBranches(settings.half_old_network) if settings.distillation else None
+        self._old: list[int] = []  # classes of earlier experiences
+        self._steps = 0
+        self._branch_bytes = 0
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of the old network, and of the stable branch if it is charged."""
+        return (0 if self.old_network is None else self.old_network.bytes) + self._branch_bytes
+
+    def before_training_exp(self, strategy, **kwargs):
+        super().before_training_exp(strategy, **kwargs)
+        self._steps = 0
+        if self.settings.count_stable_branch:
+            self._branch_bytes = strategy.model.plastic_layers.stable_bytes
+
+    def before_backward(self, strategy, **kwargs):
+        if not self._old:
+            return
+        model = strategy.model
+        with model.stopwatch.measure("replay"):
+            slots = draw(self.storage_policy, len(strategy.mb_y))
+            maps, labels = self.storage_policy.replay(slots, model)
+            logits = self.logits(model, maps)
+            strategy.loss = (strategy.loss + strategy._criterion(logits, labels)) / 2
+            if self.old_network is not None:
+                logits, maps = torch.cat([strategy.mb_output, logits]), torch.cat([self.batch.feature_map, maps])
+                old_logits = self.old_network.logits(model, maps)
+                loss = distillation_loss(logits, old_logits, self._old, self.settings.temperature)
+                strategy.loss = strategy.loss + self.settings.distillation * loss
+
+    def after_backward(self, strategy, **kwargs):
+        strategy.model.plastic_layers.blended.share.grad = None  # inner steps do not change it
+
+    def after_training_iteration(self, strategy, **kwargs):
+        if self._old:
+            self._steps += 1
+            if self._steps % self.settings.outer_every == 0:
+                self._outer_step(strategy, self.batch.feature_map, self.batch.labels, **kwargs)
+        super().after_training_iteration(strategy, **kwargs)
+
+    def after_training_exp(self, strategy, **kwargs):
+        model = strategy.model
+        with model.stopwatch.measure("replay"):
+            if not self._old:
+                model.plastic_layers.aggregate()
+            self._choose_exemplars(strategy)
+            if self._old and self._steps < self.settings.outer_every:
+                nothing = torch.empty(0, dtype=torch.int64)
+                self._outer_step(strategy, torch.empty(0, *model.map_shape), nothing, **kwargs)
+        self._old = list(strategy.seen_classes.seen)
+        if self.old_network is not None:
+            self.old_network.take(model)
+
+    def _outer_step(self, strategy, maps: Tensor, labels: Tensor, **kwargs) -> None:
+        """Take a step of the share alone, on equally many images of each class: of the batch, or of the exemplars."""
+        model, buffer = strategy.model, self.storage_policy
+        fresh = set(labels.tolist())
+        rounds = -(-strategy.train_mb_size // len(fresh | set(buffer.classes)))
+        stored = len(set(buffer.classes) - fresh)
+        places = [
+            draw_from(self.random, (labels == label).nonzero().flatten().tolist(), rounds) for label in sorted(fresh)
+        ]
+        slots = buffer.sample(fresh, rounds * stored)
+        with model.stopwatch.measure("replay"), evaluating(model):
+            parts = [buffer.replay(slots, model)] if len(slots) else []
+            if places:
+                where = torch.cat(places).to(labels.device)
+                parts.append((maps[where], labels[where]))
+            balanced, targets = (torch.cat(part) for part in zip(*parts))
+            strategy.replay_loss = strategy._criterion(self.logits(model, balanced), targets)
+            trigger_plugins(strategy, "on_replay_loss", **kwargs)
+            share = model.plastic_layers.blended.share
+            (gradient,) = torch.autograd.grad(strategy.replay_loss, [share])
+        strategy.replay_loss = strategy.replay_loss.detach()
+        with torch.no_grad():
+            share.sub_(self.settings.a_learning_rate * gradient).clamp_(0, 1)
+
+    def _choose_exemplars(self, strategy) -> None:
+        """Herd the frames of the experience and cut the lists of all classes, so that they share the budget."""
+        model, buffer = strategy.model, self.storage_policy
+        # A generator of its own: a loader draws a seed, and must not advance the global RNG.
+        loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
+        batches = [(pooled_features(model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
+        features, labels = (torch.cat(parts) for parts in zip(*batches))
+        kept, chosen = [], []
+        for label, quota in allot(buffer.max_size, strategy.seen_classes.seen).items():
+            members = buffer.slots.by_class.get(label, [])[:quota]
+            frames = (labels == label).nonzero().flatten()
+            kept += members
+            if len(frames) and quota > len(members):
+                best = herd(normalize(features[frames.to(features.device)]), quota - len(members))
+                chosen += frames[best].tolist()
+        self.hold(strategy, kept, chosen)
+
+    def state_dict(self):
+        return super().state_dict() | {
+            "random": self.random.bit_generator.state,
+            "old": list(self._old),
+            "steps": self._steps,
+            "branch_bytes": self._branch_bytes,
+            "old_network": {} if self.old_network is None else self.old_network.state_dict(),
+        }
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.random.bit_generator.state = state["random"]
+        self._old, self._steps, self._branch_bytes = list(state["old"]), state["steps"], state["branch_bytes"]
+        if self.old_network is not None:
+            self.old_network.load_state_dict(state["old_network"])
+
+
+def build_aanets(recipe: Recipe) -> StreamStrategy:
+    """Build AANets; the recipe's model gets both branches before the optimiser is made."""
+    layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
+    recipe.model.plastic_layers, recipe.model.head = layers, layers.head
+    buffer = ImageBuffer(recipe.mem_size, HerdedFrames(), recipe.seed)
+    return memory_strategy(recipe, AANetsPlugin(buffer, recipe.method, recipe.seed))
+
+
+def fixed_bytes(model: SplitModel, settings: AANetsSettings, n_classes: int) -> int:
+    """Return the bytes besides the exemplars."""
+    count = OldBranches.bytes_of(model, settings.half_old_network) if settings.distillation else 0
+    if settings.count_stable_branch:
+        count += AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes
+    return count
+
+
+AANETS = Entry(
+    name="aanets",
+    summary="a stable and a plastic branch, blended by a learned share; herded exemplars, distillation",
+    source="Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021",
+    stores="raw images, and a copy of the old plastic layers; its network has a second branch besides",
+    build=build_aanets,
+    method=AANetsSettings,
+    buffer=ImageBuffer,
+    fixed_bytes=fixed_bytes,
+)

@@ -1,0 +1,113 @@
+"""Bounds: fine-tuning, training on everything at once, and guessing."""
+
+import math
+
+import torch
+
+from crumb_avalanche.methods.entry import Entry, Recipe
+from crumb_avalanche.methods.method_settings import OfflineSettings
+from crumb_avalanche.training.stateful import StatefulPlugin
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+def build_finetune(recipe: Recipe) -> StreamStrategy:
+    """Build fine-tuning of the plastic layers on each batch; nothing is stored."""
+    return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common())
+
+
+class OneCycle(StatefulPlugin):
+    """Sets learning rate and momentum of each step as torch's ``OneCycleLR`` does; it has no state but the clock's.
+
+    Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2018.
+
+    Args:
+        peak: largest learning rate, reached after 30 % of all epochs.
+    """
+
+    def __init__(self, peak: float):
+        super().__init__()
+        self.peak = peak
+
+    def before_update(self, strategy, **kwargs):
+        steps = strategy.train_epochs * len(strategy.dataloader)
+        rate, momentum = one_cycle(strategy.clock.train_exp_iterations, steps, self.peak)
+        for group in strategy.optimizer.param_groups:
+            group.update(lr=rate, momentum=momentum)
+
+
+def one_cycle(step: int, steps: int, peak: float) -> tuple[float, float]:
+    """Return learning rate and momentum of a step, counted from 0, with the defaults of torch's ``OneCycleLR``."""
+    first, low = peak / 25, peak / 25 / 1e4
+    top = 0.3 * steps - 1
+    if step <= top:
+        share, rates, momenta = step / top, (first, peak), (0.95, 0.85)
+    else:
+        share, rates, momenta = (step - top) / (steps - 1 - top), (peak, low), (0.85, 0.95)
+    rate, momentum = (end + (start - end) / 2 * (1 + math.cos(math.pi * share)) for start, end in (rates, momenta))
+    return rate, momentum
+
+
+def build_offline(recipe: Recipe) -> StreamStrategy:
+    """Build training of the plastic layers on all classes at once, in one cycle unless its peak is 0."""
+    peak = recipe.method.peak_rate
+    return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(*([OneCycle(peak)] if peak else [])))
+
+
+class ChanceStrategy(StreamStrategy):
+    """Answers with a random class of those seen so far; training only records which classes were seen.
+
+    Args:
+        seed: of the answers.
+        stream_arguments: see ``StreamStrategy``.
+    """
+
+    def __init__(self, *, seed: int = 0, **stream_arguments):
+        super().__init__(**stream_arguments)
+        self._random = torch.Generator().manual_seed(seed)
+
+    def forward(self):
+        logits = torch.rand(len(self.mb_x), self.model.n_classes, generator=self._random).to(self.mb_x.device)
+        return logits.requires_grad_(self.is_training)
+
+    def optimizer_step(self):
+        """Do nothing: there is nothing to train."""
+
+    def state_dict(self):
+        return super().state_dict() | {"method": {"random": self._random.get_state()}}
+
+    def load_state_dict(self, state, strict=True):
+        super().load_state_dict(state, strict)
+        self._random.set_state(state["method"]["random"])
+
+    def answer_state(self):
+        return super().answer_state() | {"method": {"random": self._random.get_state()}}
+
+    def load_answer_state(self, state):
+        super().load_answer_state(state)
+        self._random.set_state(state["method"]["random"])
+
+
+FINETUNE = Entry(
+    name="finetune",
+    summary="fine-tuning of the plastic layers on each batch (lower bound)",
+    source="Talbot et al., lower bound",
+    stores="nothing",
+    build=build_finetune,
+)
+OFFLINE = Entry(
+    name="offline",
+    summary="all classes at once, shuffled, every epoch (upper bound)",
+    source="Talbot et al., upper bound",
+    stores="every image",
+    build=build_offline,
+    method=OfflineSettings,
+    joint=True,
+)
+CHANCE = Entry(
+    name="chance",
+    summary="a random class of those seen so far",
+    source="Talbot et al., figure 3",
+    stores="nothing",
+    build=lambda recipe: ChanceStrategy(seed=recipe.seed, optimizer=recipe.optimizer(), **recipe.common()),
+    gradient=False,
+)

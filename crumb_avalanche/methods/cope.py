@@ -1,0 +1,207 @@
+"""CoPE: prototypes that are updated with every batch, and a loss that attracts features to them.
+
+De Lange and Tuytelaars, Continual Prototype Evolution: Learning Online from Non-Stationary Data Streams, ICCV 2021.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize, one_hot
+
+from crumb_avalanche.memory.selection import ClassBalancedReservoir
+from crumb_avalanche.methods.entry import Entry, Recipe
+from crumb_avalanche.methods.exemplars import draw_from
+from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
+from crumb_avalanche.methods.features import feature_length
+from crumb_avalanche.methods.memory_settings import CoPESettings
+from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+class BalancedMemories(ClassBalancedReservoir):
+    """A class-balanced reservoir that allows more classes than slots, since every class has a prototype."""
+
+    def begin_experience(self, slots, coming, batch_size):
+        return []
+
+
+def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, temperature: float) -> Tensor:
+    """Compute the pseudo-prototypical proxy (PPP) loss, without loops and in logarithms.
+
+    ``P(c | f, p)`` is the softmax of the similarity of ``f`` to a proxy ``p`` of class ``c`` against the similarities
+    to the prototypes of all other classes. The attraction of a sample is the log of its mean ``P`` over the prototype
+    and the other samples of its class. Its repulsion of a sample ``j`` of another class is the log of 1 minus the mean
+    of ``P(c | f_j, .)`` over the prototype of its class and itself. Proxies are constants.
+
+    Args:
+        embeddings: ``(B, D)``, of length 1.
+        labels: ``(B,)`` int64; all of them have a prototype.
+        prototypes: ``(classes, D)``, of length 1.
+        known: ``(classes,)`` bool, which classes have a prototype.
+        temperature: divisor of similarities.
+
+    Returns:
+        The negative sum of all terms, divided by ``B``; 0 if there is only one class.
+    """
+    if int(known.sum()) < 2:
+        return embeddings.sum() * 0
+    to_samples = embeddings @ embeddings.detach().t() / temperature  # [i, j]: similarity of i to proxy j
+    to_prototypes = (embeddings @ prototypes.t() / temperature).masked_fill(~known, -torch.inf)
+    classes, places = labels.unique(return_inverse=True)
+    own = one_hot(classes, len(prototypes)).bool()
+    # [i, j]: log of the summed similarities of i to the prototypes of all classes except that of j.
+    others = to_prototypes.unsqueeze(1).masked_fill(own, -torch.inf).logsumexp(2)[:, places]
+    sample, prototype = to_samples - others, to_prototypes[:, labels] - others  # P is the sigmoid of these
+    same = labels.unsqueeze(1) == labels
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    pseudo = logsigmoid(sample).masked_fill(~same | itself, -torch.inf)
+    attracted = torch.cat([pseudo, logsigmoid(prototype).diagonal().unsqueeze(1)], dim=1).logsumexp(1)
+    attracted = attracted - same.sum(1).log()
+    repelled = torch.logaddexp(logsigmoid(-sample), logsigmoid(-prototype)) - np.log(2)
+    return -(attracted.sum() + repelled.masked_fill(same, 0).sum()) / len(labels)
+
+
+class CoPEPlugin(ImageMemoryPlugin):
+    """Trains on every batch and as many memories in one step; answers with the nearest prototype.
+
+    An embedding is the normalised input of the head, averaged over locations; the head itself is not used. Memories
+    are balanced over the classes by a reservoir, and none is replayed twice in a batch. Prototypes are updated after
+    each step with the embeddings of that step.
+
+    Args:
+        storage_policy: an image buffer with a balancing rule; its generator draws the replay batches.
+        settings: see ``CoPESettings``.
+        n_classes: classes of the whole stream.
+        length: ``D`` of an embedding.
+        seed: of random prototypes.
+
+    Attributes:
+        prototypes: ``(n_classes, D)`` float32, of length 1, or 0 before the first frame of the class.
+    """
+
+    def __init__(self, storage_policy: CompactBuffer, settings: CoPESettings, n_classes: int, length: int, seed: int):
+        super().__init__(storage_policy)
+        self.settings = settings
+        self.prototypes = torch.zeros(n_classes, length)
+        self.random = np.random.default_rng(seed)
+        self._head = HeadInput()
+        self._batch: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of the prototypes."""
+        return tensor_bytes([self.prototypes])
+
+    @property
+    def known(self) -> Tensor:
+        """Which classes have a prototype, ``(n_classes,)`` bool."""
+        return self.prototypes.any(dim=1)
+
+    def scores(self, embeddings: Tensor) -> Tensor:
+        """Compute ``(B, classes)`` products with the prototypes, divided by the temperature."""
+        self.prototypes = self.prototypes.to(embeddings.device)
+        return embeddings @ self.prototypes.t() / self.settings.temperature
+
+    @torch.no_grad()
+    def begin(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Initialise the prototypes of classes in the batch that have none yet."""
+        self.prototypes = self.prototypes.to(embeddings.device)
+        for label in labels[~self.known[labels]].unique().tolist():
+            start = embeddings[labels == label].mean(0)
+            if self.settings.random_prototypes:
+                start = torch.from_numpy(self.random.random(len(start), dtype=np.float32)).to(start.device)
+            self.prototypes[label] = normalize(start, dim=0)
+
+    @torch.no_grad()
+    def evolve(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Update ``p <- normalised(m p + (1 - m) mean)`` for each class of a batch."""
+        momentum = self.settings.prototype_momentum
+        for label in labels.unique().tolist():
+            mean = embeddings[labels == label].mean(0)
+            self.prototypes[label] = normalize(momentum * self.prototypes[label] + (1 - momentum) * mean, dim=0)
+
+    def before_forward(self, strategy, **kwargs):
+        super().before_forward(strategy, **kwargs)
+        self._head.attach(strategy.model, strategy.mb_x)
+
+    def after_forward(self, strategy, **kwargs):
+        super().after_forward(strategy, **kwargs)
+        embeddings = normalize(self._head.release())
+        self.begin(embeddings, strategy.mb_y)
+        self._batch = embeddings, strategy.mb_y
+        strategy.mb_output = self.mask(self.scores(embeddings).masked_fill(~self.known, UNSEEN_LOGIT))
+
+    def before_backward(self, strategy, **kwargs):
+        model, storage = strategy.model, self.storage_policy
+        embeddings, labels = self._batch
+        held = held_slots(storage)
+        if held:
+            with model.stopwatch.measure("replay"):
+                slots = draw_from(storage.slots.random, held, min(len(held), len(labels)))
+                maps, its_labels = storage.replay(slots, model)
+                embeddings = torch.cat([embeddings, normalize(penultimate(model, maps))])
+                labels = torch.cat([labels, its_labels])
+        strategy.loss = ppp_loss(embeddings, labels, self.prototypes, self.known, self.settings.temperature)
+        self._batch = embeddings.detach(), labels
+
+    def after_update(self, strategy, **kwargs):
+        self.evolve(*self._batch)
+        self._batch = None
+
+    @torch.no_grad()
+    def offer(self, strategy, batch):
+        if self.batch is None:  # the class may have no prototype yet, which its replay needs
+            with evaluating(strategy.model):
+                self.begin(normalize(penultimate(strategy.model, batch.feature_map)), batch.labels)
+        super().offer(strategy, batch)
+
+    def before_eval_forward(self, strategy, **kwargs):
+        self._head.attach(strategy.model, strategy.mb_x)
+
+    def after_eval_forward(self, strategy, **kwargs):
+        features = self._head.release()
+        if self.known.any():
+            strategy.mb_output = give_unseen_probability(self.scores(normalize(features)), ~self.known)
+
+    def state_dict(self):
+        return super().state_dict() | self.answer_state(None) | {"random": self.random.bit_generator.state}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.load_answer_state(state)
+        self.random.bit_generator.state = state["random"]
+
+    def answer_state(self, strategy):
+        return {"prototypes": self.prototypes}
+
+    def load_answer_state(self, state):
+        self.prototypes.copy_(state["prototypes"])
+
+
+def build_cope(recipe: Recipe) -> StreamStrategy:
+    """Build CoPE on the plastic layers below the head."""
+    model = recipe.model
+    layers = model.plastic_layers
+    if all(name.startswith(f"{model.head}.") for name, weight in layers.named_parameters() if weight.requires_grad):
+        raise ValueError(
+            "cope learns the layers between cut and head, but this model has none with weights there; cut the network "
+            "at an earlier layer"
+        )
+    buffer = ImageBuffer(recipe.mem_size, BalancedMemories(), recipe.seed)
+    plugin = CoPEPlugin(buffer, recipe.method, recipe.n_classes, feature_length(model), recipe.seed)
+    return memory_strategy(recipe, plugin)
+
+
+COPE = Entry(
+    name="cope",
+    summary="prototypes updated with every batch, balanced replay of images, nearest prototype",
+    source="De Lange and Tuytelaars, Continual Prototype Evolution, ICCV 2021",
+    stores="raw images, and a prototype of each class",
+    build=build_cope,
+    method=CoPESettings,
+    buffer=ImageBuffer,
+    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * feature_length(model),
+)

@@ -1,0 +1,124 @@
+"""Mahalanobis distances to class means (FeCAM; Goswami et al., NeurIPS 2023)."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from crumb_avalanche.methods.gaussians import EQUAL, ClassGaussians, LowRankCovariance
+
+COVARIANCES = ("class", "common")
+LEAST_ROUND = 1e-6  # share of the mean variance below which a covariance counts as singular
+
+
+class FeCAM(ClassGaussians):
+    """Classifier by the class mean with the smallest Mahalanobis distance.
+
+    Features are raised to a power (Tukey). A covariance ``C`` of these is shrunk to
+    ``C + s_1 V_1 I + s_2 V_2 (1 - I)``, with the mean ``V_1`` of its variances and ``V_2`` of its other elements, and
+    scaled to a diagonal of 1. Distances are those of features and means of length 1.
+
+    Deviations: the sign of a feature is kept and its absolute value raised to the power, because the power of negative
+    features is undefined (the paper leaves out the power there). A covariance without variance, such as that of one
+    image or of equal ones, is the unit matrix after scaling. The common covariance is that within classes, weighted by
+    images. Avalanche's ``FeCAM`` shrinks twice, which equals once with ``s (2 + s)``: the default 3 is its 1. With
+    fewer ``directions`` than a class needs, the rest of its variance is spread evenly.
+
+    Args:
+        n_classes, length: see ``ClassMeans``.
+        directions: largest number of principal directions of each class; 0 for one common covariance, ``length`` for
+            full covariances of all classes.
+        shrink_diagonal: ``s_1``, above 0.
+        shrink_others: ``s_2``, at least 0 and at most ``s_1``.
+        power: exponent of the features' absolute values.
+    """
+
+    def __init__(
+        self,
+        n_classes: int,
+        length: int,
+        directions: int = 0,
+        shrink_diagonal: float = 3.0,
+        shrink_others: float = 3.0,
+        power: float = 0.5,
+    ):
+        self.settings = {
+            "n_classes": n_classes,
+            "length": length,
+            "directions": directions,
+            "shrink_diagonal": shrink_diagonal,
+            "shrink_others": shrink_others,
+            "power": power,
+        }
+        self._hold(n_classes, length, directions, whole=not directions)
+
+    def transformed(self, features):
+        return features.sign() * features.abs() ** self.settings["power"]
+
+    def _solve(self, seen):
+        means = self.classes.means[seen].double()
+        places, sizes = functional.normalize(means, dim=1), means.square().sum(1)
+        common, rows, outside = self.covariances(seen)
+        if self.scatter is not None:
+            return [self._common(common, places, float(sizes.mean()))]
+        return [
+            self._own(its, float(rest) / its.shape[1], place, float(size))
+            for its, rest, place, size in zip(rows, outside, places.split(1), sizes)
+        ]
+
+    def _shrinkage(self, trace: float, total: float) -> tuple[float, float]:
+        """Return the summands of the unit matrix and of the matrix of ones, from the sums of ``C``'s elements."""
+        length = self.settings["length"]
+        variance, other = trace / length, (total - trace) / max(length * (length - 1), 1)
+        diagonal, others = self.settings["shrink_diagonal"] * variance, self.settings["shrink_others"] * other
+        return max(diagonal - others, LEAST_ROUND * variance), others
+
+    def _common(self, matrix: Tensor, means: Tensor, size: float) -> "_Distances":
+        """Distances for a full covariance, which all classes share."""
+        if matrix.trace() <= EQUAL * size:
+            return _Distances(None, torch.ones(len(matrix), dtype=torch.float64), means)
+        round_part, others = self._shrinkage(float(matrix.trace()), float(matrix.sum()))
+        matrix += others
+        matrix.diagonal().add_(round_part)
+        return _Distances(torch.linalg.cholesky(matrix), matrix.diagonal().sqrt(), means)
+
+    def _own(self, rows: Tensor, even: float, mean: Tensor, size: float) -> "_Distances":
+        """Distances for ``U^T U`` and the variance ``even`` in every direction, of one class."""
+        variances = rows.square().sum(0) + even
+        if variances.sum() <= EQUAL * size:
+            return _Distances(None, torch.ones_like(variances), mean)
+        trace = float(variances.sum())
+        round_part, others = self._shrinkage(trace, float(rows.sum(1).square().sum()) + even * len(variances))
+        ones = torch.full((1, len(variances)), abs(others) ** 0.5, dtype=torch.float64)
+        signs = torch.ones(len(rows) + 1, dtype=torch.float64)
+        signs[-1] = -1 if others < 0 else 1
+        covariance = LowRankCovariance(torch.cat([rows, ones]), round_part + even, signs)
+        return _Distances(covariance, (variances + round_part + others).sqrt(), mean)
+
+    def _answers(self, features, solution):
+        points = functional.normalize(self.transformed(features), dim=1)
+        return -torch.cat([part.to(points) for part in solution], 1)
+
+
+class _Distances:
+    """Squared Mahalanobis distances to means for a covariance that is scaled to a diagonal of 1.
+
+    Args:
+        covariance: Cholesky root, ``(D, D)``, or ``LowRankCovariance``, before scaling; ``None`` for the unit matrix.
+        deviations: roots of its diagonal, ``(D,)``.
+        means: ``(C, D)``.
+    """
+
+    def __init__(self, covariance: Tensor | LowRankCovariance | None, deviations: Tensor, means: Tensor):
+        self.covariance, self.deviations, self.means = covariance, deviations, means
+        self.places = self._whitened(means) if isinstance(covariance, Tensor) else means * deviations
+
+    def _whitened(self, points: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.covariance, (points * self.deviations).mT, upper=False).mT
+
+    def to(self, points: Tensor) -> Tensor:
+        """Compute the distances of ``(B, D)`` points; ``(B, C)``."""
+        if isinstance(self.covariance, LowRankCovariance):
+            scaled = points * self.deviations
+            return torch.stack([self.covariance.distances(scaled - place) for place in self.places], 1)
+        places = points if self.covariance is None else self._whitened(points)
+        return torch.cdist(places, self.places).square()

@@ -1,0 +1,203 @@
+"""GEM: steps that do not raise the loss of any past experience, measured on a few of its images.
+
+Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", 2017.
+"""
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.slots import Slots
+from crumb_avalanche.methods.entry import Entry, Recipe
+from crumb_avalanche.methods.memory_settings import GEMSettings
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.stateful import StatefulPlugin
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+# Added to the diagonal of the Gram matrix, relative to its largest eigenvalue: weights of gradients that repeat or
+# oppose each other would be unbounded. Products that stay negative are projected away once more.
+_RIDGE = 1e-10
+_PRODUCT_TOLERANCE = 1e-9
+_REFINEMENTS = 10
+
+
+class ExperienceShares(SelectionRule):
+    """Stores a uniform sample (reservoir) of each experience's images, with equal shares of the capacity.
+
+    GEM's authors keep the last images, which in a stream of clips are of one clip and one class. Shares shrink as
+    experiences come; a past experience gives up random memories. The groups of ``Slots`` are experiences here, not
+    classes.
+
+    Attributes:
+        experience: number of the current experience.
+        share: most memories of one experience.
+        offered: images of the current experience so far.
+    """
+
+    def __init__(self):
+        self.experience = -1
+        self.share = 0
+        self.offered = 0
+
+    def begin_experience(self, slots: Slots, coming, batch_size):
+        self._check_room(slots.capacity, self.experience + 2)
+        self.experience += 1
+        self.offered = 0
+        return self.shrink(slots)
+
+    def check_capacity(self, capacity):
+        self._check_room(capacity, self.experience + 1)
+
+    @staticmethod
+    def _check_room(capacity: int, experiences: int) -> None:
+        if experiences > capacity:
+            raise ValueError(
+                f"mem_size={capacity} cannot hold a memory of each of {experiences} experiences; raise mem_size "
+                f"(or the budget) to at least {experiences}, or put more classes into an experience"
+            )
+
+    def shrink(self, slots):
+        self.share = slots.capacity // max(1, self.experience + 1)
+        return slots.trim(self.share)
+
+    def choose(self, slots, labels):
+        chosen = []
+        for position in range(len(labels)):
+            self.offered += 1
+            if slots.count(self.experience) == self.share:
+                if slots.random.random() >= self.share / self.offered:
+                    continue
+                slots.release(self.experience)
+            chosen.append((position, slots.take(self.experience)))
+        return chosen
+
+    def past(self, slots: Slots) -> list[list[int]]:
+        """Return the slots of each past experience."""
+        return [held for number, held in slots.by_class.items() if held and number != self.experience]
+
+    def state_dict(self):
+        return {"experience": self.experience, "share": self.share, "offered": self.offered}
+
+    def load_state_dict(self, state):
+        self.experience, self.share, self.offered = state["experience"], state["share"], state["offered"]
+
+
+def dual_solution(gram: np.ndarray, products: np.ndarray, least: np.ndarray) -> np.ndarray:
+    """Compute the weights of past gradients in GEM's step (eq. 12): minimise ``v P v / 2 + b v``, ``v >= least``.
+
+    With ``P = A'A`` and ``v = u + least`` this is the non-negative least-squares problem ``min |A u - c|``, solved
+    exactly by an active-set method. The authors add 0.001 to the diagonal of ``P`` at any scale, so that products of
+    small gradients stay negative. Here it is relative to ``P``.
+
+    Args:
+        gram: ``P``, ``(t, t)`` float64, products of the past gradients with each other.
+        products: ``b``, ``(t,)`` float64, their products with the present gradient.
+        least: ``(t,)`` float64, not negative.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    roots = np.sqrt(values.clip(min=0) + _RIDGE * values[-1])
+    linear = products + gram @ least
+    return nnls(roots[:, None] * vectors.T, -(vectors.T @ linear) / roots)[0] + least
+
+
+def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
+    """The gradient nearest to the present one whose product with no past gradient is negative (eq. 8 to 12).
+
+    Args:
+        gradient: ``(n,)``.
+        references: ``(t, n)`` past gradients.
+        margin: see ``GEMSettings``; above 0 a corrected step goes along every past gradient.
+
+    Returns:
+        ``(n,)``, of the type of ``gradient``; ``gradient`` itself where no product is negative.
+    """
+    past, present = references.double(), gradient.double()
+    # Rows of length 1: gradients of an experience known by heart are tiny beside others.
+    lengths = past.norm(dim=1)
+    past = past / lengths.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    products = (past @ present).cpu().numpy()
+    if not (products < 0).any() or not np.isfinite(products).all():
+        return gradient  # what is not finite is for the strategy's guard to report
+    gram, least = (past @ past.T).cpu().numpy(), margin * lengths.cpu().numpy()
+    tolerance = _PRODUCT_TOLERANCE * float(present.norm())
+    for _ in range(_REFINEMENTS):
+        weights = dual_solution(gram, products, least)
+        present = present + torch.from_numpy(weights).to(past) @ past
+        products, least = (past @ present).cpu().numpy(), np.zeros(len(gram))
+        if (products >= -tolerance).all():
+            break
+    return present.to(gradient.dtype)
+
+
+class GEMPlugin(StatefulPlugin):
+    """Corrects each gradient by those of the past experiences' memories, before the step.
+
+    For a strategy whose ``storage_policy`` is an ``ImageBuffer`` with ``ExperienceShares``. At every step P runs
+    forward and backward on the memories of each past experience, one experience at a time, which is the cost of the
+    method. No gradients are kept, so the memories are all the bytes. Only trainable weights count; losses are over the
+    classes seen so far and in training mode, as for the new batch.
+
+    Only the gradient is corrected. Momentum, weight decay and clamping come after it, so the step may still go slightly
+    against a past gradient; GEM's authors use none of them, the paper's port uses the first two.
+
+    Args:
+        settings: see ``GEMSettings``.
+    """
+
+    def __init__(self, settings: GEMSettings):
+        super().__init__()
+        self.settings = settings
+
+    def after_backward(self, strategy, **kwargs):
+        policy = strategy.storage_policy
+        past = policy.rule.past(policy.slots)
+        if not past:
+            return
+        weights = [weight for weight in strategy.model.parameters() if weight.requires_grad]
+        with strategy.model.stopwatch.measure("replay"):
+            references = torch.stack([self._reference(strategy, torch.tensor(held), weights) for held in past])
+            gradient = _flat([weight.grad for weight in weights], weights)
+            corrected = project(gradient, references, self.settings.margin)
+            if corrected is not gradient:
+                parts = corrected.split([weight.numel() for weight in weights])
+                for weight, part in zip(weights, parts):
+                    weight.grad = torch.empty_like(weight).copy_(part.view_as(weight))  # in the weight's order of axes
+
+    def _reference(self, strategy, slots: Tensor, weights: list[Tensor]) -> Tensor:
+        """Compute the gradient of the loss on the memories of a past experience, ``(n,)``."""
+        maps, labels = strategy.storage_policy.replay(slots, strategy.model)
+        logits = strategy.seen_classes.mask(strategy.model.classify(maps))
+        loss = strategy._criterion(logits, labels)
+        return _flat(torch.autograd.grad(loss, weights, allow_unused=True), weights)
+
+
+def _flat(gradients, weights: list[Tensor]) -> Tensor:
+    """Concatenate gradients, with zeros for weights without one."""
+    pairs = zip(gradients, weights)
+    return torch.cat([(torch.zeros_like(w) if g is None else g).reshape(-1) for g, w in pairs])
+
+
+def build_gem(recipe: Recipe) -> StreamStrategy:
+    """Build GEM; its images are stored by CRUMB's plugin and never replayed."""
+    return CRUMBStrategy(
+        optimizer=recipe.optimizer(),
+        storage_policy=ImageBuffer(recipe.mem_size, ExperienceShares(), recipe.seed),
+        direct_weight=1.0,
+        codebook_weight=0.0,
+        replay_steps=0,
+        **recipe.common(GEMPlugin(recipe.method)),
+    )
+
+
+GEM = Entry(
+    name="gem",
+    summary="gradients are projected so that no past experience's loss rises",
+    source="Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017",
+    stores="raw images, an equal share for every experience",
+    build=build_gem,
+    method=GEMSettings,
+    buffer=ImageBuffer,
+)

@@ -1,0 +1,216 @@
+"""GSS-greedy: memories with gradients in diverse directions (Aljundi et al., NeurIPS 2019)."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy, normalize
+
+from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.slots import Slots
+from crumb_avalanche.methods.entry import Entry, Recipe
+from crumb_avalanche.methods.exemplars import draw_from
+from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
+from crumb_avalanche.methods.memory_settings import GSSSettings
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+# Cosine of the first memories, which have none to be compared with, in the authors' code.
+_FIRST_COSINE = 0.1
+
+
+def sample_gradients(
+    model: SplitModel,
+    maps: Tensor,
+    labels: Tensor,
+    mask: Callable[[Tensor], Tensor] | None,
+    head_only: bool = False,
+    chunk: int = 32,
+) -> Tensor:
+    """Compute the gradient of each image's own cross-entropy, ``(B, weights)`` float32, in evaluation mode.
+
+    Args:
+        model: gradients are of its trainable weights in the plastic layers.
+        maps: ``(B, C, H, W)``.
+        labels: ``(B,)`` int64.
+        mask: masks the logits of unseen classes.
+        head_only: use the weights of the head only.
+        chunk: images at a time.
+    """
+    layers = model.plastic_layers
+    everything = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
+    everything = {name: value.detach() for name, value in everything.items()}
+    learning = {
+        name: everything[name]
+        for name, parameter in layers.named_parameters()
+        if parameter.requires_grad and (not head_only or name.startswith(f"{model.head}."))
+    }
+
+    def loss(weights: dict[str, Tensor], feature_map: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(layers, {**everything, **weights}, (feature_map.unsqueeze(0),)).float()
+        return cross_entropy(logits if mask is None else mask(logits), label.unsqueeze(0))
+
+    with evaluating(layers):
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=chunk)(learning, maps, labels)
+    return torch.cat([of_weight.flatten(1) for of_weight in gradients.values()], dim=1)
+
+
+class GreedyDiversity(SelectionRule):
+    """Selects frames by the largest cosine of their gradient with those of random memories (paper, algorithm 2).
+
+    The score of a frame is that cosine plus 1. While there is room, every frame is stored; afterwards only one with a
+    score below 1 (a negative cosine). It replaces a memory drawn in proportion to the scores, with probability
+    ``score of the memory / (score of the memory + score of the frame)``. Classes are not used. The frames of a batch
+    share their random memories, as in the authors' code, and are also compared with the frames of the batch that were
+    stored before them, so that not all similar frames of a clip are stored.
+
+    Args:
+        capacity: capacity of the buffer.
+
+    Attributes:
+        scores: ``(capacity,)`` float32, score of each memory when it was stored; 4 bytes a memory.
+    """
+
+    evenly_spread = False
+
+    def __init__(self, capacity: int):
+        self.scores = torch.zeros(capacity)
+        self._offered: tuple[Tensor, list[int]] | None = None
+
+    def begin_experience(self, slots, coming, batch_size):
+        return []  # no class has a claim to a slot
+
+    def check_capacity(self, capacity):
+        if capacity != len(self.scores):
+            raise ValueError(
+                f"GreedyDiversity keeps a score for each of {len(self.scores)} memories, not {capacity}; make a new "
+                "buffer with a new rule"
+            )
+
+    def offer(self, gradients: Tensor, drawn: Sequence[int]) -> None:
+        """Set the gradients for the next ``choose``.
+
+        Args:
+            gradients: ``(B + n, D)`` of the next batch, then of the memories it is compared with.
+            drawn: the ``n`` slots of these memories.
+        """
+        self._offered = gradients, list(drawn)
+
+    def choose(self, slots, labels):
+        if self._offered is None:
+            raise ValueError("frames are chosen by their gradients: call offer(...) before each batch")
+        gradients, drawn = self._offered
+        self._offered = None
+        directions = normalize(gradients)
+        cosines = directions[: len(labels)] @ directions.t()
+        column = {slot: len(labels) + number for number, slot in enumerate(drawn)}
+        chosen = []
+        for position, label in enumerate(labels):
+            cosine = float(cosines[position, list(column.values())].max()) if column else _FIRST_COSINE
+            slot = self._enter(slots, label, cosine + 1)
+            if slot is not None:
+                column[slot], self.scores[slot] = position, cosine + 1
+                chosen.append((position, slot))
+        return chosen
+
+    def _enter(self, slots: Slots, label: int, score: float) -> int | None:
+        """Return the slot for a frame, or ``None`` if it is not stored."""
+        if slots.free:
+            return slots.take(label)
+        if score >= 1:
+            return None
+        scores = self.scores.double().numpy()
+        total = scores.sum()
+        slot = int(slots.random.choice(len(scores), p=scores / total if total > 0 else None))
+        if slots.random.random() * (scores[slot] + score) >= scores[slot]:
+            return None
+        next(members for members in slots.by_class.values() if slot in members).remove(slot)
+        slots.free.append(slot)
+        return slots.take(label)
+
+    def state_dict(self):
+        return {"scores": self.scores.clone()}
+
+    def load_state_dict(self, state):
+        self.scores = state["scores"].clone()
+
+
+class GSSPlugin(ImageMemoryPlugin):
+    """Replays random memories in the step of each new batch, then offers the batch to ``GreedyDiversity``.
+
+    Gradients of memories change with the weights; they are computed for each comparison and not kept. The batch is
+    compared with the memories that were replayed with it, which are a random draw as well: their maps are available,
+    so F runs once for each image, as in plain replay. (The authors draw again, and use one gradient of several
+    memories.)
+
+    Args:
+        storage_policy: an image buffer with the rule ``GreedyDiversity``.
+        settings: see ``GSSSettings``.
+        replay_weight: factor of the replay loss.
+    """
+
+    def __init__(self, storage_policy: CompactBuffer, settings: GSSSettings, replay_weight: float = 1.0):
+        super().__init__(storage_policy)
+        self.settings = settings
+        self.weight = replay_weight
+        self._drawn: tuple[Tensor, Tensor, Tensor] | None = None  # slots, maps, labels; within a step
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of the scores of the memories."""
+        return tensor_bytes([self.storage_policy.rule.scores])
+
+    def before_backward(self, strategy, **kwargs):
+        model, storage, batch = strategy.model, self.storage_policy, len(strategy.mb_y)
+        held = held_slots(storage)
+        if held:
+            with model.stopwatch.measure("replay"):
+                # No image twice in a batch, as in the authors' code: all of a small buffer is replayed.
+                count = min(len(held), max(batch, self.settings.compared))
+                slots = draw_from(storage.slots.random, held, count)
+                maps, labels = storage.replay(slots, model)
+                replay_loss = strategy._criterion(self.logits(model, maps[:batch]), labels[:batch])
+                strategy.loss = strategy.loss + self.weight * replay_loss
+            compared = slice(self.settings.compared)
+            self._drawn = slots[compared], maps[compared], labels[compared]
+
+    def offer(self, strategy, batch):
+        model, settings, storage = strategy.model, self.settings, self.storage_policy
+        slots, maps, labels = [], batch.feature_map, batch.labels
+        with model.stopwatch.measure("replay"):
+            if self.batch is None and (held := held_slots(storage)):  # no memories were replayed with these images
+                drawn = draw_from(storage.slots.random, held, min(len(held), settings.compared))
+                self._drawn = drawn, *storage.replay(drawn, model)
+            if self._drawn is not None:
+                slots = self._drawn[0].tolist()
+                maps, labels = torch.cat([maps, self._drawn[1]]), torch.cat([labels, self._drawn[2]])
+            gradients = sample_gradients(model, maps, labels, self.mask, settings.head_only, settings.chunk)
+        storage.rule.offer(gradients.cpu(), slots)
+        super().offer(strategy, batch)
+        self._drawn = None
+
+    def after_training_iteration(self, strategy, **kwargs):
+        super().after_training_iteration(strategy, **kwargs)
+        self._drawn = None
+
+
+def build_gss(recipe: Recipe) -> StreamStrategy:
+    """Build GSS-greedy on the plastic layers."""
+    buffer = ImageBuffer(recipe.mem_size, GreedyDiversity(recipe.mem_size), recipe.seed)
+    return memory_strategy(recipe, GSSPlugin(buffer, recipe.method))
+
+
+GSS = Entry(
+    name="gss",
+    summary="replay of images selected for diverse gradients",
+    source="Aljundi et al., Gradient based sample selection for online continual learning, NeurIPS 2019",
+    stores="raw images, and a score of each",
+    build=build_gss,
+    method=GSSSettings,
+    buffer=ImageBuffer,
+    item_bytes=lambda model, method: ImageBuffer.item_bytes(model) + 4,
+)

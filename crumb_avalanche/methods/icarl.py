@@ -1,0 +1,244 @@
+"""iCaRL in one pass: herded exemplars, distillation, nearest mean of exemplars (Rebuffi et al., CVPR 2017)."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
+from torch.utils.data import DataLoader
+
+from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.slots import Slots
+from crumb_avalanche.methods.entry import Entry, Recipe
+from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, herd, trim
+from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, memory_strategy
+from crumb_avalanche.methods.features import pooled_features
+from crumb_avalanche.methods.memory_settings import ICaRLSettings
+from crumb_avalanche.models.penultimate import HeadInput
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.batch_plugin import frames
+from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.plugins import give_unseen_probability
+from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+class Prioritised(SelectionRule):
+    """Stores all it is offered; lists are in order of priority and cut at the end (paper, algorithm 5)."""
+
+    second_pass = True  # nothing is stored during training
+    evenly_spread = False
+
+    @staticmethod
+    def quotas(slots: Slots, coming: Iterable[int]) -> dict[int, int]:
+        """Return the exemplars of each class after an experience with the classes ``coming``."""
+        return allot(slots.capacity, list(dict.fromkeys([*slots.by_class, *sorted(coming)])))
+
+    def begin_experience(self, slots, coming, batch_size):
+        quotas = self.quotas(slots, coming)
+        for label in coming:
+            slots.by_class.setdefault(label, [])  # a class even if no slot is left for it
+        # A class that comes again is offered again, its old exemplars among the candidates.
+        return trim(slots, quotas | dict.fromkeys(coming, 0))
+
+    def choose(self, slots, labels):
+        return [(position, slots.take(label)) for position, label in enumerate(labels)]
+
+    def give_up(self, slots, label):
+        return trim(slots, {label: slots.count(label) - 1})[0]
+
+
+def icarl_targets(labels: Tensor, classes: int, old: Sequence[int], old_logits: Tensor | None) -> Tensor:
+    """Compute targets ``(B, classes)``: one-hot labels, the old network's answers for ``old`` classes (algorithm 3)."""
+    targets = one_hot(labels, classes).float()
+    if old:
+        targets[:, old] = old_logits[:, old].sigmoid()
+    return targets
+
+
+def relu_follows_head(model: SplitModel) -> bool:
+    """Return whether the logits of a model pass a ReLU."""
+    parent, _, name = model.head.rpartition(".")
+    layers = dict(model.plastic_layers.get_submodule(parent).named_children())
+    return any(isinstance(layer, nn.ReLU) for layer in list(layers.values())[list(layers).index(name) :])
+
+
+@torch.no_grad()
+def unit_features(model: SplitModel, images: Tensor) -> Tensor:
+    """Compute L2-normalised penultimate features ``(B, D)`` in evaluation mode."""
+    return normalize(pooled_features(model, images))
+
+
+class ICaRLPlugin(ImageMemoryPlugin):
+    """Distillation with replay in training, herding after each experience, nearest mean of exemplars in evaluation.
+
+    New frames and as many exemplars of old classes (each again only after all were drawn) share a step, and the loss
+    is the mean over both, as for the paper's union of new data and exemplars. The loss of an image is the sum over the
+    classes seen. The old network computes the targets in the same step from the same maps.
+
+    The exemplars are herded in one more pass over the experience, after its last epoch, in evaluation mode and without
+    training. Means are not normalised in herding, as in the authors' code, but are in evaluation. The paper's
+    ``m = K / t`` exemplars a class fill the budget: the remainder goes one each to the oldest classes. With fewer
+    exemplars than classes, the latest classes get none and are never predicted.
+
+    Args:
+        storage_policy: an image buffer with the rule ``Prioritised``; its generator draws the replay batches.
+        old_network: for the distillation targets.
+    """
+
+    def __init__(self, storage_policy: CompactBuffer, old_network: OldNetwork):
+        super().__init__(storage_policy)
+        self.old_network = old_network
+        self._old: list[int] = []
+        self._head = HeadInput()
+        self._means: Tensor | None = None
+        self._classes: list[int] = []  # of the means
+        self._loaded: tuple[list[int], Tensor] | None = None  # classes and means of a learner that only answers
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of the old network and, during an evaluation, of the means of the exemplars."""
+        return self.old_network.bytes + (0 if self._means is None else tensor_bytes([self._means]))
+
+    def before_training_exp(self, strategy, **kwargs):
+        # Lists are cut after the experience (paper, algorithm 2), so begin_experience is called then.
+        self._loaded = None
+        coming = set(labels_of(strategy.experience.dataset))
+        self._old = [label for label in strategy.seen_classes.seen if label not in coming]
+
+    def before_backward(self, strategy, **kwargs):
+        model, storage = strategy.model, self.storage_policy
+        logits, labels, maps = strategy.mb_output, self.batch.labels, self.batch.feature_map
+        old_logits = None
+        if self._old:
+            with model.stopwatch.measure("replay"):
+                # A class whose first experience was interrupted has no exemplars.
+                stored = [slot for label in self._old for slot in storage.slots.by_class.get(label, ())]
+                if stored:
+                    replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
+                    logits = torch.cat([logits, model.classify(replayed)])
+                    labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
+                old_logits = self.old_network.logits(model, maps)
+        targets = icarl_targets(labels, logits.shape[1], self._old, old_logits)
+        seen = strategy.seen_classes.seen
+        loss = binary_cross_entropy_with_logits(logits[:, seen], targets[:, seen], reduction="none")
+        strategy.loss = loss.sum(1).mean()
+
+    @torch.no_grad()
+    def after_training_exp(self, strategy, **kwargs):
+        self._store(strategy, *self._look(strategy))
+        self.old_network.take(strategy.model)
+
+    def _look(self, strategy) -> tuple[Tensor, Tensor]:
+        """Return unit features ``(N, D)`` and labels ``(N,)`` of the experience's frames."""
+        # A generator of its own: a loader draws a seed, and must not advance the global RNG.
+        loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
+        looks = [(unit_features(strategy.model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
+        return torch.cat([features for features, _ in looks]), torch.cat([labels for _, labels in looks])
+
+    def _store(self, strategy, features: Tensor, labels: Tensor) -> None:
+        """Herd the classes of the experience and cut the lists of the others (paper, algorithms 2, 4 and 5)."""
+        storage = self.storage_policy
+        coming = sorted(set(labels.tolist()))
+        quotas = storage.rule.quotas(storage.slots, coming)
+        pictures, chosen = [], []
+        for label in coming:
+            positions = (labels == label).nonzero().flatten().tolist()
+            members = list(storage.slots.by_class.get(label, ()))
+            candidates = features[positions]
+            if members:
+                candidates = torch.cat([self._stored_features(strategy, members), candidates])
+            for place in herd(candidates, quotas[label]):
+                if place < len(members):
+                    pictures.append(storage.rows[members[place]].clone())
+                else:
+                    pictures.append(frames(strategy, [positions[place - len(members)]])[0].cpu())
+                chosen.append(label)
+        storage.begin_experience(labels.tolist(), strategy.train_mb_size)
+
+        def pixels(places: Sequence[int]) -> Tensor:
+            return torch.stack([pictures[place] for place in places])
+
+        storage.store(
+            StreamBatch(torch.tensor(chosen, dtype=torch.int64), torch.empty(0), None, pixels), strategy.model
+        )
+
+    def _stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
+        """Compute unit features ``(n, D)`` of stored images."""
+        parts = torch.tensor(slots).split(strategy.eval_mb_size)
+        rows = self.storage_policy.rows
+        return torch.cat([unit_features(strategy.model, rows[part].to(strategy.device)) for part in parts])
+
+    @torch.no_grad()
+    def before_eval(self, strategy, **kwargs):
+        self._classes, self._means = self._exemplar_means(strategy)
+
+    def _exemplar_means(self, strategy) -> tuple[list[int], Tensor | None]:
+        """Classes, and their unit means ``(classes, D)``; ``None`` where there are no exemplars."""
+        classes = list(self.storage_policy.classes)
+        if not classes and self._loaded is not None:
+            return self._loaded
+        lists = [self.storage_policy.slots.by_class[label] for label in classes]
+        means = [self._stored_features(strategy, slots).mean(0) for slots in lists]
+        return classes, normalize(torch.stack(means)) if means else None
+
+    def before_eval_forward(self, strategy, **kwargs):
+        self._head.attach(strategy.model, strategy.mb_x)
+
+    def after_eval_forward(self, strategy, **kwargs):
+        features = self._head.release()
+        if self._means is None:
+            return  # during the first experience there are no exemplars: the head answers
+        scores = torch.zeros_like(strategy.mb_output)
+        scores[:, self._classes] = -torch.cdist(normalize(features), self._means.to(features.device))
+        without = torch.ones(scores.shape[1], dtype=torch.bool)
+        without[self._classes] = False
+        strategy.mb_output = give_unseen_probability(scores, without)
+
+    def after_eval(self, strategy, **kwargs):
+        self._means = None
+
+    def state_dict(self):
+        return super().state_dict() | {"old": list(self._old), "old_network": self.old_network.state_dict()}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self._old, self._loaded = list(state["old"]), None
+        self.old_network.load_state_dict(state["old_network"])
+
+    @torch.no_grad()
+    def answer_state(self, strategy):
+        classes, means = self._exemplar_means(strategy)
+        return {} if means is None else {"classes": classes, "means": means}
+
+    def load_answer_state(self, state):
+        self._loaded = list(state["classes"]), state["means"].clone()
+
+
+def build_icarl(recipe: Recipe) -> StreamStrategy:
+    """Build iCaRL on the plastic layers."""
+    if relu_follows_head(recipe.model):
+        warnings.warn(
+            "icarl trains sigmoids, which need logits of either sign, but a ReLU follows the head of this model: no "
+            "class gets less than 0.5, and a class whose logits fall to 0 learns no more; build the model with "
+            "relu_logits=False",
+            stacklevel=2,
+        )
+    buffer = ImageBuffer(recipe.mem_size, Prioritised(), recipe.seed)
+    return memory_strategy(recipe, ICaRLPlugin(buffer, OldNetwork(recipe.method.half_old_network)))
+
+
+ICARL = Entry(
+    name="icarl",
+    summary="herded exemplars, distillation, nearest mean of exemplars",
+    source="Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017",
+    stores="raw images, and a copy of the plastic layers for distillation",
+    build=build_icarl,
+    method=ICaRLSettings,
+    buffer=ImageBuffer,
+    scores_answer=True,
+    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network),
+)

@@ -1,0 +1,115 @@
+"""Memory Recall (MeRec): a Gaussian of feature maps for each class, from which maps are drawn for replay.
+
+Zhang, Guo, Li, He, Wang and Dai, "Memory Recall: A Simple Neural Network Training Framework Against Catastrophic
+Forgetting", 2021; as in the CRUMB paper, where it replaces the memory blocks at the same layer (Table 4, "MeRec
+replay").
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crumb_avalanche.methods.entry import Entry, Recipe
+from crumb_avalanche.methods.memory_settings import MemoryRecallSettings
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.storage_policies import CompactBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+class GaussianBuffer(CompactBuffer):
+    """One row a class: means, deviations, the lowest value and the number of images; ``4 * (2 * values + 2)`` bytes.
+
+    Args:
+        mem_size: number of classes that fit.
+        seed: of the draws.
+        settings: see ``MemoryRecallSettings``.
+
+    Attributes:
+        rows: ``(mem_size, 2 * values + 2)`` float32. Counts are exact up to 2**24 images a class.
+    """
+
+    def __init__(self, mem_size: int, seed: int = 0, settings: MemoryRecallSettings | None = None):
+        super().__init__(mem_size, seed=seed)
+        self.settings = MemoryRecallSettings() if settings is None else settings
+
+    @staticmethod
+    def item_bytes(model):
+        return 4 * (2 * MemoryRecallSettings().values(model) + 2)
+
+    @torch.no_grad()
+    def store(self, batch, model):
+        """Add a batch to the statistics of its classes; return the number of images."""
+        if self.rows is None:
+            self.rows = torch.zeros(self.max_size, 2 * self.settings.values(model) + 2)
+        for label in batch.labels.unique().tolist():
+            if not self.slots.count(label):
+                self.labels[self.slots.take(label)] = label
+            row = self.rows[self.slots.by_class[label][0]]
+            self._absorb(row, batch.feature_map[batch.labels == label].cpu())
+        return len(batch.labels)
+
+    def _absorb(self, row: Tensor, maps: Tensor) -> None:
+        """Merge mean and deviation of old and new values, in float64."""
+        samples = maps.permute(0, 2, 3, 1).double()  # (n, H, W, C)
+        samples = samples.flatten(0, 2) if self.settings.per_channel else samples.flatten(1)
+        means, deviations = row[:-2].view(2, -1)
+        share = len(maps) / (float(row[-1]) + len(maps))  # of the new images among all; every image has as many samples
+        apart = samples.mean(0) - means
+        variance = (1 - share) * deviations.double().square() + share * samples.var(0, correction=0)
+        deviations.copy_((variance + share * (1 - share) * apart.square()).sqrt())
+        means.copy_(means + share * apart)
+        lowest = float(maps.min())
+        row[-2] = lowest if row[-1] == 0 else min(lowest, float(row[-2]))
+        row[-1] += len(maps)
+
+    def to_rows(self, batch, positions, model):
+        raise NotImplementedError("a row of this buffer is a class, not an image: call store")
+
+    def to_maps(self, rows, model):
+        """Draw a new map for every row."""
+        channels, height, width = model.map_shape
+        means, deviations = rows[:, :-2].view(len(rows), 2, -1).unbind(1)
+        shape = (len(rows), 1, 1, channels) if self.settings.per_channel else (len(rows), height, width, channels)
+        noise = self.slots.random.standard_normal((len(rows), height, width, channels), dtype=np.float32)
+        maps = torch.from_numpy(noise).to(rows.device) * deviations.view(shape) + means.view(shape)
+        if self.settings.clamp:
+            floor = torch.where(rows[:, -2] >= 0, 0.0, -torch.inf).view(-1, 1, 1, 1)
+            maps = maps.maximum(floor)
+        return maps.permute(0, 3, 1, 2)
+
+
+def build_memory_recall(recipe: Recipe) -> StreamStrategy:
+    """Build CRUMB's two steps with maps drawn from class Gaussians in the replay step; P takes maps without codes.
+
+    Raises:
+        ValueError: the budget does not hold a Gaussian for each class.
+    """
+    if recipe.mem_size < recipe.n_classes:
+        raise ValueError(
+            f"the budget buys {recipe.mem_size} class Gaussians, but the stream has {recipe.n_classes} classes; raise "
+            "the budget, or leave per_channel on"
+        )
+    settings = recipe.settings
+    return CRUMBStrategy(
+        optimizer=recipe.optimizer(),
+        storage_policy=GaussianBuffer(recipe.n_classes, recipe.seed, recipe.method),
+        direct_weight=1.0,
+        codebook_weight=0.0,
+        replay_weight=settings.replay_weight,
+        replay_steps=settings.replay_steps,
+        fused=settings.fused,
+        **recipe.common(),
+    )
+
+
+MEMORY_RECALL = Entry(
+    name="memory_recall",
+    summary="maps drawn from a Gaussian of each class, replayed",
+    source="Zhang et al., Memory Recall: A Simple Neural Network Training Framework Against Catastrophic Forgetting",
+    stores="means and deviations of feature maps, for each class",
+    build=build_memory_recall,
+    method=MemoryRecallSettings,
+    buffer=GaussianBuffer,
+    item_bytes=lambda model, method: 4 * (2 * method.values(model) + 2),
+    each_class=True,
+)

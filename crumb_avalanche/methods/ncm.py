@@ -1,0 +1,100 @@
+"""Nearest-class-mean classifier."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from crumb_avalanche.methods.closed_form import ClassStatistics, grown
+
+
+class ClassMeans(ClassStatistics):
+    """Classifier by the class mean with the largest cosine (NCM; Mensink et al., PAMI 2013; Rebuffi et al., CVPR 2017).
+
+    The order of the images does not matter, up to rounding. ``forget`` leaves nothing of a class.
+
+    Args:
+        n_classes: number of classes; see ``grow``.
+        length: number of features ``D``.
+
+    Attributes:
+        means: ``(n_classes, D)`` float32.
+        counts: ``(n_classes,)`` int32, images of each class.
+    """
+
+    def __init__(self, n_classes: int, length: int):
+        self.settings = {"n_classes": n_classes, "length": length}
+        self.means = torch.zeros(n_classes, length)
+        self.counts = torch.zeros(n_classes, dtype=torch.int32)
+
+    @property
+    def image_counts(self):
+        return self.counts
+
+    def _update(self, features, labels):
+        self.absorb(features, labels)
+
+    def absorb(self, features: Tensor, labels: Tensor) -> dict[int, Tensor]:
+        """Add images to the means and return the increments of the scatters.
+
+        Pairwise update of Chan, Golub and LeVeque, 1979.
+
+        Returns:
+            ``(n + 1, D)`` float64 rows ``R`` for each class of the ``n`` images; its scatter grows by ``R^T R``.
+        """
+        rows = {}
+        for label in labels.unique().tolist():
+            group = features[labels == label].double()
+            centre = group.mean(0)
+            rows[label] = torch.cat([group - centre, self._shift(label, centre, len(group)).unsqueeze(0)])
+        self._solution = None
+        return rows
+
+    def absorb_means(self, other: "ClassMeans", labels: dict[int, int]) -> list[tuple[int, int, Tensor]]:
+        """Add the means of classes of another instance.
+
+        Args:
+            other: the other instance.
+            labels: its classes, with their numbers in this instance.
+
+        Returns:
+            The class's numbers in the other and in this instance, and ``(1, D)`` float64 rows ``R``; add ``R^T R`` to
+            the sum of both scatters of the class.
+        """
+        self._solution = None
+        return [
+            (theirs, mine, self._shift(mine, other.means[theirs].double(), int(other.counts[theirs])).unsqueeze(0))
+            for theirs, mine in labels.items()
+        ]
+
+    def _shift(self, label: int, centre: Tensor, new: int) -> Tensor:
+        """Add ``new`` images with the mean ``centre`` to a class; return the weighted difference of the two means."""
+        mean, old = self.means[label].double(), int(self.counts[label])
+        between = (old * new / (old + new)) ** 0.5 * (centre - mean)
+        self.means[label] = (mean + new / (old + new) * (centre - mean)).float()
+        self.counts[label] += new
+        return between
+
+    def keep_features(self, kept: int) -> None:
+        """Keep the last ``kept`` features."""
+        self.means = self.means[:, -kept:].clone()
+        self.settings["length"] = kept
+        self._solution = None
+
+    def _solve(self, seen):
+        return functional.normalize(self.means[seen].double(), dim=1)
+
+    def _answers(self, features, solution):
+        return functional.normalize(features, dim=1) @ solution.mT
+
+    def named_tensors(self):
+        return {"means": self.means, "counts": self.counts}
+
+    def _merge(self, other, labels):
+        self.absorb_means(other, labels)
+
+    def _grow(self, n_classes):
+        self.means, self.counts = grown(self.means, n_classes), grown(self.counts, n_classes)
+
+    def _forget(self, label):
+        self.means[label] = 0
+        self.counts[label] = 0

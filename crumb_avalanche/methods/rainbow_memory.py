@@ -1,0 +1,277 @@
+"""Rainbow Memory: raw images that span easy to hard, trained on with augmentation after each experience."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crumb_avalanche.methods.entry import Entry, Recipe
+from crumb_avalanche.methods.experience_replay import (
+    ChosenFrames,
+    ExperienceReplayPlugin,
+    held_slots,
+    memory_strategy,
+)
+from crumb_avalanche.methods.memory_settings import RainbowSettings
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.batch_plugin import frames
+from crumb_avalanche.training.crumb import memory_step
+from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+def shift(images: Tensor, down: int, right: int) -> Tensor:
+    """Shift images by some pixels and fill with black."""
+    height, width = images.shape[-2:]
+    moved = torch.zeros_like(images)
+    moved[..., max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = images[
+        ..., max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)
+    ]
+    return moved
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """A change of ``(n, 3, h, w)`` ``uint8`` images, the same for all images.
+
+    Attributes:
+        flips: axes to flip, out of -1 and -2.
+        down, right: shift, as a fraction of the side.
+        brightness: factor of the pixels.
+        hole: side of a black square, as a fraction of the side.
+        hole_at: position of its top left corner, as fractions of the possible range.
+    """
+
+    flips: tuple[int, ...] = ()
+    down: float = 0.0
+    right: float = 0.0
+    brightness: float = 1.0
+    hole: float = 0.0
+    hole_at: tuple[float, float] = (0.0, 0.0)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        images = images.flip(self.flips) if self.flips else images.clone()
+        images = shift(images, round(self.down * height), round(self.right * width))
+        if self.brightness != 1:
+            images = (images.float() * self.brightness).round().clamp(0, 255).to(torch.uint8)
+        high, wide = round(self.hole * height), round(self.hole * width)
+        top, left = round(self.hole_at[0] * (height - high)), round(self.hole_at[1] * (width - wide))
+        images[..., top : top + high, left : left + wide] = 0
+        return images
+
+
+def make_perturbations(count: int, random: np.random.Generator) -> list[Perturbation]:
+    """Make flips, shifts, changes of brightness and holes in turn, with growing strength."""
+    made = []
+    strengths = -(-count // 4)
+    for number in range(strengths):
+        strength = (number + 1) / (strengths + 1)
+        sign = random.choice([-1.0, 1.0], size=3) * strength
+        made += [
+            Perturbation(flips=((-1,), (-2,), (-2, -1))[number % 3]),
+            Perturbation(down=sign[0] / 2, right=sign[1] / 2),
+            Perturbation(brightness=1 + sign[2]),
+            Perturbation(hole=strength, hole_at=tuple(random.random(2))),
+        ]
+    return made[:count]
+
+
+def uncertainties(images: Tensor, answers, perturbations: Sequence[Perturbation]) -> Tensor:
+    """Compute ``1 - votes of the most voted class / copies`` of each image.
+
+    Args:
+        images: ``(n, 3, h, w)`` ``uint8``.
+        answers: function from images to ``(n, classes)`` logits.
+        perturbations: one for each copy.
+    """
+    votes = torch.stack([answers(perturb(images)).argmax(1) for perturb in perturbations], 1)  # (n, copies)
+    most = (votes[:, :, None] == votes[:, None, :]).sum(1).amax(1)
+    return 1 - most / len(perturbations)
+
+
+def easy_to_hard(uncertainty: Sequence[float], count: int) -> list[int]:
+    """Choose ``count`` positions, evenly spread from the lowest to the highest uncertainty; all if there are fewer.
+
+    The authors' code uses an integer step, which chooses only the most certain ones if there are fewer than twice as
+    many candidates: old classes, cut down again and again, would end with easy images only.
+    """
+    order = np.argsort(np.asarray(uncertainty), kind="stable")
+    return order[np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)].tolist()
+
+
+def memory_rate(epoch: int, rate: float) -> float:
+    """Return the rate of a memory epoch: a tenth, the full rate, then cosines of 1, 2, 4, ... epochs to a hundredth."""
+    if epoch == 0:
+        return 0.1 * rate
+    length, place = 1, epoch - 1
+    while place >= length:
+        length, place = 2 * length, place - length
+    return 0.01 * rate + 0.99 * rate * (1 + math.cos(math.pi * place / length)) / 2
+
+
+def augment(images: Tensor, random: np.random.Generator) -> Tensor:
+    """Shift every image by up to an eighth of its side and flip it with probability one half."""
+    reach = images.shape[-1] // 8
+    moved = [shift(image, *random.integers(-reach, reach + 1, size=2).tolist()) for image in images]
+    return torch.stack([image.flip(-1) if random.random() < 0.5 else image for image in moved])
+
+
+def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor, float]:
+    """Replace a box of each image by that of another (Yun et al., CutMix, ICCV 2019, with beta distribution (1, 1)).
+
+    Returns:
+        The images, ``(n,)`` positions of the other images, and the share of the area that is not replaced.
+    """
+    height, width = images.shape[-2:]
+    side = math.sqrt(1 - random.random())
+    row, column = int(random.integers(height)), int(random.integers(width))
+    high, wide = int(height * side), int(width * side)
+    rows = slice(max(0, row - high // 2), min(height, row - high // 2 + high))
+    columns = slice(max(0, column - wide // 2), min(width, column - wide // 2 + wide))
+    others = torch.from_numpy(random.permutation(len(images))).to(images.device)
+    mixed = images.clone()
+    mixed[..., rows, columns] = images[others][..., rows, columns]
+    return mixed, others, 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width)
+
+
+class RainbowPlugin(ExperienceReplayPlugin):
+    """Replays as many memories with each new batch; after each experience, selects memories and trains on them.
+
+    Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021. The frames of the
+    experience are read once more for scoring, without training. The first experience, on which all strategies here
+    train several epochs, has the full rate.
+
+    Args:
+        storage_policy: an image buffer with the rule ``ChosenFrames``.
+        rate: the full learning rate.
+        settings: see ``RainbowSettings``.
+        seed: of perturbations, selection and augmentation.
+    """
+
+    def __init__(self, storage_policy: ImageBuffer, rate: float, settings: RainbowSettings, seed: int):
+        super().__init__(storage_policy)
+        self.rate = rate
+        self.settings = settings
+        self.random = np.random.default_rng(seed)
+        # The same for all candidates and experiences: a vote depends on the network and the image only.
+        self.perturbations = make_perturbations(settings.copies, self.random)
+
+    def before_training_exp(self, strategy, **kwargs):
+        super().before_training_exp(strategy, **kwargs)
+        strategy.make_optimizer(reset_optimizer_state=True)
+        first = strategy.clock.train_exp_counter == 0
+        self._set_rate(strategy, self.rate if first else self.settings.stream_rate * self.rate)
+
+    def after_training_exp(self, strategy, **kwargs):
+        with strategy.model.stopwatch.measure("replay"):
+            self._choose_memories(strategy)
+            for epoch in range(self.settings.memory_epochs):
+                self._set_rate(strategy, memory_rate(epoch, self.rate))
+                self._memory_epoch(strategy, **kwargs)
+
+    @staticmethod
+    def _set_rate(strategy, rate: float) -> None:
+        for group in strategy.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _choose_memories(self, strategy) -> None:
+        """Diversity-aware update: equally many of each class, from easy to hard; free slots are filled at random.
+
+        After the first experience too, where the authors draw equally many of each class at random. A candidate is
+        ``(True, slot)`` of a memory or ``(False, position)`` of a frame.
+        """
+        candidates = self._candidates(strategy)
+        count = self.storage_policy.max_size // len(candidates)
+        chosen, left = [], []
+        for _, members in sorted(candidates.items()):
+            scores = self._scores(strategy, members) if len(members) > count else [0.0] * len(members)
+            best = set(easy_to_hard(scores, count))
+            for number, member in enumerate(members):
+                (chosen if number in best else left).append(member)
+        room = self.storage_policy.max_size - len(chosen)
+        chosen += [left[number] for number in self.random.permutation(len(left))[:room]]
+        kept = [slot for is_memory, slot in chosen if is_memory]
+        self.hold(strategy, kept, [position for is_memory, position in chosen if not is_memory])
+
+    def _candidates(self, strategy) -> dict[int, list[tuple[bool, int]]]:
+        by_class = {
+            label: [(True, slot) for slot in slots]
+            for label, slots in self.storage_policy.slots.by_class.items()
+            if slots
+        }
+        targets = np.asarray(labels_of(strategy.experience.dataset))
+        for label in np.unique(targets).tolist():
+            positions = np.flatnonzero(targets == label)
+            spread = np.linspace(0, len(positions) - 1, min(len(positions), self.settings.candidates)).astype(int)
+            by_class.setdefault(label, []).extend((False, position) for position in positions[spread].tolist())
+        return by_class
+
+    def _scores(self, strategy, candidates: list[tuple[bool, int]]) -> list[float]:
+        model = strategy.model
+
+        def answers(images: Tensor) -> Tensor:
+            return self.logits(model, self._fresh_features(model, images))
+
+        scores = []
+        with evaluating(model), torch.no_grad():
+            for start in range(0, len(candidates), strategy.eval_mb_size):
+                part = candidates[start : start + strategy.eval_mb_size]
+                images = [
+                    self.storage_policy.rows[[place]].to(strategy.device) if is_memory else frames(strategy, [place])
+                    for is_memory, place in part
+                ]
+                scores += uncertainties(torch.cat(images), answers, self.perturbations).tolist()
+        return scores
+
+    @staticmethod
+    def _fresh_features(model: SplitModel, images: Tensor) -> Tensor:
+        """Compute maps of images that do not come again, without the ``FeatureMemo``."""
+        return model.features(model.extract(images))
+
+    def _memory_epoch(self, strategy, **kwargs) -> None:
+        buffer, model = self.storage_policy, strategy.model
+        for slots in torch.from_numpy(self.random.permutation(held_slots(buffer))).split(strategy.train_mb_size):
+            images = augment(buffer.rows[slots].to(strategy.device), self.random)
+            labels = buffer.labels[slots].long().to(strategy.device)
+            mixed, others, own = images, slice(None), 1.0
+            if self.random.random() < self.settings.cutmix:
+                mixed, others, own = cutmix(images, self.random)
+            logits = self.logits(model, self._fresh_features(model, mixed))
+            loss = own * strategy._criterion(logits, labels)
+            if own < 1:
+                loss = loss + (1 - own) * strategy._criterion(logits, labels[others])
+            memory_step(strategy, loss, **kwargs)
+
+    def state_dict(self):
+        return super().state_dict() | {"random": self.random.bit_generator.state}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.random.bit_generator.state = state["random"]
+
+
+def build_rainbow(recipe: Recipe) -> StreamStrategy:
+    """Build Rainbow Memory; if its SGD has momentum, it is Nesterov's."""
+    settings = recipe.settings
+    buffer = ImageBuffer(recipe.mem_size, ChosenFrames(), recipe.seed)
+    plugin = RainbowPlugin(buffer, settings.learning_rate, recipe.method, recipe.seed)
+    return memory_strategy(recipe, plugin, nesterov=settings.momentum > 0)
+
+
+RAINBOW_MEMORY = Entry(
+    name="rainbow_memory",
+    summary="raw images from easy to hard, trained on again with CutMix after each experience",
+    source="Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021",
+    stores="raw images",
+    build=build_rainbow,
+    method=RainbowSettings,
+    buffer=ImageBuffer,
+    each_class=True,
+    tuning={"candidates": 8},
+)

@@ -1,0 +1,240 @@
+"""EWC, SI, MAS and LwF: penalties on changes of weights or of answers, without stored images.
+
+They cover trainable weights and classes seen so far. ``statistics_bytes`` counts what they keep.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from avalanche.training.plugins import EWCPlugin, SupervisedPlugin
+from avalanche.training.utils import copy_params_dict
+from torch import Tensor, nn
+
+from crumb_avalanche.methods.entry import Entry, Recipe
+from crumb_avalanche.methods.exemplars import OldNetwork
+from crumb_avalanche.methods.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.avalanche_fixes import (
+    PatchedMAS,
+    PatchedSI,
+    learning_view,
+    parameters_of,
+    values_of,
+)
+from crumb_avalanche.training.batch_plugin import BatchPlugin
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+def largest_importance(strategy, weight: float) -> float:
+    """Return the importance above which gradient descent on ``weight * importance * shift ** 2`` overshoots.
+
+    At this limit, a step returns to the old weight; at twice the limit, steps grow without bound. Importances are
+    clamped to it, so that the paper's strengths do not diverge at other learning rates than the paper's.
+    """
+    rate = max(group["lr"] for group in strategy.optimizer.param_groups)
+    return 0.5 / (weight * rate) if weight * rate > 0 else float("inf")
+
+
+class StreamEWC(EWCPlugin):
+    """Avalanche's EWC with the Fisher information measured through ``learning_view``, on the labels of the stream.
+
+    Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017, eq. 3 without the factor of one
+    half. With true labels it is the empirical Fisher information; with the most probable ones (the paper's port) it is
+    not a Fisher information.
+
+    Args:
+        settings: see ``EWCSettings``.
+    """
+
+    def __init__(self, settings: EWCSettings):
+        mode, decay = ("online", settings.decay) if settings.online else ("separate", None)
+        super().__init__(settings.weight, mode=mode, decay_factor=decay)
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of importances and old weights: eight for a weight and experience; if ``online``, for a weight."""
+        kept = [*self.importances.values(), *self.saved_params.values()]
+        return tensor_bytes(one.data for by_name in kept for one in by_name.values())
+
+    def after_training_exp(self, strategy, **kwargs):
+        with learning_view(strategy, strategy.seen_classes.mask) as view:
+            super().after_training_exp(view, **kwargs)
+        *earlier, latest = self.importances.values()  # a single one if online
+        limit = largest_importance(strategy, self.ewc_lambda)
+        for name, importance in latest.items():
+            held = sum((one[name].data for one in earlier), torch.zeros_like(importance.data))
+            importance.data = importance.data.minimum((limit - held).clamp(min=0))
+
+    def state_dict(self) -> dict:
+        """Importances and old weights by experience."""
+        return {
+            "importances": {number: values_of(kept) for number, kept in self.importances.items()},
+            "saved_params": {number: values_of(kept) for number, kept in self.saved_params.items()},
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what ``state_dict`` returned."""
+        for name, kept in (("importances", self.importances), ("saved_params", self.saved_params)):
+            kept.clear()
+            kept.update({number: parameters_of(values) for number, values in state[name].items()})
+
+
+class StreamMAS(PatchedMAS):
+    """Avalanche's MAS with importances measured through ``learning_view`` and summed over the experiences.
+
+    Aljundi et al., "Memory Aware Synapses", 2018, eq. 3 and 4. Avalanche's moving average forgets the importances of
+    early experiences; the paper adds them up.
+
+    Args:
+        settings: see ``MASSettings``.
+    """
+
+    def __init__(self, settings: MASSettings):
+        super().__init__(lambda_reg=settings.weight)
+        self.decay = settings.decay
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of importances and old weights: eight for a weight."""
+        return tensor_bytes(one.data for kept in (self.importance, self.params) for one in (kept or {}).values())
+
+    def after_training_exp(self, strategy, **kwargs):
+        seen = strategy.seen_classes.seen
+        with learning_view(strategy, lambda logits: logits[:, seen]) as view:
+            importance = self._get_importance(view)
+            self.params = copy_params_dict(view.model)
+        limit = largest_importance(strategy, self._lambda)
+        for name, latest in importance.items():
+            earlier = self.decay * self.importance[name].data if self.importance else 0
+            latest.data = (latest.data + earlier).clamp(max=limit)
+        self.importance = importance
+
+
+class StreamSI(PatchedSI):
+    """``PatchedSI`` with limited importances and a count of its bytes.
+
+    Args:
+        settings: see ``SISettings``.
+    """
+
+    def __init__(self, settings: SISettings):
+        super().__init__(settings.weight, settings.damping)
+        self.weight = settings.weight
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of importances, their sums, path integrals, gradients and three copies of the weights: 28 each."""
+        return tensor_bytes(self.kept)
+
+    def after_training_exp(self, strategy, **kwargs):
+        super().after_training_exp(strategy, **kwargs)
+        for importance in self.ewc_data[1].values():
+            importance.data = importance.data.clamp(max=largest_importance(strategy, self.weight))
+
+
+def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float) -> Tensor:
+    """Compute the mean Kullback-Leibler divergence of the answers over some classes from the old ones.
+
+    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was forgotten.
+
+    Args:
+        logits: ``(B, n)``.
+        old_logits: ``(B, n)``; without a gradient.
+        classes: the outputs in both softmaxes.
+        temperature: divisor of the logits.
+    """
+    answers = (logits[:, classes] / temperature).log_softmax(1)
+    old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
+    return nn.functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)
+
+
+class StreamLwF(BatchPlugin):
+    """Distils the plastic layers of the end of the latest experience, over the classes they were trained on.
+
+    Li and Hoiem, "Learning without Forgetting", 2016. Avalanche's plugin needs task labels, copies F as well and runs
+    it a second time on every batch, and its old model applies dropout.
+
+    Args:
+        settings: see ``LwFSettings``.
+
+    Attributes:
+        old_network: the weights of these plastic layers, as float32; empty in the first experience.
+        old_classes: the classes they were trained on.
+    """
+
+    def __init__(self, settings: LwFSettings):
+        super().__init__()
+        self.settings = settings
+        self.old_network = OldNetwork(half=False)
+        self.old_classes: list[int] = []
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of the old plastic layers."""
+        return self.old_network.bytes
+
+    def before_backward(self, strategy, **kwargs):
+        if not self.old_network.state:
+            return
+        old = self.old_network.logits(strategy.model, self.batch.feature_map)
+        loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.settings.temperature)
+        strategy.loss = strategy.loss + self.settings.alpha * loss
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.old_network.take(strategy.model)
+        self.old_classes = list(strategy.seen_classes.seen)
+
+    def state_dict(self):
+        return super().state_dict() | {
+            "old_classes": list(self.old_classes),
+            "old_network": self.old_network.state_dict(),
+        }
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.old_classes = list(state["old_classes"])
+        self.old_network.load_state_dict(state["old_network"])
+
+
+def _builder(plugin: Callable[[Any], SupervisedPlugin]) -> Callable[[Recipe], StreamStrategy]:
+    """Return a function that builds fine-tuning with a plugin that takes the method's settings."""
+
+    def build(recipe: Recipe) -> StreamStrategy:
+        return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(plugin(recipe.method)))
+
+    return build
+
+
+EWC = Entry(
+    name="ewc",
+    summary="penalty on changes of weights by their Fisher information",
+    source="Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017",
+    stores="importances and old weights of every experience",
+    build=_builder(StreamEWC),
+    method=EWCSettings,
+)
+SI = Entry(
+    name="si",
+    summary="penalty on changes of weights by their share in lowering the loss",
+    source="Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017",
+    stores="importances, path integrals and old weights",
+    build=_builder(StreamSI),
+    method=SISettings,
+)
+MAS = Entry(
+    name="mas",
+    summary="penalty on changes of weights by how much the outputs depend on them",
+    source="Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018",
+    stores="importances and old weights",
+    build=_builder(StreamMAS),
+    method=MASSettings,
+)
+LWF = Entry(
+    name="lwf",
+    summary="distillation of the old plastic layers' answers on new images",
+    source="Li and Hoiem, Learning without Forgetting, ECCV 2016",
+    stores="the old plastic layers",
+    build=_builder(StreamLwF),
+    method=LwFSettings,
+)

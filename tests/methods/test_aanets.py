@@ -1,0 +1,370 @@
+"""AANets: two branches and one head by hand, what learns and what does not, the share of the stable branch."""
+
+import copy
+import re
+
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+from watched import plugin_of
+
+from crumb_avalanche.methods.aanets import AANETS, AANetsPlugin, OldBranches, distillation_loss
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.features import pooled_features
+from crumb_avalanche.methods.memory_settings import AANetsSettings
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.ledger import LedgerMetric
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:No loggers specified"),
+    pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
+]
+CLASSES = ("fish", "house", "key", "leaf", "ring", "star")
+
+
+def build(model, plugins=(), mem_size=9, rate=0.002, **method):
+    settings = LearningSettings(learning_rate=rate, batch_size=5, eval_batch_size=4, first_epochs=2)
+    host = {"plugins": plugins, "evaluator": EvaluationPlugin(loggers=[])}
+    chosen = AANETS.method_settings(method)
+    return AANETS.build(Recipe(model, settings, chosen, mem_size, model.n_classes, 0, "cpu", host))
+
+
+def train(model, stream, **arguments):
+    strategy = build(model, **arguments)
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    return strategy
+
+
+@pytest.fixture
+def ready(make_model, make_stream):
+    """The small model, prepared for its stream, and the stream."""
+
+    def made(classes=None, **arguments):
+        stream = make_stream() if classes is None else make_stream(classes=classes)
+        n_classes = 4 if classes is None else len(classes)
+        return calibrate(make_model(n_classes=n_classes, codebook=False), stream.train_stream[0].dataset), stream
+
+    return made
+
+
+class Watch(SupervisedPlugin):
+    """Weights before each experience, and the share after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.shares, self.optimised = [], [], None
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.before.append({name: value.clone() for name, value in strategy.model.state_dict().items()})
+        self.shares.append([])
+
+    def before_training_iteration(self, strategy, **kwargs):
+        self.shares[-1].append(float(strategy.model.plastic_layers.blended.share.detach()))
+
+
+def test_what_learns_when(ready):
+    model, stream = ready(CLASSES)
+    watch = Watch()
+    strategy = train(model, stream, plugins=[watch], mem_size=12)
+    final = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second, third = watch.before
+
+    def changed(one, two):
+        return {name for name in one if not torch.equal(one[name], two[name])}
+
+    prefix = "plastic_layers."
+    plastic = {
+        f"{prefix}plastic.{name}" for name in ("conv.weight", "conv.bias", "head.layer.weight", "head.layer.bias")
+    }
+    stable = {f"{prefix}stable.conv.conv.weight", f"{prefix}stable.conv.conv.bias"}
+    scales = {f"{prefix}stable.conv.scale", f"{prefix}stable.conv.shift"}
+    share = f"{prefix}plastic.head.share"
+    # The first experience trains one network, which then is in both branches.
+    assert changed(first, second) == plastic | stable | {f"{prefix}aggregating"}
+    for name in ("weight", "bias"):
+        assert torch.equal(second[f"{prefix}stable.conv.conv.{name}"], second[f"{prefix}plastic.conv.{name}"])
+    assert (second[f"{prefix}stable.conv.scale"] == 1).all() and not second[f"{prefix}stable.conv.shift"].any()
+    # Later the stable branch's own weights never change.
+    assert changed(second, third) == plastic | scales | {share}
+    assert changed(third, final) == plastic | scales | {share}
+    optimised = {id(p) for group in strategy.optimizer.param_groups for p in group["params"]}
+    assert all(id(p) in optimised for p in model.parameters() if p.requires_grad)
+
+
+def test_the_first_experience_is_plain_training(ready):
+    from crumb_avalanche.methods.bounds import FINETUNE
+
+    model, stream = ready()
+    plain, _ = ready()
+    strategy = build(model)
+    settings = LearningSettings(learning_rate=0.002, batch_size=5, eval_batch_size=4, first_epochs=2)
+    host = {"evaluator": EvaluationPlugin(loggers=[])}
+    other = FINETUNE.build(Recipe(plain, settings, None, 0, 4, 0, "cpu", host))
+    for one in (strategy, other):
+        one.train(stream.train_stream[0])
+    images = torch.stack([item[0] for item in stream.test_stream[0].dataset])
+    torch.testing.assert_close(model.eval()(images), plain.eval()(images))
+    # And later it is another learner.
+    for one in (strategy, other):
+        one.train(stream.train_stream[1])
+    assert not torch.allclose(model.eval()(images), plain.eval()(images), atol=1e-2)
+
+
+@pytest.mark.parametrize("outer_every, moves", [(1, 4), (2, 2), (3, 1), (50, 1)])
+def test_the_share_moves_every_so_many_steps_and_once_at_least(ready, outer_every, moves):
+    model, stream = ready()
+    watch = Watch()
+    train(model, stream, plugins=[watch], outer_every=outer_every)
+    assert watch.shares[0] == [0.5] * 8  # untouched in the first experience
+    shares = [*watch.shares[1], float(model.plastic_layers.blended.share.detach())]
+    assert len(shares) == 5  # four steps
+    changes = [number for number in range(1, 5) if shares[number] != shares[number - 1]]
+    assert changes == [[1, 2, 3, 4], [2, 4], [3], [4]][[1, 2, 3, 50].index(outer_every)] and len(changes) == moves
+
+
+def test_the_share_stays_bounded(ready):
+    model, stream = ready(CLASSES)
+    watch = Watch()
+    train(model, stream, plugins=[watch], mem_size=12, outer_every=1, a_learning_rate=1e4)
+    shares = [share for experience in watch.shares for share in experience]
+    assert all(0 <= share <= 1 for share in shares)
+    assert {0.0, 1.0} & set(shares)
+
+
+def test_an_outer_step_by_hand(ready):
+    """On the balanced exemplars, in evaluation mode: the slope of their loss, and nothing else changes."""
+    model, stream = ready()
+    model.plastic_layers.relu = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5))
+    strategy = train(model, stream, mem_size=4, outer_every=50)
+    plugin = plugin_of(AANetsPlugin, strategy)
+    buffer, share = strategy.storage_policy, model.plastic_layers.blended.share
+    drawn, sample = [], buffer.sample
+    buffer.sample = lambda *arguments: drawn.append(sample(*arguments)) or drawn[-1]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    maps = torch.randn(3, *model.map_shape).abs()
+    labels = torch.tensor([0, 0, 2])
+
+    def loss_at(value, maps, labels):
+        with torch.no_grad():
+            share.fill_(value)
+            model.eval()
+            return cross_entropy(model.classify(maps), labels).item()
+
+    for batch in ((maps, labels), (torch.empty(0, *model.map_shape), torch.empty(0, dtype=torch.int64))):
+        drawn.clear()
+        share.data.fill_(0.5)
+        model.train()
+        classified = []
+        classify = model.classify
+        model.classify = lambda maps, classify=classify, log=classified: log.append(maps) or classify(maps)
+        plugin._outer_step(strategy, *batch)
+        del model.classify
+        assert model.training
+        after, used = share.item(), classified[0]
+        replayed = buffer.labels[drawn[0]].long()
+        in_batch = sorted(set(batch[1].tolist()))
+        used_labels = torch.cat([replayed, torch.tensor([label for label in in_batch for _ in range(2)]).long()])
+        # Batches of five over four classes: two of each.
+        assert sorted(used_labels.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3] and not set(replayed.tolist()) & set(in_batch)
+        for image, label in zip(used, used_labels.tolist()):
+            if label in in_batch:
+                assert any(torch.equal(image, maps[i]) for i in range(3) if labels[i] == label)
+        slope = (loss_at(0.505, used, used_labels) - loss_at(0.495, used, used_labels)) / 0.01
+        assert after == pytest.approx(0.5 - 0.01 * slope, rel=1e-3, abs=1e-5) and after != 0.5
+        share.data.fill_(float(before["plastic_layers.plastic.head.share"]))
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_distillation_by_hand():
+    logits, old = torch.randn(3, 5, requires_grad=True), torch.randn(3, 5)
+    classes, total = [0, 3, 4], 0.0
+    for new_row, old_row in zip(logits.tolist(), old.tolist()):
+        new = torch.tensor([new_row[c] / 2 for c in classes]).softmax(0)
+        then = torch.tensor([old_row[c] / 2 for c in classes]).softmax(0)
+        total += sum(float(p * (p / q).log()) for p, q in zip(then, new)) / 3
+    loss = distillation_loss(logits, old, classes, 2.0)
+    assert loss.item() == pytest.approx(4 * total, rel=1e-4)
+    loss.backward()
+    assert not logits.grad[:, [1, 2]].any() and logits.grad[:, classes].any()
+    assert distillation_loss(old, old, classes, 2.0).item() == pytest.approx(0, abs=1e-6)
+
+
+class Losses(SupervisedPlugin):
+    """What the first loss of the second experience was made of."""
+
+    found = None
+
+    def after_backward(self, strategy, **kwargs):
+        if strategy.clock.train_exp_counter == 1 and self.found is None:
+            self.found = (strategy.loss.item(), strategy.mb_x.clone(), strategy.mb_y.clone())
+
+
+@pytest.mark.parametrize("distillation", [0.0, 0.25, 3.0])
+def test_the_first_loss_of_a_later_experience(ready, monkeypatch, distillation):
+    from crumb_avalanche.methods import aanets
+
+    drawn, real_draw = [], aanets.draw
+    monkeypatch.setattr(aanets, "draw", lambda *arguments: drawn.append(real_draw(*arguments)) or drawn[-1])
+    model, stream = ready()
+    losses = Losses()
+    strategy = build(model, plugins=[losses], distillation=distillation, half_old_network=False)
+    strategy.train(stream.train_stream[0])
+    now = copy.deepcopy(model).eval()
+    before = copy.deepcopy(now)
+    if distillation:  # another old network than the present one, for there to be something to distil
+        old_network = plugin_of(AANetsPlugin, strategy).old_network
+        moved = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) / 3
+        old_network.state["plastic.head.layer.weight"] += moved
+        before.plastic_layers.load_state_dict(old_network.state, strict=False)
+    buffer, old = copy.deepcopy(strategy.storage_policy), sorted(set(stream.train_stream[0].dataset.targets))
+    strategy.train(stream.train_stream[1])
+    loss, images, labels = losses.found
+    slots = drawn[0]
+    assert len(slots) == len(labels) == 5
+    with torch.no_grad():
+        maps = torch.cat([now.features(images), now.features(buffer.rows[slots])])
+        logits = now.classify(maps)  # there is no dropout, and no step was made yet
+        expected = (cross_entropy(logits[:5], labels) + cross_entropy(logits[5:], buffer.labels[slots].long())) / 2
+        extra = distillation_loss(logits, before.classify(maps), old, 2.0)
+    assert bool(distillation) == (extra.item() > 1e-3)
+    assert loss == pytest.approx((expected + distillation * extra).item(), rel=1e-4)
+
+
+def test_distillation_holds_the_old_answers(ready):
+    drift = []
+    for weight in (0.0, 20.0):
+        model, stream = ready()
+        strategy = build(model, distillation=weight)
+        strategy.train(stream.train_stream[0])
+        images = torch.stack([item[0] for item in stream.test_stream[0].dataset])
+        old = sorted(set(stream.train_stream[0].dataset.targets))
+        before = model.eval()(images)[:, old].log_softmax(1).detach()
+        strategy.train(stream.train_stream[1])
+        after = model.eval()(images)[:, old].log_softmax(1).detach()
+        drift.append((after - before).abs().mean().item())
+    assert drift[1] < 0.7 * drift[0]
+
+
+def test_exemplars_are_balanced_herded_and_fill_the_budget(ready):
+    model, stream = ready(CLASSES)
+    strategy = build(model, mem_size=11)
+    buffer, earlier = strategy.storage_policy, {}
+    for experience in stream.train_stream:
+        strategy.train(experience)
+        classes = strategy.seen_classes.seen
+        counts = [len(buffer.slots.by_class[label]) for label in classes]
+        share, rest = divmod(11, len(classes))
+        assert counts == [share + (place < rest) for place in range(len(classes))] and sum(counts) == 11
+        rows = {label: [buffer.rows[slot].clone() for slot in buffer.slots.by_class[label]] for label in classes}
+        for label, before in earlier.items():  # old lists lose their ends
+            assert all(torch.equal(one, two) for one, two in zip(rows[label], before))
+        earlier = rows
+        data = list(experience.dataset)
+        for label in sorted(set(experience.dataset.targets)):
+            images = [image.to(torch.uint8) for image, other, *_ in data if other == label]
+            features = normalize(pooled_features(model, torch.stack(images)))
+            mean, total, left = features.mean(0), torch.zeros(features.shape[1]), list(range(len(images)))
+            for kept, row in enumerate(rows[label], 1):
+                best = min(left, key=lambda i: float((mean - (total + features[i]) / kept).norm()))
+                assert torch.equal(row, images[best])
+                left.remove(best)
+                total = total + features[best]
+
+
+def test_bytes(ready):
+    model, stream = ready()
+    half, full = (OldBranches.bytes_of(model, half) for half in (True, False))
+    # conv and head of P, the share, scales and shifts: 584 + 36 + 1 + 64 + 8 numbers
+    assert (half, full) == (2 * 693, 4 * 693)
+    budget = 8 * 768
+    for changes, fixed in (({}, half), ({"half_old_network": False}, full), ({"distillation": 0.0}, 0)):
+        method = AANetsSettings(count_stable_branch=False, **changes)
+        assert AANETS.memories_in_budget(model, budget, 4, method) == (budget - fixed) // 768
+    network = sum(p.numel() for p in model.plastic_layers.parameters())
+    strategy = train(model, stream, mem_size=6, count_stable_branch=False)
+    counted = LedgerMetric().count(strategy)
+    assert counted["statistics_bytes"] == half and counted["buffer_bytes"] == 6 * 768
+    assert counted["memory_bytes"] - counted["label_bytes"] == 6 * 768 + half <= budget
+    # Both branches are the network: the frozen one is counted with what is frozen.
+    assert counted["plastic_bytes"] == 4 * (network + 1 + 64 + 8)
+    without, stream = ready()
+    bare = train(without, stream, distillation=0.0, count_stable_branch=False)
+    assert LedgerMetric().count(bare)["statistics_bytes"] == 0
+
+
+def test_the_stable_branch_counts(ready):
+    model, stream = ready()
+    settings = AANetsSettings()
+    fixed = OldBranches.bytes_of(model, True) + 4 * (584 + 64 + 8)
+    assert AANETS.fixed_bytes(model, settings, 4) == fixed
+    count = AANETS.memories_in_budget(model, 8 * 768, 4, settings)
+    assert count == (8 * 768 - fixed) // 768 == 2
+    counted = LedgerMetric().count(train(model, stream, mem_size=count))
+    assert counted["statistics_bytes"] == fixed
+
+
+class Held(SupervisedPlugin):
+    """The number of exemplars after every step and every experience."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = []
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self.counts.append(len(strategy.storage_policy))
+
+    after_training_exp = after_training_iteration
+
+
+@pytest.mark.parametrize("mem_size", [3, 7, 12, 500])
+def test_exemplars_are_those_of_the_budget_not_so_many_a_class(ready, mem_size):
+    """The paper's port kept 20 a class, 2,000 altogether, whatever the budget was."""
+    model, stream = ready(CLASSES)
+    held = Held()
+    strategy = train(model, stream, plugins=[held], mem_size=mem_size)
+    assert max(held.counts) <= mem_size and len(strategy.storage_policy) == min(mem_size, 60)
+
+
+def test_fewer_exemplars_than_classes(ready):
+    model, stream = ready()
+    strategy = train(model, stream, mem_size=3)
+    counts = [strategy.storage_policy.slots.count(label) for label in strategy.seen_classes.seen]
+    assert counts == [1, 1, 1, 0]  # the latest class is the one that the network knows best
+
+
+def test_the_old_network_answers_as_it_did(ready):
+    model, stream = ready()
+    strategy = train(model, stream, half_old_network=False)
+    plugin = plugin_of(AANetsPlugin, strategy)
+    images = torch.stack([item[0] for item in stream.test_stream[1].dataset])
+    maps = model.features(images)
+    before = model.eval().classify(maps).detach()
+    torch.testing.assert_close(plugin.old_network.logits(model, maps), before)
+    strategy.train(stream.train_stream[0])
+    now = plugin.old_network
+    assert not torch.allclose(model.eval().classify(maps), before, atol=1e-3)
+    assert not any(name.startswith("stable.conv.conv") for name in now.state)
+
+
+def test_a_feature_cache_changes_nothing(ready, tmp_path):
+    results = []
+    for cached in (False, True):
+        model, stream = ready()
+        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
+        results.append(train(model, stream, plugins=plugins, outer_every=2))
+    one, two = (result.model.state_dict() for result in results)
+    for name, value in one.items():
+        torch.testing.assert_close(value, two[name], rtol=1e-4, atol=1e-5, msg=name)
+    assert torch.equal(results[0].storage_policy.rows, results[1].storage_policy.rows)
+
+
+def test_wrong_settings_are_errors(ready):
+    wrong = {"outer_every": 0, "a_learning_rate": -1.0, "distillation": -0.5, "temperature": 0.0}
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match=re.escape(f"{name} is {value}")):
+            AANetsSettings(**{name: value})

@@ -1,0 +1,287 @@
+"""What every strategy of the registry has to keep, whatever it does inside."""
+
+import copy
+import importlib
+import json
+import pickle
+import pkgutil
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import small_models
+import torch
+from avalanche.core import BasePlugin
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from variants import VARIANTS, entry_of
+from watched import Answers, plugin_of
+
+import crumb_avalanche
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state
+from crumb_avalanche.training.ledger import LedgerMetric
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
+CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
+BUDGET = 8 * 3 * 16**2  # eight images of 16 pixels
+STREAM_LEARNERS = [*(name for name, entry in STRATEGIES.items() if not entry.joint), *VARIANTS]
+
+
+class Outputs(SupervisedPlugin):
+    """Collects the outputs of an evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs = []
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.outputs.append(strategy.mb_output.clone())
+
+
+class Watch(SupervisedPlugin):
+    """Which rows of the data a strategy was shown in each experience, and its bytes after every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.bytes = [], []
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.rows.append([])
+
+    def before_forward(self, strategy, **kwargs):
+        # The brightest corner of an image of the fake stream is its own.
+        self.rows[-1] += [tuple(image.flatten()[:6].tolist()) for image in strategy.mb_x]
+
+    def after_training_iteration(self, strategy, **kwargs):
+        entries = LedgerMetric().count(strategy)
+        self.bytes.append(entries["memory_bytes"] - entries["label_bytes"])
+
+
+def learn(name, make_model, make_stream, protocol="class_instance", experiences=2, method=None):
+    """A strategy after some experiences, with what was watched; the global RNG state is set."""
+    entry, varied = entry_of(name)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    stream = make_stream(protocol=protocol, classes=CLASSES)
+    model = calibrate(make_model(n_classes=6, codebook=entry.codebook), stream.train_stream[0].dataset)
+    count = entry.memories_in_budget(model, BUDGET, stream.n_classes, exact=True)
+    watch, answers = Watch(), Answers()
+    evaluator = EvaluationPlugin(loggers=[])
+    method = varied | (method or {})
+    strategy = build_strategy(
+        entry.name, model, SETTINGS, count, 0, method=method, plugins=[watch, answers], evaluator=evaluator
+    )
+    for experience in stream.train_stream[:experiences]:
+        strategy.train(experience)
+    return strategy, stream, watch, answers
+
+
+@cache
+def learned(name):
+    """What ``learn`` returns, once for the tests that only read it."""
+    return learn(name, small_models.make_model, small_models.make_stream)
+
+
+def weights(strategy):
+    return {key: value.clone() for key, value in strategy.model.state_dict().items()}
+
+
+def state(strategy):
+    """A copy of a strategy's state: the tensors, and the rest without what a clock says."""
+    tree, tensors = flatten(copy.deepcopy(strategy.state_dict()))
+    return [pair for pair in json.loads(json.dumps(tree))["dict"] if pair[0] != "seconds"], tensors
+
+
+def assert_same(first, second):
+    (tree, tensors), (other_tree, others) = first, second
+    assert tree == other_tree and tensors.keys() == others.keys()
+    assert all(torch.equal(tensors[key], others[key]) for key in tensors)
+
+
+def logits_of(strategy, stream):
+    """``(N, classes)``, the outputs of the strategy on all classes seen."""
+    watch = Outputs()
+    strategy.plugins.append(watch)
+    strategy.eval(stream.test_stream[:2])
+    strategy.plugins.remove(watch)
+    return torch.cat(watch.outputs)
+
+
+def built_anew(name, make_model, make_stream):
+    """A strategy with the same settings that was not trained, with other weights where training changes them."""
+    strategy, stream, *_ = learn(name, make_model, make_stream, experiences=0)
+    torch.manual_seed(99)
+    with torch.no_grad():
+        for weight in strategy.model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight) * 0.1)
+    return strategy, stream
+
+
+@pytest.mark.parametrize("protocol", ["class_instance", "class_iid"])
+@pytest.mark.parametrize("name", STREAM_LEARNERS)
+def test_learns_a_stream_and_answers_only_with_classes_it_saw(name, protocol, make_model, make_stream):
+    strategy, stream, _, answers = learn(name, make_model, make_stream, protocol)
+    for seen in (1, 2):
+        answers.given.clear()
+        strategy.eval(stream.test_stream[:seen])
+        assert len(answers.given) == sum(len(experience.dataset) for experience in stream.test_stream[:seen])
+    known = set().union(*stream.original_classes_in_exp[:2])
+    assert set(answers.given) <= known
+
+
+@pytest.mark.parametrize("name", STREAM_LEARNERS)
+def test_every_later_frame_is_seen_once_and_in_order(name):
+    _, stream, watch, _ = learned(name)
+    for number, experience in enumerate(stream.train_stream[:2]):
+        shown = [tuple(image.flatten()[:6].tolist()) for image, *_ in experience.dataset]
+        epochs = watch.rows[number][: len(shown)] if number == 0 else watch.rows[number]
+        fresh = [row for row in epochs if row in set(shown)]
+        assert fresh == shown
+
+
+@pytest.mark.parametrize("name", STREAM_LEARNERS)
+def test_is_another_learner_than_fine_tuning(name):
+    if name == "finetune":
+        pytest.skip("fine-tuning itself")
+    ours, plain = (learned(one)[0] for one in (name, "finetune"))
+    ours_weights, plain_weights = weights(ours), weights(plain)
+    assert any(
+        key not in ours_weights or not torch.equal(ours_weights[key], plain_weights[key]) for key in plain_weights
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in STREAM_LEARNERS if entry_of(name)[0].budgeted])
+def test_keeps_its_bytes_within_the_budget_at_every_step(name):
+    _, _, watch, _ = learned(name)
+    assert max(watch.bytes) <= BUDGET
+    assert watch.bytes[-1] > 0
+
+
+@pytest.mark.parametrize("name", STREAM_LEARNERS)
+def test_the_same_twice(name, make_model, make_stream):
+    assert_same(state(learned(name)[0]), state(learn(name, make_model, make_stream)[0]))
+
+
+@pytest.mark.parametrize("name", STREAM_LEARNERS)
+def test_survives_pickling(name, make_model, make_stream):
+    strategy, stream, _, _ = learn(name, make_model, make_stream)
+    again = pickle.loads(pickle.dumps(strategy))
+    outputs = []
+    for one in (strategy, again):
+        one.eval(stream.test_stream[:2])
+        answers = plugin_of(Answers, one)
+        outputs.append(answers.given[-len(stream.test_stream[1].dataset) :])
+    assert outputs[0] == outputs[1]
+    # It also goes on learning in the same way.
+    for one in (strategy, again):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        one.train(stream.train_stream[2])
+    first, second = state(strategy), state(again)
+    assert_same(first, second)
+
+
+@pytest.mark.parametrize("name", STREAM_LEARNERS)
+def test_a_state_loaded_into_a_strategy_built_anew_answers_and_trains_on_the_same(
+    name, make_model, make_stream, tmp_path
+):
+    strategy, stream, *_ = learn(name, make_model, make_stream)
+    write_state(tmp_path / "state.safetensors", strategy.state_dict(), {})
+    again, its_stream = built_anew(name, make_model, make_stream)
+    again.load_state_dict(read_state(tmp_path / "state.safetensors")[0])
+    assert_same(state(strategy), state(again))
+    assert torch.equal(logits_of(again, its_stream), logits_of(strategy, stream))
+    ends = []
+    for one, data in ((strategy, stream), (again, its_stream)):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        one.train(data.train_stream[2])
+        ends.append(state(one))
+    assert_same(*ends)
+
+
+@pytest.mark.parametrize("name", [name for name in STREAM_LEARNERS if name != "chance"])
+def test_the_answer_state_suffices_for_the_same_answers(name, make_model, make_stream, tmp_path):
+    strategy, stream, *_ = learn(name, make_model, make_stream)
+    answers, everything = tmp_path / "answers.safetensors", tmp_path / "state.safetensors"
+    write_state(answers, strategy.answer_state(), {})
+    write_state(everything, strategy.state_dict(), {})
+    again, its_stream = built_anew(name, make_model, make_stream)
+    expected = logits_of(strategy, stream)
+    assert not torch.equal(logits_of(again, its_stream), expected)
+    again.load_answer_state(read_state(answers)[0])
+    assert torch.equal(logits_of(again, its_stream), expected)
+    assert answers.stat().st_size < everything.stat().st_size
+    names = read_tensors(answers)[0].keys()
+    assert not [key for key in names if re.search("optimizer|buffers|random|old_network|feature_extractor", key)]
+
+
+def test_a_state_of_another_strategy_is_refused(make_model, make_stream):
+    saved = learn("er", make_model, make_stream, experiences=1)[0].state_dict()
+    for name, facts in (
+        ("icarl", "ExperienceReplayPlugin, ICaRLPlugin"),
+        ("finetune", "ReplayPlugin; build"),
+    ):
+        other = built_anew(name, make_model, make_stream)[0]
+        before = weights(other)
+        with pytest.raises(StateError, match=facts):
+            other.load_state_dict(saved)
+        assert all(torch.equal(value, before[key]) for key, value in weights(other).items())
+    with pytest.raises(StateError, match=r"1 replay buffers, the strategy has 0"):
+        other.load_state_dict(saved, strict=False)
+    loose = built_anew("rainbow_memory", make_model, make_stream)[0]
+    loose.load_state_dict(saved, strict=False)
+    assert loose.seen_classes.seen == saved["plugins"]["SeenClassesPlugin"]["seen"]
+
+
+def test_every_plugin_of_the_package_says_its_state():
+    for module in pkgutil.walk_packages(crumb_avalanche.__path__, "crumb_avalanche."):
+        if module.name.split(".")[1] in ("training", "methods", "runs"):
+            importlib.import_module(module.name)
+    kinds = [BasePlugin]
+    for kind in kinds:
+        kinds += [one for one in kind.__subclasses__() if one not in kinds]
+    ours = [kind for kind in kinds if kind.__module__.startswith("crumb_avalanche.")]
+    assert len(ours) > 20
+    without = [kind.__name__ for kind in ours if not hasattr(kind, "state_dict")]
+    assert without == ["PatchedAGEM"]  # its memories are views of the stream's data sets
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_class_beyond_the_head_is_told_before_anything_is_learned(name, make_model, make_stream):
+    experience = make_stream(classes=CLASSES[:4]).train_stream[1]
+    highest = max(experience.classes_in_this_experience)
+    model = make_model(n_classes=highest, codebook=STRATEGIES[name].codebook)
+    strategy = build_strategy(name, model, SETTINGS, 8, 0, evaluator=EvaluationPlugin(loggers=[]))
+    words = (
+        f"class {highest} was seen, but the head has {highest} outputs (0 to {highest - 1}); build the model with "
+        f"n_classes={highest + 1} or more"
+    )
+    with pytest.raises(ValueError, match=re.escape(words)):
+        strategy.train(experience)
+    assert strategy.seen_classes.seen == [] and strategy.clock.train_iterations == 0
+
+
+@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if not entry.codebook])
+def test_methods_without_memory_blocks_learn_beside_those_of_a_model_given(name, make_model, make_stream):
+    """The plastic layers end the same whether the model has a codebook or not."""
+    ends = []
+    for codebook in (False, True):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        model = make_model(n_classes=4, codebook=codebook)
+        strategy = build_strategy(name, model, SETTINGS, 8, 0, evaluator=EvaluationPlugin(loggers=[]))
+        strategy.train(make_stream().train_stream[0])
+        ends.append(model.plastic_layers.state_dict())
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_wrong_setting_is_refused_by_name(name, make_model, make_stream):
+    with pytest.raises(ValueError, match=f"strategy {name} has no setting 'no_such_thing'; it has"):
+        STRATEGIES[name].method_settings({"no_such_thing": 1})

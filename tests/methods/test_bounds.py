@@ -1,0 +1,80 @@
+"""Guessing: every class that was seen equally often, by the seed. Training on all classes: one cycle."""
+
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from watched import Answers
+
+from crumb_avalanche.methods.bounds import one_cycle
+from crumb_avalanche.methods.method_settings import LearningSettings, OfflineSettings
+from crumb_avalanche.methods.registry import build_strategy
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def guesses(make_model, make_stream, seed, times=50):
+    answers, stream = Answers(), make_stream(classes_per_experience=3, classes=("fish", "house", "key", "leaf"))
+    model = make_model(codebook=False)
+    strategy = build_strategy(
+        *("chance", model, LearningSettings(first_epochs=1), 0, seed),
+        plugins=[answers],
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    before = [weight.clone() for weight in model.parameters()]
+    strategy.train(stream.train_stream[0])
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before)), "nothing is learned"
+    for _ in range(times):
+        strategy.eval(stream.test_stream[:1])
+    return answers.given, stream.original_classes_in_exp[0]
+
+
+def test_seen_classes_come_equally_often_and_the_seed_decides(make_model, make_stream):
+    given, seen = guesses(make_model, make_stream, 0)
+    expected = len(given) / 3
+    deviation = (len(given) * 2 / 9) ** 0.5  # of a binomial count with p = 1/3
+    assert set(given) == set(seen) and len(given) >= 1500
+    assert all(abs(given.count(label) - expected) < 5 * deviation for label in seen)
+    assert guesses(make_model, make_stream, 0, 2)[0] == given[: 2 * len(given) // 50]
+    assert guesses(make_model, make_stream, 1, 2)[0] != given[: 2 * len(given) // 50]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 10, 37])
+def test_the_cycle_is_torchs(steps):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=0.5)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=steps)
+    for step in range(steps):
+        group = optimizer.param_groups[0]
+        assert one_cycle(step, steps, 0.02) == pytest.approx((group["lr"], group["momentum"]), rel=1e-9)
+        optimizer.step()
+        if step < steps - 1:
+            schedule.step()
+
+
+class Rates(SupervisedPlugin):
+    """The learning rate of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def before_update(self, strategy, **kwargs):
+        self.seen.append(strategy.optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("peak", [0.02, 0.0])
+def test_the_bound_trains_in_one_cycle_over_all_epochs(make_model, make_stream, peak):
+    rates, settings = Rates(), LearningSettings(learning_rate=0.003, first_epochs=3, batch_size=8)
+    strategy = build_strategy(
+        *("offline", make_model(codebook=False), settings, 0, 0, "cpu", {"peak_rate": peak}),
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    strategy.plugins.append(rates)
+    strategy.train(make_stream(4, protocol="offline").train_stream[0], shuffle=True)
+    assert len(rates.seen) == 15  # 40 images, three times
+    expected = [one_cycle(step, 15, peak)[0] for step in range(15)] if peak else [0.003] * 15
+    assert rates.seen == pytest.approx(expected)
+
+
+def test_a_negative_peak_is_an_error():
+    with pytest.raises(ValueError, match=r"peak_rate is -0.1; give 0 or more"):
+        OfflineSettings(peak_rate=-0.1)

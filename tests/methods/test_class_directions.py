@@ -1,0 +1,273 @@
+"""Directions of classes: as many as a class needs, at any scale, within a limit over all classes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crumb_avalanche.methods.directions import BLOCK, ClassDirections, direction_bytes
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.system.tensor_file import StateError
+
+D = 8
+
+
+def clouds(counts, seed=0):
+    """Images of classes, ``counts`` of each, in one block a class, and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return torch.randn(len(labels), D, generator=generator) * torch.rand(len(counts), 1, generator=generator)[
+        labels
+    ], labels
+
+
+def taught(counts, directions=D, seed=0, **arguments):
+    statistics = RegularizedDiscriminant(len(counts), D, directions, **arguments)
+    statistics.update(*clouds(counts, seed))
+    return statistics
+
+
+def energies(directions):
+    """Energies of the directions of each class, weakest first."""
+    return [directions.of_class(label).square().sum(1).tolist() for label in range(len(directions.rows))]
+
+
+def with_energies(*classes, eight_bits=False):
+    """Directions along the axes with given energies, weakest first."""
+    directions = ClassDirections(len(classes), D, most=D, eight_bits=eight_bits)
+    for label, values in enumerate(classes):
+        directions.extend(
+            label, torch.diag(torch.tensor(values, dtype=torch.float64).sqrt()) @ torch.eye(len(values), D).double()
+        )
+    return directions
+
+
+def test_directions_by_hand():
+    statistics = RegularizedDiscriminant(2, 2, directions=2)
+    expected = torch.tensor([[2**0.5, 0], [0, 6**0.5]], dtype=torch.float64)
+    for image, rows in (([0.0, 0], expected[:0]), ([2.0, 0], expected[:1]), ([1.0, 3], expected)):
+        statistics.update(torch.tensor([image]), torch.tensor([0]))  # the last scatter is ((2, 0), (0, 6))
+        torch.testing.assert_close(statistics.directions.of_class(0).abs(), rows, rtol=5e-4, atol=1e-9)
+    assert not statistics.directions.outside.any()
+    statistics.limit(1)
+    torch.testing.assert_close(statistics.directions.of_class(0).abs(), expected[1:], rtol=5e-4, atol=1e-9)
+    assert statistics.directions.outside.tolist() == pytest.approx([2, 0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("total", "kept", "outside"),
+    [
+        (6, [[1, 4, 9], [4, 16], [9]], [0, 0, 0]),
+        (5, [[4, 9], [4, 16], [9]], [1, 0, 0]),
+        (4, [[9], [4, 16], [9]], [5, 0, 0]),  # of equally many and equally weak ones, the first class
+        (3, [[9], [16], [9]], [5, 4, 0]),
+        (2, [[], [16], [9]], [14, 4, 0]),
+        (0, [[], [], []], [14, 20, 9]),
+    ],
+)
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_which_class_loses_directions_by_hand(total, kept, outside, eight_bits):
+    directions = with_energies([1, 4, 9], [4, 16], [9], eight_bits=eight_bits)
+    directions.total = total
+    directions.trim()
+    rounding = 1e-2 if eight_bits else 0
+    for found, expected in zip(energies(directions), kept, strict=True):
+        assert found == pytest.approx(expected, rel=rounding)
+    assert directions.outside.tolist() == pytest.approx(outside, rel=rounding)
+    assert len(directions) == total == int(directions.counts.sum()) == sum(map(len, directions.rows))
+    used = [rows.untyped_storage().nbytes() for rows in directions.rows]
+    assert used == [(1 if eight_bits else 2) * D * len(values) for values in kept], "the memory of the others is free"
+    one_each = [2 * len(values) for values in kept]
+    assert [scales.untyped_storage().nbytes() for scales in directions.scales] == (one_each if eight_bits else [4] * 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=6), min_size=1, max_size=6), st.integers(0, 20))
+def test_the_limit_removes_one_direction_after_the_other(classes, total):
+    directions = with_energies(*map(sorted, classes))
+    kept, outside = energies(directions), directions.outside.tolist()
+    while sum(map(len, kept)) > total:  # the slow way
+        most = max(map(len, kept))
+        label = min((label for label in range(len(kept)) if len(kept[label]) == most), key=lambda one: kept[one][0])
+        outside[label] += kept[label].pop(0)
+    directions.total = total
+    directions.trim()
+    assert energies(directions) == kept
+    assert directions.outside.tolist() == pytest.approx(outside, rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    most=st.integers(0, 6),
+    total=st.none() | st.integers(0, 20),
+    size=st.integers(1, 9),
+    seed=st.integers(0, 99),
+    eight_bits=st.booleans(),
+)
+def test_never_more_directions_than_images_need_and_no_energy_is_lost(counts, most, total, size, seed, eight_bits):
+    features, labels = clouds(counts, seed)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    statistics = RegularizedDiscriminant(len(counts), D, most, total_directions=total, eight_bits=eight_bits)
+    for part in order.split(size):
+        statistics.update(features[part], labels[part])
+        held, seen = statistics.directions.counts, statistics.image_counts
+        assert (held <= (seen - 1).clamp(0, min(most, D))).all() and (total is None or held.sum() <= total)
+    for label, count in enumerate(counts):
+        group = features[labels == label].double()
+        trace = float((group - group.mean(0)).square().sum())
+        kept = statistics.directions.of_class(label).square().sum()
+        precise = pytest.approx(trace, rel=3e-2 if eight_bits else 5e-3, abs=1e-9)
+        assert float(kept + statistics.directions.outside[label]) == precise
+        if total is None:
+            assert len(statistics.directions.of_class(label)) == min(count - 1, most, D)
+    assert statistics.scores(features).isfinite().all()
+
+
+def test_many_images_at_once_are_decomposed_in_parts(monkeypatch):
+    sizes, eigh = [], torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: sizes.append(len(matrix)) or eigh(matrix))
+    statistics = taught([1500, 2], directions=D)
+    assert max(sizes) <= 512 + D
+    features, labels = clouds([1500, 2])
+    group = features[labels == 0].double()
+    scatter, kept = (group - group.mean(0)).T @ (group - group.mean(0)), statistics.directions.of_class(0)
+    torch.testing.assert_close(kept.T @ kept, scatter, rtol=0, atol=2e-3 * float(scatter.abs().max()))
+
+
+def test_equal_images_have_no_direction():
+    statistics = RegularizedDiscriminant(1, D, directions=4)
+    for size in (1, 3, 2):
+        statistics.update(torch.full((size, D), 0.1), torch.zeros(size, dtype=torch.int64))
+    assert statistics.directions.counts.tolist() == [0] and not statistics.directions.outside.any()
+
+
+def test_a_limit_holds_in_every_later_step():
+    statistics = taught([9, 5, 2], directions=4, total_directions=7)
+    assert statistics.directions.counts.tolist() == [3, 3, 1] and statistics.settings["total_directions"] == 7
+    statistics.scores(clouds([2])[0])
+    statistics.limit(4)
+    assert len(statistics.directions) == 4 and statistics.settings["total_directions"] == 4
+    assert statistics._solution is None, "a limit changes the answers"
+    statistics.merge(taught([6, 6, 6], directions=4, seed=1))
+    assert len(statistics.directions) == 4 and statistics.settings["total_directions"] == 4
+    again = RegularizedDiscriminant.from_state(statistics.state_dict())
+    for one in (statistics, again):
+        one.update(*clouds([7, 8, 9], seed=2))
+        assert len(one.directions) == 4
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(statistics.tensors(), again.tensors()))
+    statistics.limit(None)
+    statistics.update(*clouds([7, 8, 9], seed=3))
+    assert statistics.directions.counts.tolist() == [4, 4, 4]
+    with pytest.raises(ValueError, match="total_directions is -1; give at least 0"):
+        statistics.limit(-1)
+
+
+def test_without_directions_the_covariances_are_round():
+    features, labels = clouds([40, 40])
+    features += 4 * labels[:, None]
+    statistics = RegularizedDiscriminant(2, D, directions=0)
+    statistics.update(features, labels)
+    assert len(statistics.directions) == 0 and (statistics.scores(features).argmax(1) == labels).double().mean() > 0.9
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 3e3, 1e6, 1e12])
+def test_directions_at_any_scale_are_as_precise(scale):
+    rows = scale * torch.randn(12, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    directions = ClassDirections(1, D, most=D)
+    directions.extend(0, rows)
+    kept, expected = directions.of_class(0), rows.T @ rows
+    assert directions.rows[0].dtype == torch.float16 and 2**14 <= directions.rows[0].abs().max() <= 2**15
+    torch.testing.assert_close(kept.T @ kept, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+    # Weak directions beside strong ones are no less precise: a millionth is above the smallest normal number.
+    weak = scale * torch.tensor([[1e-5] + [0] * (D - 2) + [0], [0] * (D - 1) + [1]], dtype=torch.float64)
+    directions = ClassDirections(1, D, most=D)
+    directions.extend(0, weak)
+    torch.testing.assert_close(directions.of_class(0).abs(), weak, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 3e3, 1e12])
+def test_int8_values_have_a_scale_for_each_block(scale):
+    """A value is less than a step away, and a step is a 127th of the largest value of its block."""
+    length, generator = 2 * BLOCK + 5, torch.Generator().manual_seed(0)
+    rows = scale * torch.randn(2, length, generator=generator, dtype=torch.float64)
+    rows[:, BLOCK : 2 * BLOCK] *= 1e-4
+    rows[1, : 2 * BLOCK] = 0
+    rows[0, 2 * BLOCK :] = 0  # orthogonal: they are the directions
+    directions = ClassDirections(1, length, most=4, eight_bits=True)
+    directions.extend(0, rows)
+    found = directions.of_class(0).flip(0)
+    assert directions.rows[0].dtype == torch.int8 and directions.scales[0].shape == (2, 3)
+    for mine, exact in zip(found, rows):
+        mine = mine * torch.sign(mine @ exact)
+        for place in range(0, length, BLOCK):
+            block = exact[place : place + BLOCK]
+            assert (mine[place : place + BLOCK] - block).abs().max() <= 0.01 * block.abs().max() + 1e-9 * scale
+    assert direction_bytes(length, True) == length + 2 * 3 == sum(part[0].nbytes for part in directions.tensors()[:2])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 99))
+def test_a_state_of_int8_rows_comes_back(counts, seed):
+    statistics = taught(counts, seed=seed, eight_bits=True, total_directions=9)
+    again = RegularizedDiscriminant.from_state(statistics.state_dict())
+    for one in (statistics, again):
+        one.update(*clouds(counts, seed + 1))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(statistics.tensors(), again.tensors(), strict=True))
+
+
+def test_rounding_to_int8_does_not_add_up_over_many_updates():
+    """A class taught in forty clips of ten images: forty roundings move its scatter by a few percent."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(400, 4 * BLOCK, generator=generator) * torch.logspace(0, -1, 4 * BLOCK)
+    whole, eight = (RegularizedDiscriminant(1, 4 * BLOCK, 4 * BLOCK, eight_bits=bits) for bits in (False, True))
+    for statistics in (whole, eight):
+        for clip in features.split(10):
+            statistics.update(clip, torch.zeros(10, dtype=torch.int64))
+    exact, rounded = ((rows := one.directions.of_class(0)).T @ rows for one in (whole, eight))
+    difference = float(torch.linalg.matrix_norm(rounded - exact) / torch.linalg.matrix_norm(exact))
+    assert 1e-4 < difference < 0.05
+
+
+def test_a_class_keeps_the_strongest_directions_of_both_parts():
+    one, other = with_energies([1, 4, 25]), ClassDirections(1, D, most=D)
+    other.extend(0, torch.eye(D).double()[5:7] * torch.tensor([[3.0], [4.0]]))
+    one.most = 3
+    one.extend(0, other.of_class(0))
+    assert energies(one)[0] == pytest.approx([9, 16, 25], rel=1e-3) and one.outside.tolist() == pytest.approx(
+        [5], rel=1e-3
+    )
+
+
+def test_states_that_do_not_belong_to_the_settings():
+    statistics = taught([4, 4])
+    state = statistics.state_dict()
+    before = [tensor.clone() for tensor in statistics.tensors()]
+    for name, tensor in (
+        ("directions", state["directions"][:-1]),
+        ("directions", state["directions"][:, 1:]),
+        ("direction_counts", torch.tensor([7, -1], dtype=torch.int32)),
+        ("direction_counts", torch.tensor([6], dtype=torch.int32)),
+        ("direction_scales", torch.ones(3)),
+        ("outside", torch.ones(3)),
+    ):
+        with pytest.raises(StateError, match="belong to 2 classes of at most 8 directions of length 8"):
+            statistics.load_state_dict({**state, name: tensor})
+    with pytest.raises(StateError, match=r"means of the state .*not belong"):
+        statistics.load_state_dict({**state, "means": state["means"][:1]})
+    assert all(torch.equal(mine, old) for mine, old in zip(statistics.tensors(), before))
+
+
+def test_two_thousand_classes_of_three_images_fit_into_64_megabytes():
+    length, classes = 2048, 2000
+    statistics = RegularizedDiscriminant(0, length, directions=66)
+    generator = torch.Generator().manual_seed(0)
+    for label in range(classes):
+        statistics.grow(label + 1)
+        statistics.update(torch.randn(3, length, generator=generator), torch.full((3,), label))
+    means = directions = classes * length * 4  # two directions of two bytes
+    assert statistics.directions.counts.tolist() == [2] * classes
+    assert means + directions < statistics.held_bytes < 1.1 * (means + directions) < 64 * 2**20
+    state = statistics.state_dict()
+    assert state["directions"].shape == (2 * classes, length)
+    assert sum(tensor.nbytes for tensor in statistics.named_tensors().values()) <= statistics.held_bytes

@@ -1,0 +1,273 @@
+"""CoPE: its loss against a loop, its prototypes by hand."""
+
+import math
+import re
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins.cope import PPPloss
+from torch import nn
+from torch.nn.functional import normalize
+from watched import Order, learn_stream, plugin_of, unseen_in, without_and_with_cache
+
+from crumb_avalanche.memory.selection import ClassBalancedReservoir
+from crumb_avalanche.methods.cope import COPE, CoPEPlugin, ppp_loss
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.memory_settings import CoPESettings
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.models.penultimate import penultimate
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.storage_policies import ImageBuffer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SETTINGS = LearningSettings(learning_rate=0.02, weight_decay=0.0, batch_size=5, eval_batch_size=8, first_epochs=2)
+
+
+def build(model, mem_size, method=None, learning_rate=0.02, **host):
+    host, settings = {"evaluator": EvaluationPlugin(loggers=[]), **host}, replace(SETTINGS, learning_rate=learning_rate)
+    return COPE.build(Recipe(model, settings, COPE.method_settings(method), mem_size, model.n_classes, 0, "cpu", host))
+
+
+def learned(make_model, make_stream, mem_size=7, experiences=2, **more):
+    torch.manual_seed(0)
+    return learn_stream(build, make_model(codebook=False), make_stream(), mem_size, experiences, **more)
+
+
+def the(strategy):
+    return plugin_of(CoPEPlugin, strategy)
+
+
+def plugin(n_classes=3, length=2, **settings):
+    return CoPEPlugin(ImageBuffer(4, ClassBalancedReservoir()), CoPESettings(**settings), n_classes, length, 0)
+
+
+def slow_loss(embeddings, labels, prototypes, known, temperature):
+    """The paper's sums, one by one, in double precision."""
+    f, p = embeddings.double(), prototypes.double()
+
+    def chance(x, proxy, c):
+        own = torch.exp(x @ proxy.detach() / temperature)
+        return own / (own + sum(torch.exp(x @ p[k] / temperature) for k in range(len(p)) if known[k] and k != c))
+
+    total = 0.0
+    for i, c in enumerate(labels.tolist()):
+        mates = [j for j, other in enumerate(labels.tolist()) if other == c and j != i]
+        proxies = [p[c], *(f[j] for j in mates)]
+        total = total + torch.log(sum(chance(f[i], proxy, c) for proxy in proxies) / len(proxies))
+        for j, other in enumerate(labels.tolist()):
+            if other != c:
+                total = total + torch.log(1 - (chance(f[j], p[c], c) + chance(f[j], f[i], c)) / 2)
+    return -total / len(labels)
+
+
+def some_batch(size=7, classes=5, length=4, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    embeddings = normalize(torch.randn(size, length, generator=random))
+    prototypes = normalize(torch.randn(classes, length, generator=random))
+    return embeddings, torch.randint(3, (size,), generator=random), prototypes
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_the_loss_and_its_gradient_are_those_of_a_loop(temperature):
+    embeddings, labels, prototypes = some_batch()
+    known = torch.tensor([True, True, True, False, True])
+    gradients = []
+    for loss in (ppp_loss, slow_loss):
+        leaf = embeddings.clone().requires_grad_()
+        value = loss(leaf, labels, prototypes, known, temperature)
+        value.backward()
+        gradients.append((float(value.detach()), leaf.grad))
+    assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-4)
+    assert torch.allclose(gradients[0][1], gradients[1][1], rtol=1e-3, atol=1e-4)
+
+
+def test_the_loss_is_that_of_the_authors_plugin():
+    embeddings, labels, prototypes = some_batch(seed=1)
+    theirs = PPPloss({c: prototypes[c : c + 1] for c in range(5)}, T=0.1)(embeddings, labels)
+    ours = ppp_loss(embeddings, labels, prototypes, torch.ones(5, dtype=torch.bool), 0.1)
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-4)
+
+
+def test_the_loss_is_zero_where_there_is_one_class():
+    embeddings, _, prototypes = some_batch()
+    embeddings.requires_grad_()
+    known = torch.tensor([False, True, False, False, False])
+    loss = ppp_loss(embeddings, torch.ones(7, dtype=torch.int64), prototypes, known, 0.1)
+    loss.backward()
+    assert float(loss.detach()) == 0 and not embeddings.grad.any()
+
+
+def test_the_loss_stays_finite_at_the_poles():
+    prototypes = torch.tensor([[1.0, 0], [-1, 0]])
+    embeddings = torch.tensor([[-1.0, 0], [-1, 0], [1, 0]], requires_grad=True)  # all on the wrong side
+    loss = ppp_loss(embeddings, torch.tensor([0, 0, 1]), prototypes, torch.tensor([True, True]), 1e-3)
+    loss.backward()
+    assert math.isfinite(float(loss.detach())) and torch.isfinite(embeddings.grad).all()
+
+
+def test_prototypes_by_hand():
+    one = plugin(random_prototypes=False, prototype_momentum=0.5)
+    embeddings = torch.tensor([[0.6, 0.8], [0.6, -0.8], [0.0, 1.0]])
+    labels = torch.tensor([2, 2, 0])
+    one.begin(embeddings, labels)
+    assert torch.allclose(one.prototypes, torch.tensor([[0.0, 1], [0, 0], [1, 0]]))
+    assert one.known.tolist() == [True, False, True]
+    one.evolve(torch.tensor([[0.6, 0.8], [1.0, 0.0]]), torch.tensor([2, 0]))
+    # Halfway: (0.8, 0.4) and (0.5, 0.5), each brought to length 1.
+    root = math.sqrt(0.8)
+    assert torch.allclose(one.prototypes[2], torch.tensor([0.8 / root, 0.4 / root]))
+    assert torch.allclose(one.prototypes[0], torch.tensor([0.5**0.5, 0.5**0.5]))
+    one.begin(torch.tensor([[0.0, -1.0]]), torch.tensor([2]))  # has one already
+    assert torch.allclose(one.prototypes[2], torch.tensor([0.8 / root, 0.4 / root]))
+
+
+def test_random_prototypes_have_length_one_and_come_from_the_seed():
+    batch = torch.eye(2), torch.tensor([0, 2])
+    first, second = plugin(random_prototypes=True), plugin(random_prototypes=True)
+    first.begin(*batch), second.begin(*batch)
+    assert torch.equal(first.prototypes, second.prototypes) and not first.prototypes[1].any()
+    draws = np.random.default_rng(0)
+    for label in (0, 2):
+        assert torch.allclose(first.prototypes[label], normalize(torch.from_numpy(draws.random(2, np.float32)), dim=0))
+
+
+class Spy(SupervisedPlugin):
+    """Follows the prototypes and the steps from outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.moved, self.sizes = 0, [], []
+
+    def before_update(self, strategy, **kwargs):
+        self.steps += 1
+        self.before = [weight.clone() for weight in strategy.model.plastic_layers.conv.parameters()]
+        self.old = the(strategy).prototypes.clone()
+        self.batch = the(strategy)._batch
+        self.sizes.append(len(self.batch[1]))
+        assert strategy.mb_output.shape == (len(strategy.mb_y), 4)
+
+    def after_training_iteration(self, strategy, **kwargs):
+        after = strategy.model.plastic_layers.conv.parameters()
+        self.moved.append(any(not torch.equal(old, new) for old, new in zip(self.before, after)))
+        embeddings, labels = self.batch
+        assert torch.allclose(embeddings.norm(dim=1), torch.ones(len(labels)))
+        wanted = self.old.clone()
+        for label in set(labels.tolist()):
+            wanted[label] = 0.99 * wanted[label] + 0.01 * embeddings[labels == label].mean(0)
+            wanted[label] /= wanted[label].norm()
+        assert torch.allclose(the(strategy).prototypes, wanted, atol=1e-6)
+        assert the(strategy)._batch is None
+
+
+def test_every_batch_is_learned_from_and_moves_the_prototypes(make_model, make_stream):
+    spy = Spy()
+    strategy, _ = learned(make_model, make_stream, plugins=[spy])
+    assert spy.steps == 2 * 4 + 4
+    # The first batch is of one class: without another prototype there is nothing to tell apart.
+    assert spy.moved == [False] + 11 * [True]
+    assert spy.sizes == [5] * 5 + [10] * 7  # the buffer fills in the last epoch, and is replayed at once
+    assert the(strategy).known.all()
+
+
+def test_the_loss_of_a_step_is_over_new_frames_and_memories(make_model, make_stream):
+    class Check(SupervisedPlugin):
+        losses = 0
+
+        def before_update(self, strategy, **kwargs):
+            one = the(strategy)
+            embeddings, labels = one._batch
+            if int(one.known.sum()) > 1:
+                wanted = slow_loss(embeddings, labels, one.prototypes, one.known, 0.1)
+                assert float(strategy.loss) == pytest.approx(float(wanted), rel=1e-3)
+                assert torch.equal(labels[: len(strategy.mb_y)], strategy.mb_y)
+                now = normalize(penultimate(strategy.model, strategy.model.features(strategy.mb_x)))
+                assert torch.allclose(embeddings[: len(now)], now, atol=1e-6)
+                self.losses += 1
+
+    check = Check()
+    learned(make_model, make_stream, plugins=[check])
+    assert check.losses == 11
+
+
+def test_the_nearest_prototype_answers(make_model, make_stream):
+    class Watch(SupervisedPlugin):
+        def after_eval_iteration(self, strategy, **kwargs):
+            model = strategy.model
+            embeddings = normalize(penultimate(model, model.features(strategy.mb_x)))
+            products = embeddings @ the(strategy).prototypes.t()
+            assert torch.allclose(strategy.mb_output[:, seen], products[:, seen] / 0.1, atol=1e-5)
+            assert unseen_in(strategy.mb_output) == set(unseen)
+            self.looked = True
+
+    watch = Watch()
+    strategy, stream = learned(make_model, make_stream, experiences=1, plugins=[watch])
+    seen = strategy.seen_classes.seen
+    unseen = [c for c in range(4) if c not in seen]
+    strategy.eval(stream.test_stream)
+    assert watch.looked and not strategy.model.plastic_layers.head._forward_pre_hooks
+    build(make_model(codebook=False), 7).eval(stream.test_stream)  # before anything was learned: the head answers
+
+
+@pytest.mark.parametrize("at_random", [False, True])
+def test_a_prototype_lies_among_its_class_after_a_few_batches(at_random, make_model, make_stream):
+    torch.manual_seed(0)
+    stream = make_stream()
+    strategy = build(make_model(codebook=False), 7, {"random_prototypes": at_random}, learning_rate=1e-5)
+    strategy.train(stream.train_stream[0])
+    angles = []
+    for label in strategy.seen_classes.seen:
+        images = torch.stack([image for image, c, *_ in stream.train_stream[0].dataset if int(c) == label])
+        embeddings = normalize(penultimate(strategy.model.eval(), strategy.model.features(images)))
+        angles.append(float(normalize(embeddings.mean(0), dim=0) @ the(strategy).prototypes[label]))
+    # Four batches of each class at a momentum of 0.99 hardly move a random start.
+    assert max(angles) < 0.95 if at_random else min(angles) > 0.97
+
+
+def test_classes_may_outnumber_the_memories(make_model, make_stream):
+    strategy, _ = learned(make_model, make_stream, mem_size=3)
+    assert len(strategy.storage_policy) == 3 and the(strategy).known.all()
+    assert sorted(map(len, strategy.storage_policy.slots.by_class.values())) == [0, 1, 1, 1]
+
+
+def test_frames_come_in_the_streams_order(make_model, make_stream):
+    order = Order()
+    _, stream = learned(make_model, make_stream, plugins=[order])
+    first, second = ([image for image, *_ in e.dataset] for e in stream.train_stream)
+    assert torch.equal(torch.stack(order.frames), torch.stack([*first, *first, *second]))
+
+
+def test_memories_are_balanced(make_model, make_stream):
+    strategy, _ = learned(make_model, make_stream, mem_size=8)
+    buffer = strategy.storage_policy
+    assert {label: buffer.slots.count(label) for label in buffer.classes} == dict.fromkeys(range(4), 2)
+
+
+def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
+    results = without_and_with_cache(build, tmp_path, make_model, make_stream)
+    assert torch.equal(results[0].storage_policy.rows, results[1].storage_policy.rows)
+    assert torch.allclose(the(results[0]).prototypes, the(results[1]).prototypes, atol=1e-5)
+
+
+def test_bytes_are_images_and_prototypes(make_model, make_stream):
+    strategy, _ = learned(make_model, make_stream)
+    assert the(strategy).statistics_bytes == 4 * 4 * 8 == COPE.fixed_bytes(strategy.model, COPE.method(), 4)
+    assert LedgerMetric().count(strategy)["memory_bytes"] == 7 * (768 + 2) + 4 * 4 * 8
+    assert COPE.memories_in_budget(strategy.model, 7 * 768 + 128, 4) == 7
+
+
+def test_what_cannot_work_is_refused():
+    layers = nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(8, 4)))
+    model = SplitModel(nn.Conv2d(3, 8, 3), layers, "head", image_size=16)
+    with pytest.raises(ValueError, match=re.escape("cope learns the layers between cut and head")):
+        build(model, 4)
+    for name, value, words in (
+        ("prototype_momentum", 1.5, "prototype_momentum is 1.5, but must be from 0 to 1"),
+        ("temperature", 0.0, "temperature is 0.0, but must be above 0"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            COPE.method_settings({name: value})

@@ -1,0 +1,147 @@
+"""Parts that the exemplar methods share, against values by hand and the host's own."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.storage_policy import HerdingSelectionStrategy
+from torch import nn
+
+from crumb_avalanche.memory.slots import Slots
+from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, herd, trim
+from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
+from crumb_avalanche.models.split_model import SplitModel
+
+
+def conv_head_model() -> SplitModel:
+    """As SqueezeNet ends: dropout, a convolution as head, ReLU, pooling."""
+    torch.manual_seed(1)
+    extractor = nn.Sequential(nn.Conv2d(3, 5, 3, stride=4, padding=1), nn.ReLU())
+    layers = OrderedDict(
+        fire=nn.Conv2d(5, 6, 3, padding=1),
+        relu=nn.ReLU(),
+        drop=nn.Dropout(0.5),
+        head=nn.Conv2d(6, 4, 3, padding=1),
+        last=nn.ReLU(),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+    )
+    return SplitModel(extractor, nn.Sequential(layers), "head", image_size=16)
+
+
+def test_herding_by_hand():
+    # Mean 2. First 2.5 (0.5 away), then 1 ((2.5 + 1) / 2 = 1.75; 0 gives 1.25), then 2.5 + 1 + 0 or + 4.5: 8 / 3 = 2.67
+    # or 3.5 / 3 = 1.17; the former is nearer.
+    assert herd(torch.tensor([[0.0], [4.5], [1.0], [2.5]]), 3) == [3, 2, 1]
+
+
+def test_herding_is_the_hosts_but_stops_in_time():
+    features = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
+    host = HerdingSelectionStrategy(nn.Identity(), "").make_sorted_indices_from_features(features)
+    assert herd(features, 12) == host[:12]
+    assert herd(features[:3], 12) == HerdingSelectionStrategy(nn.Identity(), "").make_sorted_indices_from_features(
+        features[:3]
+    )
+
+
+def test_herding_takes_no_row_twice_even_if_it_lies_at_the_mean():
+    features = torch.cat([torch.zeros(1, 2), torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])])
+    chosen = herd(features, 5)
+    assert chosen[0] == 0 and sorted(chosen) == [0, 1, 2, 3, 4]
+
+
+def test_drawing_gives_all_before_any_again():
+    drawn = draw_from(np.random.default_rng(0), [3, 5, 9], 7).tolist()
+    assert sorted(drawn[:3]) == sorted(drawn[3:6]) == [3, 5, 9] and drawn[6] == drawn[0]
+    assert sorted(draw_from(np.random.default_rng(1), [3, 5, 9], 2).tolist())[0] in (3, 5)
+
+
+def test_trimming_keeps_the_first_of_each_list():
+    slots = Slots(6)
+    for label in (0, 0, 0, 1, 2, 2):
+        slots.take(label)
+    assert trim(slots, {0: 2, 2: 0, 7: 3}) == [2, 4, 5]
+    assert slots.by_class == {0: [0, 1], 1: [3], 2: []} and sorted(slots.free) == [2, 4, 5]
+
+
+def test_all_slots_are_allotted_and_none_twice():
+    assert allot(12, [5, 3, 8]) == {5: 4, 3: 4, 8: 4}
+    assert allot(11, [5, 3, 8]) == {5: 4, 3: 4, 8: 3} and allot(2, [5, 3, 8]) == {5: 1, 3: 1, 8: 0}
+    before = dict.fromkeys(range(40), 99)
+    for count in range(1, 40):
+        quotas = allot(15, range(count))
+        assert sum(quotas.values()) == 15
+        assert all(quota <= before[label] for label, quota in quotas.items())  # lists are cut, never filled up
+        before |= quotas
+
+
+def test_penultimate_features_are_not_the_logits(model, pixels):
+    maps = model.features(pixels)
+    layers = model.plastic_layers
+    features = penultimate(model, maps)
+    assert features.shape == (6, 8) and features.requires_grad
+    assert torch.allclose(layers.head(features), model.classify(maps))
+    assert not layers.head._forward_pre_hooks
+
+
+def test_penultimate_features_below_a_convolution_are_pooled(pixels):
+    model = conv_head_model().eval()
+    maps = model.features(pixels)
+    layers = model.plastic_layers
+    assert torch.allclose(penultimate(model, maps), layers.relu(layers.fire(maps)).mean((2, 3)))
+
+
+def test_the_hook_goes_away_whatever_happens(model, pixels):
+    head = HeadInput()
+    head.attach(model)
+    head.attach(model)
+    assert len(model.plastic_layers.head._forward_pre_hooks) == 1
+    assert head.release() is None and not model.plastic_layers.head._forward_pre_hooks
+    with pytest.raises(RuntimeError):
+        penultimate(model, torch.zeros(2, 3, 4, 4))
+    assert not model.plastic_layers.head._forward_pre_hooks
+
+
+def test_evaluating_restores_the_mode():
+    layer = nn.Sequential(nn.Dropout())
+    with pytest.raises(KeyError), evaluating(layer):
+        assert not layer[0].training
+        raise KeyError
+    assert layer[0].training
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_old_network_answers_as_it_did(half, pixels):
+    model = conv_head_model()
+    maps = model.features(pixels)
+    old = OldNetwork(half)
+    assert old.bytes == 0
+    old.take(model)
+    wanted = model.eval().classify(maps).detach()
+    model.train()
+    with torch.no_grad():
+        for weight in model.plastic_layers.parameters():
+            weight.add_(1.0)
+    answers = old.logits(model, maps)
+    assert torch.equal(answers, wanted) if not half else torch.allclose(answers, wanted, rtol=1e-2, atol=2e-3)
+    assert answers.dtype == torch.float32 and not answers.requires_grad
+    assert model.plastic_layers.drop.training  # back to what it was
+    weights = sum(p.numel() for p in model.plastic_layers.parameters())
+    assert old.bytes == OldNetwork.bytes_of(model, half) == weights * (2 if half else 4)
+
+
+def test_the_old_network_keeps_batch_norm_statistics(pixels):
+    extractor = nn.Conv2d(3, 5, 3, stride=4)
+    layers = nn.Sequential(OrderedDict(bn=nn.BatchNorm2d(5), flatten=nn.Flatten(), head=nn.LazyLinear(4)))
+    layers(extractor(torch.zeros(2, 3, 16, 16)))
+    model = SplitModel(extractor, layers, "head", image_size=16)
+    maps = model.features(pixels)
+    old = OldNetwork(half=False)
+    old.take(model)
+    wanted = model.eval().classify(maps)
+    model.train().classify(maps + 3)  # moves the statistics
+    moved = model.plastic_layers.bn.running_mean.clone()
+    assert torch.equal(old.logits(model, maps), wanted)
+    assert torch.equal(model.plastic_layers.bn.running_mean, moved)
+    assert old.bytes == OldNetwork.bytes_of(model, False)

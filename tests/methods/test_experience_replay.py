@@ -1,0 +1,329 @@
+"""ER and DER++ against plain PyTorch loops, and stored logits against bytes."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch import nn
+from torch.nn.functional import cross_entropy
+from watched import plugin_of
+
+from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.methods import experience_replay
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.experience_replay import (
+    DER,
+    ER,
+    ChosenFrames,
+    ImageMemoryPlugin,
+    LogitImageBuffer,
+    Reservoir,
+    RingBuffer,
+    dark_loss,
+    held_slots,
+)
+from crumb_avalanche.methods.memory_settings import DarkReplaySettings, ExperienceReplaySettings
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:No loggers specified"),
+    pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
+]
+BATCH, EPOCHS, MEM_SIZE = 6, 2, 5
+SETTINGS = LearningSettings(learning_rate=0.05, weight_decay=1e-3, batch_size=BATCH, first_epochs=EPOCHS)
+
+
+def recipe(entry, model, mem_size=MEM_SIZE, plugins=(), settings=SETTINGS, seed=0, **method):
+    host = {"plugins": plugins, "evaluator": EvaluationPlugin(loggers=[])}
+    return Recipe(model, settings, entry.method_settings(method), mem_size, model.n_classes, seed, "cpu", host)
+
+
+def train(entry, model, stream, **arguments):
+    """The small stream through an entry's strategy; returns the strategy."""
+    strategy = entry.build(recipe(entry, model, **arguments))
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    return strategy
+
+
+@pytest.fixture
+def choices(monkeypatch):
+    """What chance decided, in order: the pairs of the rule and the slots of each draw."""
+    log = SimpleNamespace(chosen=[], drawn=[], rules=set())
+    real_draw = experience_replay.draw
+
+    def logged(kind):
+        choose = kind.choose
+
+        def logged_choose(rule, slots, labels):
+            log.rules.add(kind)
+            log.chosen.append(choose(rule, slots, labels))
+            return log.chosen[-1]
+
+        monkeypatch.setattr(kind, "choose", logged_choose)
+
+    def logged_draw(buffer, count):
+        log.drawn.append(real_draw(buffer, count))
+        return log.drawn[-1]
+
+    logged(Reservoir), logged(RingBuffer)
+    monkeypatch.setattr(experience_replay, "draw", logged_draw)
+    return log
+
+
+def plain_loop(model, stream, choices, dark=None, after_the_step=True):
+    """ER, or DER++ with the weights ``dark``, on ``model``'s own layers; only the logged choices are taken over.
+
+    The logits that are stored are those of the step, or of the network after it.
+    """
+    optimizer = torch.optim.SGD(model.plastic_layers.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    chosen, drawn = iter(choices.chosen), iter(choices.drawn)
+    memory, seen = {}, []  # slot -> (image, label, logits, classes seen by then)
+
+    def logits_of(images):
+        return model.plastic_layers(model.feature_extractor((images / 255 - model.pixel_mean) / model.pixel_std))
+
+    def loss_of(logits, labels):
+        return cross_entropy(logits[:, seen], torch.tensor([seen.index(label) for label in labels]))
+
+    for number, experience in enumerate(stream.train_stream):
+        seen += sorted(set(experience.dataset.targets))
+        images = torch.stack([item[0] for item in experience.dataset]).float()
+        labels = list(experience.dataset.targets)
+        epochs = EPOCHS if number == 0 else 1
+        for epoch in range(epochs):
+            for start in range(0, len(labels), BATCH):
+                batch, batch_labels = images[start : start + BATCH], labels[start : start + BATCH]
+                logits = logits_of(batch)
+                loss = loss_of(logits, batch_labels)
+                draws = [next(drawn).tolist() for _ in range(1 if dark is None else 2)]
+                assert {len(slots) for slots in draws} == {len(batch_labels) if memory else 0}
+                if memory:
+                    recalled = [logits_of(torch.stack([memory[slot][0] for slot in slots])) for slots in draws]
+                    recalled_labels = [[memory[slot][1] for slot in slots] for slots in draws]
+                    if dark is None:  # the mean over the union of both halves
+                        loss = (loss + loss_of(recalled[0], recalled_labels[0])) / 2
+                    else:
+                        squares = []
+                        for now, slot in zip(recalled[0], draws[0]):
+                            _, _, then, known = memory[slot]
+                            squares += [(now[label] - then[label]) ** 2 for label in known]
+                        again = loss_of(recalled[1], recalled_labels[1])
+                        loss = loss + dark[0] * torch.stack(squares).mean() + dark[1] * again
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if after_the_step:
+                    logits = logits_of(batch)
+                if epoch == epochs - 1:
+                    for place, slot in next(chosen):
+                        memory[slot] = (batch[place], batch_labels[place], logits[place].detach(), list(seen))
+    assert not list(chosen) and not list(drawn)
+    return memory
+
+
+def same_weights(one, two):
+    assert one.state_dict().keys() == two.state_dict().keys()
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(value, two.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+# Fewer memories than a batch has frames, and more; for four classes.
+@pytest.mark.parametrize("mem_size, ring_below, rule", [(5, 5, RingBuffer), (5, 1, Reservoir), (12, 3, Reservoir)])
+def test_experience_replay_equals_the_plain_loop(make_model, make_stream, choices, mem_size, ring_below, rule):
+    model, plain = make_model(codebook=False), make_model(codebook=False)
+    strategy = train(ER, model, make_stream(), mem_size=mem_size, ring_below=ring_below)
+    assert choices.rules == {rule}
+    memory = plain_loop(plain, make_stream(), choices)
+    same_weights(model, plain)
+    buffer = strategy.storage_policy
+    assert len(memory) == len(buffer) == mem_size
+    for slot, (image, label, _, _) in memory.items():
+        assert torch.equal(buffer.rows[slot].float(), image) and int(buffer.labels[slot]) == label
+
+
+@pytest.mark.parametrize("alpha, beta, evaluation_logits", [(0.1, 0.5, True), (2.0, 0.0, False), (0.0, 1.5, True)])
+def test_dark_replay_equals_the_plain_loop(make_model, make_stream, choices, alpha, beta, evaluation_logits):
+    model, plain = make_model(codebook=False), make_model(codebook=False)
+    settings = dict(alpha=alpha, beta=beta, evaluation_logits=evaluation_logits)
+    strategy = train(DER, model, make_stream(), **settings)
+    memory = plain_loop(plain, make_stream(), choices, (alpha, beta), after_the_step=evaluation_logits)
+    same_weights(model, plain)
+    buffer, early = strategy.storage_policy, 0
+    for slot, (image, label, logits, known) in memory.items():
+        assert torch.equal(buffer.rows[slot][: 3 * 16**2].view(3, 16, 16).float(), image)
+        assert int(buffer.labels[slot]) == label
+        stored = buffer.logits(torch.tensor([slot]), model)[0]
+        torch.testing.assert_close(stored[known], logits[known], rtol=1e-5, atol=1e-5)
+        # Only what was seen by then: the others are marked.
+        assert [label for label in range(4) if stored[label] != UNSEEN_LOGIT] == sorted(known)
+        early += len(known) < 4
+    assert early  # some memories are older than the last classes
+
+
+@pytest.mark.parametrize("evaluation_logits", [True, False])
+def test_stored_logits_have_no_dropout_noise(make_model, make_stream, evaluation_logits):
+    model, stream = make_model(codebook=False), make_stream()
+    model.plastic_layers.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(0.5))
+    still = LearningSettings(learning_rate=0.0, batch_size=BATCH, first_epochs=1)  # the weights stay as they are
+    buffer = train(DER, model, stream, settings=still, evaluation_logits=evaluation_logits).storage_policy
+    slots = torch.tensor(held_slots(buffer))
+    stored = buffer.logits(slots, model)
+    expected = model.eval()(buffer.rows[slots][:, : 3 * 16**2].view(-1, 3, 16, 16)).detach()
+    known = stored != UNSEEN_LOGIT
+    same = torch.isclose(stored, expected, rtol=1e-4, atol=1e-5)[known]
+    assert bool(same.all()) == evaluation_logits and known.any(1).all()
+
+
+def test_the_dark_loss_knows_only_classes_seen_when_the_logits_were_stored():
+    stored = torch.tensor([[1.0, 2.0, UNSEEN_LOGIT], [0.0, -1.0, 3.0]])
+    logits = torch.tensor([[2.0, 4.0, 50.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    loss = dark_loss(logits, stored)
+    assert float(loss.detach()) == pytest.approx((1 + 4 + 0 + 1 + 9) / 5)
+    loss.backward()
+    assert logits.grad.tolist() == [pytest.approx([0.4, 0.8, 0.0]), pytest.approx([0.0, 0.4, -1.2])]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_logits_come_back_bit_by_bit_beside_pixels_of_any_number(count):
+    model = SimpleNamespace(image_size=5, n_classes=3, pixel_mean=torch.zeros(1))  # 75 bytes: no multiple of 4
+    buffer = LogitImageBuffer(4, Reservoir())
+    images = torch.randint(0, 256, (4, 3, 5, 5), dtype=torch.uint8)
+    logits = torch.randn(4, 3)
+    logits[2, 1] = UNSEEN_LOGIT
+    buffer.offered = lambda positions: logits[positions]
+    buffer.store(StreamBatch(torch.tensor([0, 1, 2, 2]), torch.empty(0), None, lambda p: images[list(p)]), model)
+    slots = torch.arange(4)[-count:]
+    assert torch.equal(buffer.logits(slots, model), logits[slots])
+    assert torch.equal(buffer.rows[:, :75].view(4, 3, 5, 5), images)
+    assert LogitImageBuffer.item_bytes(model) == 75 + 4 * 3 == buffer.buffer_bytes / 4
+
+
+def test_bytes_in_a_budget(make_model, make_stream):
+    model, budget = make_model(codebook=False), 8 * 768
+    assert ER.memories_in_budget(model, budget, 4) == 8
+    assert DER.memories_in_budget(model, budget, 4) == 7  # 768 + 16 bytes each
+    for entry, each in ((ER, 768), (DER, 784)):
+        strategy = train(entry, make_model(codebook=False), make_stream(), mem_size=7)
+        counted = LedgerMetric().count(strategy)
+        assert counted["buffer_bytes"] == 7 * each == counted["memory_bytes"] - counted["label_bytes"]
+        assert counted["label_bytes"] == 14 and counted["buffer_items"] == 7
+
+
+@pytest.mark.parametrize("entry", [ER, DER])
+def test_a_feature_cache_changes_nothing(make_model, make_stream, tmp_path, entry):
+    results = []
+    for cached in (False, True):
+        model, stream = make_model(codebook=False), make_stream()
+        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
+        results.append(train(entry, model, stream, plugins=plugins))
+    same_weights(results[0].model, results[1].model)
+    rows = [result.storage_policy.rows[:, :3] for result in results]
+    assert torch.equal(*rows) and torch.equal(results[0].storage_policy.labels, results[1].storage_policy.labels)
+
+
+def test_replaying_or_not_makes_a_difference(make_model, make_stream):
+    weights = [
+        train(DER, make_model(codebook=False), make_stream(), alpha=alpha, beta=beta).model.state_dict()
+        for alpha, beta in ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5))
+    ]
+    for one, two in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(weights[one]["plastic_layers.head.weight"], weights[two]["plastic_layers.head.weight"])
+
+
+class HoldingPlugin(ImageMemoryPlugin):
+    """Keeps some slots and takes some frames after each experience."""
+
+    def __init__(self, storage_policy, plans):
+        super().__init__(storage_policy)
+        self.plans = plans
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.hold(strategy, *self.plans[strategy.clock.train_exp_counter])
+
+
+def test_holding_chosen_frames(make_model, make_stream):
+    stream, model = make_stream(), make_model(codebook=False)
+    plugin = HoldingPlugin(ImageBuffer(5, ChosenFrames()), [([], [19, 0, 5]), ([2, 0], [7, 1, 3]), ([0, 1], [])])
+    common = recipe(ER, model, settings=LearningSettings(batch_size=6, eval_batch_size=2, first_epochs=1))
+    strategy = StreamStrategy(optimizer=common.optimizer(), memory=plugin, **common.common())
+    data = [list(experience.dataset) for experience in stream.train_stream]
+    buffer = plugin.storage_policy
+
+    def holds(*expected):
+        images = [buffer.rows[slot] for slot in held_slots(buffer)]
+        assert len(images) == len(expected)
+        for number, place in expected:
+            image, label = data[number][place][:2]
+            slots = [slot for slot in held_slots(buffer) if torch.equal(buffer.rows[slot], image.to(torch.uint8))]
+            assert slots and label in {int(buffer.labels[slot]) for slot in slots}
+
+    strategy.train(stream.train_stream[0])
+    holds((0, 19), (0, 0), (0, 5))
+    strategy.train(stream.train_stream[1])
+    holds((0, 5), (0, 19), (1, 7), (1, 1), (1, 3))
+    label = int(stream.train_stream[1].dataset.targets[7])
+    order = [slot for slot in buffer.slots.by_class[label] if buffer.labels[slot] == label]
+    same = [place for place in (7, 1, 3) if stream.train_stream[1].dataset.targets[place] == label]
+    assert [next(i for i in same if torch.equal(data[1][i][0].byte(), buffer.rows[slot])) for slot in order] == same
+    strategy.train(stream.train_stream[0])
+    assert held_slots(buffer) == [0, 1] and len(buffer) == 2
+    assert (buffer.labels[2:] == -1).all() and not buffer.rows[2:].any()  # given up is wiped
+
+
+def test_only_the_last_epoch_is_offered(make_model, make_stream, choices):
+    train(ER, make_model(codebook=False), make_stream())
+    assert len(choices.chosen) == 4 + 4 and len(choices.drawn) == 2 * 4 + 4
+
+
+def test_the_ledger_and_others_see_new_frames_only(make_model, make_stream):
+    class Sizes(SupervisedPlugin):
+        sizes = ()
+
+        def after_training_iteration(self, strategy, **kwargs):
+            self.sizes += (len(strategy.mb_y), len(strategy.mb_output))
+
+    sizes = Sizes()
+    train(DER, make_model(codebook=False), make_stream(), plugins=[sizes])
+    assert set(sizes.sizes) == {6, 2}  # 20 frames in batches of 6
+
+
+def test_wrong_settings_are_errors():
+    for changes in ({"alpha": -0.1}, {"beta": -1.0}):
+        with pytest.raises(ValueError, match=re.escape(f"{next(iter(changes))} is {next(iter(changes.values()))}")):
+            DarkReplaySettings(**changes)
+    with pytest.raises(ValueError, match=r"ring_below is -1.*0 or more"):
+        ExperienceReplaySettings(ring_below=-1)
+
+
+@pytest.mark.parametrize("entry", [ER, DER])
+def test_a_reservoir_may_have_fewer_places_than_classes(make_model, make_stream, entry):
+    strategy = train(entry, make_model(codebook=False), make_stream(), mem_size=2)
+    assert len(strategy.storage_policy) == 2 < len(strategy.seen_classes.seen)
+
+
+def test_the_dark_loss_of_a_step_by_hand(make_model):
+    """CE of new images, plus 0.1 times the mean square of one draw's shift, plus 0.5 times the CE of another draw."""
+    model = make_model(codebook=False).eval()
+    strategy = DER.build(recipe(DER, model, mem_size=2))
+    plugin = plugin_of(experience_replay.DarkReplayPlugin, strategy)
+    images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    then = torch.tensor([[1.0, -2.0, UNSEEN_LOGIT, UNSEEN_LOGIT], [0.5, 0.25, 3.0, UNSEEN_LOGIT]])
+    buffer = strategy.storage_policy
+    buffer.offered = lambda positions: then[positions]
+    buffer.store(StreamBatch(torch.tensor([1, 2]), torch.empty(0), None, lambda places: images[list(places)]), model)
+    now = model(images).detach()
+    # Two draws of both memories; the order does not matter for either mean.
+    dark = sum((float(now[i, c]) - float(then[i, c])) ** 2 for i, c in [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]) / 5
+    again = -sum(float(now[i].log_softmax(0)[label]) for i, label in [(0, 1), (1, 2)]) / 2
+    strategy.mbatch, strategy.loss = [images, torch.tensor([0, 1])], torch.tensor(7.0)
+    plugin._mask = None
+    plugin.before_backward(strategy)
+    assert float(strategy.loss.detach()) == pytest.approx(7 + 0.1 * dark + 0.5 * again, rel=1e-5)

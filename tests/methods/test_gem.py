@@ -1,0 +1,293 @@
+"""GEM: the projection against another solver and its own definition, the memory against its shares."""
+
+import json
+import re
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+from crumb_avalanche.memory.slots import Slots
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.gem import GEM, ExperienceShares, GEMPlugin, dual_solution, project
+from crumb_avalanche.methods.memory_settings import GEMSettings
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.training.feature_cache import FeatureCache
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:No loggers specified"),
+    pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
+]
+SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, first_epochs=2)
+CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
+
+
+def random_problem(seed, past, length, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.randn(past + 1, length, dtype=torch.float64, generator=generator) * scale
+    return draw[0], draw[1:]
+
+
+# The projection.
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    past=st.integers(1, 12),
+    length=st.integers(1, 40),
+    repeated=st.integers(0, 3),
+    scale=st.sampled_from([1e-12, 1e-4, 1.0, 1e6]),
+    margin=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_no_product_with_a_past_gradient_is_negative(seed, past, length, repeated, scale, margin):
+    """Whatever their number, scale and length, with copies and opposites among them."""
+    gradient, references = random_problem(seed, past, length)
+    copies = references[:repeated] * torch.tensor([1.0, -1.0, 3.0])[: min(repeated, past)].unsqueeze(1)
+    references = torch.cat([references, copies]) * scale
+    found = project(gradient, references, margin)
+    tolerance = 1e-6 * (gradient.norm() + margin * references.norm(dim=1).sum())
+    assert ((references / references.norm(dim=1, keepdim=True)) @ found >= -tolerance).all()
+
+
+@given(seed=st.integers(0, 10**6), past=st.integers(1, 6), length=st.integers(6, 30))
+def test_the_projection_is_the_nearest_such_gradient(seed, past, length):
+    gradient, references = random_problem(seed, past, length)
+    found = project(gradient, references)
+    distance = (found - gradient).norm()
+    # Projections onto every subset of the constraints, among which the nearest admissible one must be.
+    nearest = float("inf")
+    for subset in range(2**past):
+        chosen = references[[place for place in range(past) if subset >> place & 1]]
+        other = gradient
+        if len(chosen):
+            other = gradient - chosen.T @ torch.linalg.solve(chosen @ chosen.T, chosen @ gradient)
+        if (references @ other >= -1e-9).all():
+            nearest = min(nearest, float((other - gradient).norm()))
+    assert float(distance) == pytest.approx(nearest, rel=1e-6, abs=1e-9)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    past=st.integers(1, 12),
+    margin=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_the_solution_is_that_of_quadprog(seed, past, margin):
+    quadprog = pytest.importorskip("quadprog")
+    gradient, references = (part.numpy() for part in random_problem(seed, past, 60))
+    gram, products = references @ references.T, references @ gradient
+    least = np.full(past, margin)
+    wanted = quadprog.solve_qp(gram, -products, np.eye(past), least)[0]
+    np.testing.assert_allclose(dual_solution(gram, products, least), wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_a_gradient_that_harms_nobody_is_left_alone():
+    gradient, references = torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [-2.0, 1.0]])
+    assert project(gradient, references, 0.5) is gradient
+    assert project(gradient, torch.tensor([[float("nan"), 0.0]])) is gradient
+
+
+def test_the_projection_by_hand():
+    gradient = torch.tensor([-1.0, 1.0])
+    assert project(gradient, torch.tensor([[2.0, 0.0]])).tolist() == pytest.approx([0.0, 1.0], abs=1e-8)
+    # A margin of 0.75: at least so much of the past gradient itself is added.
+    assert project(gradient, torch.tensor([[2.0, 0.0]]), 0.75).tolist() == [0.5, 1.0]
+    # An experience without any gradient has no say.
+    assert project(gradient, torch.tensor([[2.0, 0.0], [0.0, 0.0]]), 0.75).tolist() == [0.5, 1.0]
+
+
+# The memory.
+
+
+def test_shares_shrink_and_are_always_filled():
+    rule, slots, seen = ExperienceShares(), Slots(10, seed=1), {}
+    for number, share in enumerate([10, 5, 3, 2]):
+        freed = rule.begin_experience(slots, {0: 20, 1: 20}, 7)
+        assert len(freed) == sum(count - share for count in seen.values())
+        for _ in range(5):
+            for position, slot in rule.choose(slots, [0] * 8):
+                assert 0 <= position < 8 and slot in slots.by_class[number]
+        seen = {group: len(held) for group, held in slots.by_class.items()}
+        assert seen == dict.fromkeys(range(number + 1), share)
+        assert sorted([*slots.free, *chain(*slots.by_class.values())]) == list(range(10))
+        assert len(rule.past(slots)) == number
+
+
+def test_every_image_of_an_experience_has_the_same_chance():
+    counts = Counter()
+    for seed in range(600):
+        rule, slots, held = ExperienceShares(), Slots(4, seed), {}
+        rule.begin_experience(slots, {0: 12}, 3)
+        for first in range(0, 12, 3):
+            for position, slot in rule.choose(slots, [0] * 3):
+                held[slot] = first + position
+        counts.update(held.values())
+    assert sorted(counts) == list(range(12))
+    assert all(abs(count - 200) < 5 * (600 * 1 / 3 * 2 / 3) ** 0.5 for count in counts.values())
+
+
+def test_more_experiences_than_memories_are_told():
+    rule, slots = ExperienceShares(), Slots(2)
+    for _ in range(2):
+        rule.begin_experience(slots, {0: 1}, 1)
+    words = "mem_size=2 cannot hold a memory of each of 3 experiences; raise mem_size (or the budget) to at least 3"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        rule.begin_experience(slots, {0: 1}, 1)
+
+
+def test_shares_follow_a_buffer_that_is_made_smaller_within_an_experience():
+    rule, slots = ExperienceShares(), Slots(10, seed=1)
+    for _ in range(2):
+        rule.begin_experience(slots, {0: 9}, 3)
+        rule.choose(slots, [0] * 9)
+    smaller = Slots(5, seed=1)
+    smaller.by_class = {0: [smaller.free.pop() for _ in range(3)], 1: [smaller.free.pop() for _ in range(2)]}
+    assert len(rule.shrink(smaller)) == 1 and rule.share == 2
+    rule.choose(smaller, [0] * 30)
+    assert [smaller.count(group) for group in (0, 1)] == [2, 2]
+    rule.check_capacity(2)
+    with pytest.raises(ValueError, match="mem_size=1 cannot hold a memory of each of 2 experiences; raise mem_size"):
+        rule.check_capacity(1)
+
+
+def test_the_rule_goes_on_after_saving():
+    rule, slots = ExperienceShares(), Slots(6, seed=2)
+    rule.begin_experience(slots, {0: 9}, 3)
+    rule.choose(slots, [0] * 9)
+    again = ExperienceShares()
+    again.load_state_dict(json.loads(json.dumps(rule.state_dict())))
+    assert vars(again) == vars(rule)
+
+
+# The strategy.
+
+
+class Watch(SupervisedPlugin):
+    """After each step's correction: the products of the gradient with those of past experiences, by plain code."""
+
+    def __init__(self):
+        super().__init__()
+        self.products = []
+
+    def before_update(self, strategy, **kwargs):
+        model, policy = strategy.model, strategy.storage_policy
+        gradients = [weight.grad.clone() for weight in model.plastic_layers.parameters()]
+        seen = strategy.seen_classes.seen
+        row = []
+        for held in policy.rule.past(policy.slots):
+            logits = model.plastic_layers(model.features(policy.rows[held]))[:, seen]
+            labels = torch.tensor([seen.index(label) for label in policy.labels[held].tolist()])
+            past = torch.autograd.grad(cross_entropy(logits, labels), list(model.plastic_layers.parameters()))
+            length = sum(one.square().sum() for one in past).sqrt()
+            row.append(sum((a * b).sum() for a, b in zip(gradients, past)).item() / length.item())
+        self.products.append(row)
+
+
+def build(model, mem_size=12, plugins=(), **method):
+    host = dict(plugins=plugins, evaluator=EvaluationPlugin(loggers=[]))
+    recipe = Recipe(model, SETTINGS, GEM.method_settings(method), mem_size, model.n_classes, 0, "cpu", host)
+    return GEM.build(recipe)
+
+
+@pytest.fixture(scope="module")
+def learnt(make_model, make_stream):
+    """A strategy after three experiences, with the memory's contents after each."""
+    stream = make_stream(classes=CLASSES).train_stream
+    watch, filled = Watch(), []
+    strategy = build(make_model(n_classes=6, codebook=False), plugins=[watch], margin=0.0)
+    strategy.plugins.remove(watch)  # it is to look after the correction
+    strategy.plugins.append(watch)
+    for experience in stream:
+        strategy.train(experience)
+        policy = strategy.storage_policy
+        groups = {number: list(held) for number, held in policy.slots.by_class.items()}
+        filled.append((groups, policy.rows.clone(), policy.labels.clone()))
+    return strategy, stream, watch, filled
+
+
+def test_the_memory_is_filled_with_images_of_every_experience(learnt):
+    strategy, stream, _, filled = learnt
+    for count, (groups, rows, labels) in enumerate(filled, start=1):
+        assert {number: len(held) for number, held in groups.items()} == dict.fromkeys(range(count), 12 // count)
+        for number, held in groups.items():
+            frames = [(strategy.model.pixels(image.unsqueeze(0)), label) for image, label, *_ in stream[number].dataset]
+            shown = {pixels.numpy().tobytes(): label for pixels, label in frames}
+            stored = [(row.numpy().tobytes(), int(label)) for row, label in zip(rows[held], labels[held])]
+            assert len({row for row, _ in stored}) == len(stored)  # no image twice
+            assert all(shown[row] == label for row, label in stored)
+        empty = sorted(set(range(12)) - set(chain(*groups.values())))
+        assert (labels[empty] == -1).all() and (rows[empty] == 0).all()
+
+
+def test_no_step_raises_the_loss_of_a_past_experience(learnt):
+    _, _, watch, _ = learnt
+    assert [len(row) for row in watch.products] == [0] * 8 + [1] * 4 + [2] * 4
+    assert min(product for row in watch.products for product in row) > -1e-5
+
+
+def test_steps_are_really_corrected(make_model, make_stream):
+    """The same stream without the correction has steps that harm; with it the weights are others."""
+    stream = make_stream(classes=CLASSES).train_stream
+    watch = Watch()
+    plain = build(make_model(n_classes=6, codebook=False))
+    plain.plugins = [plugin for plugin in plain.plugins if not isinstance(plugin, GEMPlugin)] + [watch]
+    for experience in stream:
+        plain.train(experience)
+    assert min(product for row in watch.products for product in row) < -1e-3
+
+
+def test_a_margin_adds_past_gradients(make_model, make_stream):
+    stream, weights = make_stream(classes=CLASSES).train_stream, []
+    for margin in (0.0, 20.0):
+        strategy = build(make_model(n_classes=6, codebook=False), margin=margin)
+        for experience in stream[:2]:
+            strategy.train(experience)
+        weights.append(strategy.model.plastic_layers.head.weight.detach())
+    assert not torch.equal(*weights)
+
+
+def test_images_are_stored_beside_a_feature_cache(tmp_path, make_model, make_stream):
+    weights, rows = [], []
+    for cached in (False, True):
+        model, stream = make_model(n_classes=6, codebook=False), make_stream(classes=CLASSES)
+        plugins = [FeatureCache(tmp_path, model, 1000, "toy", progress=False)] if cached else []
+        strategy = build(model, plugins=plugins)
+        for experience in stream.train_stream[:2]:
+            strategy.train(experience)
+        weights.append(strategy.model.plastic_layers.head.weight.detach())
+        rows.append(strategy.storage_policy.rows)
+    assert torch.equal(*rows)
+    torch.testing.assert_close(*weights)
+
+
+def test_frozen_layers_get_no_gradient_and_the_memory_has_its_bytes(learnt):
+    strategy = learnt[0]
+    assert all(weight.grad is None for weight in strategy.model.feature_extractor.parameters())
+    assert strategy.storage_policy.buffer_bytes == 12 * 3 * 16**2
+
+
+def test_unseen_outputs_stay_as_they_were(make_model, make_stream):
+    stream, model = make_stream(classes=CLASSES).train_stream, make_model(n_classes=6, codebook=False)
+    before = model.plastic_layers.head.bias.detach().clone()
+    strategy = build(model)
+    for experience in stream[:2]:
+        strategy.train(experience)
+    unseen = sorted(stream[2].classes_in_this_experience)
+    # Weight decay alone moves them, here by less than a hundredth.
+    torch.testing.assert_close(model.plastic_layers.head.bias.detach()[unseen], before[unseen], rtol=0.01, atol=0)
+
+
+def test_settings():
+    assert GEMSettings().margin == 0.5
+    with pytest.raises(ValueError, match=r"margin is -0\.1, but must not be negative"):
+        GEMSettings(margin=-0.1)
+
+
+def test_a_budget_buys_images(make_model):
+    model = make_model(codebook=False)
+    assert GEM.memories_in_budget(model, 8 * 3 * 16**2, 4) == 8

@@ -1,0 +1,302 @@
+"""iCaRL against slow loops, and a test for every mistake of the paper's port."""
+
+import copy
+import warnings
+from collections import OrderedDict
+
+import pytest
+import torch
+from avalanche.models import NCMClassifier
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch import nn
+from watched import learn_stream, plugin_of, unseen_in, without_and_with_cache
+
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.exemplars import OldNetwork, draw_from, herd
+from crumb_avalanche.methods.icarl import ICARL, ICaRLPlugin, Prioritised, icarl_targets
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.models.penultimate import penultimate
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.storage_policies import ImageBuffer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=3)
+
+
+def build(model, mem_size, method=None, **host):
+    host = {"evaluator": EvaluationPlugin(loggers=[]), **host}
+    return ICARL.build(
+        Recipe(model, SETTINGS, ICARL.method_settings(method), mem_size, model.n_classes, 0, "cpu", host)
+    )
+
+
+def learned(make_model, make_stream, mem_size=7, experiences=2, **more):
+    torch.manual_seed(0)
+    return learn_stream(build, make_model(codebook=False), make_stream(), mem_size, experiences, **more)
+
+
+def the(strategy):
+    return plugin_of(ICaRLPlugin, strategy)
+
+
+def slow_features(model, images):
+    """Normalised penultimate features in evaluation mode, image by image."""
+    model = copy.deepcopy(model).eval()
+    layers = model.plastic_layers
+    rows = []
+    for image in images:
+        maps = layers.conv(model.features(image.unsqueeze(0))).relu()
+        feature = maps.mean((0, 2, 3)).detach()
+        rows.append(feature / feature.norm())
+    return torch.stack(rows)
+
+
+def frames_of(experience, label):
+    return [image for image, target, *_ in experience.dataset if int(target) == label]
+
+
+class Spy(SupervisedPlugin):
+    """Works out each step's loss by itself, from what is known before the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses, self.expected, self.sizes = [], [], []
+
+    def before_backward(self, strategy, **kwargs):
+        # The host's plugins come before the method's: nothing is drawn yet.
+        buffer, model = strategy.storage_policy, strategy.model
+        self.sizes.append(len(buffer))
+        logits, labels, maps = [strategy.mb_output.detach()], [strategy.mb_y], [model.features(strategy.mb_x)]
+        old = sorted(set(strategy.seen_classes.seen) - set(map(int, strategy.experience.dataset.targets)))
+        if set(old) & set(buffer.classes):
+            random = copy.deepcopy(buffer.slots.random)
+            held = [slot for label in buffer.classes if label in old for slot in buffer.slots.by_class[label]]
+            for slot in draw_from(random, held, len(strategy.mb_y)).tolist():
+                its_map = model.features(buffer.rows[slot : slot + 1])
+                maps.append(its_map)
+                logits.append(model.classify(its_map).detach())
+                labels.append(buffer.labels[slot : slot + 1].long())
+        logits, labels, maps = torch.cat(logits), torch.cat(labels), torch.cat(maps)
+        total = 0.0
+        for row, label, one_map in zip(logits, labels, maps):
+            said = the(strategy).old_network.logits(model, one_map.unsqueeze(0))[0] if old else None
+            for c in strategy.seen_classes.seen:
+                target = float(torch.sigmoid(said[c])) if c in old else float(c == label)
+                p = torch.sigmoid(row[c].double())
+                total -= float(target * p.log() + (1 - target) * (1 - p).log())
+        self.expected.append(total / len(labels))
+
+    def before_update(self, strategy, **kwargs):
+        self.losses.append(float(strategy.loss))
+        unseen = [c for c in range(strategy.model.n_classes) if c not in strategy.seen_classes.seen]
+        assert not strategy.model.plastic_layers.head.weight.grad[unseen].any()
+
+
+def test_targets_by_hand():
+    targets = icarl_targets(torch.tensor([2, 0]), 4, [0, 1], torch.tensor([[0.0, 100, 5, 5], [-100, 0, 5, 5]]))
+    assert torch.allclose(targets, torch.tensor([[0.5, 1, 1, 0], [0, 0.5, 0, 0]]))
+    assert torch.equal(icarl_targets(torch.tensor([1]), 3, [], None), torch.tensor([[0.0, 1, 0]]))
+
+
+def test_every_step_has_the_loss_of_a_slow_loop_with_the_targets_of_its_own_images(make_model, make_stream):
+    spy = Spy()
+    learned(make_model, make_stream, plugins=[spy])
+    assert len(spy.losses) == 3 * 4 + 4
+    assert spy.losses == pytest.approx(spy.expected, rel=1e-4)
+
+
+def test_with_classes_still_to_come_too_and_the_old_network_is_always_the_latest(make_model, make_stream):
+    torch.manual_seed(0)
+    spy, stream = Spy(), make_stream(1)
+    strategy = build(make_model(codebook=False), 7, plugins=[spy])
+    for experience in stream.train_stream[:3]:
+        strategy.train(experience)
+        for name, value in the(strategy).old_network.state.items():
+            assert torch.equal(value, strategy.model.plastic_layers.state_dict()[name].half())
+    assert spy.losses == pytest.approx(spy.expected, rel=1e-4)
+
+
+def test_exemplars_are_herded_by_penultimate_features_after_the_last_epoch(make_model, make_stream):
+    spy = Spy()
+    strategy, stream = learned(make_model, make_stream, experiences=1, plugins=[spy])
+    assert spy.sizes == [0] * 12  # the port chose after epoch 1
+    buffer = strategy.storage_policy
+    assert [buffer.slots.count(label) for label in buffer.classes] == [4, 3]
+    for label in buffer.classes:
+        frames = frames_of(stream.train_stream[0], label)
+        features = slow_features(strategy.model, frames)
+        assert features.shape == (10, 8)  # the port took the logits, 4 numbers
+        wanted = [
+            strategy.model.pixels(frames[place].unsqueeze(0))[0] for place in herd(features, buffer.slots.count(label))
+        ]
+        assert torch.equal(buffer.rows[buffer.slots.by_class[label]], torch.stack(wanted))
+
+
+def test_no_exemplar_twice(make_model, make_stream):
+    strategy, stream = learned(make_model, make_stream, mem_size=16, experiences=1)
+    buffer = strategy.storage_policy
+    for label in buffer.classes:
+        rows = buffer.rows[buffer.slots.by_class[label]]
+        distinct = {
+            tuple(strategy.model.pixels(f).flatten().tolist()) for f in frames_of(stream.train_stream[0], label)
+        }
+        held = {tuple(row.flatten().tolist()) for row in rows}
+        assert len(rows) == 8 and held <= distinct and len(held) == len(rows)
+
+
+def test_trimming_keeps_the_first_exemplars_and_the_budget(make_model, make_stream):
+    strategy, stream = learned(make_model, make_stream, experiences=1)
+    buffer = strategy.storage_policy
+    before = {label: buffer.rows[buffer.slots.by_class[label]].clone() for label in buffer.classes}
+    strategy.train(stream.train_stream[1])
+    assert [buffer.slots.count(label) for label in buffer.classes] == [2, 2, 2, 1] and not buffer.slots.free
+    for label, rows in before.items():
+        assert torch.equal(buffer.rows[buffer.slots.by_class[label]], rows[:2])
+        assert buffer.labels[buffer.slots.by_class[label]].tolist() == [label] * 2
+
+
+def test_slots_without_an_exemplar_keep_no_bytes(make_model, make_stream):
+    strategy, _ = learned(make_model, make_stream, mem_size=50)
+    buffer = strategy.storage_policy
+    assert len(buffer) == 40 and len(buffer.slots.free) == 10  # all frames there were
+    buffer.begin_experience(list(range(4)), 5)
+    assert not buffer.rows.any() and (buffer.labels == -1).all()
+
+
+def test_the_nearest_mean_answers_and_unseen_classes_are_masked(make_model, make_stream):
+    class Watch(SupervisedPlugin):
+        def after_eval_iteration(self, strategy, **kwargs):
+            images, scores = strategy.mb_x, strategy.mb_output
+            classifier = NCMClassifier(normalize=True)
+            buffer = strategy.storage_policy
+            means = {}
+            for label in buffer.classes:
+                mean = slow_features(strategy.model, buffer.rows[buffer.slots.by_class[label]]).mean(0)
+                means[label] = mean / mean.norm()
+            classifier.replace_class_means_dict(means)
+            wanted = classifier(slow_features(strategy.model, images))
+            assert scores.shape == (len(images), 4)
+            assert torch.allclose(scores[:, buffer.classes], wanted[:, buffer.classes], atol=1e-4)
+            assert unseen_in(scores) == {0, 1, 2, 3} - set(buffer.classes)
+            self.looked = True
+
+    watch = Watch()
+    strategy, stream = learned(make_model, make_stream, experiences=1, plugins=[watch])
+    strategy.eval(stream.test_stream)
+    assert watch.looked
+
+
+def test_an_evaluation_amid_an_experience_answers_with_classes_that_have_means(make_model, make_stream):
+    torch.manual_seed(0)
+    stream = make_stream()
+    strategy = build(make_model(codebook=False), 7, eval_every=1)
+    for experience in stream.train_stream:
+        strategy.train(experience, eval_streams=[stream.test_stream])
+    assert the(strategy)._means is None
+
+
+def test_bytes_are_images_and_the_old_network(make_model, make_stream):
+    strategy, stream = learned(make_model, make_stream)
+    copy_bytes = 2 * sum(weight.numel() for weight in strategy.model.plastic_layers.parameters())
+    assert the(strategy).statistics_bytes == OldNetwork.bytes_of(strategy.model, half=True) == copy_bytes
+    strategy.eval(stream.test_stream)
+    entries = LedgerMetric().count(strategy)
+    assert entries["memory_bytes"] == 7 * 3 * 16**2 + 7 * 2 + copy_bytes
+    model = strategy.model
+    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4) == 7
+    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes - 1, 4) == 6
+    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4, ICARL.method(half_old_network=False)) == 5
+
+
+def test_the_last_look_learns_nothing_and_moves_no_random_numbers(make_model, make_stream):
+    class Before(SupervisedPlugin):
+        def after_training_exp(self, strategy, **kwargs):
+            self.state = {key: value.clone() for key, value in strategy.model.state_dict().items()}
+            self.random = torch.get_rng_state()
+
+    before = Before()
+    strategy, _ = learned(make_model, make_stream, plugins=[before])
+    assert all(torch.equal(value, before.state[key]) for key, value in strategy.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), before.random)
+    assert strategy.model.training
+
+
+def test_a_class_that_comes_again_is_herded_from_old_exemplars_and_new_frames(make_model, make_stream):
+    strategy, stream = learned(make_model, make_stream, experiences=1)
+    buffer = strategy.storage_policy
+    old = {label: buffer.rows[buffer.slots.by_class[label]].clone() for label in buffer.classes}
+    strategy.train(stream.train_stream[0])
+    for label, rows in old.items():
+        candidates = torch.cat(
+            [rows, *(strategy.model.pixels(f.unsqueeze(0)) for f in frames_of(stream.train_stream[0], label))]
+        )
+        chosen = herd(slow_features(strategy.model, candidates), len(rows))
+        held = buffer.rows[buffer.slots.by_class[label]]
+        assert torch.equal(held, candidates[chosen])
+
+
+def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
+    results = without_and_with_cache(build, tmp_path, make_model, make_stream)
+    assert torch.equal(results[0].storage_policy.rows, results[1].storage_policy.rows)
+    for one, other in zip(results[0].model.parameters(), results[1].model.parameters()):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_with_fewer_exemplars_than_classes_the_latest_have_none_and_are_no_answers(make_model, make_stream):
+    class Watch(SupervisedPlugin):
+        answers: frozenset = frozenset()
+
+        def after_eval_iteration(self, strategy, **kwargs):
+            self.answers |= set(strategy.mb_output.argmax(1).tolist())
+
+    spy, watch = Spy(), Watch()
+    strategy, stream = learned(make_model, make_stream, mem_size=3, plugins=[spy, watch])
+    first, second = (sorted(set(map(int, e.dataset.targets))) for e in stream.train_stream)
+    assert strategy.storage_policy.classes == [*first, second[0]]
+    strategy.eval(stream.test_stream)
+    assert watch.answers <= {*first, second[0]}
+    # What has no exemplar is an old class all the same: distilled, if not replayed.
+    strategy.train(stream.train_stream[0])
+    assert the(strategy)._old == second and spy.losses == pytest.approx(spy.expected, rel=1e-4)
+
+
+def test_it_trains_on_after_an_interrupted_first_experience(make_model, make_stream):
+    class Stop(SupervisedPlugin):
+        def before_update(self, strategy, **kwargs):
+            raise KeyboardInterrupt
+
+    stop = Stop()
+    torch.manual_seed(0)
+    strategy, stream = build(make_model(codebook=False), 7, plugins=[stop]), make_stream()
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(stream.train_stream[0])
+    strategy.plugins.remove(stop)
+    strategy.train(stream.train_stream[1])
+    second = sorted(stream.train_stream[1].classes_in_this_experience)
+    assert sorted(strategy.storage_policy.classes) == second and the(strategy)._old
+
+
+def test_a_relu_behind_the_head_is_warned_of():
+    layers = OrderedDict(head=nn.Conv2d(4, 3, 1), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+    model = SplitModel(nn.Conv2d(3, 4, 3), nn.Sequential(layers), "head", image_size=16)
+    with pytest.warns(UserWarning, match="a ReLU follows the head of this model"):
+        build(model, 3)
+    del model.plastic_layers.relu
+    with warnings.catch_warnings(record=True) as caught:
+        build(model, 3)
+    assert not [warning for warning in caught if "ReLU" in str(warning.message)]
+
+
+def test_the_rule_stores_in_order():
+    buffer = ImageBuffer(4, Prioritised())
+    buffer.begin_experience([0, 0, 1, 1], 2)
+    assert buffer.rule.choose(buffer.slots, [0, 0, 1, 1]) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert buffer.rule.begin_experience(buffer.slots, {2: 9, 3: 9}, 2) == [1, 3]
+    assert buffer.slots.by_class == {0: [0], 1: [2], 2: [], 3: []}
+
+
+def test_features_of_training_are_not_kept(make_model, make_stream):
+    strategy, _ = learned(make_model, make_stream)
+    assert strategy.memory.batch is None and not strategy.model.plastic_layers.head._forward_pre_hooks
+    assert penultimate(strategy.model, torch.zeros(1, 8, 4, 4)).shape == (1, 8)

@@ -1,0 +1,186 @@
+"""Memory Recall: class Gaussians against the definition over all maps, what is drawn from them, and their bytes."""
+
+import re
+
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+
+from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.memory_recall import MEMORY_RECALL, GaussianBuffer
+from crumb_avalanche.methods.memory_settings import MemoryRecallSettings
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.models.backbones import split_backbone
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:No loggers specified"),
+    pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
+]
+BOTH = [MemoryRecallSettings(), MemoryRecallSettings(per_channel=False)]
+
+
+def maps_of(labels, seed=0, lowest=0.0):
+    """``(N, 8, 4, 4)`` maps whose channels and locations have means and spreads of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(len(labels), 8, 4, 4, generator=generator)
+    place = torch.arange(8 * 16.0).view(8, 4, 4) / 40
+    return (noise * (1 + place) + place + torch.tensor(labels).view(-1, 1, 1, 1)).clamp_min(lowest)
+
+
+def feed(buffer, model, maps, labels, sizes):
+    buffer.begin_experience(labels, 4)
+    start = 0
+    for size in sizes:
+        part = slice(start, start + size)
+        buffer.store(StreamBatch(torch.tensor(labels[part]), maps[part], None, None), model)
+        start += size
+    assert start == len(labels)
+
+
+@pytest.mark.parametrize("settings", BOTH, ids=["per channel", "per value"])
+def test_running_statistics_are_those_of_all_maps_at_once(settings, model):
+    labels = [0] * 7 + [2, 0, 2, 2] * 5 + [2] * 3
+    maps = maps_of(labels)
+    buffer = GaussianBuffer(4, settings=settings)
+    feed(buffer, model, maps, labels, [1, 5, 9, 2, 13])
+    assert buffer.classes == [0, 2] and len(buffer) == 2
+    for label in (0, 2):
+        own = maps[torch.tensor(labels) == label].double()
+        axes = (0, 2, 3) if settings.per_channel else 0
+        row = buffer.rows[buffer.slots.by_class[label][0]]
+        means, deviations = row[:-2].view(2, -1)
+        # Kept location by location, as channels-last maps are.
+        expected = [value if settings.per_channel else value.permute(1, 2, 0).reshape(-1)
+                    for value in (own.mean(axes), own.std(axes, correction=0))]  # fmt: skip
+        assert torch.allclose(means, expected[0].float(), rtol=1e-5, atol=1e-6)
+        assert torch.allclose(deviations, expected[1].float(), rtol=1e-4, atol=1e-5)
+        assert row[-1] == labels.count(label) and row[-2] == own.min()
+
+
+def test_by_hand(model):
+    buffer = GaussianBuffer(2)
+    maps = torch.zeros(3, 8, 4, 4)
+    maps[0, 0], maps[1, 0], maps[2, 0] = 1, 3, 8
+    feed(buffer, model, maps, [5, 5, 5], [2, 1])
+    means, deviations = buffer.rows[0, :-2].view(2, -1)
+    assert means.tolist() == [4, *[0] * 7]
+    assert deviations[0] == pytest.approx((26 / 3) ** 0.5) and not deviations[1:].any()  # (9 + 1 + 16) / 3
+    assert buffer.rows[0, -2:].tolist() == [0, 3] and not buffer.rows[1].any()
+
+
+@pytest.mark.parametrize("settings", BOTH, ids=["per channel", "per value"])
+def test_drawn_maps_have_the_mean_and_the_deviation_of_their_class(settings, model):
+    labels = [0, 1] * 60
+    maps = maps_of(labels, lowest=-torch.inf)
+    buffer = GaussianBuffer(2, settings=settings)
+    feed(buffer, model, maps, labels, [40] * 3)
+    slots = torch.tensor([buffer.slots.by_class[1][0]]).repeat(3000)
+    drawn, drawn_labels = buffer.replay(slots, model)
+    assert drawn.shape == (3000, 8, 4, 4) and set(drawn_labels.tolist()) == {1}
+    own = maps[1::2]
+    axes = (0, 2, 3) if settings.per_channel else 0
+    assert (drawn.mean(axes) - own.mean(axes)).abs().max() < 0.4
+    assert (drawn.std(axes) / own.std(axes) - 1).abs().max() < 0.1
+    assert drawn.min() < 0  # the class had negative values too
+    assert drawn.is_contiguous(memory_format=torch.channels_last)
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_draws_are_clamped_where_no_value_was_negative(model):
+    labels = [0, 1] * 8
+    maps = maps_of(labels)
+    maps[1::2] -= 1
+    for clamp in (True, False):
+        buffer = GaussianBuffer(2, settings=MemoryRecallSettings(clamp=clamp))
+        feed(buffer, model, maps, labels, [16])
+        lowest = [float(buffer.replay(torch.full((50,), slot), model)[0].min()) for slot in (0, 1)]
+        assert lowest[1] < -1 and (lowest[0] == 0) == clamp and lowest[0] <= 0
+
+
+def test_the_seed_decides_and_the_state_travels(model):
+    labels = [0, 1, 1]
+    buffers = [GaussianBuffer(3, seed) for seed in (0, 0, 1)]
+    for buffer in buffers:
+        feed(buffer, model, maps_of(labels), labels, [3])
+    again = GaussianBuffer(3, 7)
+    again.load_state_dict(buffers[0].state_dict())
+    first, second, third, fourth = (buffer.replay(torch.tensor([1]), model)[0] for buffer in [*buffers, again])
+    assert torch.equal(first, second) and torch.equal(first, fourth) and not torch.equal(first, third)
+
+
+class Watch(SupervisedPlugin):
+    """The labels of new and replayed batches."""
+
+    def __init__(self, buffer):
+        super().__init__()
+        self.new, self.replayed = [], []
+        replay = buffer.replay
+
+        def watched(slots, model):
+            maps, labels = replay(slots, model)
+            self.replayed.append((len(self.new) - 1, labels.tolist()))
+            return maps, labels
+
+        buffer.replay = watched
+
+    def before_forward(self, strategy, **kwargs):
+        self.new.append(strategy.mb_y.tolist())
+
+
+def recipe(make_model, mem_size, method=None, **settings):
+    return Recipe(
+        model=make_model(codebook=False),
+        settings=LearningSettings(learning_rate=1e-3, batch_size=4, first_epochs=2, **settings),
+        method=MemoryRecallSettings() if method is None else method,
+        mem_size=mem_size,
+        n_classes=4,
+        seed=0,
+        device="cpu",
+        host={"evaluator": EvaluationPlugin(loggers=[])},
+    )
+
+
+def test_old_classes_are_replayed_after_every_new_batch_and_every_image_counts_once(make_model, make_stream):
+    torch.manual_seed(0)
+    stream = make_stream()
+    strategy = MEMORY_RECALL.build(recipe(make_model, mem_size=50))
+    buffer = strategy.storage_policy
+    watch = Watch(buffer)
+    strategy.plugins.append(watch)
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    first = 2 * 5  # two epochs of five batches
+    assert [number for number, _ in watch.replayed] == list(range(first, first + 5))
+    known = set(watch.new[0]) | set().union(*watch.new[:first])
+    for number, labels in watch.replayed:
+        old = known - set(watch.new[number])
+        known |= set(watch.new[number])
+        rounds = -(-len(watch.new[number]) // len(old))
+        assert sorted(labels) == sorted(list(old) * rounds)
+    assert sorted(buffer.classes) == [0, 1, 2, 3] and buffer.rows[:, -1].tolist() == [10] * 4
+    assert buffer.max_size == 4  # a row a class, however many the budget would buy
+
+
+def test_bytes():
+    model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
+    assert [MEMORY_RECALL.bytes_of_item(model, settings) for settings in BOTH] == [4_104, 692_232]
+    budget = 15 * 3 * 224**2
+    assert [MEMORY_RECALL.memories_in_budget(model, budget, 10, settings) for settings in BOTH] == [550, 3]
+    assert GaussianBuffer.item_bytes(model) == 4_104
+
+
+def test_the_ledger_sees_what_is_held(model):
+    buffer = GaussianBuffer(5)
+    feed(buffer, model, maps_of([0, 1]), [0, 1], [2])
+    assert buffer.buffer_bytes == 5 * GaussianBuffer.item_bytes(model) == 5 * 72 and buffer.label_bytes == 10
+
+
+def test_a_budget_for_fewer_classes_than_come_is_told(make_model, model):
+    words = "the budget buys 3 class Gaussians, but the stream has 4 classes; raise the budget"
+    with pytest.raises(ValueError, match=words):
+        MEMORY_RECALL.build(recipe(make_model, mem_size=3))
+    with pytest.raises(ValueError, match=re.escape("mem_size=1 cannot hold a memory of each of the 2 classes")):
+        GaussianBuffer(1).begin_experience([0, 1], 4)
+    with pytest.raises(NotImplementedError, match="a row of this buffer is a class, not an image"):
+        GaussianBuffer(1).to_rows(None, [0], model)

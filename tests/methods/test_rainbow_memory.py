@@ -1,0 +1,421 @@
+"""Rainbow Memory: what is chosen, how it votes, what it learns with; each against values or loops by hand."""
+
+import math
+import pickle
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch import nn
+from watched import plugin_of
+
+from crumb_avalanche.methods import rainbow_memory
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.memory_settings import RainbowSettings
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.rainbow_memory import (
+    RAINBOW_MEMORY,
+    Perturbation,
+    augment,
+    cutmix,
+    easy_to_hard,
+    make_perturbations,
+    memory_rate,
+    shift,
+    uncertainties,
+)
+from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.ledger import LedgerMetric
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:No loggers specified"),
+    pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
+]
+CLASSES = ("fish", "house", "key", "leaf", "ring", "star")
+
+
+def build(model, plugins=(), mem_size=9, seed=0, rate=0.002, momentum=0.9, **method):
+    settings = LearningSettings(learning_rate=rate, momentum=momentum, batch_size=5, eval_batch_size=4, first_epochs=2)
+    host = {"plugins": plugins, "evaluator": EvaluationPlugin(loggers=[])}
+    chosen = RAINBOW_MEMORY.method_settings(method)
+    return RAINBOW_MEMORY.build(Recipe(model, settings, chosen, mem_size, model.n_classes, seed, "cpu", host))
+
+
+def train(model, stream, **arguments):
+    strategy = build(model, **arguments)
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    return strategy
+
+
+def test_the_choice_spans_the_range_of_uncertainty():
+    # Ten candidates, four wanted: every third in the order of uncertainty, from the surest to the least sure.
+    uncertainty = [0.9, 0.0, 0.5, 0.1, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4]
+    order = [1, 3, 5, 7, 9, 2, 8, 6, 4, 0]
+    assert easy_to_hard(uncertainty, 4) == [order[0], order[3], order[6], order[9]]
+    assert [uncertainty[place] for place in easy_to_hard(uncertainty, 3)] == [0.0, 0.4, 0.9]
+    assert easy_to_hard(uncertainty, 1) == [1]
+    assert easy_to_hard(uncertainty, 10) == order == easy_to_hard(uncertainty, 25)
+    assert easy_to_hard([0.5, 0.5, 0.5, 0.0], 2) == [3, 2]  # equals are in the order of the stream
+    # Nearly as many wanted as there are: with a step of a whole number they would be the surest.
+    for count in range(2, 11):
+        chosen = easy_to_hard(uncertainty, count)
+        assert {1, 0} <= set(chosen) and len(set(chosen)) == count
+        steps = np.diff([order.index(place) for place in chosen])
+        assert steps.max() - steps.min() <= 1
+    # A class that is cut down again and again keeps its extremes.
+    left = sorted(uncertainty)
+    for count in (7, 5, 3, 2):
+        left = [left[place] for place in easy_to_hard(left, count)]
+        assert (left[0], left[-1], len(left)) == (0.0, 0.9, count)
+
+
+class Rounds(nn.Module):
+    """Says class 0 of dark pictures, 1 of medium and 2 of bright ones."""
+
+    def forward(self, images):
+        bright = images.float().mean((1, 2, 3))
+        return -torch.stack([(bright - level).abs() for level in (0.0, 60.0, 120.0)], 1)
+
+
+def test_uncertainty_is_one_minus_the_share_of_the_most_voted_class():
+    images = torch.stack([torch.full((3, 8, 8), level, dtype=torch.uint8) for level in (10, 40, 100)])
+    copies = [Perturbation(brightness=factor) for factor in (1.0, 0.5, 1.5, 2.0)]
+    # 10, 5, 15, 20: all class 0; 40, 20, 60, 80: 1, 0, 1, 1; 100, 50, 150, 200: 2, 1, 2, 2
+    assert uncertainties(images, Rounds(), copies).tolist() == pytest.approx([0.0, 0.25, 0.25])
+    assert uncertainties(images, Rounds(), [copies[0]]).tolist() == [0.0, 0.0, 0.0]
+    noisy = make_perturbations(12, np.random.default_rng(0))
+    slow = []
+    for image in images:
+        votes = Counter(int(Rounds()(perturb(image[None])).argmax()) for perturb in noisy)
+        slow.append(1 - max(votes.values()) / 12)
+    assert uncertainties(images, Rounds(), noisy).tolist() == pytest.approx(slow)
+
+
+def test_perturbations_by_hand():
+    image = torch.arange(1, 49, dtype=torch.uint8).view(1, 3, 4, 4)
+    assert torch.equal(Perturbation()(image), image)
+    assert torch.equal(Perturbation(flips=(-1,))(image)[0, 0, 0], torch.tensor([4, 3, 2, 1]).byte())
+    assert torch.equal(Perturbation(flips=(-2,))(image)[0, 0, :, 0], torch.tensor([13, 9, 5, 1]).byte())
+    moved = Perturbation(down=0.25, right=-0.5)(image)[0, 0]
+    assert moved.tolist() == [[0, 0, 0, 0], [3, 4, 0, 0], [7, 8, 0, 0], [11, 12, 0, 0]]
+    assert Perturbation(brightness=1.5)(torch.tensor([[[[3, 200]]]]).byte()).flatten().tolist() == [4, 255]
+    holed = Perturbation(hole=0.5, hole_at=(1.0, 0.0))(image)[0, 0]
+    assert holed.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [0, 0, 11, 12], [0, 0, 15, 16]]
+    assert int(image.min()) == 1  # the images themselves are left alone
+    assert torch.equal(shift(image, 0, 0), image) and not shift(image, 4, 0).any()
+
+
+def test_twelve_perturbations_of_four_kinds_and_three_strengths():
+    made = make_perturbations(12, np.random.default_rng(3))
+    assert made == make_perturbations(12, np.random.default_rng(3)) != make_perturbations(12, np.random.default_rng(4))
+    assert [p.flips for p in made if p.flips] == [(-1,), (-2,), (-2, -1)]
+    assert [abs(p.down) for p in made if p.down] == pytest.approx([1 / 8, 1 / 4, 3 / 8])
+    assert [abs(p.brightness - 1) for p in made if p.brightness != 1] == pytest.approx([1 / 4, 1 / 2, 3 / 4])
+    assert [p.hole for p in made if p.hole] == pytest.approx([1 / 4, 1 / 2, 3 / 4])
+    images = torch.randint(1, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    for perturb in made:
+        changed = perturb(images)
+        assert changed.dtype == torch.uint8 and changed.shape == images.shape and not torch.equal(changed, images)
+    assert [len(make_perturbations(count, np.random.default_rng(0))) for count in (1, 5, 13)] == [1, 5, 13]
+
+
+def test_memory_rates_by_hand():
+    rates = [memory_rate(epoch, 0.1) for epoch in range(9)]
+    quarter = 0.001 + 0.099 * (1 + math.cos(math.pi / 4)) / 2
+    three_quarters = 0.001 + 0.099 * (1 - math.cos(math.pi / 4)) / 2
+    assert rates == pytest.approx([0.01, 0.1, 0.1, 0.0505, 0.1, quarter, 0.0505, three_quarters, 0.1])
+
+
+def test_cutmix_takes_a_box_of_another_and_tells_its_area():
+    images = torch.arange(1, 6, dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 3, 20, 20).contiguous()
+    random, shares = np.random.default_rng(0), []
+    for _ in range(400):
+        mixed, others, own = cutmix(images, random)
+        shares.append(own)
+        for image, other, now in zip(images, others.tolist(), mixed):
+            foreign = now != image
+            assert (now[foreign] == other + 1).all()
+            if other + 1 != int(image[0, 0, 0]):
+                assert float(foreign.float().mean()) == pytest.approx(1 - own, abs=1e-6)
+                rows, columns = foreign[0].any(1).nonzero(), foreign[0].any(0).nonzero()
+                assert foreign[0].sum() == len(rows) * len(columns)  # a box
+    # The box is cut off at the borders: of a mean area of one half, more than half of the image stays its own.
+    assert 0.55 < np.mean(shares) < 0.75 and min(shares) < 0.2 and max(shares) > 0.95
+
+
+def test_augmentation_moves_and_mirrors():
+    images = torch.randint(1, 256, (40, 3, 16, 16), dtype=torch.uint8)
+    once, again = (augment(images, np.random.default_rng(1)) for _ in range(2))
+    assert torch.equal(once, again) and once.dtype == torch.uint8
+    kinds = Counter()
+    for image, changed in zip(images, once):
+        found = [
+            (down, right, flipped)
+            for down in range(-2, 3)
+            for right in range(-2, 3)
+            for flipped in (False, True)
+            if torch.equal(shift(image, down, right).flip(-1) if flipped else shift(image, down, right), changed)
+        ]
+        assert len(found) == 1
+        kinds.update(found)
+    assert len(kinds) > 20 and {flipped for _, _, flipped in kinds} == {False, True}
+
+
+class Looks(SupervisedPlugin):
+    """Rates and sizes of the batches of the stream, whether there was momentum, and rates of the memory's."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.replay_rates, self.batches, self.moving = [], [], [], []
+
+    def before_forward(self, strategy, **kwargs):
+        self.moving.append(any("momentum_buffer" in state for state in strategy.optimizer.state.values()))
+        self.rates.append((strategy.clock.train_exp_counter, strategy.optimizer.param_groups[0]["lr"]))
+        self.batches.append(len(strategy.mb_y))
+
+    def on_replay_update(self, strategy, **kwargs):
+        self.replay_rates.append(strategy.optimizer.param_groups[0]["lr"])
+
+
+def test_rates_of_stream_and_memory(make_model, make_stream):
+    looks = Looks()
+    train(make_model(codebook=False), make_stream(), plugins=[looks], rate=0.04, memory_epochs=3, mem_size=9)
+    assert {rate for number, rate in looks.rates if number == 0} == {0.04}
+    assert [rate for number, rate in looks.rates if number == 1] == pytest.approx([0.004] * 4)
+    # Two experiences, three epochs over nine memories in batches of five.
+    assert looks.replay_rates == pytest.approx([0.004, 0.004, 0.04, 0.04, 0.04, 0.04] * 2)
+    assert set(looks.batches) == {5}
+    # Eight steps, then four: momentum does not outlive an experience.
+    assert looks.moving == [False, *[True] * 7, False, *[True] * 3]
+
+
+def chosen_by_hand(strategy, stream, number, memory):
+    """What a slow loop would choose with the present weights, random fill left out; and all scores."""
+    model, plugin = strategy.model, plugin_of(rainbow_memory.RainbowPlugin, strategy)
+    model.eval()
+    data = list(stream.train_stream[number].dataset)
+    by_class = {}
+    for image, label in memory:
+        by_class.setdefault(label, []).append(image)
+    for image, label, *_ in data:
+        by_class.setdefault(int(label), []).append(image.to(torch.uint8))
+    count = strategy.storage_policy.max_size // len(by_class)
+    wanted, scores = [], []
+    for label, images in by_class.items():
+        scored = []
+        for image in images:
+            votes = Counter()
+            for perturb in plugin.perturbations:
+                logits = model(perturb(image[None]))[0].tolist()
+                votes[max(strategy.seen_classes.seen, key=logits.__getitem__)] += 1
+            scored.append(1 - max(votes.values()) / len(plugin.perturbations))
+        order = sorted(range(len(images)), key=lambda i: scored[i])
+        last = min(count, len(order)) - 1
+        wanted += [(label, images[order[round(j * (len(order) - 1) / max(1, last))]]) for j in range(last + 1)]
+        scores += scored
+    return wanted, scores
+
+
+def held(strategy):
+    buffer = strategy.storage_policy
+    return [(buffer.rows[s].clone(), label) for label, slots in buffer.slots.by_class.items() for s in slots]
+
+
+@pytest.mark.parametrize("mem_size", [8, 9])
+def test_the_memory_is_what_a_slow_loop_chooses(make_model, make_stream, mem_size):
+    stream = make_stream()
+    model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
+    strategy = build(model, mem_size=mem_size, memory_epochs=0, copies=6)
+    spread = set()
+    for number, experience in enumerate(stream.train_stream):
+        before = held(strategy)
+        strategy.train(experience)
+        wanted, scored = chosen_by_hand(strategy, stream, number, before)
+        now = held(strategy)
+        assert len(now) == mem_size == len(strategy.storage_policy)
+        for label, image in wanted:
+            assert any(label == other and torch.equal(image, row) for row, other in now)
+        assert len(wanted) == 2 * (number + 1) * (mem_size // (2 * (number + 1)))
+        spread |= set(scored)
+    assert len(spread) > 1  # the network is sure of some frames and not of others
+
+
+def test_the_memory_is_balanced(make_model, make_stream):
+    strategy, stream = (
+        build(make_model(n_classes=6, codebook=False), mem_size=13, copies=4),
+        make_stream(classes=CLASSES),
+    )
+    for number, experience in enumerate(stream.train_stream):
+        strategy.train(experience)
+        counts = [len(slots) for slots in strategy.storage_policy.slots.by_class.values()]
+        classes = 2 * (number + 1)
+        assert len(counts) == classes and sum(counts) == 13 and min(counts) >= 13 // classes
+
+
+def test_votes_are_of_evaluation_and_the_same_each_time(make_model, make_stream):
+    stream = make_stream()
+    model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
+    norm = nn.BatchNorm2d(8)
+    model.plastic_layers.relu = nn.Sequential(norm, nn.Dropout(0.5))
+    strategy = build(model, memory_epochs=0)
+    strategy.train(stream.train_stream[0])
+    plugin = plugin_of(rainbow_memory.RainbowPlugin, strategy)
+    strategy.experience = stream.train_stream[1]
+    members = [(False, place) for place in range(20)] + [(True, 0), (True, 3)]
+    before, state = pickle.dumps(plugin.random.bit_generator.state), norm.running_mean.clone()
+    model.train()
+    first = plugin._scores(strategy, members)
+    assert model.training and not model.feature_extractor.training and norm.training
+    torch.manual_seed(99)
+    second = plugin._scores(strategy, members)
+    assert first == second and plugin._scores(strategy, members[::-1]) == first[::-1]
+    assert torch.equal(norm.running_mean, state)  # nothing was learned by looking
+    assert pickle.dumps(plugin.random.bit_generator.state) == before
+    assert len(set(first)) > 1
+
+
+def test_only_so_many_frames_are_scored_and_they_are_spread(make_model, make_stream, monkeypatch):
+    scored = []
+    scores = rainbow_memory.RainbowPlugin._scores
+
+    def logged(plugin, strategy, members):
+        scored.append(members)
+        return scores(plugin, strategy, members)
+
+    monkeypatch.setattr(rainbow_memory.RainbowPlugin, "_scores", logged)
+    stream = make_stream()
+    strategy = train(make_model(codebook=False), stream, candidates=4, mem_size=4, memory_epochs=1)
+    for number, members in enumerate(scored[:2]):
+        label = sorted(set(stream.train_stream[0].dataset.targets))[number]
+        places = np.flatnonzero(np.asarray(stream.train_stream[0].dataset.targets) == label)
+        assert members == [(False, places[index]) for index in (0, 3, 6, 9)]  # of ten frames
+    # Old classes have two memories each and room for one.
+    assert [sorted({is_memory for is_memory, _ in members}) for members in scored[2:]] == [[True]] * 2 + [[False]] * 2
+    assert len(strategy.storage_policy) == 4
+
+
+def test_frames_are_looked_at_again_but_not_learned(make_model, make_stream):
+    stream = make_stream()
+    strategy = build(make_model(codebook=False), memory_epochs=0, stream_rate=0.0)
+    strategy.train(stream.train_stream[0])
+    weights = {name: value.clone() for name, value in strategy.model.state_dict().items()}
+    strategy.train(stream.train_stream[1])
+    assert all(torch.equal(value, weights[name]) for name, value in strategy.model.state_dict().items())
+    assert set(strategy.storage_policy.classes) == {0, 1, 2, 3}
+
+
+def test_memory_epochs_learn_the_memories(make_model, make_stream):
+    losses = []
+    for epochs in (0, 8):
+        stream = make_stream()
+        model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
+        strategy = train(model, stream, memory_epochs=epochs, cutmix=0.0)
+        model.eval()
+        maps, labels = strategy.storage_policy.replay(torch.arange(9), model)
+        losses.append(float(nn.functional.cross_entropy(model.classify(maps), labels).detach()))
+    assert losses[1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+def test_the_loss_of_a_mixed_batch_is_mixed_by_the_share_of_the_area(make_model, make_stream, monkeypatch, chance):
+    mixes, steps, parts = [], [], []
+    step = rainbow_memory.memory_step
+
+    def logged_step(strategy, loss, **kwargs):
+        steps.append((float(loss.detach()), len(parts), len(mixes)))
+        step(strategy, loss, **kwargs)
+
+    def logged_criterion(logits, labels):
+        loss = nn.functional.cross_entropy(logits, labels)
+        parts.append((float(loss.detach()), labels))
+        return loss
+
+    monkeypatch.setattr(rainbow_memory, "cutmix", lambda *arguments: mixes.append(cutmix(*arguments)) or mixes[-1])
+    monkeypatch.setattr(rainbow_memory, "memory_step", logged_step)
+    strategy = build(make_model(codebook=False), memory_epochs=12, cutmix=chance, mem_size=4)  # one batch an epoch
+    strategy._criterion = logged_criterion
+    strategy.train(make_stream().train_stream[0])
+    assert len(steps) == 12
+    assert len(mixes) == 12 * chance if chance in (0.0, 1.0) else 0 < len(mixes) < 12
+    mixed_before = 0
+    for loss, parts_so_far, mixes_so_far in steps:
+        (last, last_labels), (first, first_labels) = parts[parts_so_far - 1], parts[parts_so_far - 2]
+        if mixes_so_far == mixed_before:
+            assert loss == pytest.approx(last)
+        else:
+            _, others, own = mixes[mixes_so_far - 1]
+            assert 0 < own < 1 and torch.equal(last_labels, first_labels[others])
+            assert loss == pytest.approx(own * first + (1 - own) * last)
+        mixed_before = mixes_so_far
+
+
+@pytest.mark.parametrize("run", [0, 1, 3])
+def test_labels_are_those_of_the_run(make_model, make_stream, run):
+    """The memory, and what is evaluated, is of this run's stream, whose classes come in another order than run 0's."""
+    stream = make_stream(run=run)
+    assert (list(stream.classes_order) == list(make_stream().classes_order)) == (run == 0)
+    asked = []
+
+    class Asked(SupervisedPlugin):
+        def after_eval_iteration(self, strategy, **kwargs):
+            asked.extend(zip(strategy.mb_x, strategy.mb_y.tolist()))
+
+    strategy = train(make_model(codebook=False), stream, plugins=[Asked()])
+    known = [(image.to(torch.uint8), int(label)) for e in stream.train_stream for image, label, *_ in e.dataset]
+    for row, label in held(strategy):
+        assert any(label == other and torch.equal(row, image) for image, other in known)
+    asked.clear()
+    strategy.eval(stream.test_stream)
+    own = [(image, int(label)) for e in stream.test_stream for image, label, *_ in e.dataset]
+    assert len(asked) == len(own)
+    assert all(torch.equal(a[0], b[0]) and a[1] == b[1] for a, b in zip(asked, own))
+    for trained, tested in zip(stream.train_stream, stream.test_stream):
+        assert set(trained.dataset.targets) == set(tested.dataset.targets)
+
+
+def test_bytes(make_model, make_stream):
+    peak = []
+
+    class Peak(SupervisedPlugin):
+        def after_training_iteration(self, strategy, **kwargs):
+            peak.append(LedgerMetric().count(strategy)["memory_bytes"])
+
+    strategy = train(make_model(codebook=False), make_stream(), plugins=[Peak()], mem_size=7)
+    assert LedgerMetric().count(strategy)["buffer_bytes"] == 7 * 768 and max(peak) == 7 * (768 + 2)
+    assert RAINBOW_MEMORY.memories_in_budget(strategy.model, 7 * 768 + 767, 4) == 7
+
+
+def test_a_feature_cache_changes_nothing(make_model, make_stream, tmp_path):
+    results = []
+    for cached in (False, True):
+        model, stream = make_model(codebook=False), make_stream()
+        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
+        results.append(train(model, stream, plugins=plugins, copies=4))
+    one, two = (result.model.state_dict() for result in results)
+    for name, value in one.items():
+        torch.testing.assert_close(value, two[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert torch.equal(results[0].storage_policy.rows, results[1].storage_policy.rows)
+
+
+def test_the_optimiser(make_model, make_stream):
+    assert build(make_model(codebook=False)).optimizer.param_groups[0]["nesterov"]
+    assert not build(make_model(codebook=False), momentum=0.0).optimizer.param_groups[0]["nesterov"]
+
+
+def test_wrong_settings_are_errors(make_model, make_stream):
+    for name, value in {
+        "copies": 0,
+        "candidates": 0,
+        "memory_epochs": -1,
+        "cutmix": 1.5,
+        "stream_rate": -0.1,
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(f"{name} is {value}")):
+            RainbowSettings(**{name: value})
+    with pytest.raises(ValueError, match="mem_size=3 cannot hold a memory of each of the 4 classes"):
+        train(make_model(codebook=False), make_stream(), mem_size=3)

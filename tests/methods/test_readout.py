@@ -1,0 +1,236 @@
+"""CRUMB's readout in closed form: what it is fitted to, what it answers, what it keeps."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from small_models import make_model, make_stream
+
+from crumb_avalanche.methods.crumb import CRUMB
+from crumb_avalanche.methods.method_settings import READOUTS, CrumbSettings, LearningSettings
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.readout import ReadoutStrategy, fit_linear
+from crumb_avalanche.methods.registry import build_strategy
+from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.runs.tuning import trials
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.storage_policies import CodeBuffer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
+CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
+
+
+class Outputs(SupervisedPlugin):
+    """Collects outputs and images of evaluations."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs, self.images = [], []
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.outputs.append(strategy.mb_output.clone())
+        self.images.append(strategy.mb_x.clone())
+
+
+def taught(readout, experiences=2, mem_size=12, plugins=()):
+    """A learner after some experiences, and its stream."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    stream = make_stream(classes=CLASSES)
+    model = calibrate(make_model(n_classes=6), stream.train_stream[0].dataset)
+    evaluator = EvaluationPlugin(loggers=[])
+    strategy = build_strategy(
+        *("crumb", model, SETTINGS, mem_size, 0), method={"readout": readout}, plugins=plugins, evaluator=evaluator
+    )
+    for experience in stream.train_stream[:experiences]:
+        strategy.train(experience)
+    return strategy, stream
+
+
+def outputs_of(strategy, stream):
+    watch = Outputs()
+    strategy.plugins.append(watch)
+    strategy.eval(stream.test_stream)
+    strategy.plugins.remove(watch)
+    return torch.cat(watch.outputs), torch.cat(watch.images)
+
+
+def test_a_line_by_hand():
+    # Means 1 and 5, variance (1 + 1 + 1 + 1) / 4 = 1, increased by min(1, D / N) = 1/4 of itself. The weights are
+    # (1 - 3) / 1.25 and (5 - 3) / 1.25, and both scores are equal in the middle, at 3.
+    readout = fit_linear(torch.tensor([[0.0], [2], [4], [6]]), torch.tensor([1, 1, 3, 3]), 5)
+    assert readout["labels"].tolist() == [1, 3]
+    torch.testing.assert_close(readout["weights"], torch.tensor([[-1.6, 1.6]]))
+    torch.testing.assert_close(readout["offsets"], torch.tensor([3.2, -6.4]))
+
+
+def test_scores_are_those_of_the_discriminant_up_to_a_number_for_each_image():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % 4
+    features = torch.randn(40, 6, generator=generator) + labels[:, None]
+    statistics = RegularizedDiscriminant(4, 6, directions=0, whole=True, own=0.0)
+    statistics.update(features, labels)
+    new = torch.randn(9, 6, generator=generator)
+    readout = fit_linear(features, labels, 4)
+    apart = statistics.scores(new) - (new @ readout["weights"] + readout["offsets"])
+    torch.testing.assert_close(apart, apart[:, :1].expand(-1, 4), rtol=0, atol=1e-4)
+
+
+def slow_features(model, codes):
+    """Features of one memory, ``(D,)`` float64, location by location."""
+    groups, height, width = codes.shape
+    blocks = model.codebook.blocks.detach()
+    decoded = torch.stack(
+        [
+            torch.stack([torch.cat([blocks[int(codes[g, y, x])] for g in range(groups)]) for x in range(width)], 1)
+            for y in range(height)
+        ],
+        1,
+    )
+    layers = model.plastic_layers
+    head = layers.flatten(layers.pool(layers.relu(layers.conv(decoded[None])))).detach()[0]
+    kinds = []
+    for values in (decoded.flatten(1).mean(1), decoded.flatten(1).std(1, correction=0), head):
+        raised = values.double().abs() ** 0.7 * values.sign()
+        kinds.append(raised / max(float(raised.norm()), 1e-12) * len(raised) ** 0.5)
+    return torch.cat(kinds).numpy()
+
+
+@pytest.mark.parametrize("readout", ["closed_form", "closed_form_stock"])
+def test_answers_of_a_slow_twin(readout):
+    strategy, stream = taught(readout)
+    model, storage = strategy.model.eval(), strategy.storage_policy
+    outputs, images = outputs_of(strategy, stream)
+    memories, labels = [], []
+    for label, slots in storage.slots.by_class.items():
+        for slot in slots:
+            maps = storage.to_maps(storage.rows[[slot]], model)
+            codes = model.encode(maps)[0]
+            assert torch.equal(model.codebook.decode(codes[None]), maps)
+            memories.append(slow_features(model, codes))
+            labels.append(label)
+    features, labels = np.stack(memories), np.array(labels)
+    seen = sorted(set(labels.tolist()))
+    means = np.stack([features[labels == label].mean(0) for label in seen])
+    apart = features - means[[seen.index(label) for label in labels]]
+    covariance = apart.T @ apart / len(features)
+    size = features.shape[1]
+    covariance += min(1, size / len(features)) * covariance.trace() / size * np.eye(size)
+    weights = np.linalg.solve(covariance, means.T)
+    new = np.stack([slow_features(model, codes) for codes in model.encode(model.features(images))])
+    scores = new @ weights - (means.T * weights).sum(0) / 2
+    scores -= scores.max(1, keepdims=True)
+    np.testing.assert_allclose(outputs[:, seen].numpy(), scores, rtol=1e-2, atol=1e-2)
+    unseen = [label for label in range(6) if label not in seen]
+    assert len(seen) == 4 and (outputs[:, unseen] < outputs[:, seen].amin(1, keepdim=True) + 20).all()
+    assert (outputs[:, unseen] < 0).all() and set(outputs.argmax(1).tolist()) <= set(seen)
+
+
+@pytest.mark.parametrize("readout", ["closed_form", "closed_form_stock"])
+def test_memories_and_layers_are_all_it_is_fitted_to(readout):
+    strategy, stream = taught(readout, experiences=3)
+    other, its_stream = taught(readout, experiences=1)
+    other.model.load_state_dict(strategy.model.state_dict())
+    other.storage_policy.load_state_dict(strategy.storage_policy.state_dict())
+    other.seen_classes.load_state_dict(strategy.seen_classes.state_dict())
+    other.load_state_dict(other.state_dict())  # nothing is fitted
+    assert torch.equal(outputs_of(other, its_stream)[0], outputs_of(strategy, stream)[0])
+
+
+def test_each_experience_is_followed_by_a_new_fit():
+    strategy, stream = taught("closed_form_stock", experiences=1)
+    first = outputs_of(strategy, stream)[0]
+    assert torch.equal(outputs_of(strategy, stream)[0], first)
+    strategy.train(stream.train_stream[1])
+    second = outputs_of(strategy, stream)[0]
+    assert set(first.argmax(1).tolist()) <= set(stream.original_classes_in_exp[0])
+    assert set(second.argmax(1).tolist()) & set(stream.original_classes_in_exp[1])
+    anew = fit_linear(*memories_of(strategy), 6)
+    assert all(torch.equal(value, strategy._fitted()[name]) for name, value in anew.items())
+
+
+def memories_of(strategy):
+    storage = strategy.storage_policy
+    slots = torch.tensor([slot for members in storage.slots.by_class.values() for slot in members])
+    parts = [storage.replay(some, strategy.model) for some in slots.split(strategy.eval_mb_size)]
+    maps, labels = (torch.cat(group) for group in zip(*parts))
+    return strategy.features.of_maps(strategy.model, maps.detach()), labels
+
+
+def test_stock_layers_stay_and_each_image_is_seen_once():
+    shown = []
+
+    class Count(SupervisedPlugin):
+        def before_forward(self, strategy, **kwargs):
+            shown.append(len(strategy.mb_x))
+
+    strategy, stream = taught("closed_form_stock", experiences=0, plugins=[Count()])
+    before = {name: value.clone() for name, value in strategy.model.state_dict().items()}
+    for experience in stream.train_stream[:2]:
+        strategy.train(experience)
+    assert all(torch.equal(value, before[name]) for name, value in strategy.model.state_dict().items())
+    assert not strategy.optimizer.state and all(weight.grad is None for weight in strategy.model.parameters())
+    assert sum(shown) == sum(len(one.dataset) for one in stream.train_stream[:2])
+
+
+def test_trained_layers_end_as_those_of_crumb():
+    ours, plain = (taught(readout)[0] for readout in ("closed_form", "head"))
+    expected = plain.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in ours.model.state_dict().items())
+    assert torch.equal(ours.storage_policy.rows, plain.storage_policy.rows)
+
+
+def test_bytes_are_those_of_crumb_and_the_readout_is_derived():
+    strategy, stream = taught("closed_form_stock")
+    ours, plain = (LedgerMetric().count(one) for one in (strategy, taught("head")[0]))
+    for name in ("buffer_items", "buffer_bytes", "label_bytes", "codebook_bytes", "memory_bytes"):
+        assert ours[name] == plain[name] > 0
+    assert plain["derived_bytes"] == 0
+    # Four classes seen: 24 weights and an offset of float32 each, and an int64 label.
+    assert ours["derived_bytes"] == 4 * (4 * (24 + 1) + 8)
+    outputs_of(strategy, stream)
+    assert ours["derived_bytes"] == tensor_bytes(strategy._fitted().values()) == strategy.derived_bytes
+
+
+@pytest.mark.parametrize("readout", ["closed_form", "closed_form_stock"])
+def test_without_memories_there_is_no_answer_and_no_error(readout):
+    strategy, stream = taught(readout, experiences=0)
+    assert strategy.derived_bytes == 0
+    assert not outputs_of(strategy, stream)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("value", "facts"),
+    [("knn", r"'knn'.*use one of head, closed_form, closed_form_stock"), (True, r"True, but must be of type str")],
+)
+def test_another_readout_is_refused(value, facts):
+    with pytest.raises(ValueError, match=facts):
+        build_strategy("crumb", make_model(), SETTINGS, 8, 0, method={"readout": value})
+    if value == "knn":
+        with pytest.raises(ValueError, match=re.escape("readout is 'knn'")):
+            CrumbSettings(readout=value)
+
+
+def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
+    plan = SimpleNamespace(learning_rate=None, method={"readout": "closed_form_stock"})
+    assert trials(SimpleNamespace(plan=plan, entry=CRUMB)) == []  # needs no stream
+    assert [CrumbSettings(readout=readout).own_rate for readout in READOUTS] == [False, False, True]
+    assert CrumbSettings(**{"readout": "closed_form", **CRUMB.tuning}).readout == "head"
+
+
+def test_is_a_strategy_of_its_own():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    strategy = ReadoutStrategy(
+        model=model, optimizer=optimizer, storage_policy=CodeBuffer(8), train_mb_size=5, evaluator=EvaluationPlugin()
+    )
+    stream = make_stream()
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    outputs = outputs_of(strategy, stream)[0]
+    assert len(set(outputs.argmax(1).tolist())) > 1

@@ -1,0 +1,411 @@
+"""EWC, SI, MAS and LwF against numbers by hand and against a plain PyTorch loop."""
+
+import re
+
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from avalanche.training.plugins import EvaluationPlugin
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
+from crumb_avalanche.methods.regularizers import (
+    EWC,
+    LWF,
+    MAS,
+    SI,
+    StreamEWC,
+    StreamLwF,
+    StreamMAS,
+    StreamSI,
+    distillation_loss,
+    largest_importance,
+)
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+PLUGINS = {EWC: StreamEWC, SI: StreamSI, MAS: StreamMAS, LWF: StreamLwF}
+STRENGTH = {EWC: "weight", SI: "weight", MAS: "weight", LWF: "alpha"}
+RATE, MOMENTUM, BATCH, EPOCHS = 0.05, 0.9, 3, 3
+
+
+class Brightness(nn.Module):
+    """F of one number: the first pixel's red."""
+
+    def forward(self, images):
+        return images[:, :1, :1, :1]
+
+
+def tiny_model(weights):
+    """Logits ``weight * x`` of a number ``x``, for one weight a class."""
+    plastic = nn.Sequential(nn.Flatten(), nn.Linear(1, len(weights), bias=False))
+    model = SplitModel(Brightness(), plastic, "1", image_size=2)
+    with torch.no_grad():
+        plastic[1].weight.copy_(torch.tensor(weights).view(-1, 1))
+    return model
+
+
+def experience_of(numbers, labels):
+    images = torch.tensor(numbers).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).clone()
+    attribute = DataAttribute(labels, "targets")
+    return AvalancheDataset([TensorDataset(images, torch.tensor(labels))], data_attributes=[attribute])
+
+
+def stream_of(*pairs):
+    data = [experience_of(*pair) for pair in pairs]
+    return benchmark_from_datasets(train=data).train_stream
+
+
+def learn(model, stream, *plugins, rate=RATE, **arguments):
+    optimizer = torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=rate, momentum=MOMENTUM)
+    settings = dict(train_mb_size=BATCH, first_epochs=EPOCHS, evaluator=EvaluationPlugin(loggers=[])) | arguments
+    strategy = StreamStrategy(model=model, optimizer=optimizer, plugins=plugins, **settings)
+    for experience in stream:
+        strategy.train(experience)
+    return strategy
+
+
+def weights_of(model):
+    return torch.cat([weight.detach().flatten() for weight in model.plastic_layers.parameters()])
+
+
+def recipe_of(entry, model, **method):
+    settings = LearningSettings(learning_rate=RATE, batch_size=BATCH, first_epochs=EPOCHS)
+    host = dict(evaluator=EvaluationPlugin(loggers=[]))
+    return Recipe(model, settings, entry.method_settings(method), 0, model.n_classes, 0, "cpu", host)
+
+
+# By hand.
+
+LOGITS_OF_ONE, NUMBERS, LABELS = [0.4, -0.2, 0.9], [1.0, 2.0], [0, 1]  # class 2 was never seen
+
+
+def measured(plugin):
+    """What a plugin measures on two images at a learning rate of zero."""
+    learn(tiny_model(LOGITS_OF_ONE), stream_of((NUMBERS, LABELS)), plugin, rate=0.0)
+    return plugin
+
+
+def test_fisher_information_by_hand():
+    plugin = measured(StreamEWC(EWCSettings()))
+    wanted = [0.0, 0.0, 0.0]
+    for x, label in zip(NUMBERS, LABELS):
+        first = 1 / (1 + torch.tensor(-0.6 * x).exp().item())  # softmax of 0.4 x and -0.2 x
+        for place, answer in enumerate([first, 1 - first]):
+            wanted[place] += ((answer - (place == label)) * x) ** 2 / 2
+    found = plugin.importances[0]["plastic_layers.1.weight"].data.flatten()
+    assert found.tolist() == pytest.approx(wanted)
+    assert plugin.saved_params[0]["plastic_layers.1.weight"].data.flatten().tolist() == pytest.approx(LOGITS_OF_ONE)
+
+
+def test_mas_importances_by_hand():
+    """The slope of ``(w x)^2`` is ``2 w x^2``; on average over 1 and 2 that is ``5 w``."""
+    found = measured(StreamMAS(MASSettings())).importance["plastic_layers.1.weight"].data.flatten()
+    assert found.tolist() == pytest.approx([5 * 0.4, 5 * 0.2, 0.0])
+
+
+def test_si_importances_by_hand():
+    """Two weights at 0, an image of 1 and one of 0 (which has no slope), two epochs at a rate of 2: both count.
+
+    First the slopes are -+0.25 and the steps +-0.5. Then the answer is ``1 / (1 + exp(-1)) = 0.7310586``, the slopes
+    are -+0.2689414 / 2, and the steps with momentum +-2 * (0.9 * 0.25 + 0.2689414 / 2).
+    """
+    plugin = StreamSI(SISettings(weight=0.01, damping=0.1))
+    learn(tiny_model([0.0, 0.0]), stream_of(([1.0, 0.0], [0, 1])), plugin, rate=2.0, first_epochs=2)
+    slope = 0.2689414 / 2
+    step = 2 * (0.9 * 0.25 + slope)
+    path, shift = 0.25 * 0.5 + slope * step, 0.5 + step
+    found = plugin.importances["plastic_layers.1.weight"]
+    assert found.tolist() == pytest.approx([path / (shift**2 + 0.1)] * 2, rel=1e-5)
+
+
+def test_importances_are_measured_without_dropout():
+    cases = ((StreamEWC, EWCSettings(), "importances"), (StreamMAS, MASSettings(), "importance"))
+    for kind, settings, kept in cases:
+        plugin, again = kind(settings), kind(settings)
+        dropping = Dropping()
+        plastic = nn.Sequential(nn.Flatten(), dropping, nn.Linear(1, 3, bias=False))
+        model = SplitModel(Brightness(), plastic, "2", image_size=2)
+        with torch.no_grad():
+            plastic[2].weight.copy_(torch.tensor(LOGITS_OF_ONE).view(-1, 1))
+        learn(model, stream_of((NUMBERS, LABELS)), plugin, rate=0.0)
+        assert dropping.modes[-len(NUMBERS) :] == [False, False] and plastic.training
+        without = getattr(measured(again), kept)
+        found = getattr(plugin, kept)
+        found, without = (one.get(0, one) for one in (found, without))  # EWC's first experience, all of MAS's
+        torch.testing.assert_close(
+            found["plastic_layers.2.weight"].data, without["plastic_layers.1.weight"].data, rtol=1e-5, atol=1e-7
+        )
+
+
+def test_si_importances_of_weights_that_stand_still_are_zero():
+    found = measured(StreamSI(SISettings())).importances["plastic_layers.1.weight"]
+    assert found.tolist() == [0.0, 0.0, 0.0]
+
+
+# Against a loop.
+
+STREAM = (
+    ([1.0, -0.5, 2.0, 0.3, -1.2, 0.8, 1.5], [0, 1, 0, 1, 1, 0, 0]),
+    ([0.6, -2.0, 1.1, 0.9] * 6, [2, 3, 3, 2] * 6),
+    ([0.5, 1.4, -0.7, -1.0] * 6, [5, 4, 4, 5] * 6),
+)
+START = [0.4, -0.2, 0.9, 0.1, -0.5, 0.3]
+
+
+def fisher(weights, numbers, labels, seen):
+    total = torch.zeros_like(weights)
+    for x, label in zip(numbers, labels):
+        loss = cross_entropy((weights * x)[seen].unsqueeze(0), torch.tensor([seen.index(label)]))
+        total += torch.autograd.grad(loss, weights)[0] ** 2
+    return total / len(numbers)
+
+
+def sensitivity(weights, numbers, labels, seen):
+    total = torch.zeros_like(weights)
+    for x in numbers:
+        total += torch.autograd.grad((weights * x)[seen].square().sum(), weights)[0].abs()
+    return total / len(numbers)
+
+
+def plain_loop(strength, measure=None, damping=None, decay=None):
+    """EWC (one penalty an experience), MAS (``decay``) or SI (``damping``) without any of the library's code."""
+    weights = torch.tensor(START, requires_grad=True)
+    speed, total, seen, penalties = torch.zeros(6), torch.zeros(6), [], []
+    for number, (numbers, labels) in enumerate(STREAM):
+        seen = sorted(set(seen) | set(labels))
+        path, start = torch.zeros(6), weights.detach().clone()
+        for _ in range(EPOCHS if number == 0 else 1):
+            for first in range(0, len(numbers), BATCH):
+                x, y = torch.tensor(numbers[first : first + BATCH]), labels[first : first + BATCH]
+                logits = x.unsqueeze(1) * weights.unsqueeze(0)
+                loss = cross_entropy(logits[:, seen], torch.tensor([seen.index(label) for label in y]))
+                gradient = torch.autograd.grad(loss, weights)[0]
+                with torch.no_grad():
+                    pull = sum(2 * strength * held * (weights - old) for held, old in penalties)
+                    speed = MOMENTUM * speed + gradient + pull
+                    weights -= RATE * speed
+                    path += gradient * RATE * speed
+        now = weights.detach().clone()
+        if damping is not None:
+            total += path / ((now - start) ** 2 + damping)
+            penalties = [(total.clamp(min=0), now)]
+        elif decay is not None:
+            total = decay * total + measure(weights, numbers, labels, seen)
+            penalties = [(total, now)]
+        else:
+            penalties.append((measure(weights, numbers, labels, seen), now))
+    return weights.detach()
+
+
+CASES = {
+    "ewc": (EWC, dict(weight=1.5), dict(strength=1.5, measure=fisher)),
+    "ewc online": (EWC, dict(weight=1.5, online=True, decay=0.5), dict(strength=1.5, measure=fisher, decay=0.5)),
+    "mas": (MAS, dict(weight=0.1), dict(strength=0.1, measure=sensitivity, decay=1.0)),
+    "mas decaying": (MAS, dict(weight=0.1, decay=0.3), dict(strength=0.1, measure=sensitivity, decay=0.3)),
+    "si": (SI, dict(weight=0.7, damping=0.05), dict(strength=0.7, damping=0.05)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_those_of_a_plain_loop(case):
+    entry, settings, loop = CASES[case]
+    model = tiny_model(START)
+    plugin = PLUGINS[entry](entry.method_settings(settings))
+    strategy = learn(model, stream_of(*STREAM), plugin)
+    assert strategy.clock.train_iterations == EPOCHS * 3 + 8 + 8
+    torch.testing.assert_close(weights_of(model), plain_loop(**loop), rtol=1e-5, atol=1e-6)
+    # It matters: without a penalty they are others.
+    assert (weights_of(model) - plain_loop(0.0, fisher)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("entry", PLUGINS, ids=lambda entry: entry.name)
+def test_strength_zero_is_fine_tuning(entry):
+    ours, plain = (tiny_model(START) for _ in range(2))
+    learn(ours, stream_of(*STREAM), PLUGINS[entry](entry.method_settings({STRENGTH[entry]: 0.0})))
+    learn(plain, stream_of(*STREAM))
+    assert torch.equal(weights_of(ours), weights_of(plain))
+
+
+@pytest.mark.parametrize("entry", PLUGINS, ids=lambda entry: entry.name)
+def test_a_strong_one_holds_the_weights_and_does_not_diverge(entry, make_model):
+    """A hundred thousand times the strength at which gradient descent on the penalty overshoots."""
+    free, held = (tiny_model(START) for _ in range(2))
+    learn(free, stream_of(*STREAM))
+    learn(held, stream_of(*STREAM), PLUGINS[entry](entry.method_settings({STRENGTH[entry]: 1e6})))
+    assert torch.isfinite(weights_of(held)).all()
+    if entry is not LWF:
+        after_first = tiny_model(START)
+        learn(after_first, stream_of(*STREAM[:1]))
+        old = weights_of(after_first)[:2]
+        assert (weights_of(held)[:2] - old).norm() < 0.5 * (weights_of(free)[:2] - old).norm()
+
+
+def test_importances_end_where_a_step_would_pass_the_old_weight():
+    strategy = learn(tiny_model(START), (), rate=0.05)
+    limit = largest_importance(strategy, weight=4.0)
+    shift = torch.tensor(3.0, requires_grad=True)
+    slope = torch.autograd.grad(4.0 * limit * shift**2, shift)[0]
+    assert (shift - 0.05 * slope).item() == pytest.approx(0)
+    assert largest_importance(strategy, weight=0.0) == float("inf")
+    for entry in (EWC, SI, MAS):
+        plugin = PLUGINS[entry](entry.method_settings({"weight": 500.0}))
+        learn(tiny_model(START), stream_of(*STREAM), plugin)
+        if entry is EWC:
+            kept = torch.stack([one["plastic_layers.1.weight"].data for one in plugin.importances.values()])
+            assert len(kept) == 3 and kept.min() >= 0
+            found = kept.sum(0)  # the penalties add up
+        elif entry is MAS:
+            found = plugin.importance["plastic_layers.1.weight"].data
+        else:
+            found = plugin.importances["plastic_layers.1.weight"]
+        assert found.max().item() == pytest.approx(0.5 / (500 * RATE))
+
+
+# LwF.
+
+
+def test_distillation_loss_is_a_loop_over_images_and_old_classes():
+    generator = torch.Generator().manual_seed(1)
+    new, old = (3 * torch.randn(5, 6, generator=generator) for _ in range(2))
+    classes, temperature, wanted = [4, 0, 3], 2.0, 0.0
+    for i in range(5):
+        p = [float(torch.exp(new[i, c] / temperature)) for c in classes]
+        q = [float(torch.exp(old[i, c] / temperature)) for c in classes]
+        for a, b in zip(p, q):
+            wanted += b / sum(q) * float(torch.log(torch.tensor((b / sum(q)) / (a / sum(p))))) / 5
+    assert distillation_loss(new, old, classes, temperature).item() == pytest.approx(wanted, rel=1e-5)
+    assert distillation_loss(old, old, classes, temperature).item() == 0
+
+
+def test_only_old_outputs_are_distilled_and_only_the_new_layers_learn():
+    new, old = torch.randn(4, 5, requires_grad=True), torch.randn(4, 5)
+    distillation_loss(new, old, [1, 3], 2.0).backward()
+    assert (new.grad[:, [0, 2, 4]] == 0).all() and (new.grad[:, [1, 3]] != 0).all()
+
+
+class Dropping(nn.Dropout):
+    """Dropout that says in which mode it ran."""
+
+    def __init__(self):
+        super().__init__(0.4)
+        self.modes = []
+
+    def forward(self, values):
+        self.modes.append(self.training)
+        return super().forward(values)
+
+
+def test_lwf_adds_alpha_times_the_distillation_from_the_old_layers_without_dropout():
+    losses, expected = [], []
+
+    class Watch(StreamLwF):
+        def before_backward(self, strategy, **kwargs):
+            plain = strategy.loss.clone()
+            super().before_backward(strategy, **kwargs)
+            losses.append((strategy.loss - plain).item())
+            if self.old_network.state:
+                numbers = strategy.mb_x[:, :1, 0, 0]
+                old = numbers * self.old_network.state["2.weight"].view(1, -1)
+                loss = distillation_loss(strategy.mb_output, old, sorted(self.old_classes), 3.0)
+                expected.append(0.5 * loss.item())
+
+    plugin = Watch(LwFSettings(alpha=0.5, temperature=3.0))
+    plastic = nn.Sequential(nn.Flatten(), Dropping(), nn.Linear(1, 6, bias=False))
+    model = SplitModel(Brightness(), plastic, "2", image_size=2)
+    stream = stream_of(*STREAM)
+    learn(model, stream[:1], plugin)
+    assert losses == [0.0] * 9  # nothing to distil in the first experience
+    assert plugin.old_classes == [0, 1]
+    old = plugin.old_network.state["2.weight"].clone()
+    losses.clear()
+    learn(model, stream[1:2], plugin)
+    assert losses == pytest.approx(expected, abs=1e-6) and max(losses) > 0
+    # The old weights of the second experience stood still until its end, and the old answers came without dropout.
+    assert not torch.equal(old, plugin.old_network.state["2.weight"])
+    assert plastic[1].modes.count(False) == len(expected)
+
+
+def test_lwf_at_half_precision_distils_at_half_precision(make_model, make_stream):
+    model = make_model(codebook=False).set_precision("bf16")
+    dtypes = []
+
+    class Watch(StreamLwF):
+        def before_backward(self, strategy, **kwargs):
+            head = strategy.model.plastic_layers.head
+            handle = head.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+            super().before_backward(strategy, **kwargs)
+            handle.remove()
+
+    learn(model, make_stream().train_stream, Watch(LwFSettings()))
+    assert set(dtypes) == {torch.bfloat16}
+
+
+# Bytes, settings, registry.
+
+
+@pytest.mark.parametrize(
+    "entry, settings, copies",
+    [(EWC, {}, [2, 4]), (EWC, {"online": True}, [2, 2]), (MAS, {}, [2, 2]), (SI, {}, [7, 7]), (LWF, {}, [1, 1])],
+    ids=lambda value: value.name if hasattr(value, "name") else "",
+)
+def test_bytes_are_copies_of_the_weights_that_learn(entry, settings, copies, make_model, make_stream):
+    stream, model = make_stream().train_stream, make_model(codebook=False)
+    plugin = PLUGINS[entry](entry.method_settings(settings))
+    weights = sum(weight.numel() for weight in model.plastic_layers.parameters())
+    assert plugin.statistics_bytes == 0
+    strategy = learn(model, stream[:1], plugin)
+    found = [plugin.statistics_bytes]
+    strategy.train(stream[1])
+    found.append(plugin.statistics_bytes)
+    assert found == [4 * weights * count for count in copies]
+    assert statistics_bytes(strategy) == found[-1] == LedgerMetric().count(strategy)["memory_bytes"]
+
+
+@pytest.mark.parametrize("entry", PLUGINS, ids=lambda entry: entry.name)
+def test_entries_build_and_need_no_budget(entry, make_model):
+    strategy = entry.build(recipe_of(entry, make_model(codebook=False)))
+    assert [type(plugin) for plugin in strategy.plugins].count(PLUGINS[entry]) == 1
+    assert not entry.budgeted and not entry.codebook
+
+
+@pytest.mark.parametrize("entry", PLUGINS, ids=lambda entry: entry.name)
+def test_runs_share_nothing(entry, make_model, make_stream):
+    """What one run learned is not in the next one's network or statistics."""
+    used, fresh, alone = (entry.build(recipe_of(entry, make_model(codebook=False))) for _ in range(3))
+    for experience in make_stream().train_stream:
+        used.train(experience)
+    assert statistics_bytes(used) > 0 and statistics_bytes(fresh) == 0
+    for strategy in (fresh, alone):
+        for experience in make_stream().train_stream:
+            strategy.train(experience)
+    assert torch.equal(weights_of(fresh.model), weights_of(alone.model))
+
+
+def test_defaults_are_those_of_the_papers():
+    assert EWCSettings() == EWCSettings(weight=100.0, online=False)
+    assert SISettings() == SISettings(weight=0.01, damping=0.1)
+    assert MASSettings() == MASSettings(weight=1.0, decay=1.0)
+    assert LwFSettings() == LwFSettings(alpha=1.0, temperature=2.0)
+
+
+@pytest.mark.parametrize(
+    "settings, name, value, words",
+    [
+        *((settings, "weight", -1.0, "must not be negative") for settings in (EWCSettings, SISettings, MASSettings)),
+        *((settings, "decay", 1.5, "must be from 0 to 1") for settings in (EWCSettings, MASSettings)),
+        (SISettings, "damping", 0.0, "must be above 0"),
+        (LwFSettings, "alpha", -0.5, "must not be negative"),
+        (LwFSettings, "temperature", 0.0, "must be above 0"),
+    ],
+)
+def test_wrong_settings_are_told_by_name(settings, name, value, words):
+    with pytest.raises(ValueError, match=re.escape(f"{name} is {value}, but {words}")):
+        settings(**{name: value})

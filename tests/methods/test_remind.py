@@ -1,0 +1,400 @@
+"""REMIND against a plain loop, its memory under the cap, and the traps of the paper's port."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from crumb_avalanche.memory.packing import unpack
+from crumb_avalanche.methods.bounds import FINETUNE
+from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.memory_settings import RemindSettings
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.remind import REMIND
+from crumb_avalanche.methods.remind_memory import PQCodeBuffer, make_quantizer
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import LedgerMetric
+
+pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+BATCH, RATE = 5, 0.002
+PLAIN = dict(crop_scale=1.0, mixup_alpha=0.0)
+
+
+def patterns(classes=6, of_class=20, noise=25, seed=0):
+    """Images ``(N, 3, 16, 16)`` of random patterns, one a class, with noise; and their labels, class by class."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randint(0, 256, (classes, 3, 4, 4), generator=torch.Generator().manual_seed(7)).float()
+    centres = nn.functional.interpolate(centres, 16)
+    labels = torch.arange(classes).repeat_interleave(of_class)
+    images = centres[labels] + noise * torch.randn(len(labels), 3, 16, 16, generator=generator)
+    return images.clamp(0, 255).to(torch.uint8), labels
+
+
+def easy_stream(sizes=(20,) * 6, shuffled=False):
+    """Three experiences of two classes, one class after the other or not, and their tests."""
+
+    def experiences(images, labels):
+        parts = []
+        for first in (0, 2, 4):
+            kept = torch.cat([(labels == label).nonzero()[: sizes[label], 0] for label in (first, first + 1)])
+            if shuffled:
+                kept = kept[torch.randperm(len(kept), generator=torch.Generator().manual_seed(first))]
+            targets = DataAttribute(labels[kept].tolist(), "targets")
+            parts.append(AvalancheDataset([TensorDataset(images[kept], labels[kept])], data_attributes=[targets]))
+        return parts
+
+    return benchmark_from_datasets(
+        train=experiences(*patterns(of_class=max(sizes))), test=experiences(*patterns(seed=1))
+    )
+
+
+def build(make_model, mem_size=24, entry=REMIND, plugins=(), rate=RATE, decay=1e-4, **method):
+    """A strategy of six classes."""
+    settings = LearningSettings(learning_rate=rate, batch_size=BATCH, first_epochs=3, weight_decay=decay)
+    host = {"evaluator": EvaluationPlugin(loggers=[]), "plugins": plugins}
+    model = make_model(n_classes=6, codebook=False)
+    return entry.build(Recipe(model, settings, entry.method(**method), mem_size, 6, 0, "cpu", host))
+
+
+def learn(make_model, experiences=3, stream=None, **arguments):
+    torch.manual_seed(0)
+    stream = easy_stream() if stream is None else stream
+    strategy = build(make_model, **arguments)
+    for experience in stream.train_stream[:experiences]:
+        strategy.train(experience)
+    return strategy, stream
+
+
+def images_of(experience):
+    return torch.stack([item[0] for item in experience.dataset])
+
+
+class Watch(SupervisedPlugin):
+    """Memories and their bytes after every iteration and every experience."""
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.bytes = [], []
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self.held.append(len(strategy.storage_policy))
+        entries = LedgerMetric().count(strategy)
+        self.bytes.append(entries["memory_bytes"] - entries["label_bytes"])
+
+    after_training_exp = after_training_iteration
+
+
+@pytest.mark.parametrize("mem_size", [7, 24, 500])
+def test_never_more_memories_than_the_cap_the_first_experience_included(mem_size, make_model):
+    watch = Watch()
+    strategy, _ = learn(make_model, mem_size=mem_size, plugins=[watch])
+    strategy.plugins.remove(watch)
+    budget = mem_size * REMIND.bytes_of_item(strategy.model, RemindSettings())
+    fixed = REMIND.fixed_bytes(strategy.model, RemindSettings(), 6)
+    assert max(watch.held) <= mem_size and max(watch.bytes) <= budget + fixed
+    buffer = strategy.storage_policy
+    assert len(buffer) == min(mem_size, 120) == int((buffer.labels >= 0).sum())
+    counts = [buffer.slots.count(label) for label in range(6)]
+    assert max(counts) - min(counts) <= 1 and fixed == 512
+
+
+def test_the_first_memories_are_balanced_where_the_classes_are_not(make_model):
+    strategy, _ = learn(make_model, experiences=1, stream=easy_stream((4, 20, 20, 20, 20, 20)), mem_size=10)
+    assert [strategy.storage_policy.slots.count(label) for label in (0, 1)] == [4, 6]
+
+
+def test_every_memory_is_the_code_of_an_image_of_its_label(make_model):
+    strategy, stream = learn(make_model, mem_size=30)
+    buffer, model = strategy.storage_policy, strategy.model
+    images = torch.cat([images_of(experience) for experience in stream.train_stream])
+    labels = torch.cat([torch.tensor(list(experience.dataset.targets)) for experience in stream.train_stream])
+    codes = buffer.quantizer.encode(model.features(images)).permute(0, 2, 3, 1).flatten(1)
+    stored = unpack(buffer.rows, buffer.quantizer.bits, codes.shape[1])
+    same = (stored[:, None] == codes[None]).all(2)  # (memories, images)
+    assert (same.sum(1) == 1).all() and same.sum(0).max() == 1  # one image each, none twice
+    assert torch.equal(labels[same.long().argmax(1)], buffer.labels.long())
+
+
+def test_experience_one_is_fine_tuning(make_model):
+    ours, _ = learn(make_model, experiences=1)
+    plain, _ = learn(make_model, experiences=1, entry=FINETUNE, decay=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(ours.model.parameters(), plain.model.parameters()))
+    assert not ours.optimizer.state and plain.optimizer.state
+
+
+class LoggedBuffer(PQCodeBuffer):
+    """Keeps the drawn memories."""
+
+    def draw(self, count):
+        slots = super().draw(count)
+        self.drawn.append((self.rows[slots].clone(), self.labels[slots].long(), count))
+        return slots
+
+
+@pytest.mark.parametrize("replays", [1, 3])
+def test_steps_are_those_of_a_plain_loop(replays, make_model):
+    strategy, stream = learn(make_model, experiences=1, batch_replays=replays, mem_size=24, **PLAIN)
+    buffer = strategy.storage_policy
+    buffer.__class__, buffer.drawn = LoggedBuffer, []
+    plastic = copy.deepcopy(strategy.model.plastic_layers).train()
+    strategy.train(stream.train_stream[1])
+
+    optimizer = torch.optim.SGD(plastic.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-5)
+    images, labels = images_of(stream.train_stream[1]), list(stream.train_stream[1].dataset.targets)
+    centroids = buffer.quantizer.centroids
+    for start, (rows, old_labels, count) in zip(range(0, len(images), BATCH), buffer.drawn):
+        assert count == replays * BATCH and len(rows) == min(count, 24)
+        maps = strategy.model.features(images[start : start + BATCH])
+        slices = maps.permute(0, 2, 3, 1).unflatten(3, (centroids.shape[0], -1)).unsqueeze(4)  # (B, H, W, m, 1, d)
+        codes = (slices - centroids).square().sum(5).argmin(4)
+        old = unpack(rows, buffer.quantizer.bits, 4 * 4 * 8).view(-1, 4, 4, 8)
+        every = torch.cat([codes, old.long()])
+        rebuilt = torch.stack([centroids[group][every[..., group]] for group in range(8)], 3).flatten(3)
+        targets = torch.cat([torch.tensor(labels[start : start + BATCH]), old_labels])
+        loss = cross_entropy(plastic(rebuilt.permute(0, 3, 1, 2))[:, :4], targets)  # classes 0 to 3 were seen
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert len(buffer.drawn) == 8
+    for ours, theirs in zip(strategy.model.plastic_layers.parameters(), plastic.parameters()):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_unseen_classes_get_no_gradient(make_model):
+    strategy, stream = learn(make_model, experiences=1)
+    for group in strategy.optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    head = strategy.model.plastic_layers.head
+    before = head.weight.detach().clone(), head.bias.detach().clone()
+    strategy.train(stream.train_stream[1])
+    assert torch.equal(head.weight[4:], before[0][4:]) and torch.equal(head.bias[4:], before[1][4:])
+    assert not torch.equal(head.weight[2:4], before[0][2:4])
+
+
+@pytest.mark.parametrize(("held", "new", "rows"), [(24, 5, 10), (7, 5, 3), (2, 5, 1), (1, 5, 0)])
+def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(held, new, rows, make_model):
+    strategy, _ = learn(make_model, experiences=1, mem_size=held if held > 1 else 2, batch_replays=2, crop_scale=1.0)
+    buffer = strategy.storage_policy
+    if held == 1:
+        buffer.labels[buffer.slots.release(1)] = -1
+    buffer.__class__, buffer.drawn = LoggedBuffer, []
+    maps, targets = strategy._mixed_memories(new)
+    drawn, labels, _ = buffer.drawn[0]
+    assert maps.shape == (rows, 8, 4, 4) and targets.shape == (rows, 6)
+    assert len(drawn) == 2 * rows == len(drawn.unique(dim=0))
+    assert torch.allclose(targets.sum(1), torch.ones(rows)) and not targets[:, 2:].any()
+    decoded = buffer.to_maps(drawn, strategy.model)
+    for number, (map_, target) in enumerate(zip(maps, targets)):
+        first, second = decoded[number], decoded[number + rows]
+        share = float(((map_ - second) * (first - second)).sum() / (first - second).square().sum())
+        assert -1e-5 <= share <= 1 + 1e-5
+        assert torch.allclose(map_, share * first + (1 - share) * second, atol=1e-4)
+        mixed = torch.zeros(6)
+        mixed[labels[number]] += share
+        mixed[labels[number + rows]] += 1 - share
+        assert torch.allclose(target, mixed, atol=1e-4)
+
+
+def test_new_and_replayed_maps_are_cropped(make_model, monkeypatch):
+    strategy, stream = learn(make_model, experiences=1, batch_replays=2)
+    sizes = []
+
+    def crops(maps, scale, random):
+        sizes.append(len(maps))
+        assert scale == 4 / 13
+        return torch.zeros_like(maps)
+
+    monkeypatch.setattr("crumb_avalanche.methods.remind.random_resized_crops", crops)
+    inputs = []
+    classify = strategy.model.classify
+    strategy.model.classify = lambda maps: inputs.append(maps) or classify(maps)
+    strategy.train(stream.train_stream[1], eval_streams=[])
+    assert sizes == [BATCH, 20] + [BATCH, 4 * BATCH] * 7  # 2 memories are mixed for each of the 10 replayed maps
+    assert len(inputs) == 8 and not any(maps.any() for maps in inputs) and len(inputs[-1]) == BATCH + 10
+
+
+def test_inference_is_on_decoded_maps(make_model):
+    strategy, stream = learn(make_model)
+    outputs = []
+    strategy._after_eval_iteration = lambda **kwargs: outputs.append(strategy.mb_output)
+    strategy.eval(stream.test_stream)
+    model, quantizer = strategy.model.eval(), strategy.storage_policy.quantizer
+    maps = model.features(torch.cat([images_of(experience) for experience in stream.test_stream]))
+    with torch.no_grad():
+        assert torch.allclose(torch.cat(outputs), model.classify(quantizer.decode(quantizer.encode(maps))), atol=1e-4)
+        assert not torch.allclose(torch.cat(outputs), model.classify(maps), atol=1e-2)
+
+
+def accuracy(strategy, stream):
+    correct = []
+    strategy._after_eval_iteration = lambda **kwargs: correct.append(strategy.mb_output.argmax(1) == strategy.mb_y)
+    strategy.eval(stream.test_stream)
+    return float(torch.cat(correct).double().mean())
+
+
+def test_one_at_a_time_takes_a_step_for_each_image(make_model):
+    strategy, stream = learn(make_model, experiences=1, samples_at_a_time=True, replays=9)
+    before = strategy.clock.train_iterations
+    rows = []
+    classify = strategy.model.classify
+    strategy.model.classify = lambda maps: rows.append(len(maps)) or classify(maps)
+    strategy.train(stream.train_stream[1], eval_streams=[])
+    assert before == 3 * 8 and strategy.clock.train_iterations - before == 40
+    assert rows == [1 + 9] * 40  # of 24 memories, 18 are mixed into 9
+
+
+def test_rates_decay_with_the_counts_of_their_own_class(make_model):
+    strategy = build(make_model, decay_per_class=True)
+    plugin = next(p for p in strategy.plugins if hasattr(p, "images_of_class"))
+    gamma = (0.001 / 0.1) ** (100 / 1300)
+    rates = [plugin.rate([2]) for _ in range(1301)]
+    assert rates[0] == rates[99] == 0.1 and rates[100] == rates[199] == pytest.approx(0.1 * gamma)
+    assert rates[1300] == pytest.approx(0.001) and len(set(rates)) == 14
+    assert plugin.rate([4]) == 0.1  # other classes' images do not count
+    assert plugin.rate([2, 4]) == pytest.approx((0.001 + 0.1) / 2)
+    assert plugin.images_of_class.tolist() == [0, 0, 1302, 0, 2, 0]
+    assert plugin.statistics_bytes == 512 + 4 * 6 == REMIND.fixed_bytes(strategy.model, strategy.settings, 6)
+
+
+def test_rates_reach_the_optimiser_after_experience_one_only(make_model):
+    strategy, stream = learn(make_model, 1, decay_per_class=True, rate_start=0.01, rate_end=0.005, rate_step=10)
+    assert [group["lr"] for group in strategy.optimizer.param_groups] == [RATE]
+    strategy.train(stream.train_stream[1])
+    assert strategy.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.5 ** (10 / 1300))
+    constant, _ = learn(make_model, 2)
+    assert constant.optimizer.param_groups[0]["lr"] == RATE
+
+
+def wide_model(n_classes, codebook):
+    """One with 32 channels, which can tell the patterns apart."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        extractor = nn.Sequential(nn.Conv2d(3, 32, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        plastic = nn.Sequential()
+        plastic.add_module("conv", nn.Conv2d(32, 32, 3, padding=1))
+        plastic.add_module("relu", nn.ReLU())
+        plastic.add_module("pool", nn.AdaptiveAvgPool2d(1))
+        plastic.add_module("flatten", nn.Flatten())
+        plastic.add_module("head", nn.Linear(32, n_classes))
+        return SplitModel(extractor, plastic, "head", image_size=16)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        dict(batch_replays=4),
+        dict(samples_at_a_time=True, replays=15),
+        dict(
+            samples_at_a_time=True, replays=15, decay_per_class=True,
+            rate_start=0.05, rate_end=0.01, rate_step=10, rate_images=40,
+        ),
+    ],
+    ids=["batches", "one at a time", "decaying rates"],
+)  # fmt: skip
+def test_remembers_where_fine_tuning_forgets(method):
+    arguments = dict(make_model=wide_model, rate=0.05, stream=easy_stream((40,) * 6, shuffled=True))
+    # A network that only knows its latest experience has 1/3.
+    assert accuracy(*learn(mem_size=60, **arguments, **method)) > 0.6
+    assert accuracy(*learn(entry=FINETUNE, **arguments)) < 0.4
+
+
+def test_the_table_is_fitted_on_a_sample_of_bounded_size(make_model):
+    sizes = []
+    for vectors in (40, 64, 1000):
+        strategy = build(make_model, fit_vectors=vectors, mem_size=10)
+        quantizer = strategy.storage_policy.quantizer
+        fit = quantizer.fit
+        quantizer.fit = lambda sample, seed, fit=fit: sizes.append(tuple(sample.shape)) or fit(sample, seed)
+        strategy.train(easy_stream().train_stream[0])
+        assert quantizer.fitted
+    assert sizes == [(40, 8), (80, 8), (40 * 16, 8)]  # 1 and 2 locations of each of the 40 images, then all 16
+    strategy = build(make_model, fit_vectors=17)
+    strategy.train(easy_stream().train_stream[0])  # 17 of the 40 images
+
+
+def test_state_travels_with_its_table(make_model):
+    strategy, _ = learn(make_model)
+    buffer = strategy.storage_policy
+    again = PQCodeBuffer(24, seed=5, quantizer=make_quantizer(8))
+    again.load_state_dict(buffer.state_dict())
+    slots = again.draw(9)
+    assert torch.equal(slots, buffer.draw(9)) and len(slots.unique()) == 9 == len(slots)
+    for ours, theirs in zip(again.replay(slots, strategy.model), buffer.replay(slots, strategy.model)):
+        assert torch.equal(ours, theirs)
+    assert pickle.loads(pickle.dumps(strategy)).storage_policy.quantizer.fitted
+
+
+def test_bytes_at_the_papers_cut():
+    model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
+    settings = RemindSettings()
+    assert PQCodeBuffer.item_bytes(model) == REMIND.bytes_of_item(model, settings) == 5_408
+    assert REMIND.fixed_bytes(model, settings, 10) == 524_288
+    assert REMIND.memories_in_budget(model, 15 * 3 * 224**2, 10) == 320  # 417, the table not counted
+    assert make_quantizer(8).centroids.shape == (8, 16, 1) and make_quantizer(64).centroids.shape == (32, 256, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(sub_quantizers=0), "sub_quantizers is 0; give at least 1"),
+        (dict(fit_vectors=0), "fit_vectors is 0"),
+        (dict(replays=0), "replays is 0"),
+        (dict(batch_replays=-1), "batch_replays is -1"),
+        (dict(rate_step=0), "rate_step is 0"),
+        (dict(rate_images=0), "rate_images is 0"),
+        (dict(centroids=512), "centroids is 512; a code is one byte"),
+        (dict(crop_scale=0.0), "crop_scale is 0.0; it is a share"),
+        (dict(crop_scale=1.5), "crop_scale is 1.5"),
+        (dict(mixup_alpha=-0.1), "mixup_alpha=-0.1.*neither can be negative"),
+        (dict(weight_decay=-1.0), "weight_decay is -1.0; give 0 or more"),
+        (dict(rate_end=0.2), "rate_end=0.2 and rate_start=0.1"),
+        (dict(rate_end=0.0), "rate_end=0.0"),
+    ],
+)
+def test_wrong_settings_are_told(changes, words):
+    with pytest.raises(ValueError, match=words):
+        RemindSettings(**changes)
+
+
+def test_memories_are_the_codes_that_faiss_gives_with_the_same_table(make_model):
+    import faiss
+
+    strategy, stream = learn(wide_model, mem_size=30, sub_quantizers=8, centroids=16)
+    buffer, model = strategy.storage_policy, strategy.model
+    groups, size, dim = buffer.quantizer.centroids.shape
+    theirs = faiss.ProductQuantizer(groups * dim, groups, 4)
+    faiss.copy_array_to_vector(buffer.quantizer.centroids.numpy().ravel(), theirs.centroids)
+    images = torch.cat([images_of(experience) for experience in stream.train_stream])
+    vectors = model.features(images).permute(0, 2, 3, 1).reshape(-1, groups * dim).contiguous().numpy()
+    # Two codes of four bits a byte, the first in the lower half.
+    packed = torch.from_numpy(theirs.compute_codes(vectors))
+    codes = torch.stack([packed % 16, packed // 16], 2).view(len(images), -1)
+    stored = unpack(buffer.rows, buffer.quantizer.bits, codes.shape[1])
+    assert size == 16 and (stored[:, None] == codes[None]).all(2).any(1).all()
+
+
+def test_the_curve_is_not_that_of_a_network_that_knows_its_latest_experience():
+    """One scheduler a class on one optimiser gives 1/t after experience t: nothing but the latest is known."""
+    method = dict(decay_per_class=True, rate_start=0.05, rate_end=0.0005, rate_step=10, rate_images=40)
+    torch.manual_seed(0)
+    stream = easy_stream((40,) * 6, shuffled=True)
+    strategy = build(wide_model, mem_size=60, rate=0.05, samples_at_a_time=True, replays=15, **method)
+    for number, experience in enumerate(stream.train_stream, 1):
+        strategy.train(experience)
+        correct = []
+        strategy._after_eval_iteration = lambda log=correct, **kw: log.append(
+            strategy.mb_output.argmax(1) == strategy.mb_y
+        )
+        strategy.eval(stream.test_stream[:number])
+        of_experience = torch.cat(correct).double().view(number, -1).mean(1)
+        if number > 1:
+            assert float(of_experience.mean()) > 1 / number + 0.2
+        assert float(of_experience.min()) > 0.3  # none is lost

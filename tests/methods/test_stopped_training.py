@@ -1,0 +1,219 @@
+"""After a stop, every strategy stores what it promises to store."""
+
+import copy
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, SupervisedPlugin
+from avalanche.training.supervised import Naive
+
+from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
+from crumb_avalanche.training.crumb import CRUMBStrategy
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SETTINGS = LearningSettings(learning_rate=0.02, batch_size=6, eval_batch_size=8, first_epochs=2, epochs=2)
+BATCHES = 4  # of an epoch of 20 images
+# Epochs and batches of the last of them that are trained on.
+PLACES = {
+    "at once": (0, 0),
+    "within": (1, 2),
+    "between": (1, BATCHES),
+    "within the last": (2, 2),
+    "never": (2, BATCHES),
+}
+OFFERING = ["crumb", "image_replay", "map_replay", "er", "der", "bic", "gss", "cope", "gem", "memory_recall"]
+
+
+class Stop(SupervisedPlugin):
+    """Stops every experience at a place; counts the images trained on in each experience."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.epochs, self.batches = PLACES[place]
+        self.images = []
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.images.append(0)
+        if self.epochs == 0:
+            strategy.stop_training()
+
+    def before_training_iteration(self, strategy, **kwargs):
+        clock = strategy.clock
+        self.images[-1] += len(strategy.mb_y)
+        if (clock.train_exp_epochs + 1, clock.train_epoch_iterations + 1) == (self.epochs, self.batches):
+            strategy.stop_training()
+
+
+class Offers:
+    """Keeps the maps and labels of the images offered in each experience."""
+
+    def __init__(self, strategy):
+        self.experiences, self.offer = [[]], strategy.memory.offer
+        strategy.memory.offer = self
+
+    def __call__(self, strategy, batch):
+        self.experiences[-1] += list(zip(batch.feature_map, batch.labels.tolist()))
+        self.offer(strategy, batch)
+
+
+def build(name, make_model, *plugins, mem_size=8):
+    torch.manual_seed(0)
+    np.random.seed(0)
+    model = make_model(codebook=STRATEGIES[name].codebook)
+    return build_strategy(name, model, SETTINGS, mem_size, plugins=plugins, evaluator=EvaluationPlugin(loggers=[]))
+
+
+def assert_in_order(offered, experience, model):
+    """Each image of the experience was offered once, in the order of the data set."""
+    maps = model.features(torch.stack([image for image, *_ in experience.dataset]))
+    assert [label for _, label in offered] == list(experience.dataset.targets)
+    torch.testing.assert_close(torch.stack([one for one, _ in offered]), maps)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", OFFERING)
+def test_each_image_is_offered_once(name, place, make_model, make_stream):
+    stop, stream = Stop(place), make_stream()
+    strategy = build(name, make_model, stop)
+    offers = Offers(strategy)
+    for experience in stream.train_stream:
+        offers.experiences.append([])
+        strategy.train(experience)
+        assert_in_order(offers.experiences[-1], experience, strategy.model)
+    epochs, batches = PLACES[place]
+    trained = max(0, epochs - 1) * 20 + min(20, 6 * batches) * (epochs > 0)
+    assert stop.images == [trained, trained]
+    assert set(strategy.storage_policy.classes) == {0, 1} if name == "gem" else {0, 1, 2, 3}
+    strategy.eval(stream.test_stream)
+
+
+@pytest.mark.parametrize("name", OFFERING)
+def test_without_a_stop_nothing_is_drawn_after_an_experience(name, make_model, make_stream):
+    """What is drawn from the global RNG decides the dropout of all later experiences."""
+
+    class Watch(SupervisedPlugin):
+        def after_training_exp(self, strategy, **kwargs):
+            self.state = torch.get_rng_state()
+
+    watch = Watch()
+    build(name, make_model, watch).train(make_stream().train_stream[0])
+    assert torch.equal(watch.state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["icarl", "aanets", "rainbow_memory"])
+def test_methods_that_choose_from_all_images_do_so(name, place, make_model, make_stream):
+    stream, strategy = make_stream(), build(name, make_model, Stop(place))
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    assert set(strategy.storage_policy.classes) == {0, 1, 2, 3} and len(strategy.storage_policy) == 8
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_remind_fits_and_stores_all_images(place, make_model, make_stream):
+    stream, strategy = make_stream(), build("remind", make_model, Stop(place), mem_size=40)
+    offers, buffer = Offers(strategy), strategy.storage_policy
+    strategy.train(stream.train_stream[0])
+    assert_in_order(offers.experiences[0], stream.train_stream[0], strategy.model)
+    assert buffer.quantizer.fitted and len(buffer) == 20
+    offers.experiences.append([])
+    strategy.train(stream.train_stream[1])
+    first = offers.experiences[1][:20]
+    assert_in_order(first, stream.train_stream[1], strategy.model)
+    # Every epoch that is begun stores its images.
+    epochs, batches = PLACES[place]
+    assert len(offers.experiences[1]) == (20 + min(20, 6 * batches) if epochs == 2 else 20)
+    assert len(buffer) == 40
+
+
+def test_after_a_shuffled_epoch_as_many_of_each_class_are_offered(make_model, make_stream):
+    experience, strategy = make_stream().train_stream[0], build("er", make_model, Stop("within the last"))
+    offers, targets = Offers(strategy), list(experience.dataset.targets)
+    strategy.train(experience, shuffle=True)
+    labels = [label for _, label in offers.experiences[0]]
+    assert Counter(labels) == Counter(targets) and labels[:12] != targets[:12]
+    # The rest are the last ones of each class, in the order of the data set.
+    left = Counter(targets) - Counter(labels[:12])
+    last = sorted(
+        place
+        for label, count in left.items()
+        for place in [n for n, other in enumerate(targets) if other == label][-count:]
+    )
+    maps = strategy.model.features(torch.stack([experience.dataset[place][0] for place in last]))
+    torch.testing.assert_close(torch.stack([one for one, _ in offers.experiences[0][12:]]), maps)
+
+
+def test_exemplars_of_bic_for_validation_are_evenly_spread_after_a_stop(make_model, make_stream):
+    rows = []
+    for place in ("never", "within the last", "within"):
+        strategy = build("bic", make_model, Stop(place))
+        strategy.train(make_stream().train_stream[0])
+        rows.append(strategy.storage_policy)
+    assert all(torch.equal(rows[0].rows, other.rows) for other in rows[1:])
+    assert all(rows[0].slots.by_class == other.slots.by_class for other in rows[1:])
+
+
+def test_logits_of_der_are_of_the_model_where_it_stopped(make_model, make_stream):
+    strategy = build("der", make_model, Stop("between"), mem_size=40)
+    experience = make_stream().train_stream[0]
+    strategy.train(experience)
+    buffer, model = strategy.storage_policy, strategy.model
+    images = torch.stack([image for image, *_ in experience.dataset])
+    model.eval()
+    with torch.no_grad():
+        wanted = strategy.seen_classes.mask(model(images))
+    slots = torch.arange(20)
+    torch.testing.assert_close(buffer.logits(slots, model), wanted)
+    assert (wanted[:, 2:] == -1e4).all()
+
+
+def test_a_stop_survives_a_checkpoint(make_model, make_stream):
+    saved, ends = [], []
+    for resumed in (False, True):
+        strategy = build("crumb", make_model, Stop("within the last"))
+
+        def keep(position, strategy=strategy):
+            saved.append((position, copy.deepcopy(strategy.state_dict())))
+
+        checkpoints = CheckpointPlugin((lambda position: None) if resumed else keep, every=1)
+        strategy.plugins.append(checkpoints)
+        if resumed:
+            position, state = saved[-1]
+            assert position == Position(0, 1, 2)  # the stop was called for in this step
+            strategy.plugins[:] = [plugin for plugin in strategy.plugins if not isinstance(plugin, Stop)]
+            start = torch.get_rng_state()
+            checkpoints.resume_from(position, start, partial(strategy.load_state_dict, state))
+        strategy.train(make_stream().train_stream[0])
+        ends.append(strategy)
+    assert [end.clock.train_iterations for end in ends] == [BATCHES + 2] * 2
+    assert torch.equal(ends[0].storage_policy.rows, ends[1].storage_policy.rows)
+
+
+@pytest.mark.parametrize(("mode", "patience"), [("epoch", 1), ("iteration", 3)])
+def test_early_stopping_stops_as_in_the_host(mode, patience, make_model, make_stream):
+    counts = {}
+    for kind, own in ((Naive, {}), (CRUMBStrategy, {"mem_size": 8})):
+        model, stream = make_model(), make_stream()
+        strategy = kind(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),  # no step is better than the first
+            train_mb_size=6,
+            train_epochs=6,
+            plugins=[EarlyStoppingPlugin(patience, "test_stream", peval_mode=mode)],
+            evaluator=EvaluationPlugin(accuracy_metrics(stream=True), loggers=[]),
+            eval_every=1,
+            peval_mode=mode,
+            **own,
+        )
+        for experience in stream.train_stream:
+            strategy.train(experience, eval_streams=[stream.test_stream])
+            counts.setdefault(kind, []).append(strategy.clock.train_exp_iterations)
+            assert strategy.train_epochs == 6
+    assert counts[CRUMBStrategy] == counts[Naive] and max(counts[Naive]) < 6 * BATCHES
+    assert len(strategy.storage_policy) == 8 and set(strategy.storage_policy.classes) == {0, 1, 2, 3}
