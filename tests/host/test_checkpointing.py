@@ -3,7 +3,6 @@
 The steps are those of its ``task_incremental_with_checkpointing.py``, with our stream and learners.
 """
 
-import io
 from functools import cache
 
 import pytest
@@ -147,12 +146,6 @@ def test_hosts_plugins_on_our_stream(tmp_path, plugins):
     check_resumed(tmp_path, avalanche_way, "Naive", plugins=plugins)
 
 
-@pytest.mark.parametrize("plugins", [(), ("replay",)], ids="+".join)
-def test_task_incremental(tmp_path, plugins):
-    """task_incremental_with_checkpointing.py: with task labels and a head for each task."""
-    check_resumed(tmp_path, avalanche_way, "Naive", plugins=plugins, tasks=True)
-
-
 @pytest.mark.parametrize(
     ("way", "kind", "stop"),
     [
@@ -187,23 +180,3 @@ def test_loggers(tmp_path, capsys):
     resumed.evaluator.loggers[0].file.close()
     assert (tmp_path / "log.txt").read_text().count("Top1_Acc_Stream/eval_phase") == 4
     assert capsys.readouterr().out.count("Top1_Acc_Stream/eval_phase") >= 4
-
-
-def test_no_checkpoint(tmp_path):
-    """maybe_load_checkpoint: without a file, the strategy stays as it is and starts with the first experience."""
-    _, strategy = make("strategy codes")
-    assert maybe_load_checkpoint(strategy, tmp_path / "none.pkl") == (strategy, 0)
-
-
-def test_file_object(tmp_path):
-    """save_checkpoint takes a file in memory; a checkpoint does not grow with the stream."""
-    sizes = []
-    for frames in (3, 30):
-        benchmark = our_stream(frames_per_clip=frames)
-        _, strategy = make("strategy codes")
-        strategy.train(benchmark.train_stream[0])
-        file = io.BytesIO()
-        with patched_dill():
-            save_checkpoint(strategy, file)
-        sizes.append(file.tell())
-    assert sizes[1] < 1.5 * sizes[0]

@@ -1,6 +1,5 @@
 """Facts of Avalanche's ``tests/benchmarks/utils/test_dataloaders.py`` for our buffers and models."""
 
-from collections import Counter
 from itertools import islice
 
 import pytest
@@ -12,10 +11,8 @@ from avalanche.benchmarks.utils.data_loader import (
     TaskBalancedDataLoader,
 )
 from avalanche.benchmarks.utils.utils import concat_datasets
-from avalanche.training.plugins import ReplayPlugin
-from avalanche.training.supervised import Naive
-from host_benchmarks import KINDS, PER_CLASS, Trace, host_benchmark, host_model, quiet, sgd
-from host_strategies import COMMON, OURS, our_strategy
+from host_benchmarks import Trace, host_benchmark
+from host_strategies import OURS, our_strategy
 from torch.utils.data import DataLoader
 
 from crumb_avalanche import CodeBuffer, ImageBuffer, MapBuffer
@@ -66,36 +63,6 @@ def test_training_with_worker_processes(name):
         strategy.train(host_benchmark("nc").train_stream[0], num_workers=workers)
         ends.append((trace.labels, trace.losses))
     assert ends[0] == ends[1]
-
-
-def test_the_loader_is_made_anew_for_every_experience():
-    """test_dataload_reinit."""
-    torch.manual_seed(0)
-    model, trace = host_model(), Trace()
-    plugins = [ReplayPlugin(mem_size=5), trace]
-    strategy = Naive(model=model, optimizer=sgd(model), plugins=plugins, evaluator=quiet(), **COMMON)
-    for experience in host_benchmark("nc_tasks").train_stream[:2]:
-        strategy.train(experience)
-    assert set(trace.labels[0]) == {0, 1} and set(trace.labels[1]) > {2, 3}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches_of_new_images_and_memories_are_balanced(kind):
-    """test_dataload_batch_balancing: our step replays as many memories as there are new images, balanced."""
-    drawn, buffer, trace = [], ImageBuffer(12), Trace()
-    sample = buffer.sample
-
-    def watched(without, at_least):
-        slots = sample(without, at_least)
-        drawn.append((at_least, Counter(buffer.labels[slots].tolist())))
-        return slots
-
-    buffer.sample = watched
-    strategy = our_strategy("CRUMBStrategy", buffer=buffer, plugins=[trace], train_epochs=1, train_mb_size=6)
-    strategy.train(host_benchmark(kind).train_stream[:2])
-    assert sum(size for size, _ in drawn) == len(trace.labels[1]) >= 2 * PER_CLASS
-    for size, counts in drawn:
-        assert set(counts) >= {0, 1} and set(counts.values()) == {-(-size // len(counts))}
 
 
 @pytest.mark.parametrize("name", OURS)

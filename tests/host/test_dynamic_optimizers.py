@@ -3,11 +3,10 @@
 import pytest
 import torch
 from avalanche.core import Agent
-from avalanche.models.dynamic_optimizers import DynamicOptimizer, update_optimizer
+from avalanche.models.dynamic_optimizers import DynamicOptimizer
 from avalanche.training import MaskedCrossEntropy
-from avalanche.training.supervised import Naive
-from host_benchmarks import N_CLASSES, host_benchmark, host_model, quiet, sgd
-from host_strategies import COMMON, OURS, our_strategy
+from host_benchmarks import N_CLASSES, host_benchmark, host_model, sgd
+from host_strategies import OURS, our_strategy
 from torch.utils.data import DataLoader
 
 from crumb_avalanche import ImageBuffer
@@ -52,21 +51,6 @@ def test_the_optimiser_keeps_its_state_between_experiences(name):
     assert len(listed) == len(set(listed)) and id(weight) in listed
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
-@pytest.mark.parametrize("name", OURS)
-def test_any_optimiser(name, optimizer):
-    """The host's tests use SGD and Adam; frozen weights stay although the host adds them to the optimiser."""
-    model = host_model()
-    before = [weight.clone() for weight in model.feature_extractor.parameters()]
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    if optimizer(trained).state:
-        pytest.skip("the host drops the state that this torch's optimiser makes in its constructor")
-    strategy = our_strategy(name, model, optimizer=optimizer(trained, lr=1e-3, weight_decay=0.1), train_epochs=1)
-    strategy.train(host_benchmark("nc").train_stream[:2])
-    assert all(torch.equal(*pair) for pair in zip(before, model.feature_extractor.parameters()))
-    assert len(strategy.optimizer.state) >= len(trained)
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_groups_with_rates_of_their_own(name):
     """``update_optimizer``: a weight keeps the group it was given."""
@@ -80,25 +64,3 @@ def test_groups_with_rates_of_their_own(name):
     rates = {id(one): group["lr"] for group in strategy.optimizer.param_groups for one in group["params"]}
     assert {rates[id(one)] for one in model.codebook.parameters()} == {0.5}
     assert {rates[id(one)] for one in model.plastic_layers.parameters()} == {0.02}
-
-
-def test_a_new_head_is_added_to_the_optimiser():
-    """``update_optimizer`` with a changed weight: ours by ``reset_head``."""
-    torch.manual_seed(0)
-    model = host_model(n_classes=2)
-    strategy = Naive(model=model, optimizer=sgd(model), evaluator=quiet(), **COMMON)
-    stream = host_benchmark("nc").train_stream
-    strategy.train(stream[0])
-    model.reset_head(N_CLASSES)
-    fresh = model.plastic_layers.head.weight.detach().clone()
-    strategy.train(stream[1])
-    assert not torch.equal(model.plastic_layers.head.weight, fresh) and model.n_classes == N_CLASSES
-
-
-def test_the_optimiser_lists_the_weights_of_a_split_model():
-    """``update_optimizer`` on its own: the first call adds F's weights, which stay without gradient."""
-    model = host_model()
-    optimizer = sgd(model)
-    named = update_optimizer(optimizer, dict(model.named_parameters()), None, reset_state=True)
-    assert named.keys() == dict(model.named_parameters()).keys()
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(named)

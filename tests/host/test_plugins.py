@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import torch
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.plugins import (
@@ -13,10 +12,10 @@ from avalanche.training.plugins import (
     SupervisedPlugin,
 )
 from avalanche.training.supervised import Naive
-from host_benchmarks import N_CLASSES, Trace, host_benchmark, host_model, quiet, sgd
+from host_benchmarks import Trace, host_benchmark, host_model, quiet, sgd
 from host_strategies import COMMON, OURS, STORING, buffer_of, our_strategy, registered
 from torch import nn
-from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import MultiStepLR
 
 from crumb_avalanche.methods.registry import STRATEGIES
 
@@ -57,22 +56,17 @@ def test_every_callback_is_called(name):
 
 
 class Rates(SupervisedPlugin):
-    """The learning rate at the end of each epoch, or iteration, of each experience."""
+    """The learning rate at the end of each epoch of each experience."""
 
-    def __init__(self, every: str = "epoch"):
+    def __init__(self):
         super().__init__()
-        self.every, self.rates = every, []
+        self.rates = []
 
     def before_training_exp(self, strategy, **kwargs):
         self.rates.append([])
 
     def after_training_epoch(self, strategy, **kwargs):
-        if self.every == "epoch":
-            self.rates[-1].append(strategy.optimizer.param_groups[0]["lr"])
-
-    def after_training_iteration(self, strategy, **kwargs):
-        if self.every == "iteration":
-            self.rates[-1].append(strategy.optimizer.param_groups[0]["lr"])
+        self.rates[-1].append(strategy.optimizer.param_groups[0]["lr"])
 
 
 # test_scheduler_plugin: milestones; reset of rate and scheduler; first epoch, first experience only; the rates.
@@ -115,74 +109,6 @@ class Calm(nn.Module):
 
     def forward(self, logits, labels):
         return 1e-4 * nn.functional.cross_entropy(logits, labels)
-
-
-def plateau_by_hand(reset_lr, reset_scheduler, granularity, metric, epochs):
-    """Rates of a plain PyTorch loop over a ``SplitModel`` with the classes seen as the loss's classes."""
-    model, seen, rates = host_model(), [], []
-    optimizer = sgd(model)
-    scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=0.02)
-    benchmark = host_benchmark("nc")
-
-    def loss_of(images, labels):
-        unseen = [label for label in range(N_CLASSES) if label not in seen]
-        return nn.functional.cross_entropy(model(images).index_fill(1, torch.tensor(unseen).long(), -1e4), labels)
-
-    for number, experience in enumerate(benchmark.train_stream[:2]):
-        seen += experience.classes_in_this_experience
-        if reset_lr:
-            optimizer.param_groups[0]["lr"] = 0.02
-        if reset_scheduler:
-            scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=0.02)
-        rates.append([])
-        images, labels = (torch.stack([torch.as_tensor(row[i]) for row in experience.dataset]) for i in (0, 1))
-        held_out = benchmark.test_stream[number].dataset
-        held_out = [torch.stack([torch.as_tensor(row[i]) for row in held_out]) for i in (0, 1)]
-        for _ in range(epochs):
-            losses = []
-            for part in torch.arange(len(images)).split(8):
-                model.train()
-                optimizer.zero_grad()
-                loss = loss_of(images[part], labels[part])
-                loss.backward()
-                optimizer.step()
-                losses.append(float(loss))
-                if granularity == "iteration":
-                    rates[-1].append(optimizer.param_groups[0]["lr"])
-                    scheduler.step(losses[-1])
-            if granularity == "epoch":
-                rates[-1] += len(losses) * [optimizer.param_groups[0]["lr"]]
-                if metric == "val_loss":
-                    model.eval()
-                    losses = [float(loss_of(*held_out).detach())]
-                scheduler.step(sum(losses) / len(losses))
-    return rates
-
-
-@pytest.mark.parametrize(
-    "granularity, metric", [("epoch", "train_loss"), ("iteration", "train_loss"), ("epoch", "val_loss")]
-)
-@pytest.mark.parametrize("reset_lr", [True, False])
-@pytest.mark.parametrize("reset_scheduler", [True, False])
-def test_the_rates_of_a_schedule_by_loss(reset_lr, reset_scheduler, granularity, metric):
-    """test_scheduler_reduce_on_plateau_plugin, with and without a validation stream: as a plain PyTorch loop."""
-    epochs, model = 5, host_model()
-    optimizer = sgd(model)
-    scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=0.02)
-    plugin = LRSchedulerPlugin(scheduler, reset_scheduler, reset_lr, metric, granularity)
-    rates = Rates("iteration")
-    evaluated = {"eval_every": 1} if metric == "val_loss" else {}
-    strategy = our_strategy(
-        "StreamStrategy", model, plugins=[rates, plugin], optimizer=optimizer, train_epochs=epochs, **evaluated
-    )
-    benchmark = host_benchmark("nc")
-    for experience, held_out in zip(benchmark.train_stream[:2], benchmark.test_stream):
-        strategy.train(experience, eval_streams=[held_out])
-    expected = plateau_by_hand(reset_lr, reset_scheduler, granularity, metric, epochs)
-    assert [[f"{rate:.6g}" for rate in part] for part in rates.rates] == [
-        [f"{rate:.6g}" for rate in part] for part in expected
-    ]
-    assert len({rate for part in expected for rate in part}) > 2
 
 
 class Scripted(PluginMetric):

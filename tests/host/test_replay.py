@@ -3,7 +3,6 @@
 Ids name the host's test.
 """
 
-import itertools
 from collections import Counter
 from types import SimpleNamespace
 
@@ -12,13 +11,7 @@ import torch
 from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.plugins import ReplayPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import (
-    ClassBalancedBuffer,
-    ClosestToCenterSelectionStrategy,
     ExemplarsBuffer,
-    ExperienceBalancedBuffer,
-    HerdingSelectionStrategy,
-    ParametricBuffer,
-    ReservoirSamplingBuffer,
 )
 from avalanche.training.supervised import Naive
 from host_benchmarks import (
@@ -148,56 +141,6 @@ def test_codes_and_maps_are_refused_by_the_hosts_replay_plugin(kind):
         replay_in_naive(kind(12), 12)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        lambda: None,
-        lambda: ReservoirSamplingBuffer(12),
-        lambda: ExperienceBalancedBuffer(12),
-        lambda: ClassBalancedBuffer(12),
-        *(lambda by=by: ParametricBuffer(12, groupby=by) for by in (None, "class", "task", "experience")),
-    ],
-    ids=["default", "reservoir", "experience", "class", "by none", "by class", "by task", "by experience"],
-)
-def test_the_hosts_policies_over_a_split_model(policy):
-    """test_replay_balanced_memory, test_groupings."""
-    filled, replayed = replay_in_naive(policy(), 12)
-    assert filled == [12, 12, 12] and set(replayed) == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("kind", ["herding", "closest"])
-def test_exemplars_by_features_of_a_split_model(kind):
-    """SelectionStrategyTest: the layer is named in the model, and features are those of evaluation."""
-    model = host_model().eval()
-    data = of_classes(coloured_images(), 0, 1)
-    images = torch.stack([data[row][0] for row in range(len(data))])
-    layer = "plastic_layers.flatten"
-    with torch.no_grad():
-        features = model.plastic_layers[:-1](model.features(images))
-    strategy = SimpleNamespace(device="cpu", eval_mb_size=3)
-    if kind == "closest":
-        chosen = ClosestToCenterSelectionStrategy(model, layer).make_sorted_indices(strategy, data).tolist()
-        assert chosen == (features - features.mean(0)).pow(2).sum(1).argsort().tolist()
-        return
-    chosen = HerdingSelectionStrategy(model, layer).make_sorted_indices(strategy, data)
-    expected = []
-    for _ in range(len(data)):
-        left = [row for row in range(len(data)) if row not in expected]
-        means = torch.stack([features[[*expected, row]].mean(0) for row in left])
-        expected.append(left[int((means - features.mean(0)).norm(dim=1).argmin())])
-    assert chosen == expected
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_policy_filled_without_a_strategy_loop(rule):
-    """test_groupings: the host fills a policy experience by experience from outside of ``train``."""
-    policy, model = ImageBuffer(12, RULES[rule]()), host_model()
-    agent = SimpleNamespace(model=model, train_mb_size=8, device=torch.device("cpu"))
-    for number, experience in enumerate(host_benchmark("nc_tasks").train_stream, start=1):
-        policy.post_adapt(agent, experience)
-        assert len(policy) == 12 and set(policy.classes) == set(range(2 * number))
-
-
 def test_a_data_set_taken_over():
     """``update_from_dataset`` of the host's ``ClassBalancedBuffer``."""
     policy, data = ImageBuffer(12), coloured_images()
@@ -205,37 +148,3 @@ def test_a_data_set_taken_over():
     for first in range(0, N_CLASSES, 2):
         policy.update_from_dataset(of_classes(data, first), agent)
     assert counts_of(policy) == dict.fromkeys(range(N_CLASSES), 2)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_replay_batches_leave_no_earlier_class_out(kind, fused):
-    """test_replay_balanced_memory, in our own step: replayed classes are balanced and those of the batch left out."""
-    drawn, buffer = [], kind(12)
-    sample = buffer.sample
-
-    def watched(without, at_least):
-        slots = sample(without, at_least)
-        drawn.append((without, Counter(buffer.labels[slots].tolist())))
-        return slots
-
-    buffer.sample = watched
-    strategy = our_strategy("CRUMBStrategy", buffer=buffer, fused=fused, train_epochs=1)
-    for experience in host_benchmark("nc").train_stream:
-        strategy.train(experience)
-    assert len(drawn) == 4  # two batches in each of two later experiences
-    for without, counts in drawn:
-        assert not without & set(counts) and len(set(counts.values())) == 1
-    assert set(itertools.chain(*(counts for _, counts in drawn))) >= {0, 1, 2, 3}
-
-
-def test_herding_needs_no_gradient():
-    """SelectionStrategyTest: choosing exemplars leaves the weights and the mode of the model alone."""
-    model = host_model().train()
-    before = [weight.clone() for weight in model.parameters()]
-    strategy = SimpleNamespace(device="cpu", eval_mb_size=3)
-    HerdingSelectionStrategy(model, "plastic_layers.flatten").make_sorted_indices(
-        strategy, of_classes(coloured_images(), 0)
-    )
-    assert all(torch.equal(*pair) for pair in zip(model.parameters(), before))
-    assert not model.feature_extractor.training

@@ -7,13 +7,10 @@ import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.evaluation.metrics import StreamAccuracy
-from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, LwFPlugin, ReplayPlugin, SupervisedPlugin
-from avalanche.training.supervised import Cumulative, StreamingLDA
-from avalanche.training.supervised.joint_training import AlreadyTrainedError
-from avalanche.training.templates.base import PositionalArgumentsDeprecatedWarning, _group_experiences_by_stream
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.templates.base import PositionalArgumentsDeprecatedWarning
 from host_benchmarks import KINDS, N_CLASSES, PER_CLASS, Trace, coloured_images, host_benchmark, host_model, quiet, sgd
 from host_strategies import (
-    COMMON,
     HOST,
     NEEDS_PLAIN,
     OURS,
@@ -26,7 +23,7 @@ from host_strategies import (
 )
 from torch import nn
 
-from crumb_avalanche import ClampGradients, CodeBuffer, CRUMBStrategy, ImageBuffer, StreamStrategy
+from crumb_avalanche import CodeBuffer, CRUMBStrategy, ImageBuffer, StreamStrategy
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.split_model import SplitModel
 
@@ -109,23 +106,6 @@ def test_strategies_that_read_gradients_train_a_plain_split_model(name):
     run(host_strategy(name, plain_model()), host_benchmark("nc"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_joint_training_sees_every_image_once_an_epoch_and_trains_once(kind):
-    """test_joint."""
-    lengths = []
-
-    class Watch(SupervisedPlugin):
-        def after_train_dataset_adaptation(self, strategy, **kwargs):
-            lengths.append(len(strategy.adapted_dataset))
-
-    benchmark = host_benchmark(kind)
-    strategy = host_strategy("test_joint", plugins=[Watch()])
-    strategy.train(benchmark.train_stream)
-    assert lengths == [N_CLASSES * PER_CLASS]
-    with pytest.raises(AlreadyTrainedError):
-        strategy.train(benchmark.train_stream)
-
-
 def test_the_upper_bound_of_the_registry_trains_on_all_classes_at_once():
     """test_joint: ours is a stream of one experience."""
     trace = Trace()
@@ -133,36 +113,6 @@ def test_the_upper_bound_of_the_registry_trains_on_all_classes_at_once():
     whole = nc_benchmark(coloured_images(), coloured_images(2, 1), n_experiences=1, task_labels=False)
     strategy.train(whole.train_stream)
     assert sorted(trace.labels[0]) == sorted(2 * coloured_images().targets)
-
-
-def test_cumulative_repeats_all_earlier_images():
-    """test_cumulative."""
-    trace = Trace()
-    run(host_strategy("test_cumulative", plugins=[trace]), host_benchmark("nc"))
-    assert [len(labels) for labels in trace.labels] == [2 * number * PER_EXPERIENCE for number in (1, 2, 3)]
-
-
-def test_cwrstar_counts_the_images_of_each_class():
-    """test_cwrstar."""
-    model = host_model()
-    run(host_strategy("test_cwrstar", model), host_benchmark("nc"))
-    assert {label: count for label, count in model.past_j.items() if count} == dict.fromkeys(
-        range(N_CLASSES), PER_CLASS
-    )
-
-
-def test_streaming_lda_warns_of_plugins_that_change_the_loss():
-    """test_warning_slda_lwf."""
-    with pytest.warns(UserWarning):
-        StreamingLDA(
-            slda_model=host_model(),
-            criterion=nn.CrossEntropyLoss(),
-            input_size=8,
-            num_classes=N_CLASSES,
-            output_layer_name="plastic_layers.flatten",
-            plugins=[LwFPlugin(), ReplayPlugin()],
-            evaluator=quiet(),
-        )
 
 
 # test_periodic_eval: (eval_every, peval_mode, evaluations in one experience of 2 epochs of 4 iterations).
@@ -180,28 +130,6 @@ def test_periodic_evaluation(name, every, mode, evaluations):
     assert len(curves) == (evaluations > 0)
     for key, (_, values) in curves.items():
         assert key == "Top1_Acc_Stream/eval_phase/train_stream/Task000" and len(values) == evaluations
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_plugins_of_ours_fit_the_template(name, recwarn):
-    """test_plugins_compatibility_checks: no callback that the host does not know."""
-    evaluator = EvaluationPlugin(StreamAccuracy(), loggers=[], strict_checks=None)
-    stopping = EarlyStoppingPlugin(patience=10, val_stream_name="train")
-    strategy = our_strategy(name, evaluator=evaluator, plugins=[stopping, ClampGradients(10.0)])
-    strategy.train(host_benchmark("nc").train_stream[0])
-    assert not [warning for warning in recwarn if "incompatible callbacks" in str(warning.message)]
-
-
-@pytest.mark.parametrize("name", [*OURS, "er", "icarl", "lwf"])
-def test_a_forward_hook_of_the_model_is_called(name):
-    """test_forward_hooks."""
-    strategy = our_strategy(name) if name in OURS else registered(name)
-    calls = []
-    strategy.model.register_forward_hook(lambda *_: calls.append(1))
-    strategy.train(host_benchmark("nc").train_stream[0])
-    trained = len(calls)
-    strategy.eval(host_benchmark("nc").test_stream[0])
-    assert trained >= 4 and len(calls) > trained
 
 
 class StopAt(SupervisedPlugin):
@@ -246,35 +174,6 @@ def test_a_stopped_experience_is_stored_like_any_other(name):
         assert len({row.numpy().tobytes() for row in buffer.rows}) == 2 * PER_CLASS
 
 
-def test_stop_training_of_cumulative_over_a_split_model():
-    """test_early_stop, on the host's strategy of that test."""
-    strategy = Cumulative(
-        model=(model := host_model()),
-        optimizer=sgd(model),
-        criterion=nn.CrossEntropyLoss(),
-        evaluator=None,
-        plugins=[StopAt(2)],
-        **COMMON | {"train_mb_size": 4, "train_epochs": 1},
-    )
-    for experience in host_benchmark("nc").train_stream:
-        strategy.train(experience)
-        assert strategy.clock.train_epoch_iterations == 3
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "ours"])
-def test_experiences_are_grouped_by_stream(kind, make_stream):
-    """test_eval_streams_normalization, with our benchmark too."""
-    benchmark = make_stream() if kind == "ours" else host_benchmark(kind)
-    train, test = benchmark.train_stream, benchmark.test_stream
-    for given, lengths in (
-        (test, [len(test)]),
-        ([test], [len(test)]),
-        ([*test, *train], [len(test), len(train)]),
-        ([test, train], [len(test), len(train)]),
-    ):
-        assert [len(group) for group in _group_experiences_by_stream(given)] == lengths
-
-
 @pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
 def test_positional_arguments_come_in_the_hosts_order(kind):
     """Every test of the host: ``Strategy(model, optimizer, criterion, ...)``, with its warning."""
@@ -285,15 +184,6 @@ def test_positional_arguments_come_in_the_hosts_order(kind):
         strategy = kind(model, optimizer, criterion, evaluator=quiet(), train_mb_size=8, **memory)
     assert (strategy.model, strategy.optimizer, strategy._criterion) == (model, optimizer, criterion)
     run(strategy, host_benchmark("nc"))
-
-
-@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
-def test_a_misspelled_argument_is_refused(kind):
-    """The host's check of constructor arguments."""
-    model = host_model()
-    memory = {"storage_policy": CodeBuffer(12)} if kind is CRUMBStrategy else {}
-    with pytest.raises(TypeError, match="train_mb_sise"):
-        kind(model=model, optimizer=sgd(model), evaluator=quiet(), train_mb_sise=8, **memory)
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from host_benchmarks import N_CLASSES, Trace, host_benchmark, host_model, quiet, sgd
-from host_strategies import host_strategy, our_strategy
+from host_strategies import our_strategy
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -50,24 +50,6 @@ def test_fine_tuning_is_a_loop_over_the_classes_seen(kind, quantized):
     strategy = our_strategy("StreamStrategy", model, plugins=[trace])
     strategy.train(host_benchmark(kind).train_stream)
     assert_same(strategy, trace, plain_loop(kind, masked=True, quantized=quantized))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_naive_over_a_split_model_is_a_plain_loop(kind):
-    """test_reproduce_old_base_strategy."""
-    trace = Trace()
-    strategy = host_strategy("test_naive", plugins=[trace])
-    strategy.train(host_benchmark(kind).train_stream, shuffle=False)
-    assert_same(strategy, trace, plain_loop(kind))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_cumulative_over_a_split_model_is_a_plain_loop(kind):
-    """test_reproduce_old_cumulative_strategy."""
-    trace = Trace()
-    strategy = host_strategy("test_cumulative", plugins=[trace])
-    strategy.train(host_benchmark(kind).train_stream, shuffle=False)
-    assert_same(strategy, trace, plain_loop(kind, cumulative=True))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
