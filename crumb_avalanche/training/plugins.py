@@ -4,15 +4,15 @@ import math
 from collections.abc import Iterable
 
 import torch
+from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import check_count
+from crumb_avalanche.training.criterion import UNSEEN_LOGIT, SeenClassesLoss
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
-# Logit of a class not seen yet in training: its probability is 0 and losses stay finite.
-UNSEEN_LOGIT = -1e4
 # Probability of each class not seen yet in evaluation: the loss of its image is 13.8 instead of 10,000.
 UNSEEN_PROBABILITY = 1e-6
 
@@ -57,7 +57,8 @@ class SeenClassesPlugin(StatefulPlugin):
     """Restricts losses and predictions to the classes seen so far (paper, "Training": the outputs ``C_t``).
 
     In training the logits of all other classes are -10,000. In evaluation each of them has a probability of 1e-6, so
-    that an image of a class not seen yet has a loss of 13.8.
+    that an image of a class not seen yet has a cross-entropy of 13.8. The criterion of the strategy gets the outputs of
+    the classes seen alone; see ``SeenClassesLoss``.
 
     Put it first in the plugin list. It works with any strategy whose model returns ``(B, classes)`` logits.
 
@@ -72,6 +73,12 @@ class SeenClassesPlugin(StatefulPlugin):
         super().__init__()
         self.seen: list[int] = []
         self._unseen: Tensor | None = None
+
+    def before_training(self, strategy, **kwargs):
+        if not isinstance(strategy._criterion, SeenClassesLoss | SupervisedPlugin):
+            strategy._criterion = SeenClassesLoss(strategy._criterion, self.unseen)
+
+    before_eval = before_training
 
     def before_training_exp(self, strategy, **kwargs):
         labels = sorted(set(labels_of(strategy.experience.dataset)))
