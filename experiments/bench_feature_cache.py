@@ -8,8 +8,6 @@ on all test images and accuracies of both have to be equal to the bit; the exit 
 Writes `feature_cache.csv`, `feature_cache.md` and a folder for each run to --output. Finished runs are not repeated.
 """
 
-import csv
-import io
 import json
 import sys
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from support.common_options import common_options, parser_for, run_script
 from support.same_results import differences
 from support.sweep import exit_code, grid
 
-from crumb_avalanche.runs.run_folder import RESULT, write_text
+from crumb_avalanche.runs.run_folder import RESULT, write_csv, write_text
 from crumb_avalanche.runs.tables import markdown, table
 
 STRATEGIES = ("crumb", "image_replay", "finetune", "slda", "ncm", "rda")
@@ -90,9 +88,7 @@ def main() -> int:
         print("no run is finished both ways", file=sys.stderr)
         return 1
     lines = [row.cells() for row in with_total(found)]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([HEADER, *lines])
-    write_text(options.output / "feature_cache.csv", text.getvalue())
+    write_csv(options.output / "feature_cache.csv", [HEADER, *lines])
     write_text(options.output / "feature_cache.md", markdown([HEADER, ["---"] * len(HEADER), *lines]))
     print(table(HEADER, lines))
     return exit_code(failed) or int(any(row.different for row in found))

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
 from crumb_avalanche.models.penultimate import penultimate
@@ -241,4 +242,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

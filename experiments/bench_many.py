@@ -25,6 +25,7 @@ import torch
 from PIL import Image
 from ray.cluster_utils import Cluster
 
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.learner.by_many import IMAGES, shards_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.shard import Task, merge_states
@@ -130,4 +131,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

@@ -18,8 +18,6 @@ is not in the bars.
 """
 
 import argparse
-import csv
-import io
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,9 +33,10 @@ from support.saved_picture import COLOURS, STYLE, save_picture, set_title
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.models import stopwatch
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.session import Session
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import table
@@ -160,14 +159,11 @@ def main() -> None:
                 fastest[preset] = min(found, fastest.get(preset, found), key=lambda parts: sum(parts.values()))
             rows += [{"preset": preset, "pixels": pixels, **parts} for preset, parts in fastest.items()]
     rows.sort(key=lambda row: options.presets.index(row["preset"]))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["preset", "pixels", *PARTS], lineterminator="\n")
-    writer.writeheader()
     shown = [{name: f"{value:.3f}" if name in PARTS else value for name, value in row.items()} for row in rows]
-    writer.writerows(shown)
     options.output.mkdir(parents=True, exist_ok=True)
     written = options.output / f"{options.name}.csv"
-    write_text(written, text.getvalue())
+    columns = ["preset", "pixels", *PARTS]
+    write_csv(written, [columns, *([row[name] for name in columns] for row in shown)])
     what = f"{options.threads} thread{'s' * (options.threads > 1)}, --runtime {options.runtime}"
     title = f"Where the {'CPU ' * options.cpu_time}time of a stream image goes ({what})"
     pictures = save_picture(picture(rows, title), options.output, options.name)
@@ -176,4 +172,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

@@ -19,6 +19,7 @@ from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
 from crumb_avalanche.runs.presets import PRESETS
 from crumb_avalanche.runs.tables import table
@@ -99,4 +100,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.runtimes import RUNTIMES, RuntimeRefusedError, use_runtime
 from crumb_avalanche.models.split_model import SplitModel
@@ -104,4 +105,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

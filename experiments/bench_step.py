@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
 from crumb_avalanche.models.codebook_init import init_matched_
 from crumb_avalanche.models.layers import CoinDropout
@@ -218,4 +219,5 @@ def _seconds(function) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from support.resident_memory import resident
 
+from benchmarks_toybox_ilab.tables.text import safe_output
+
 CLASSES, TRAIN, TEST = 1000, 1_281_167, 50
 
 
@@ -143,4 +145,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

@@ -21,6 +21,8 @@ from pathlib import Path
 import av
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.text import safe_output
+
 SIDE, FPS = 480, 5
 
 
@@ -101,4 +103,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

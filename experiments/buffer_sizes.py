@@ -10,9 +10,7 @@ on ResNet-18, scaled by the values of a map. Maps are SqueezeNet's at 224 pixels
 """
 
 import argparse
-import csv
-import io
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -22,7 +20,7 @@ from support.common_options import run_script
 from support.paper_numbers import PaperNumbers, read_paper_numbers
 from support.saved_picture import COLOURS, STYLE, save_picture
 
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv, write_text
 from crumb_avalanche.runs.tables import markdown, table
 
 TABLE = "s5"
@@ -174,11 +172,8 @@ def main() -> int:
         sizes += [size_of(name, model, paper) for name in names]
     lines = [line_of(size) for size in sizes]
     print(table(HEADER, lines))
-    output, text = Path(chosen.output), io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([item.name for item in fields(Size)])
-    writer.writerows(["" if value is None else value for value in vars(size).values()] for size in sizes)
-    write_text(output / "buffer_sizes.csv", text.getvalue())
+    output = Path(chosen.output)
+    write_csv(output / "buffer_sizes.csv", [vars(sizes[0]), *(vars(size).values() for size in sizes)])
     rows = [HEADER, ["---"] * len(HEADER), *lines]
     write_text(output / "buffer_sizes.md", markdown(rows))
     pictures = ", ".join(path.name for path in save_picture(picture(sizes), output, "buffer_sizes"))

@@ -8,8 +8,6 @@ bytes on. A budget that is too small for a method is left out. Runs of other ben
 that several calls make one table and one picture. Writes `bytes_dial.csv`, `.md`, `.png` and `.svg` to --output.
 """
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from support.finished_runs import FinishedRun, finished_runs
 from support.saved_picture import COLOURS, MARKERS, STYLE, save_picture
 from support.sweep import exit_code, grid
 
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv, write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
 OURS = "rda"
@@ -151,16 +149,14 @@ def text_of(point: Point) -> list[str]:
     ]
 
 
-def csv_of(points: Sequence[Point]) -> str:
-    """Format every run as a line of CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["benchmark", "row", "budget", "run", "accuracy", "memory_bytes", "frame_table"])
+def rows_of(points: Sequence[Point]) -> list[list[object]]:
+    """Return a header and a row for every run."""
+    rows = [["benchmark", "row", "budget", "run", "accuracy", "memory_bytes", "frame_table"]]
     for point in points:
         for run in point.runs:
             kept, split = run.ledger["memory_bytes"], run.result["frame_table_sha256"]
-            writer.writerow([point.benchmark, point.row, point.budget, run.number, f"{run.final:.4f}", kept, split])
-    return text.getvalue()
+            rows.append([point.benchmark, point.row, point.budget, run.number, f"{run.final:.4f}", kept, split])
+    return rows
 
 
 def main() -> int:
@@ -186,7 +182,7 @@ def main() -> int:
     if points:
         print("\n" + table(HEADER, list(map(text_of, points))))
         print("\nabove `recommended`:\n" + "\n".join(behind(points) or ["nothing"]))
-        write_text(options.output / "bytes_dial.csv", csv_of(points))
+        write_csv(options.output / "bytes_dial.csv", rows_of(points))
         write_text(options.output / "bytes_dial.md", markdown([HEADER, ["---"] * len(HEADER), *map(text_of, points)]))
         written = save_picture(picture(points), options.output, "bytes_dial")
         print("\nwritten: " + ", ".join(map(str, written)))

@@ -13,8 +13,6 @@ bytes: the offline bound, which trains on all classes at once, so that one run s
 replay, which stores as many maps as CRUMB (CRUMB's bytes hold six).
 """
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ from support.finished_runs import FinishedRun, finished_runs
 from support.saved_picture import COLOURS, STYLE, save_picture, set_title
 from support.sweep import exit_code, grid
 
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv, write_text
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
@@ -149,15 +147,13 @@ def write_tables(output: Path, rows: Sequence[Row]) -> list[Path]:
     """Write the table as Markdown, and every run as a line of CSV."""
     header, *lines = lines_of(rows)
     write_text(output / f"{TABLE}.md", markdown([header, ["---"] * len(header), *lines]))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "protocol", "run", "final_accuracy", "memory_bytes", "train_seconds"])
+    csv_rows = [["method", "protocol", "run", "final_accuracy", "memory_bytes", "train_seconds"]]
     for row in rows:
         for protocol, runs in row.finished.items():
             for run in runs:
                 memory, seconds = run.ledger["memory_bytes"], f"{run.ledger['train_seconds']:.1f}"
-                writer.writerow([row.name, protocol, run.number, f"{run.final:.4f}", memory, seconds])
-    write_text(output / f"{TABLE}.csv", text.getvalue())
+                csv_rows.append([row.name, protocol, run.number, f"{run.final:.4f}", memory, seconds])
+    write_csv(output / f"{TABLE}.csv", csv_rows)
     return [output / f"{TABLE}.csv", output / f"{TABLE}.md"]
 
 

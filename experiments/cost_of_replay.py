@@ -15,8 +15,6 @@ maps are read from a file, so that F, which is the same for all, does not count.
 machine, so ratios are printed. Writes `cost_of_replay.csv` and `cost_of_replay.png` to --output.
 """
 
-import csv
-import io
 import sys
 import tempfile
 import time
@@ -32,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support import common_options
 from support.table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.atomic_file import atomic_write
@@ -157,7 +156,7 @@ def picture(path: Path, title: str, image: dict, making: dict, held: dict) -> No
 
 def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: dict, output: Path) -> None:
     """Print the tables and ratios; write them as CSV and as a picture."""
-    from crumb_avalanche.runs.run_folder import write_text
+    from crumb_avalanche.runs.run_folder import write_csv
     from crumb_avalanche.runs.tables import table
 
     memory = {kind: peak[kind] + held[kind] for kind in held}
@@ -171,13 +170,11 @@ def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: d
         target = TARGETS.get(what) if (one, other) in ((CRUMB, SINGLE), (CRUMB, ALL_MAPS)) else None
         aim = "" if target is None else f" (aim: at most {100 * target:.0f} %)"
         print(f"{what}, {one} by {other}: {100 * ratio:.1f} %{aim}")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["quantity", "method", "by", "value"])
+    csv_rows = [["quantity", "method", "by", "value"]]
     columns = {"seconds_per_image": image, "seconds_whole_run": whole, "peak_bytes": peak, "held_bytes": held}
-    writer.writerows([name, method, "", value] for name, column in columns.items() for method, value in column.items())
-    writer.writerows([f"ratio, {what}", one, other, ratio] for what, one, other, ratio in lines)
-    write_text(output / "cost_of_replay.csv", text.getvalue())
+    csv_rows += [[name, method, "", value] for name, column in columns.items() for method, value in column.items()]
+    csv_rows += [[f"ratio, {what}", one, other, ratio] for what, one, other, ratio in lines]
+    write_csv(output / "cost_of_replay.csv", csv_rows)
     picture(output / "cost_of_replay.png", title, image, peak, held)
     print(f"\nalso in {output}: cost_of_replay.csv, cost_of_replay.png")
 
@@ -247,11 +244,12 @@ def command_line():
 
 
 if __name__ == "__main__":
-    chosen = command_line().parse_args(run_arguments(sys.argv[1:])).as_dict()
-    quick = chosen.pop("quick")
-    own = CostSettings(**{item.name: chosen.pop(item.name) for item in fields(CostSettings)})
-    run_settings = RunSettings(**chosen)
-    if quick:
-        run_settings = replace(run_settings, **QUICK)
-        own = replace(own, stream_images=own.stream_images or 24, table_images=80, measured_images=8)
-    main(run_settings, own)
+    with safe_output():
+        chosen = command_line().parse_args(run_arguments(sys.argv[1:])).as_dict()
+        quick = chosen.pop("quick")
+        own = CostSettings(**{item.name: chosen.pop(item.name) for item in fields(CostSettings)})
+        run_settings = RunSettings(**chosen)
+        if quick:
+            run_settings = replace(run_settings, **QUICK)
+            own = replace(own, stream_images=own.stream_images or 24, table_images=80, measured_images=8)
+        main(run_settings, own)

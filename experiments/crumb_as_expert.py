@@ -17,8 +17,6 @@ Difference: the row minus `recommended`, with 95 % interval by Student's t over 
 one. Writes `crumb_as_expert.csv` and `.md` and a folder for each run to --output; the same command resumes.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +34,7 @@ from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv, write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
 OURS, CRUMB, STOCK, HALF = "recommended", "crumb", "stock", "_half"
@@ -266,13 +264,11 @@ def lines_of(results: Sequence[Result]) -> list[list[str]]:
 
 def write_results(results: Sequence[Result], output: Path) -> list[Path]:
     """Write every run as a line of CSV, and the table as Markdown."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["stream", "row", "run", "accuracy", "before_learning", "weight", "memory_bytes", "frame_table"])
+    csv_rows = [["stream", "row", "run", "accuracy", "before_learning", "weight", "memory_bytes", "frame_table"]]
     for one in results:
         values = (f"{value:.4f}" for value in (one.accuracy, one.before_learning, one.weight))
-        writer.writerow([one.stream, one.row, one.run, *values, one.memory_bytes, one.split])
-    write_text(output / "crumb_as_expert.csv", text.getvalue())
+        csv_rows.append([one.stream, one.row, one.run, *values, one.memory_bytes, one.split])
+    write_csv(output / "crumb_as_expert.csv", csv_rows)
     write_text(output / "crumb_as_expert.md", markdown([HEADER, ["---"] * len(HEADER), *lines_of(results)]))
     return [output / "crumb_as_expert.csv", output / "crumb_as_expert.md"]
 

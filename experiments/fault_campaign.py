@@ -24,6 +24,7 @@ import torch
 from support.faults import KINDS, cases_of, kind_named
 from support.faults.case import VERDICTS, Kind, judge
 
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.runs.run_folder import write_json
 from crumb_avalanche.runs.tables import table
 
@@ -171,4 +172,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with safe_output():
+        sys.exit(main())

@@ -10,8 +10,6 @@ root-mean-square error among runs, as in the paper. The offline bound is a horiz
 `figS1`, `figS2`) with every curve, `.md` with the final accuracies beside the paper's, `.png` and `.svg` to --output.
 """
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +23,7 @@ from support.side_by_side import Finding, find, print_findings, write_findings
 from support.sweep import exit_code
 from table1_accuracy import assembled
 
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import number
 
 # The methods that the paper ran on every benchmark.
@@ -100,9 +98,7 @@ def draw(axes, finding: Finding, place: int):
 
 def write_curves(path, findings: Sequence[Finding]) -> None:
     """Write every point of every run."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["benchmark", "protocol", "method", "run", "experience", "accuracy"])
+    csv_rows = [["benchmark", "protocol", "method", "run", "experience", "accuracy"]]
     for item in findings:
         for run in item.runs:
             last = len(run.result["final_accuracy_per_experience"])
@@ -110,8 +106,8 @@ def write_curves(path, findings: Sequence[Finding]) -> None:
                 experience = last if run.joint else place
                 cell = item.cell
                 accuracy = number(value, ".4f")  # empty without a test
-                writer.writerow([cell.benchmark, cell.protocol, cell.row, run.number, experience, accuracy])
-    write_text(path, text.getvalue())
+                csv_rows.append([cell.benchmark, cell.protocol, cell.row, run.number, experience, accuracy])
+    write_csv(path, csv_rows)
 
 
 def main() -> int:

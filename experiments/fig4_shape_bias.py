@@ -14,8 +14,6 @@ images. Writes `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`, `fig4_runs.csv` w
 streamed run, and a folder for each run to --output.
 """
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +33,7 @@ from support.shape_bias import PAPER_SIGN, Advantage, RunDrops, StyleImages, adv
 from support.side_by_side import kept_runs, p_text
 from support.sweep import exit_code, grid
 
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv, write_text
 from crumb_avalanche.runs.tables import markdown, table
 
 ROWS = {"crumb": "crumb", "control": "image_replay"}
@@ -236,9 +234,7 @@ def main() -> int:
             listed.append(Listed(row, benchmark, protocol, finished))
     lines, name = lines_of(bars), f"fig{chosen.figure}"
     print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB\n" + table(HEADER, lines))
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([HEADER, *lines])
-    write_text(options.output / f"{name}.csv", text.getvalue())
+    write_csv(options.output / f"{name}.csv", [HEADER, *lines])
     marked = [HEADER, ["---"] * len(HEADER), *lines]
     write_text(options.output / f"{name}.md", markdown(marked))
     figure = picture(bars, f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control")

@@ -10,8 +10,6 @@ use of all blocks, sorted, before and after the stream. Writes `fig5.csv`, `.png
 seed, settings and accuracy of the run to --output.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +27,7 @@ from support.run_list import Listed, write_run_list
 from support.saved_picture import COLOURS, STYLE, save_picture
 from support.sweep import exit_code
 
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 
 
@@ -74,13 +72,11 @@ def picture(found: RebuiltRun, before: Usage, after: Usage, blocks: Sequence[int
 
 def write_usage(path: Path, before: Usage, after: Usage) -> None:
     """Write a line for each block, most used first."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["block", "rank", "slices_after", "share_after", "slices_before", "share_before"])
+    csv_rows = [["block", "rank", "slices_after", "share_after", "slices_before", "share_before"]]
     for rank, block in enumerate(np.argsort(-after.counts, kind="stable"), start=1):
         values = (after.counts[block], after.shares[block], before.counts[block], before.shares[block])
-        writer.writerow([block, rank, *values])
-    write_text(path, text.getvalue())
+        csv_rows.append([block, rank, *values])
+    write_csv(path, csv_rows)
 
 
 def summary(before: Usage, after: Usage) -> list[list[str]]:

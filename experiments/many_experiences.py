@@ -23,6 +23,7 @@ from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from torch.utils.data import TensorDataset
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.process import set_up_process
 from crumb_avalanche.runs.recorder import Recorder
@@ -118,4 +119,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

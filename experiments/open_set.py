@@ -12,8 +12,6 @@ object: `ece`, `auroc` and `known_rejected` of the first method by stream.
 """
 
 import argparse
-import csv
-import io
 import itertools
 import json
 import sys
@@ -34,7 +32,7 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.methods.features import of_head
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 
 DEVELOPMENT = ("cifar100", "tiny_imagenet")
@@ -197,13 +195,6 @@ def picture(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def csv_text(rows: Sequence[Sequence[object]]) -> str:
-    """Format rows as CSV."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
 def run_rows(runs: Sequence[Run]) -> list[list[object]]:
     """Return header and a row for each run."""
     rows: list[list[object]] = [["stream", "method", "run", "left_out", *MEASURES]]
@@ -241,8 +232,8 @@ def main() -> None:
     runs = [run for stream in streams for run in runs_of(stream, chosen.methods, model, key, chosen)]
     output = Path(chosen.output)
     tables = [summary(runs), comparison(runs)]
-    write_text(output / "open_set.csv", csv_text([row for header, lines in tables for row in (header, *lines)]))
-    write_text(output / "open_set_runs.csv", csv_text(run_rows(runs)))
+    write_csv(output / "open_set.csv", [row for header, lines in tables for row in (header, *lines)])
+    write_csv(output / "open_set_runs.csv", run_rows(runs))
     save_picture(picture(runs), output, "open_set")
     if chosen.json:
         first = [run for run in runs if run.method == chosen.methods[0]]

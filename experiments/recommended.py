@@ -9,8 +9,6 @@ final accuracy on the classes of the first and of the last experience. A row tha
 bytes. Writes `recommended.csv`, `.md`, `.png`, `.svg` and a folder for each run to --output.
 """
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ from support.side_by_side import compared, interval_text, p_text
 from support.sweep import exit_code, grid
 
 from crumb_avalanche.methods.method_settings import BEFORE
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv, write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
 TABLE, RECOMMENDED = "recommended", "recommended"
@@ -201,17 +199,15 @@ def write_lines(lines: Sequence[Line], output: Path) -> list[Path]:
     """Write the table as Markdown, and every run as a line of CSV."""
     marked = [HEADER, ["---"] * len(HEADER), *map(text_of, lines)]
     write_text(output / f"{TABLE}.md", markdown(marked))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "run", "accuracy", "oldest", "newest", "memory_bytes", "images_per_second", "frame_table"])
+    csv_rows = [["row", "run", "accuracy", "oldest", "newest", "memory_bytes", "images_per_second", "frame_table"]]
     for line in lines:
         for run in line.runs:
             per = run.result["final_accuracy_per_experience"]
             cells = [f"{value:.4f}" for value in (run.final, per[0], per[-1])]
             speed = f"{run.ledger['images_per_second']:.1f}"
             table_hash = run.result["frame_table_sha256"]
-            writer.writerow([line.row.name, run.number, *cells, run.ledger["memory_bytes"], speed, table_hash])
-    write_text(output / f"{TABLE}.csv", text.getvalue())
+            csv_rows.append([line.row.name, run.number, *cells, run.ledger["memory_bytes"], speed, table_hash])
+    write_csv(output / f"{TABLE}.csv", csv_rows)
     return [output / f"{TABLE}.csv", output / f"{TABLE}.md"]
 
 

@@ -13,7 +13,6 @@ idle. A run with a `cost_of_replay.csv` is not measured again. Writes `table2.cs
 """
 
 import csv
-import io
 import json
 import statistics
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from support.paper_numbers import PaperNumbers, read_paper_numbers
 from support.saved_picture import COLOURS, STYLE, save_picture
 from support.table_memory import ALL_MAPS
 
-from crumb_avalanche.runs.run_folder import FinishedRunError, write_json, write_text
+from crumb_avalanche.runs.run_folder import FinishedRunError, write_csv, write_json, write_text
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.runs.tables import markdown, table
 
@@ -209,10 +208,7 @@ def main() -> int:
     if any(line.part for line in lines):
         header, rows = [*HEADER, "measured on a part only"], [[*row, line.part] for row, line in zip(rows, lines)]
     print("\nTable 2, memory and time\n" + table(header, rows))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([header, *rows])
-    write_text(options.output / "table2.csv", text.getvalue())
+    write_csv(options.output / "table2.csv", [header, *rows])
     marked = [header, ["---"] * len(header), *rows]
     write_text(options.output / "table2.md", markdown(marked))
     written = ", ".join(path.name for path in save_picture(picture(lines), options.output, TABLE))

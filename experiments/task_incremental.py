@@ -21,8 +21,6 @@ Each is a mean +- standard deviation over runs, as is the difference to fine-tun
 those of `crumb run`. Results that the output folder holds are not computed again.
 """
 
-import csv
-import io
 import json
 import statistics
 import sys
@@ -33,6 +31,7 @@ from pathlib import Path
 import matplotlib
 from support import common_options
 
+from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments
 from crumb_avalanche.runs.older_settings import recorded_settings
 from crumb_avalanche.runs.plan import RunPlan
@@ -261,16 +260,13 @@ def picture(title: str, figures: dict[str, list[dict]]):
 def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
     """Print the table; write it and its picture."""
     from crumb_avalanche.report.pictures import save
-    from crumb_avalanche.runs.run_folder import write_text
+    from crumb_avalanche.runs.run_folder import write_csv
     from crumb_avalanche.runs.tables import mean_text, table
 
     folder = Path(settings.output)
-    text = io.StringIO()
     rows = rows_of(figures)
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()} for row in rows)
-    write_text(folder / "table.csv", text.getvalue())
+    rounded = ([round(v, 4) if isinstance(v, float) else v for v in row.values()] for row in rows)
+    write_csv(folder / "table.csv", [list(rows[0]), *rounded])
     lines = []
     for name, runs in figures.items():
         line = [name]
@@ -315,4 +311,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with safe_output():
+        main()

@@ -11,7 +11,6 @@ run; the same command resumes.
 """
 
 import csv
-import io
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -29,7 +28,7 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.models.feature_memo import FeatureMemo
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import mean_text, table
 
 ROWS = {"taught": "run", "merged": "taught"}  # row: what it is compared with
@@ -116,12 +115,10 @@ def recorded(path: Path) -> dict[str, dict[int, float]]:
 
 def record(path: Path, found: dict[str, dict[int, float]], splits: dict[int, str]) -> None:
     """Write the accuracies, a line for each row and run."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "run", "accuracy", "frame_table_sha256"])
+    csv_rows = [["row", "run", "accuracy", "frame_table_sha256"]]
     for name, values in found.items():
-        writer.writerows([name, run, f"{value:.4f}", splits[run]] for run, value in values.items())
-    write_text(path, text.getvalue())
+        csv_rows += [[name, run, f"{value:.4f}", splits[run]] for run, value in values.items()]
+    write_csv(path, csv_rows)
 
 
 def main() -> int:

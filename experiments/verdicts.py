@@ -10,7 +10,6 @@ reference in points, with 95 % interval, in every run, p-value corrected by Holm
 
 import argparse
 import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from support.paper_statistics import holm
 from support.run_statistics import Paired, paired
 from support.side_by_side import interval_text, p_text, paired_columns
 
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 
 ROOT = Path(__file__).parent.parent
@@ -166,19 +165,17 @@ def text_of(one: Comparison) -> list[str]:
     return [f"{one.row} - {one.reference}", f"{mean:+.1f}", interval, str(units), each, p_text(p_holm), decided, one.s4]
 
 
-def csv_text(found: Sequence[tuple[Family, Sequence[Comparison]]]) -> str:
-    """Format all comparisons as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+def rows_of(found: Sequence[tuple[Family, Sequence[Comparison]]]) -> list[list[object]]:
+    """Return a header and a row for every comparison."""
     columns = ("effect", "effect_low", "effect_high", "effect_of_runs", "units", "p", "p_holm", "verdict")
-    writer.writerow(["family", "row", "reference", *columns, "as_in_s4"])
+    rows = [["family", "row", "reference", *columns, "as_in_s4"]]
     for family, some in found:
         for one in some:
             values = [
                 f"{value:.6g}" if isinstance(value, float) else value for value in paired_columns(one.found, one.p_holm)
             ]
-            writer.writerow([family.name, one.row, one.reference, *values, one.s4])
-    return text.getvalue()
+            rows.append([family.name, one.row, one.reference, *values, one.s4])
+    return rows
 
 
 def main() -> int:
@@ -189,7 +186,7 @@ def main() -> int:
     for family, some in found:
         print(f"\n{family.name}\n" + table(HEADER, [text_of(one) for one in some]))
     path = Path(chosen.output) / "verdicts.csv"
-    write_text(path, csv_text(found))
+    write_csv(path, rows_of(found))
     print(f"\nwritten: {path}")
     return 0
 

@@ -22,6 +22,7 @@ from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import read_image
+from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate, is_video
 
 LAYOUT = (
@@ -222,7 +223,7 @@ def _warn_of_unread(root: Path, tree: Tree) -> None:
         names = sorted((path.relative_to(root).as_posix() for path in unread), key=natural_key)
         more = f" and {len(names) - 3} more" * (len(names) > 3)
         warnings.warn(
-            f"{len(unread)} photo(s) below {root} are ignored: {', '.join(names[:3])}{more}. "
+            f"{len(unread)} photo(s) below {root} are ignored: {printable(', '.join(names[:3]))}{more}. "
             f"{', '.join(UNREAD_EXTENSIONS)} are not read; convert them to JPEG or PNG.",
             stacklevel=3,
         )

@@ -1,23 +1,39 @@
 """Read and write frames as CSV, with our own columns or those of the index files of the paper's published code."""
 
 import csv
+import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TextIO
 
 from benchmarks_toybox_ilab.tables.disk import atomic_write
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.text import from_spreadsheet_cell, spreadsheet_cell
 
 COLUMNS = ("path", "class", "object", "session", "frame", "split")
 DIRMAP_COLUMNS = ("class", "object", "session", "im_num", "im_path")
 
 
+def csv_text(rows: Iterable[Iterable]) -> str:
+    """Format rows as CSV that a spreadsheet opens without computing a text of it, see `spreadsheet_cell`."""
+    text = io.StringIO()
+    _write(text, rows)
+    return text.getvalue()
+
+
 def write_frames(path: str | Path, frames: Iterable[Sequence]) -> None:
     """Write the header and rows of `COLUMNS` as UTF-8, atomically."""
     with atomic_write(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(frames)
+        _write(file, chain([COLUMNS], frames))
+
+
+def _write(file: TextIO, rows: Iterable[Iterable]) -> None:
+    # With a line end that has both characters, both are quoted inside a cell; lines end with the second alone.
+    lines = SimpleNamespace(write=lambda line: file.write(line[:-2] + "\n"))
+    csv.writer(lines, lineterminator="\r\n").writerows(map(spreadsheet_cell, row) for row in rows)
 
 
 def read_frames(path: str | Path) -> list[Frame]:
@@ -91,7 +107,7 @@ def _frame(path: str | Path, number: int, line: Sequence[str]) -> Frame:
         raise FrameTableError(
             f"{path}, line {number} has {len(line)} values, but needs {len(COLUMNS)}: {','.join(COLUMNS)}"
         )
-    *names, frame, split = line
+    *names, frame, split = map(from_spreadsheet_cell, line)
     if not frame.isascii() or not frame.isdecimal():
         raise FrameTableError(f"{path}, line {number}: frame is {frame!r}, but must be a whole number of at least 0.")
     return Frame(*names, int(frame), split)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from benchmarks_toybox_ilab.tables.text import ListedError, printable, safe_output
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
 from crumb_avalanche.system.threads import limit_openmp_spin
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     limit_openmp_spin()
     given = sys.argv[1:] if arguments is None else arguments
-    with terminated_as_interrupted():
+    with terminated_as_interrupted(), safe_output():
         return run_command(given)
 
 
@@ -69,7 +70,8 @@ def run_command(given: list[str]) -> int:
     except (ValueError, OSError, ImportError, TypeError, RuntimeError, MemoryError) as error:
         if (text := words_for(error)) is None:
             raise  # a bug, not bad input: show the traceback
-        print(f"crumb {name}: {text}", file=sys.stderr)
+        shown = text if isinstance(error, ListedError) else printable(text)
+        print(f"crumb {name}: {shown}", file=sys.stderr)
         return 1
     return 0
 
@@ -125,7 +127,7 @@ def short_warnings() -> Iterator[None]:
     usual = warnings.formatwarning
 
     def short(message: Warning | str, category: type[Warning], *place: object) -> str:
-        return f"warning: {message}\n" if category is UserWarning else usual(message, category, *place)  # type: ignore[arg-type]
+        return f"warning: {printable(message)}\n" if category is UserWarning else usual(message, category, *place)  # type: ignore[arg-type]
 
     warnings.formatwarning = short  # type: ignore[assignment]
     try:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.file import LEARNER
 from crumb_avalanche.learner.file import read_header as read_header_of_run
 from crumb_avalanche.learner.kinds import REPLAY
@@ -62,42 +63,53 @@ def show(path: Path) -> None:
         return show_run(path)
     header = read_header(path)
     learner_of = header["network"]
-    print(f"method    {header['method']}")
+    print_line(f"method    {header['method']}")
     arguments = learner_of["arguments"]
-    print(f"network   {arguments['name']} at {arguments['image_size']} pixels, {learner_of['source']}")
+    print_line(f"network   {arguments['name']} at {arguments['image_size']} pixels, {learner_of['source']}")
     included = "in the file" if learner_of["included"] else "not in the file"
-    print(f"weights   {included}, SHA-256 {learner_of['weights_sha256']}")
-    print(f"budget    {header['budget_bytes']:,} bytes")
-    print(f"written   {header['written']} by " + ", ".join(f"{k} {v}" for k, v in header["versions"].items()))
-    print("classes")
+    print_line(f"weights   {included}, SHA-256 {learner_of['weights_sha256']}")
+    print_line(f"budget    {header['budget_bytes']:,} bytes")
+    print_line(f"written   {header['written']} by " + ", ".join(f"{k} {v}" for k, v in header["versions"].items()))
+    print_line("classes")
     kept = header.get("thumbnails", {})
     for name, count in header["classes"].items():
         small = "; thumbnails: {count}, {bytes:,} bytes".format(**kept[name]) if name in kept else ""
-        print(f"  {name}: {counted(count, 'image')}{small}")
-    print("lessons")
+        print_line(f"  {name}: {counted(count, 'image')}{small}")
+    print_line("lessons")
     for lesson in header["lessons"]:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
         runtime = lesson.get("runtime", "torch")
-        print(f"  {lesson['when']}  {what or FORGOTTEN}" + ("" if runtime.startswith("torch") else f", by {runtime}"))
+        print_line(
+            f"  {lesson['when']}  {what or FORGOTTEN}" + ("" if runtime.startswith("torch") else f", by {runtime}")
+        )
     for line in header.get("stored", ()):  # files of earlier versions lack it
-        print(f"stored    {line}")
+        print_line(f"stored    {line}")
     kind = REPLAY.get(header["method"])
     if kind is not None and kind.images:
-        print(f"{header['method']} replays images: it holds some of those that it was taught, and no paths of images.")
+        print_line(
+            f"{header['method']} replays images: it holds some of those that it was taught, and no paths of images."
+        )
     else:
-        print(f"It holds no {'other ' * bool(kept)}images and no paths of images.")
+        print_line(f"It holds no {'other ' * bool(kept)}images and no paths of images.")
 
 
 def show_run(path: Path) -> None:
     """Print what the learner file of a run holds."""
     header = read_header_of_run(path)
-    print(f"method    {header.strategy}, of a run")
-    print(f"network   {header.network['name']} at {header.transform['size']} pixels")
-    print(f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}")
-    print(f"memories  {header.mem_size} at most" + ("" if header.keep == "full" else "; left out of the file"))
-    print(f"written   {header.written} by " + ", ".join(f"{name} {value}" for name, value in header.versions.items()))
-    print("classes")
+    print_line(f"method    {header.strategy}, of a run")
+    print_line(f"network   {header.network['name']} at {header.transform['size']} pixels")
+    print_line(f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}")
+    print_line(f"memories  {header.mem_size} at most" + ("" if header.keep == "full" else "; left out of the file"))
+    print_line(
+        f"written   {header.written} by " + ", ".join(f"{name} {value}" for name, value in header.versions.items())
+    )
+    print_line("classes")
     for one in header.classes:
-        print(f"  {one['name']}: {counted(one['images'], 'image')}")
-    print("It holds the state of the method, replay memories included where it has some, and no paths of images.")
-    print(f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}.")
+        print_line(f"  {one['name']}: {counted(one['images'], 'image')}")
+    print_line("It holds the state of the method, replay memories included where it has some, and no paths of images.")
+    print_line(f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}.")
+
+
+def print_line(text: str) -> None:
+    """Print what stands in a file as one line, whatever it holds."""
+    print(printable(text))

@@ -73,7 +73,7 @@ def parser(only: str | None = None) -> Any:
 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             if (line := one_line(message)) is None:
-                super().error(message, ex)
+                super().error(" ".join(message.split()), ex)
             command = getattr(ex, "subcommand_parser", None) or self
             self.exit(2, f"{command.prog.replace(' [options]', '')}: {line}\n")
 

@@ -1,6 +1,5 @@
 """``crumb predict``: ask a learner what images show."""
 
-import csv
 import json
 import sys
 from collections import Counter
@@ -10,6 +9,8 @@ from typing import Any
 
 import torch
 
+from benchmarks_toybox_ilab.tables.csv import csv_text
+from benchmarks_toybox_ilab.tables.text import ListedError, printable
 from crumb_avalanche.cli.teach import start_runtime
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clip import BadImage, Clip
@@ -47,7 +48,7 @@ def main(settings: PredictSettings) -> None:
     if not settings.json and not settings.csv:
         summarize([answer for answer in answers if answer.truth is not None])
     if unread:
-        raise ValueError("\n".join([f"{counted(len(unread), 'file')} could not be read:", *map(str, unread)]))
+        raise ListedError(f"{counted(len(unread), 'file')} could not be read", unread)
 
 
 def opened(settings: PredictSettings) -> Any:
@@ -104,9 +105,8 @@ class Table:
 
     def __init__(self, settings: PredictSettings):
         self.print_one = self._json if settings.json else self._csv if settings.csv else self._row
-        self._writer = csv.writer(sys.stdout)
         if settings.csv:
-            self._writer.writerow(["path", "label", "confidence", "known", "runner_up", "runner_up_confidence"])
+            self._line("path", "label", "confidence", "known", "runner_up", "runner_up_confidence")
 
     def print_all(self, answers: Iterator[Answer]) -> list[Answer]:
         """Print answers and return them without their frames."""
@@ -121,12 +121,15 @@ class Table:
 
     def _csv(self, answer: Answer) -> None:
         name, share = answer.runners_up[0] if answer.runners_up else ("", 0.0)
-        row = [answer.path, answer.label, f"{answer.confidence:.6f}", answer.known, name, f"{share:.6f}"]
-        self._writer.writerow(row)
+        self._line(answer.path, answer.label, f"{answer.confidence:.6f}", answer.known, name, f"{share:.6f}")
+
+    def _line(self, *cells: object) -> None:
+        print(csv_text([cells]), end="")
 
     def _row(self, answer: Answer) -> None:
         others = ", ".join(f"{name} {100 * share:.0f} %" for name, share in answer.runners_up[:2])
-        print(f"{answer.path}  {answer.shown}  {100 * answer.confidence:.0f} %" + (f"  ({others})" if others else ""))
+        shown = f"{printable(answer.path)}  {answer.shown}  {100 * answer.confidence:.0f} %"
+        print(shown + (f"  ({others})" if others else ""))
 
 
 def summarize(answers: list[Answer]) -> None:
@@ -139,4 +142,4 @@ def summarize(answers: list[Answer]) -> None:
     for (truth, label), count in Counter((answer.truth, answer.label) for answer in wrong).most_common(WORST):
         print(f"  {truth} taken for {label}: {count}")
     for answer in sorted(wrong, key=lambda answer: -answer.confidence)[:WORST]:
-        print(f"  {answer.path}: {answer.label} {100 * answer.confidence:.0f} %, is {answer.truth}")
+        print(f"  {printable(answer.path)}: {answer.label} {100 * answer.confidence:.0f} %, is {answer.truth}")

@@ -6,28 +6,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from benchmarks_toybox_ilab.prepare.core import check, prepare
+from benchmarks_toybox_ilab.tables.text import ListedError, printable
 from crumb_avalanche.runs.command_settings import PrepareSettings
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.progress import progress_bar as new_bar
-
-
-class IncompleteError(ValueError):
-    """Files of a data set are missing or cannot be read; the message lists them."""
 
 
 def main(settings: PrepareSettings) -> None:
     """Prepare or check a data set.
 
     Raises:
-        IncompleteError: files are missing, or failed to be prepared.
+        ListedError: files are missing, or failed to be prepared.
     """
     if settings.check:
         report = check(settings.name, settings.dataset_root)
         if not report.complete:
-            raise IncompleteError(
-                listed(f"{settings.name} is not complete below {settings.dataset_root}", report.lines)
-            )
-        print("\n".join(report.lines))
+            raise ListedError(f"{settings.name} is not complete below {settings.dataset_root}", report.lines)
+        print(*map(printable, report.lines), sep="\n")
         return
     with sole_writer(Path(settings.dataset_root)):
         failures = prepare(
@@ -38,7 +33,7 @@ def main(settings: PrepareSettings) -> None:
             progress_bar if settings.progress else None,
         )
     if failures:
-        raise IncompleteError(listed(f"all is finished except for {len(failures)} that failed", failures))
+        raise ListedError(f"all is finished except for {len(failures)} that failed", failures)
 
 
 @contextmanager
@@ -58,11 +53,6 @@ def sole_writer(root: Path) -> Iterator[None]:
         if new:
             with suppress(OSError):  # it is not empty
                 root.rmdir()
-
-
-def listed(title: str, lines: list[str]) -> str:
-    """Format a title and indented lines."""
-    return "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.extract import is_video
 from crumb_avalanche.learner.clip import Clip
 from crumb_avalanche.learner.folders import only_class_folder
@@ -85,7 +86,9 @@ def tell_level(source: str) -> None:
         folder, inner = found
         some = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")
         print(
-            f"all of {source} is taken as one class, {folder.name}; if {some} are the classes, give {folder}",
+            printable(
+                f"all of {source} is taken as one class, {folder.name}; if {some} are the classes, give {folder}"
+            ),
             file=sys.stderr,
         )
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.extract import is_video
 
 Frames = Iterator[tuple[str, Image.Image]]
@@ -29,7 +30,7 @@ class BadImage:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return printable(f"{self.path}: {self.reason}")
 
 
 @dataclass(frozen=True, eq=False)

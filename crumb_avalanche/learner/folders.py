@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks_toybox_ilab.datasets.clip_folder import EXTENSIONS, UNREAD_EXTENSIONS
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import natural_key
+from benchmarks_toybox_ilab.tables.text import is_seen, printable
 from benchmarks_toybox_ilab.video.extract import VIDEO_EXTENSIONS
 
 LONGEST_NAME = 200
@@ -25,18 +26,20 @@ def check_name(name: object) -> str:
 
     Raises:
         ValueError: If it is not text, is blank, has more than 200 characters, or contains a slash, a backslash, a
-            line break or another control character.
+            character that is not seen (`is_seen`), such as a line break.
     """
-    rule = f"a class name is text of 1 to {LONGEST_NAME} characters without slashes, line breaks and control characters"
+    rule = (
+        f"a class name is text of 1 to {LONGEST_NAME} characters without slashes, line breaks, control characters, "
+        "marks of direction and invisible characters"
+    )
     if not isinstance(name, str):
         raise ValueError(f"a class name is {name!r} ({type(name).__name__}); {rule}.")
     name = unicodedata.normalize("NFC", name)
-    # Control characters, unpaired surrogates (undecodable bytes of a file name), line and paragraph separators.
-    bad = [char for char in name if char in "/\\" or unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")]
+    bad = [char for place, char in enumerate(name) if char in "/\\" or not is_seen(name, place)]
     name = name.strip()
     if bad or not 0 < len(name) <= LONGEST_NAME:
-        wrong = f"contains {bad[0]!r}" if bad else f"has {len(name)} characters" if name else "is blank"
-        shown = repr(name[:40]) + ("..." if len(name) > 40 else "")
+        wrong = f"contains {bad[0]!a}" if bad else f"has {len(name)} characters" if name else "is blank"
+        shown = f"'{printable(name[:40])}'" + ("..." if len(name) > 40 else "")
         raise ValueError(f"class name {shown} {wrong}; {rule}. Choose another name, or rename the folder.")
     return name
 

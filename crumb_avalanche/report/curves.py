@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.report.palette import COLOURS, LINES, MARKERS
-from crumb_avalanche.runs.tables import printable
 
 
 @dataclass

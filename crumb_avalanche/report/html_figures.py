@@ -8,10 +8,10 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.report.curves import Curve, chance_of, draw_curves, draw_finals
 from crumb_avalanche.report.palette import PAGE_COLOURS
 from crumb_avalanche.report.pictures import STYLE
-from crumb_avalanche.runs.tables import printable
 
 DROPPED = {"metadata", "style", "title"}
 CROWDED = 8  # curves; with more, bands would cover each other

@@ -7,12 +7,12 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from crumb_avalanche.runs.tables import printable
+from benchmarks_toybox_ilab.tables.text import printable
 
 
 @cache
 def environment() -> Environment:
-    """The templates, with everything escaped that is not ``Markup`` and unprintable characters replaced.
+    """The templates, with everything escaped that is not ``Markup`` and characters that are not seen as escapes.
 
     ``page.html`` also finds the style, the script and its hash: its policy lets only this script run.
     """
@@ -23,7 +23,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=lambda value: value if hasattr(value, "__html__") else printable(str(value)),
+        finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
     )
     style, script = (Markup(templates.loader.get_source(templates, f"page.{kind}")[0]) for kind in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

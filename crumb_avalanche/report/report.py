@@ -3,6 +3,7 @@
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks_toybox_ilab.tables.text import ListedError
 from crumb_avalanche.report.files import write_table
 from crumb_avalanche.report.html_report import report_page
 from crumb_avalanche.report.pictures import comparison_picture, run_picture, save
@@ -41,7 +42,9 @@ def main(settings: ReportSettings) -> None:
         except DamagedRunError as error:
             problems.append(str(error))
     if not runs:
-        raise ValueError("\n".join(problems) or "no folder was given; write crumb report FOLDER [FOLDER ...]")
+        if not problems:
+            raise ValueError("no folder was given; write crumb report FOLDER [FOLDER ...]")
+        raise ListedError("no run can be reported", problems)
     first = Path(settings.folders[0])
     beside = runs[0].folder if len(runs) == 1 else first if len(settings.folders) == 1 else first.parent
     output = Path(settings.output or beside)
@@ -57,7 +60,7 @@ def main(settings: ReportSettings) -> None:
     if unfinished:
         print(f"unfinished and left out, without {RESULT}: " + ", ".join(map(str, unfinished)))
     if problems:
-        raise ValueError("not everything could be reported; the rest is written.\n" + "\n".join(problems))
+        raise ListedError("not everything could be reported; the rest is written", problems)
 
 
 def report_files(groups: list[Group], left_out: list[str], output: Path) -> list[Path]:

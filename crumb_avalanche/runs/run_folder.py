@@ -1,14 +1,13 @@
 """Files of a run folder, written atomically."""
 
-import csv
 import hashlib
-import io
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from benchmarks_toybox_ilab.tables.csv import csv_text
 from crumb_avalanche.system.atomic_file import atomic_write
 
 RESULT = "result.json"
@@ -40,22 +39,9 @@ def write_json(path: Path, value) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def write_csv(path: Path, rows: Iterable[Sequence]) -> None:
+def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
     """Write rows as CSV atomically; texts that spreadsheets would take for formulas begin with an apostrophe."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([harmless(value) for value in row] for row in rows)
-    write_text(path, text.getvalue())
-
-
-def harmless(value: object) -> object:
-    """Put an apostrophe before a text that begins as a formula does; numbers such as -1.5 stay as they are."""
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value
+    write_text(path, csv_text(rows))
 
 
 def write_matrix(path: Path, matrix: list[list[float]]) -> None:
@@ -130,8 +116,6 @@ def tidy_up(folder: Path) -> None:
 
 def metrics_csv(path: Path, evaluator) -> None:
     """Write all metrics of Avalanche's evaluator atomically, one line per metric and step."""
-    with atomic_write(path) as unfinished, open(unfinished, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["metric", "step", "value"])
-        for name, (steps, values) in evaluator.get_all_metrics().items():
-            writer.writerows([name, step, value] for step, value in zip(steps, values))
+    metrics = evaluator.get_all_metrics().items()
+    rows = ([name, step, value] for name, series in metrics for step, value in zip(*series))
+    write_csv(path, [["metric", "step", "value"], *rows])

@@ -1,9 +1,10 @@
 """Text tables of results."""
 
 import os
-import re
 import statistics
 from collections.abc import Iterable, Sequence
+
+from benchmarks_toybox_ilab.tables.text import printable
 
 # Entry of the ledger -> label.
 LEDGER_BYTES = {
@@ -24,15 +25,6 @@ LEDGER_SECONDS = {
     "seconds_replay": "replay",
     "seconds_other": "loading and the rest",
 }
-
-
-# Characters that HTML and XML do not allow, even escaped: control characters, surrogates, noncharacters.
-FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-
-
-def printable(text: str) -> str:
-    """Replace characters that HTML and XML do not allow by U+FFFD."""
-    return FORBIDDEN.sub("\ufffd", text)
 
 
 def cell(value, width: int = 60) -> str:
@@ -57,7 +49,8 @@ def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Align columns, the first to the left and the others to the right."""
+    """Align columns, the first to the left and the others to the right; a cell is one line, whatever it holds."""
+    header, *rows = ([printable(cell) for cell in line] for line in (header, *rows))
     widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(

@@ -11,6 +11,7 @@ from support.cells import Cell, is_finished
 from support.engines import Engine
 from support.sweep import add_engine_options, engine_of, sweep
 
+from benchmarks_toybox_ilab.tables.text import printable, safe_output
 from crumb_avalanche.runs.settings import RunSettings
 
 Row = TypeVar("Row")
@@ -182,8 +183,10 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
 
 
 def run_script(main) -> None:
-    """Call `main()` and exit with its code; print expected errors as one line."""
-    try:
-        sys.exit(main())
-    except (ValueError, ImportError, ConnectionError) as error:
-        sys.exit(f"error: {error}")
+    """Call `main()` and exit with its code; print expected errors as one line, and all text as `safe_output` does."""
+    with safe_output():
+        try:
+            sys.exit(main())
+        except (ValueError, ImportError, ConnectionError) as error:
+            print(printable(f"error: {error}"), file=sys.stderr)
+            sys.exit(1)

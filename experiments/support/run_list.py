@@ -1,7 +1,5 @@
 """List of the runs behind a table or figure, with seed, settings and hash of the frame table of each."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +10,7 @@ from support.finished_runs import FinishedRun
 from crumb_avalanche.runs.older_settings import recorded_settings, usual_settings
 from crumb_avalanche.runs.presets import DEFAULTS
 from crumb_avalanche.runs.provenance import recorded_provenance
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat
 
 COLUMNS = ("row", "benchmark", "protocol", "run", "final_accuracy", "seconds", "frame_table_sha256", "settings")
@@ -54,14 +52,12 @@ def settings_text(run: FinishedRun) -> str:
 
 def write_run_list(path: Path, rows: Iterable[Listed]) -> Path:
     """Write the runs as CSV, row by row; runs that rows share are repeated."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    csv_rows = [COLUMNS]
     for row, benchmark, protocol, runs in rows:
         for run in runs:
             seconds, frame_table = (run.result.get(name) for name in ("seconds", "frame_table_sha256"))
             line = [row, benchmark, protocol, run.number, round(run.final, 4)]
             line += [None if seconds is None else round(seconds, 1), frame_table]
-            writer.writerow([*line, settings_text(run)])
-    write_text(path, text.getvalue())
+            csv_rows.append([*line, settings_text(run)])
+    write_csv(path, csv_rows)
     return path

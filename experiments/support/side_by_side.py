@@ -4,8 +4,6 @@ A cell without runs is empty. The difference to the paper is given on the benchm
 "Ours" within a table is comparable on any benchmark, so it is given for the paper and for our runs.
 """
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ from support.paper_numbers import PaperValue
 from support.paper_statistics import Comparison, Filtered, first_task_filter, holm, paired_batches, paired_t_test
 from support.run_statistics import Paired, paired, verdict
 
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.runs.run_folder import write_csv, write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, number, table
 
 
@@ -295,12 +293,10 @@ def csv_line(finding: Finding) -> list:
 
 def write_findings(output: Path, name: str, findings: Sequence[Finding], heading: str) -> list[Path]:
     """Write `NAME.csv` and `NAME.md`; return the paths."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    csv_rows = [COLUMNS]
     for finding in findings:
-        writer.writerow(["" if value is None else value for value in csv_line(finding)])
-    write_text(output / f"{name}.csv", text.getvalue())
+        csv_rows.append(["" if value is None else value for value in csv_line(finding)])
+    write_csv(output / f"{name}.csv", csv_rows)
     parts = [f"# {heading}\n"]
     for title, header, lines in tables_of(findings):
         rows = [header, ["---"] * len(header), *lines]

@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from support.resident_memory import reset_peak, resident
 
+from benchmarks_toybox_ilab.tables.text import safe_output
+
 CODEBOOK, ALL_MAPS, SAMPLE = "crumb", "remind, tables from all maps", "remind, tables from a sample"
 
 
@@ -83,4 +85,5 @@ def made_in_new_process(task: dict) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(made(json.loads(sys.argv[1]))))
+    with safe_output():
+        print(json.dumps(made(json.loads(sys.argv[1]))))

@@ -1,7 +1,6 @@
 """``crumb report`` on hand-made run folders: tables, CSV, pictures and errors."""
 
 import csv
-import io
 import json
 import os
 import subprocess
@@ -14,7 +13,6 @@ from fake_runs import CLASSES, LEDGER, fake_run, report, sweep
 from crumb_avalanche.report.curves import Curve
 from crumb_avalanche.report.pictures import comparison_picture, run_picture
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
-from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.system.sizes import bytes_text
 
 
@@ -261,7 +259,7 @@ def test_damaged_files_are_named(tmp_path, name, text, words):
 def test_one_damaged_run_among_others_does_not_stop_the_report(tmp_path, capsys):
     sweep(tmp_path)
     (tmp_path / "crumb/run2/result.json").write_text("{")
-    with pytest.raises(ValueError, match=r"the rest is written\.\n.*run2/result\.json cannot be used"):
+    with pytest.raises(ValueError, match=r"the rest is written:\n.*run2/result\.json cannot be used"):
         report(tmp_path)
     # 60 and 70: mean 65, deviation sqrt(2 * 25)
     assert "crumb 2 65.00 +- 7.07" in " ".join(capsys.readouterr().out.split())
@@ -288,9 +286,3 @@ def test_needs_neither_torch_nor_avalanche_nor_a_display(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_texts_in_csv_files_are_no_formulas(tmp_path):
-    write_csv(tmp_path / "a.csv", [["=1+1", "+x", "-x", "@x", "\tx", "x", "-1.5", "+3", -1.5, "-inf"]])
-    found = next(csv.reader(io.StringIO((tmp_path / "a.csv").read_text())))
-    assert found == ["'=1+1", "'+x", "'-x", "'@x", "'\tx", "x", "-1.5", "+3", "-1.5", "-inf"]

@@ -1,0 +1,152 @@
+"""Text from files, such as names and metadata, made safe for a terminal, a page and a spreadsheet."""
+
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+from unicodedata import bidirectional, category, combining
+
+# Characters that show nothing although their category does not say so: fillers, and the blank of Braille.
+_BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
+# Characters of category Cf that are seen: signs that enclose Arabic, Syriac and Kaithi numbers.
+_SIGNS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+_SELECTORS = re.compile("[\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_DRESS = re.compile(_SELECTORS.pattern + "|[\U0001f3fb-\U0001f3ff]")  # also colours of skin
+_DOUBTFUL = re.compile(f"[{_BLANK}]|{_SELECTORS.pattern}")  # str.isprintable takes them for seen
+_FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e007a]{1,8}\U000e007f")  # of England, Scotland or Wales
+_ZWNJ, _ZWJ, _VIRAMA = "\u200c", "\u200d", 9
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_CURSOR = re.compile(r"(\n|\x1b\[A)+")  # what tqdm writes to go from one bar to another
+
+
+def is_seen(text: str, place: int) -> bool:
+    """Whether a character of a text is drawn, or changes how its neighbours are drawn as their script asks for.
+
+    Control characters, unpaired surrogates, marks of direction and zero-width characters are not seen. A joiner is
+    where writing needs it: after a virama (Hindi, Bengali), between Arabic letters (Persian), between emoji. So is a
+    variation selector after a symbol or a letter beyond ASCII.
+    """
+    char, before, after = text[place], text[max(place - 1, 0) : place], text[place + 1 : place + 2]
+    if char in (_ZWNJ, _ZWJ):
+        base = _DRESS.sub("", text[max(place - 8, 0) : place])
+        if _VIRAMA in (combining(before or " "), combining(after or " ") * (char == _ZWJ)):
+            return True
+        if char == _ZWNJ:
+            letter = next((one for one in reversed(base) if category(one) != "Mn"), " ")
+            return bidirectional(letter) == bidirectional(after or " ") == "AL"
+        return category(base[-1:] or " ") == category(after or " ") == "So"
+    if _SELECTORS.match(char):
+        return bool(before) and ((before > "\x7f" and category(before)[0] in "SLP") or after == "\u20e3")
+    if 0xE0020 <= ord(char) <= 0xE007F:
+        flag = _FLAG.search(text, max(place - 16, 0))
+        return flag is not None and flag.start() < place < flag.end()
+    if char in _BLANK or ord(char) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(char) <= 0xFDEF:  # the latter: noncharacters
+        return False
+    return char in _SIGNS or category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def printable(text: object, keep: str = "") -> str:
+    r"""Return a text in which every character is seen: others become escapes such as ``\x1b``, ``\n`` and ``\u202e``.
+
+    What a terminal takes for a command, a page for another direction, or a reader for the end of a line is then plain
+    text. See `is_seen`.
+
+    Args:
+        text: Any object; its `str` is taken.
+        keep: Characters that stay.
+    """
+    text = str(text)
+    if text.isprintable() and not _DOUBTFUL.search(text):  # quick, and true of nearly every text
+        return text
+    return "".join(
+        char if char in keep or is_seen(text, place) else char.encode("unicode_escape").decode()
+        for place, char in enumerate(text)
+    )
+
+
+def spreadsheet_cell(value: object) -> object:
+    """Put an apostrophe before a text that begins as a formula does; numbers such as -1.5 stay as they are."""
+    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
+
+
+def from_spreadsheet_cell(text: str) -> str:
+    """Undo `spreadsheet_cell`."""
+    return text[1:] if text.startswith("'") and _is_formula(text[1:]) else text
+
+
+def _is_formula(text: str) -> bool:
+    """Whether the text, without apostrophes before it, begins as a formula does and is no number."""
+    if not _FORMULA.match(text):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
+
+
+class ListedError(ValueError):
+    """Several things are wrong; the message lists them, one in a line.
+
+    Args:
+        title: What they have in common.
+        items: Lines.
+    """
+
+    def __init__(self, title: str, items: Iterable[object]):
+        super().__init__("\n".join([f"{printable(title)}:", *(f"  {printable(item)}" for item in items)]))
+
+
+class SafeStream:
+    """A stream that writes text as `printable` returns it; line ends and tabs stay.
+
+    Args:
+        stream: Where the text goes, such as `sys.stderr`.
+        bars: Whether progress bars, which return to the beginning of the line, are drawn on it.
+    """
+
+    def __init__(self, stream: TextIO, bars: bool = False):
+        self._stream, self._keep, self._bars = stream, "\r\n\t" if bars else "\n\t", bars
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text; characters that the stream's encoding lacks become escapes, too."""
+        safe = text if self._bars and _CURSOR.fullmatch(text) else printable(text, self._keep)
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(safe.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each text."""
+        for line in lines:
+            self.write(line)
+
+
+@contextmanager
+def safe_output() -> Iterator[None]:
+    """Let all that is printed in a block, to standard output and error, go through `SafeStream`.
+
+    This includes warnings, logs, progress bars and the messages of other libraries, and the traceback of an error that
+    leaves the block and ends the program.
+    """
+
+    def print_error(*error: Any) -> None:
+        with safe_output():
+            traceback.print_exception(*error)
+
+    before = sys.stdout, sys.stderr
+    if sys.stdout is not None:  # it is where the shell closed it
+        sys.stdout = SafeStream(sys.stdout)  # type: ignore[assignment]
+    if sys.stderr is not None:
+        sys.stderr = SafeStream(sys.stderr, bars=True)  # type: ignore[assignment]
+    try:
+        yield
+    except Exception:
+        sys.excepthook = print_error
+        raise
+    finally:
+        sys.stdout, sys.stderr = before
