@@ -1,57 +1,100 @@
-"""Read image files as RGB with 8 bits per channel."""
+"""Read image files as RGB with 8 bits per channel.
 
+One rule for every image, whichever way it comes: files, arrays, uploads and frames of videos.
+
+- Transparency is laid on white, so that colours under transparent pixels do not matter.
+- 16-bit values keep the upper 8 of the bits that are used, see `eight_bits`.
+- Colours of another profile than sRGB (Display P3 of phones, Adobe RGB) are converted to sRGB.
+- Of an animation or a file of several pages the first image is taken, and `other_images` says so.
+"""
+
+import io
 import os
+import struct
+import sys
+import warnings
+from functools import lru_cache
 from os import PathLike
+from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageCms, ImageOps
 
 MOST_PIXELS = 89_478_485  # decoded at a time, 268 MB as RGB; beyond it, Pillow warns
+DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras use of 16
+BACKGROUND = "white"  # below transparent pixels
+
+_ORIENTATION = ExifTags.Base.Orientation
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _SUBFILE, _DNG_VERSION = 258, 262, 281, 254, 50706  # TIFF tags
+_NO_CACHE = 0x40  # of LittleCMS, whose transforms are safe in threads only without the cache
 
 
 def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
-    """Read an image file as 8-bit RGB.
-
-    A 16-bit grey image keeps its upper 8 bits (Pillow alone would clip nearly all of it to white), or its lower 8 bits
-    if no value is above 255.
+    """Read an image file as 8-bit RGB by the rules of this module; warn if it holds more than one image.
 
     Args:
         path: Path of the file.
         upright: Rotate the image as its EXIF orientation says.
 
     Raises:
-        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown.
+        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown, the file is a raw photo,
+            or the image is too large.
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
     with open_image(path) as image:
-        image.load()
-        if upright:
-            ImageOps.exif_transpose(image, in_place=True)  # without a copy where nothing is rotated
-        return image if image.mode == "RGB" else to_rgb(image)
+        if others := other_images(image):
+            warnings.warn(f"{path}: {others}", stacklevel=2)
+        return _rgb(image, upright)
 
 
-def open_image(path: str | PathLike) -> Image.Image:
-    """Open an image file of at most `MOST_PIXELS`; a larger JPEG is set to be decoded at a half, quarter or eighth.
+def open_image(source: str | PathLike | BinaryIO, most_pixels: int | None = None, **how) -> Image.Image:
+    """Open an image without decoding it; a JPEG that is too large is set to be decoded at a half, quarter or eighth.
+
+    Args:
+        source: Path of a file, or an open file.
+        most_pixels: Number of pixels that may be decoded; None is `MOST_PIXELS`.
+        **how: For `PIL.Image.open`, such as `formats`.
 
     Raises:
-        ValueError: If the path is a pipe or a device, or the image is too large.
+        ValueError: If the path is a pipe or a device, the image is too large, or the file is a raw photo.
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would block, and a device never end
-        raise ValueError("it is not a regular file; give a file of an image")
-    too_large = f"more than {MOST_PIXELS:,} pixels; reduce it, or save it as JPEG, which is decoded at a reduced size"
+    most = MOST_PIXELS if most_pixels is None else most_pixels
+    if isinstance(source, str | PathLike) and os.path.exists(source) and not os.path.isfile(source):
+        raise ValueError("it is not a regular file; give a file of an image")  # a pipe would block, a device never end
+    too_large = f"more than {most:,} pixels; reduce it, or save it as JPEG, which is decoded at a reduced size"
     try:
-        image = Image.open(path)
+        image = Image.open(source, **how)
     except Image.DecompressionBombError as error:
         raise ValueError(f"it has far {too_large}") from error
     width, height = image.size
-    parts = next((parts for parts in (1, 2, 4, 8) if width * height <= MOST_PIXELS * parts**2), 8)
+    parts = next((parts for parts in (1, 2, 4, 8) if width * height <= most * parts**2), 8)
     if parts > 1:
         image.draft(None, (width // parts, height // parts))
-    if image.width * image.height > MOST_PIXELS:
+    wrong = None
+    if image.width * image.height > most:
+        wrong = f"it has {width} x {height} pixels, {too_large}"
+    elif image.format == "TIFF" and (_DNG_VERSION in image.tag_v2 or image.tag_v2.get(_SUBFILE, 0) & 1):
+        wrong = "it is a raw photo, of which only a thumbnail could be read; convert it to JPEG, PNG or TIFF"
+    elif _is_hdr(image):
+        wrong = "its brightness is for HDR screens (PQ or HLG), which is not read; save it as SDR"
+    if wrong:
         image.close()
-        raise ValueError(f"it has {width} x {height} pixels, {too_large}")
+        raise ValueError(wrong)
     return image
+
+
+def other_images(image: Image.Image) -> str | None:
+    """Say how many images an opened file holds beside the first one, which alone is read; None if there is one.
+
+    Reduced copies and masks in a TIFF file and the second pictures of phones (previews, gain maps) do not count.
+    """
+    count = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
+    if image.format == "TIFF" and count > 1:
+        for page in range(count - 1, -1, -1):  # ends at the first page
+            image.seek(page)
+            count -= image.tag_v2.get(_SUBFILE, 0) & 0b101 != 0
+    return f"only the first of its {count} images is used; save the others as files of their own" if count > 1 else None
 
 
 def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
@@ -63,19 +106,226 @@ def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
     """
     if 0 in image.size:
         raise ValueError(f"it has {image.width} x {image.height} pixels; give an image with at least one")
-    image.load()
-    if upright:
-        image = ImageOps.exif_transpose(image)
+    rgb = _rgb(image, upright)
+    return rgb.copy() if rgb is image else rgb
+
+
+def eight_bits(pixels: np.ndarray, depths: tuple[int, ...] = DEPTHS) -> np.ndarray:
+    """Keep the upper 8 bits of those that are used of 16-bit pixels.
+
+    Cameras of 10, 12 and 14 bits write values that do not fill 16 bits, and files rarely say so. The bits that are used
+    are therefore the fewest of `depths` that hold the largest value; 16 if none do. Those of alpha are as many if they
+    hold it, and 16 if not.
+
+    Args:
+        pixels: `(..., C)` `uint16`, not empty; the last of 2 or 4 channels is alpha.
+        depths: Numbers of bits in ascending order, of 8 to 16.
+    """
+    colours = pixels.shape[-1] - (pixels.shape[-1] in (2, 4))
+    used = _fewest(pixels[..., :colours], depths)
+    shallow = (pixels >> (used - 8)).astype(np.uint8)
+    if colours < pixels.shape[-1]:
+        alpha = pixels[..., colours:]
+        shallow[..., colours:] = alpha >> (_fewest(alpha, (used,)) - 8)
+    return shallow
+
+
+def _fewest(pixels: np.ndarray, depths: tuple[int, ...]) -> int:
+    largest = int(pixels.max())
+    return next((bits for bits in depths if largest < 1 << bits), 16)
+
+
+def on_background(image: Image.Image) -> Image.Image:
+    """Lay an image of any mode with transparency on white; returns RGB."""
+    image = image.convert("LA") if image.mode == "La" else image  # Pillow converts it to no other mode
+    image = image.convert("RGBA")
+    below = Image.new("RGB", image.size, BACKGROUND)
+    below.paste(image, mask=image.getchannel("A"))
+    return below
+
+
+def _rgb(image: Image.Image, upright: bool) -> Image.Image:
+    """As `to_rgb`, but an RGB image that needs no conversion is returned itself."""
+    raw = _raw_mode(image)
+    found = _of_sixteen_bits(image, raw)
+    if found is None:
+        _load(image)
+        found = _with_key(image, raw)
+    profile = image.info.get("icc_profile")
+    if found.has_transparency_data:
+        rgb = on_background(found)
+    elif found.mode == "LAB":
+        lab = ImageCms.createProfile("LAB")
+        rgb = ImageCms.profileToProfile(found, lab, ImageCms.createProfile("sRGB"), outputMode="RGB")
+    else:
+        rgb = found if found.mode == "RGB" else found.convert("RGB")
+    if profile and found.mode in ("RGB", "RGBA", "P", "PA"):
+        rgb = _to_srgb(rgb, profile)
+    orientation = found.getexif().get(_ORIENTATION, 1) if upright else 1
+    if orientation != 1:
+        rgb.getexif()[_ORIENTATION] = orientation
+        rgb = ImageOps.exif_transpose(rgb)
+    return rgb
+
+
+def _to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
+    """Convert RGB of a colour profile to sRGB; a profile that is damaged or of other colours is ignored."""
+    transform = _transform(profile)
+    return image if transform is None else ImageCms.applyTransform(image, transform)
+
+
+@lru_cache(maxsize=8)
+def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
+    try:
+        given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if "sRGB" in ImageCms.getProfileDescription(given) or given.profile.xcolor_space.strip() != "RGB":
+            return None
+        srgb = ImageCms.createProfile("sRGB")
+        intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
+        return ImageCms.buildTransform(given, srgb, "RGB", "RGB", intent, ImageCms.Flags(_NO_CACHE))
+    except (ImageCms.PyCMSError, OSError, ValueError):
+        return None
+
+
+def _of_sixteen_bits(image: Image.Image, raw: str) -> Image.Image | None:
+    """An image with 16 bits per channel as one with 8, with its orientation; None for any other image."""
+    premultiplied = inverted = False
     if image.mode == "F" or image.mode.startswith("I"):
-        image = _eight_bits(image)
-    return image.convert("RGB")
+        depths = _stated_depths(image)
+        loaded, pixels = image, _grey(image)
+        inverted = image.format == "TIFF" and image.tag_v2.get(_PHOTOMETRIC) == 0  # white is 0, which Pillow leaves so
+    elif image.format in ("PNG", "TIFF") and ";16" in raw and image.mode in ("RGB", "RGBA"):
+        depths, premultiplied = _stated_depths(image), raw.startswith("RGBa")
+        loaded, pixels = _both_bytes(image, raw)
+    else:
+        return None
+    # Premultiplied colours and their alpha have the same depth: as one channel.
+    shallow = eight_bits(pixels[..., None], depths)[..., 0] if premultiplied else eight_bits(pixels, depths)
+    shallow = 255 - shallow if inverted else shallow
+    if (key := image.info.get("transparency")) is not None:
+        opaque = (pixels != np.uint16(key)).any(axis=2, keepdims=True)
+        shallow = np.concatenate([shallow, np.where(opaque, np.uint8(255), np.uint8(0))], axis=2)
+    mode = "RGBa" if premultiplied else {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shallow.shape[2]]
+    converted = Image.frombytes(mode, (shallow.shape[1], shallow.shape[0]), shallow.tobytes())
+    converted.getexif()[_ORIENTATION] = loaded.getexif().get(_ORIENTATION, 1)
+    return converted
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _grey(image: Image.Image) -> np.ndarray:
+    """Pixels of an image of mode I or I;16, as `(H, W, 1)` `uint16`."""
+    _load(image)
     pixels = np.asarray(image)
     if image.mode == "F" or pixels.min() < 0 or pixels.max() > 0xFFFF:
         raise ValueError(
             f"its pixels are of mode {image.mode}, from {pixels.min()} to {pixels.max()}; save it "
             "with 8 or 16 bits per channel"
         )
-    return Image.fromarray((pixels.astype(np.uint16) >> (8 * (pixels.max() > 0xFF))).astype(np.uint8))
+    return pixels.astype(np.uint16)[..., None]
+
+
+def _raw_mode(image: Image.Image) -> str:
+    """How the pixels of an opened file are stored, in Pillow's words; empty once it is decoded."""
+    tile = getattr(image, "tile", None)
+    arguments = tile[0].args if tile else ""
+    return str(arguments[0] if isinstance(arguments, tuple) else arguments)
+
+
+def _both_bytes(image: Image.Image, raw: str) -> tuple[Image.Image, np.ndarray]:
+    """Decode a file of 16-bit colours, of which Pillow keeps the upper byte: once for each byte.
+
+    Returns:
+        The image as Pillow decodes it, and `(H, W, C)` `uint16`.
+    """
+    colours = raw.split(";")[0].upper()
+    first_byte, second_byte = (["RGBA"] * 2) if colours == "LA" else (f"{colours};16B", f"{colours};16L")
+    image.fp.seek(0)
+    file = image.fp.read()
+
+    def decoded(raw_mode: str) -> Image.Image:
+        twin = Image.open(io.BytesIO(file), formats=[image.format])
+        twin.seek(image.tell())
+        tiles = []
+        for tile in twin.tile:
+            rest = tile.args[1:] if isinstance(tile.args, tuple) else None
+            tiles.append(tile._replace(args=raw_mode if rest is None else (raw_mode, *rest)))
+        twin.tile = tiles
+        twin.load()
+        return twin
+
+    twin = decoded(first_byte)
+    first = np.asarray(twin).astype(np.uint16)
+    if colours == "LA":  # four bytes a pixel, taken for four channels
+        return twin, first[..., ::2] << 8 | first[..., 1::2]
+    second = np.asarray(decoded(second_byte)).astype(np.uint16)
+    big_endian = raw.endswith("16B") or (raw.endswith("16N") and sys.byteorder == "big")
+    return twin, first << 8 | second if big_endian else second << 8 | first
+
+
+def _stated_depths(image: Image.Image) -> tuple[int, ...]:
+    """The bits that 16-bit pixels of an opened file may use: those that the file states, or any of `DEPTHS`."""
+    if image.format in ("PPM", "JPEG2000"):  # Pillow scales their values to 16 bits
+        return (16,)
+    if image.format == "TIFF":
+        largest = image.tag_v2.get(_MAX_SAMPLE_VALUE, 0)
+        stated = max(largest if isinstance(largest, tuple) else (largest,)).bit_length()
+        stated = stated or max(image.tag_v2.get(_BITS_PER_SAMPLE, (16,))) % 16
+    else:
+        # A file that follows the standard fills all 16 bits whatever it states; those of cameras do not.
+        stated = max(_chunk(image, b"sBIT"), default=0)
+    return (min(max(stated, 8), 16),) if stated else DEPTHS
+
+
+def _is_hdr(image: Image.Image) -> bool:
+    """Whether the brightness of an opened file is stored for HDR screens (PQ, HLG), which Pillow ignores."""
+    if image.format == "PNG":
+        return _chunk(image, b"cICP")[1:2] in (b"\x10", b"\x12")
+    if image.format != "AVIF" or image.fp is None:
+        return False
+    image.fp.seek(0)
+    _, _, colours = image.fp.read(1 << 16).partition(b"colrnclx")
+    return colours[2:4] in (b"\0\x10", b"\0\x12")
+
+
+def _chunk(image: Image.Image, name: bytes) -> bytes:
+    """A chunk that lies before the pixels of a PNG file and that Pillow skips; empty if there is none."""
+    file = image.fp
+    if image.format != "PNG" or file is None:
+        return b""
+    place = file.tell()
+    try:
+        file.seek(8)
+        while len(head := file.read(8)) == 8 and head[4:] != b"IDAT":
+            length = struct.unpack(">I", head[:4])[0]
+            if head[4:] == name:
+                return file.read(min(length, 4))
+            file.seek(length + 4, os.SEEK_CUR)
+        return b""
+    finally:
+        file.seek(place)
+
+
+def _load(image: Image.Image) -> None:
+    """Decode an opened image.
+
+    Pillow maps uncompressed TIFF files into memory, rotated ones with width and height exchanged, which scrambles them.
+    It does not map files whose name it does not know.
+    """
+    name = getattr(image, "filename", None)
+    if image.format == "TIFF":
+        image.filename = ""
+    try:
+        image.load()
+    finally:
+        if image.format == "TIFF":
+            image.filename = name
+
+
+def _with_key(image: Image.Image, raw: str) -> Image.Image:
+    """The image, or a copy whose transparent grey of 2 or 4 bits is given with 8, as Pillow's pixels are."""
+    bits = raw.removeprefix("L;")
+    key = image.info.get("transparency")
+    if image.format != "PNG" or image.mode != "L" or key is None or bits not in ("2", "4"):
+        return image
+    copy = image.copy()
+    copy.info["transparency"] = key * 255 // (2 ** int(bits) - 1)
+    return copy

@@ -180,8 +180,9 @@ class Learner:
         """Learn the images of a source; one call is one lesson.
 
         Args:
-            source: path of an image, folder or video; glob pattern; PIL image; ``(H, W, 3)`` or ``(N, H, W, 3)`` array;
-                ``(3, H, W)`` or ``(N, 3, H, W)`` tensor, both uint8 or floating-point from 0 to 1; or a list of these.
+            source: path of an image, folder or video; glob pattern; PIL image; ``(H, W, C)`` or ``(N, H, W, C)`` array;
+                ``(C, H, W)`` or ``(N, C, H, W)`` tensor, of 3 channels or 4 with alpha, uint8, uint16 or floating-point
+                from 0 to 1; or a list of these. Transparency is laid on white.
                 Without ``label`` a folder of class folders (``class/...``), of which everything is learned.
             label: name of the class shown; a new one, or one that was taught before.
             on_bad: ``raise`` for an error at a file that cannot be read or whose features are not finite, ``skip`` to

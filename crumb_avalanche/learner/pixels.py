@@ -8,14 +8,15 @@ import numpy as np
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import whole_number
+from benchmarks_toybox_ilab.tables.image import eight_bits, on_background
 
 if TYPE_CHECKING:
     import torch
 
 AT_A_TIME = 8  # images that are decoded and pass the network at once
 _RULE = (
-    "an array must be (H, W, 3) or (N, H, W, 3), a tensor (3, H, W) or (N, 3, H, W), uint8 or floating-point from 0 to "
-    "1, and not empty; convert others, or give a PIL image, which may be gray or have alpha"
+    "an array must be (H, W, C) or (N, H, W, C), a tensor (C, H, W) or (N, C, H, W), of 3 channels or 4 with alpha, "
+    "uint8, uint16 or floating-point from 0 to 1, and not empty; convert others, or give a PIL image, which may be gray"
 )
 
 
@@ -28,8 +29,9 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the images of an array or a tensor, to be converted by `pixels_image`, one at a time.
 
     Args:
-        source: `(H, W, 3)` or `(N, H, W, 3)` array, `(3, H, W)` or `(N, 3, H, W)` tensor on any device; uint8, or
-            floating-point from 0 to 1, which is multiplied by 255 and rounded.
+        source: `(H, W, C)` or `(N, H, W, C)` array, `(C, H, W)` or `(N, C, H, W)` tensor on any device, of 3 channels
+            or 4 with alpha; uint8; uint16, of which the upper 8 of the bits that are used are kept (see `eight_bits`);
+            or floating-point from 0 to 1, which is multiplied by 255 and rounded.
         name: Name of the source. The images of a batch are named `name[0]`, `name[1]` ...
 
     Raises:
@@ -38,9 +40,13 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
     shape, tensor = tuple(source.shape), _is_tensor(source)
     floating = source.is_floating_point() if tensor else source.dtype.kind == "f"
     channels = shape[-3 if tensor else -1] if len(shape) in (3, 4) else 0
-    if channels != 3 or 0 in shape or not (floating or str(source.dtype).endswith("uint8")):
-        kind = "a tensor" if tensor else "an array"
-        raise ValueError(f"{name} is {kind} of shape {shape} and dtype {source.dtype}; {_RULE}.")
+    kind = str(source.dtype).removeprefix("torch.") if tensor else source.dtype.name
+    if channels not in (3, 4) or 0 in shape or not (floating or kind in ("uint8", "uint16")):
+        what = "a tensor" if tensor else "an array"
+        raise ValueError(f"{name} is {what} of shape {shape} and dtype {source.dtype}; {_RULE}.")
+    if kind == "uint16":  # all images of a batch by the same bits
+        values = np.moveaxis(source.cpu().numpy(), -3, -1) if tensor else source
+        source = eight_bits(values.astype(np.uint16))
     if len(shape) == 3:
         return iter([(name, source)])
     return ((f"{name}[{row}]", source[row]) for row in range(shape[0]))
@@ -91,7 +97,7 @@ def _is_tensor(source: object) -> bool:
 
 
 def pixels_image(pixels: Any) -> Image.Image:
-    """Convert an image of `array_images` to 8-bit RGB.
+    """Convert an image of `array_images` to 8-bit RGB, on white where it has alpha.
 
     Raises:
         ValueError: If a value is NaN or outside 0 to 1.
@@ -108,4 +114,5 @@ def pixels_image(pixels: Any) -> Image.Image:
                 "and undo a normalisation by mean and standard deviation."
             )
         pixels = np.rint(pixels.astype(np.float32) * 255).astype(np.uint8)
-    return Image.fromarray(np.ascontiguousarray(pixels))
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    return on_background(image) if image.mode == "RGBA" else image

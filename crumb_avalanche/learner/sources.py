@@ -47,13 +47,14 @@ def clips_of(
 
     A folder is read to any depth, and everything in it is used: each video is a clip, and the photos of each folder are
     one. Hidden files and files of other kinds are ignored; a folder reached twice through links is read once. Photos
-    are rotated as their EXIF orientation says and converted to 8-bit RGB; frames of a video have at most 512 pixels on
-    the short side.
+    are rotated as their EXIF orientation says and converted to 8-bit RGB by the rules of `tables.image`: transparency
+    on white, and the first image alone of several, with a warning. Frames of a video have at most 512 pixels on the
+    short side.
 
     Args:
-        source: Path of a photo, a video or a folder; glob pattern (`**` for any depth); PIL image; `(H, W, 3)` or
-            `(N, H, W, 3)` array; `(3, H, W)` or `(N, 3, H, W)` tensor, both uint8 or floating-point from 0 to 1; a
-            `Clip`; or an iterable of these, which is read lazily. Each match and each item is a source of its own.
+        source: Path of a photo, a video or a folder; glob pattern (`**` for any depth); PIL image; array or tensor (see
+            `array_images`); a `Clip`; or an iterable of these, which is read lazily. Each match and each item is a
+            source of its own.
         label: Class name of all clips. `None` uses the names of the class folders if the source is one folder of class
             folders (see `labels_of`), and no label otherwise.
         fps: Frames per second of a video. `None` takes 1, or up to 5 from a video so short that 1 gives less than 20

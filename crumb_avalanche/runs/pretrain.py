@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
-from benchmarks_toybox_ilab.tables.image import open_image
+from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
 from crumb_avalanche.models.backbones import CODEBOOK_DIM
 from crumb_avalanche.models.calibration import calibrate
@@ -269,14 +269,13 @@ def is_visible_image(path: str) -> bool:
 
 
 def load_image(path: str):
-    """Read a PIL image as torchvision's image folders do.
+    """Read a PIL image.
 
     Raises:
         ValueError: the file cannot be decoded; names it.
     """
     try:
-        with open_image(path) as image:
-            return image.convert("RGB")
+        return read_image(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot decode {path} ({error}); replace it or remove it") from error
 

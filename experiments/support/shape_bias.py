@@ -174,17 +174,12 @@ class StyleImages:
 
     def batches(self, image_size: int, size: int = 32) -> Iterable[Tensor]:
         """Yield batches of uint8 images in the order of `labels`."""
-        from PIL import Image
-
         from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+        from benchmarks_toybox_ilab.tables.image import read_image
 
         transform = pixel_transform(image_size)
         for start in range(0, len(self.paths), size):
-            pictures = []
-            for path in self.paths[start : start + size]:
-                with Image.open(path) as image:
-                    pictures.append(transform(image.convert("RGB")))
-            yield torch.stack(pictures)
+            yield torch.stack([transform(read_image(path)) for path in self.paths[start : start + size]])
 
 
 def drops_of_network(

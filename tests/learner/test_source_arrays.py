@@ -35,17 +35,35 @@ def test_a_bfloat16_tensor_is_read():
     assert image.tolist() == [[[0, 255, 128]]]
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_transparency_is_laid_on_white(dtype, tensor):
+    full = {np.uint8: 255, np.uint16: 65535, np.float32: 1}[dtype]
+    values = np.array([[[[1, 0, 0.2, 1], [0.8, 0.1, 0.4, 0]]]] * 2) * full
+    values = values.astype(dtype)
+    values = torch.from_numpy(np.moveaxis(values, -1, -3).copy()) if tensor else values
+    for image in pixels(values) + pixels(values[0]):
+        assert image.tolist() == [[[255, 0, 51], [255, 255, 255]]]
+
+
+@pytest.mark.parametrize("dtype", ["<u2", ">u2"])
+def test_sixteen_bits_of_a_batch_have_one_depth(dtype):
+    values = np.array([[[[4095, 160, 0]]], [[[16, 32, 48]]]]).astype(dtype)  # a camera of 12 bits
+    for source in (values, torch.from_numpy(np.moveaxis(values.astype(np.uint16), -1, 1).copy())):
+        assert [image.tolist() for image in pixels(source)] == [[[[255, 10, 0]]], [[[1, 2, 3]]]]
+
+
 @pytest.mark.parametrize(
     ("array", "facts"),
     [
-        (np.zeros((4, 5), np.uint8), (r"array of shape \(4, 5\)", r"\(H, W, 3\)")),
+        (np.zeros((4, 5), np.uint8), (r"array of shape \(4, 5\)", r"\(H, W, C\)")),
         (np.zeros((3, 4, 5), np.uint8), (r"shape \(3, 4, 5\)",)),
         (np.zeros((0, 4, 5, 3), np.uint8), (r"shape \(0, 4, 5, 3\)", "not empty")),
         (np.zeros((1, 1, 4, 5, 3), np.uint8), (r"shape \(1, 1, 4, 5, 3\)",)),
-        (np.zeros((4, 5, 3), np.int64), ("dtype int64", "uint8 or floating-point from 0 to 1")),
+        (np.zeros((4, 5, 3), np.int64), ("dtype int64", "uint8, uint16 or floating-point from 0 to 1")),
         (np.zeros((4, 5, 3), bool), ("dtype bool",)),
         (np.zeros((4, 5, 3), complex), ("dtype complex128",)),
-        (torch.zeros((4, 5, 3)), (r"tensor of shape \(4, 5, 3\)", r"\(3, H, W\)")),
+        (torch.zeros((6, 5, 3)), (r"tensor of shape \(6, 5, 3\)", r"\(C, H, W\)")),
         (torch.zeros(()), (r"shape \(\)",)),
         (torch.zeros((3, 4, 5), dtype=torch.int8), ("dtype torch.int8",)),
     ],

@@ -1,13 +1,17 @@
-"""Image files as 8-bit RGB: 16-bit greys keep their range, and photos are rotated on request."""
+"""Image files as 8-bit RGB: transparency, depth, colour profiles, several images in a file, and rotation."""
+
+import io
+import struct
 
 import numpy as np
 import pytest
 from fake_data import write_clip_folder
 from PIL import Image
+from raw_images import chunk, colour_profile, write_png, write_tiff
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
-from benchmarks_toybox_ilab.tables.image import read_image
+from benchmarks_toybox_ilab.tables.image import open_image, other_images, read_image, to_rgb
 
 SIDEWAYS = 6  # in EXIF: to be turned clockwise by a quarter
 
@@ -21,6 +25,72 @@ def save_sideways(path, size=(8, 4)):
     Image.fromarray(pixels).save(path, exif=exif)
 
 
+HIDDEN = (200, 30, 90)  # colours that nobody sees
+SHOWN = (10, 60, 120)
+
+
+def read(path):
+    return np.asarray(read_image(path)).tolist()
+
+
+def with_alpha(mode):
+    """An image with a pixel that is shown and one that is transparent, its colour hidden."""
+    if mode == "P":
+        image = Image.fromarray(np.uint8([[0, 1]]), "P")
+        image.putpalette([*SHOWN, *HIDDEN])
+        image.info["transparency"] = 1
+        return image
+    image = Image.fromarray(np.uint8([[(*SHOWN, 255), (*HIDDEN, 0)]]), "RGBA")
+    if mode == "RGB":
+        image = image.convert("RGB")
+        image.info["transparency"] = HIDDEN
+    return image.convert("LA").convert("La") if mode == "La" else image.convert(mode)
+
+
+FILES = [("RGBA", "a.png"), ("RGBA", "a.tif"), ("RGBA", "a.webp"), ("P", "a.png"), ("P", "a.gif"), ("RGB", "a.png")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"), [*FILES, ("LA", "a.png"), *((mode, None) for mode in ("RGBA", "RGBa", "LA", "La", "P", "RGB"))]
+)
+def test_transparency_is_laid_on_white(tmp_path, mode, name):
+    image = with_alpha(mode)
+    if name:
+        image.save(tmp_path / name, **({"lossless": True, "exact": True} if name == "a.webp" else {}))
+    shown = [52] * 3 if mode in ("LA", "La") else list(SHOWN)  # 0.299 R + 0.587 G + 0.114 B
+    assert (read(tmp_path / name) if name else np.asarray(to_rgb(image)).tolist()) == [[shown, [255] * 3]]
+
+
+def test_half_transparent_pixels_are_mixed_with_white(tmp_path):
+    Image.fromarray(np.uint8([[(100, 0, 255, 128)]]), "RGBA").save(tmp_path / "a.png")
+    assert read(tmp_path / "a.png") == [[[177, 127, 255]]]  # 255 - 155 * 128 / 255 = 177.2
+    Image.fromarray(np.uint8([[(100, 0, 255, 255)]]), "RGBA").save(tmp_path / "a.png")
+    assert read(tmp_path / "a.png") == [[[100, 0, 255]]]
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.gif"])
+def test_the_first_image_of_an_animation(tmp_path, name):
+    frames = [with_alpha("RGBA"), Image.new("RGBA", (2, 1), (1, 2, 3, 255)), Image.new("RGBA", (2, 1), (7, 7, 7, 255))]
+    frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], duration=100, lossless=True)
+    with pytest.warns(UserWarning, match=rf"{name}: only the first of its 3 images is used; save the others"):
+        assert read(tmp_path / name) == [[list(SHOWN), [255] * 3]]
+
+
+@pytest.mark.parametrize(("bits", "keys"), [(1, (0, 1)), (2, (0, 1, 3)), (4, (0, 5, 15)), (8, (0, 77)), (16, (0, 500))])
+def test_the_transparent_grey_of_a_file_of_any_depth(tmp_path, bits, keys):
+    for key in keys:
+        other = 2**bits - 1 if key == 0 else 0
+        grey = np.array([[[key], [other]]])
+        path = write_png(tmp_path / "a.png", grey, bits, chunk(b"tRNS", struct.pack(">H", key)))
+        assert read(path) == [[[255] * 3, [255 if other else 0] * 3]]
+
+
+def test_the_transparent_colour_of_a_file_of_16_bits(tmp_path):
+    pixels = np.array([[[513, 2, 3], [513, 2, 65535]]])
+    path = write_png(tmp_path / "a.png", pixels, 16, chunk(b"tRNS", struct.pack(">3H", 513, 2, 3)))
+    assert read(path) == [[[255] * 3, [2, 0, 255]]]
+
+
 def test_sixteen_bit_greys_keep_their_upper_eight_bits(tmp_path):
     values = np.array([[0, 255, 256, 600], [1200, 5000, 40000, 65535]], dtype=np.uint16)
     Image.fromarray(values).save(tmp_path / "deep.png")
@@ -31,6 +101,118 @@ def test_sixteen_bit_greys_keep_their_upper_eight_bits(tmp_path):
     assert np.asarray(read_image(tmp_path / "shallow.png"))[..., 0].tolist() == [[0, 63, 64, 150]]
     Image.fromarray(values.astype(np.int32)).save(tmp_path / "deep.tif")  # mode I
     assert np.array_equal(np.asarray(read_image(tmp_path / "deep.tif")), np.asarray(image))
+
+
+@pytest.mark.parametrize("kind", ["grey.png", "colour.png", "grey.tif", "colour.tif", "big endian.tif", "deflate.tif"])
+@pytest.mark.parametrize("bits", [10, 12, 14, 16])
+def test_cameras_of_10_to_16_bits(tmp_path, kind, bits):
+    eight = np.array([[[255, 100, 7], [1, 0, 55]]])
+    pixels = (eight << (bits - 8)) + 2  # what lies below the upper 8 bits does not matter
+    if kind.startswith("grey"):
+        eight, pixels = eight[..., [0, 0, 0]], pixels[..., :1]
+    if kind.endswith("png"):
+        path = write_png(tmp_path / kind, pixels)
+    else:
+        order, deflate = ">" if kind.startswith("big") else "<", kind.startswith("deflate")
+        path = write_tiff(tmp_path / kind, pixels.astype(np.uint16), order, deflate)
+    assert read(path) == eight.tolist()
+
+
+@pytest.mark.parametrize("alpha", [1023, 65535])
+def test_sixteen_bits_with_alpha(tmp_path, alpha):
+    pixels = np.array([[[1023, 400, 0, alpha], [900, 5, 100, 0]]])
+    for path in (
+        write_png(tmp_path / "a.png", pixels),
+        write_tiff(tmp_path / "a.tif", pixels.astype(np.uint16)),
+    ):
+        assert read(path) == [[[255, 100, 0], [255] * 3]]
+    assert read(write_png(tmp_path / "a.png", pixels[..., 1::2])) == [[[100] * 3, [255] * 3]]
+
+
+def test_premultiplied_colours_of_16_bits(tmp_path):
+    pixels = np.uint16([[[0, 0, 0, 0], [512, 0, 256, 512], [1023, 0, 0, 1023]]])
+    found = np.asarray(read_image(write_tiff(tmp_path / "a.tif", pixels, tags={338: 1})))
+    assert found[0] == pytest.approx(np.array([[255] * 3, [255, 127, 191], [255, 0, 0]]), abs=1)
+
+
+def test_what_a_file_says_about_its_depth_holds(tmp_path):
+    dark = np.array([[[500], [0]]])  # of 12 bits, though 9 would do
+    assert read(write_png(tmp_path / "a.png", dark, 16, chunk(b"sBIT", b"\x0c")))[0][0][0] == 31
+    assert read(write_tiff(tmp_path / "a.tif", dark.astype(np.uint16), tags={281: 4095}))[0][0][0] == 31
+    assert read(write_png(tmp_path / "a.png", dark << 4, 16, chunk(b"sBIT", b"\x0c")))[0][0][0] == 31  # as it should be
+    assert read(write_png(tmp_path / "a.png", dark, 16, chunk(b"sBIT", b"\x10")))[0][0][0] == 1
+    (tmp_path / "a.pgm").write_bytes(b"P5 2 1 4095\n" + dark.astype(">u2").tobytes())
+    assert read(tmp_path / "a.pgm")[0][0][0] == 31
+    white_is_0 = write_tiff(tmp_path / "a.tif", np.uint16([[[0], [1023]]]), tags={262: 0})
+    assert read(white_is_0) == [[[255] * 3, [0] * 3]]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_greys_of_few_bits(tmp_path, bits):
+    grey = np.arange(2**bits).reshape(1, -1, 1)
+    found = np.asarray(read_image(write_png(tmp_path / "a.png", grey, bits)))[0, :, 0]
+    assert found.tolist() == [value * 255 // (2**bits - 1) for value in range(2**bits)]
+
+
+def test_colours_of_another_profile_become_srgb(tmp_path):
+    colours = np.uint8([[[200, 100, 100], [128, 128, 128], [255, 255, 255]]])
+    Image.fromarray(colours).save(tmp_path / "a.png", icc_profile=colour_profile())
+    # Display P3 with gamma 2.2, by hand: linear (0.586, 0.127, 0.127) in P3 is (0.689, 0.108, 0.119) in sRGB.
+    expected = [[215, 92, 97], [129, 129, 129], [255, 255, 255]]
+    assert np.asarray(read_image(tmp_path / "a.png"))[0] == pytest.approx(np.array(expected), abs=2)
+    with Image.open(tmp_path / "a.png") as opened:
+        assert np.array_equal(to_rgb(opened), read_image(tmp_path / "a.png"))
+    for damaged in (b"no profile", colour_profile()[:200]):
+        Image.fromarray(colours).save(tmp_path / "a.png", icc_profile=damaged)
+        assert read(tmp_path / "a.png") == colours.tolist()
+    Image.new("LAB", (1, 1), (255, 128, 128)).save(tmp_path / "lab.tif")
+    assert np.asarray(read_image(tmp_path / "lab.tif"))[0, 0] == pytest.approx([255] * 3, abs=2)
+
+
+def test_several_pages_and_what_does_not_count_as_one(tmp_path):
+    pages = [Image.new("RGB", (2, 2), (shade,) * 3) for shade in (40, 90, 140)]
+    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+    with pytest.warns(UserWarning, match=r"pages\.tif: only the first of its 3 images is used"):
+        assert read(tmp_path / "pages.tif")[0][0] == [40] * 3
+    small = Image.new("RGB", (1, 1))
+    small.encoderinfo = {"tiffinfo": {254: 1}}  # a reduced copy, as cameras add
+    pages[0].save(tmp_path / "copy.tif", save_all=True, append_images=[small])
+    pages[0].save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=[small])
+    for name in ("copy.tif", "phone.jpg"):
+        with open_image(tmp_path / name) as opened:
+            assert opened.n_frames == 2 and other_images(opened) is None
+
+
+def test_images_that_would_be_read_wrong_are_refused(tmp_path):
+    pixels = np.zeros((2, 2, 3), np.uint16)
+    with pytest.raises(ValueError, match="raw photo, of which only a thumbnail"):
+        read_image(write_tiff(tmp_path / "a.dng", pixels, tags={50706: 257}))
+    with pytest.raises(ValueError, match="raw photo"):
+        read_image(write_tiff(tmp_path / "a.nef", pixels, tags={254: 1}))
+    for transfer in (16, 18):
+        screenshot = write_png(tmp_path / "a.png", pixels, 16, chunk(b"cICP", bytes((9, transfer, 0, 1))))
+        with pytest.raises(ValueError, match="for HDR screens"):
+            read_image(screenshot)
+    assert read(write_png(tmp_path / "a.png", pixels, 16, chunk(b"cICP", bytes((1, 13, 0, 1)))))
+
+
+def test_avif(tmp_path):
+    file = io.BytesIO()
+    Image.new("RGBA", (8, 8), (*SHOWN, 0)).save(file, "AVIF")
+    (tmp_path / "a.avif").write_bytes(file.getvalue())
+    assert read(tmp_path / "a.avif")[4][4] == pytest.approx([255] * 3, abs=2)
+    hdr = file.getvalue().replace(b"colrnclx\0\x01\0\x0d", b"colrnclx\0\x09\0\x10")
+    (tmp_path / "a.avif").write_bytes(hdr)
+    with pytest.raises(ValueError, match="for HDR screens"):
+        read_image(tmp_path / "a.avif")
+
+
+def test_fewer_pixels_may_be_asked_for(tmp_path):
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.jpg")
+    with open_image(io.BytesIO((tmp_path / "a.jpg").read_bytes()), most_pixels=5000) as image:
+        assert to_rgb(image).size == (100, 50)
+    with pytest.raises(ValueError, match="more than 100 pixels"):
+        open_image(tmp_path / "a.jpg", most_pixels=100)
 
 
 @pytest.mark.parametrize("values", [np.float32([[0.5, 1.0]]), np.int32([[-1, 4]]), np.int32([[0, 70000]])])
