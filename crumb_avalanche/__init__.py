@@ -35,7 +35,6 @@ _HOMES = {
     "build_strategy": "methods.registry",
     "recommended_strategy": "methods.registry",
     "calibrate": "models.calibration",
-    "prepare": "models.calibration",  # deprecated name of calibrate
     "pretrain": "training.pretraining",
 }
 

@@ -31,7 +31,7 @@ from support import common_options
 from support.table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
 from benchmarks_toybox_ilab.tables.text import safe_output
-from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments
+from crumb_avalanche.runs.arguments import add_run_arguments, underscored
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.atomic_file import atomic_write
 
@@ -245,7 +245,7 @@ def command_line():
 
 if __name__ == "__main__":
     with safe_output():
-        chosen = command_line().parse_args(run_arguments(sys.argv[1:])).as_dict()
+        chosen = command_line().parse_args(underscored(sys.argv[1:])).as_dict()
         quick = chosen.pop("quick")
         own = CostSettings(**{item.name: chosen.pop(item.name) for item in fields(CostSettings)})
         run_settings = RunSettings(**chosen)

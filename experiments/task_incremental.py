@@ -32,8 +32,7 @@ import matplotlib
 from support import common_options
 
 from benchmarks_toybox_ilab.tables.text import safe_output
-from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments
-from crumb_avalanche.runs.older_settings import recorded_settings
+from crumb_avalanche.runs.arguments import add_run_arguments, underscored
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 
@@ -207,7 +206,7 @@ def measured(settings: RunSettings, method: Method, experiences: int | None = No
         compared["experiences"] = experiences
     if path.exists() and not settings.overwrite:
         kept = json.loads(path.read_text())
-        then = recorded_settings(kept["made_with"], {})
+        then = kept["made_with"]
         if {name: value for name, value in then.items() if name not in LEFT_OUT - {"strategy"}} != compared:
             raise FinishedRunError(
                 f"{path} was made with other settings; choose another --output, or start over with --overwrite true"
@@ -288,7 +287,7 @@ def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Measure what the output folder lacks, then report."""
     command = parser()
-    values = command.parse_args(run_arguments(sys.argv[1:] if arguments is None else arguments)).as_dict()
+    values = command.parse_args(underscored(sys.argv[1:] if arguments is None else arguments)).as_dict()
     methods = with_strengths(chosen_methods(values.pop("methods")), values.pop("strengths"))
     quick, experiences = values.pop("quick"), values.pop("experiences")
     names = {item.name for item in fields(RunSettings)}

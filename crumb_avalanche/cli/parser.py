@@ -5,7 +5,7 @@ import re
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from crumb_avalanche.runs.arguments import add_run_arguments, run_arguments, underscored
+from crumb_avalanche.runs.arguments import add_run_arguments, underscored
 from crumb_avalanche.runs.command_settings import (
     BackbonesSettings,
     DemoSettings,
@@ -189,14 +189,9 @@ def _add_positional(command: Any, settings: type) -> None:
 def present(arguments: list[str]) -> list[str]:
     """Translate arguments to flags that the parser accepts.
 
-    Replaces dashes in flags by underscores, and flags of earlier versions of ``crumb run`` by the present ones. Turns
-    ``--check X`` into ``--check=true X`` unless X is true or false: X may be a name without a flag.
-
-    Raises:
-        ValueError: a settings file cannot be read.
+    Replaces dashes in flags by underscores. Turns ``--check X`` into ``--check=true X`` unless X is true or false: X
+    may be a name without a flag.
     """
-    if arguments[:1] == ["run"]:
-        return run_arguments(arguments)
     following = [*arguments[1:], ""]
     return underscored(
         [

@@ -1,6 +1,5 @@
 """Calibrate a model before a stream: set feature scale and codebook from feature maps of a few images."""
 
-import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -68,12 +67,6 @@ def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
                 "torchvision's ToTensor()"
             )
         yield torch.stack(some)
-
-
-def prepare(*arguments, **keywords) -> SplitModel:
-    """Deprecated name of ``calibrate``."""
-    warnings.warn("prepare is now called calibrate; use that name", DeprecationWarning, stacklevel=2)
-    return calibrate(*arguments, **keywords)
 
 
 def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from crumb_avalanche.report.runs import NOT_COMPARED, Group
 from crumb_avalanche.report.summary import setting
 from crumb_avalanche.report.table import Cell
-from crumb_avalanche.runs.older_settings import usual_settings
+from crumb_avalanche.runs.plan import usual_settings
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import cell
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import yaml
 
 from crumb_avalanche.report.curves import Curve
-from crumb_avalanche.runs.older_settings import recorded_settings
-from crumb_avalanche.runs.provenance import IMAGES, recorded_provenance
 from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, DamagedRunError, check_digests
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
@@ -26,7 +24,8 @@ IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # in every config.ya
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and first in labels
 JOINT = "joint"  # protocol of a learner of all classes at once, an upper bound for every protocol
 SIGNS_OF_WORK = {"config.yaml", "error.txt", INTERRUPTED}  # of a run that was started
-OPTIONAL = {"classes_order": list, "classes_per_experience": list, "strategy_settings": dict}  # of result.json
+# Entries of result.json that a report can do without.
+OPTIONAL = {"classes_order": list, "classes_per_experience": list, "strategy_settings": dict, "provenance": dict}
 LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
 
 
@@ -48,15 +47,9 @@ class Run:
     @property
     def classes_seen(self) -> list[int] | None:
         """Number of classes seen after each experience, if the run lists its classes."""
-        classes, width = len(self.result.get("classes_order") or ()), len(self.matrix[-1])
-        if not classes or self.joint:
-            return [classes] if classes else None
-        if "classes_per_experience" in self.result:
-            return list(accumulate(self.result["classes_per_experience"]))
-        # An older run: its setting, or experiences of equal size.
-        size = self.settings.get("classes_per_experience") or (classes // width if classes % width == 0 else None)
-        seen = size and [min(classes, size * (i + 1)) for i in range(width)]
-        return seen if seen and seen[-1] == classes else None
+        if self.joint:
+            return [len(self.result["classes_order"])] if self.result.get("classes_order") else None
+        return list(accumulate(self.result.get("classes_per_experience", ()))) or None
 
     @property
     def compared(self) -> dict:
@@ -68,17 +61,10 @@ class Run:
             out["protocol"] = JOINT
         return out | {"experiences": len(self.matrix), "classes": sorted(self.result.get("classes_order") or ())}
 
-    def identity(self, by_content: bool, by_images: bool) -> str:
-        """Key that is equal for the runs of a group: the compared settings, and the content of the files they name.
-
-        Args:
-            by_content: compare files by content; off where a run has no hashes, and their names are compared.
-            by_images: compare the content of images, too; off where a run of an older version has none of them.
-        """
-        out = self.compared
-        content = recorded_provenance(self.result) if by_content else {}
-        if not by_images:
-            content.pop(IMAGES, None)
+    @property
+    def identity(self) -> str:
+        """Key that is equal for the runs of a group: the compared settings, and the content of the files they name."""
+        out, content = self.compared, self.result.get("provenance", {})
         if "dataset_root" in out and "dataset_root" in content:  # its hash covers names and sizes of images only
             content = {**content, "dataset_root": [out["dataset_root"], content["dataset_root"]]}
         return json.dumps(out | content, sort_keys=True, default=str)
@@ -162,7 +148,7 @@ def read_run(folder: Path) -> Run:
     result = _read(folder / RESULT, _result)
     check_digests(folder, result)
     settings = _read(folder / "config.yaml", lambda text: _mapping(yaml.safe_load(text), IDENTITY[:4]))
-    settings = flat(recorded_settings(settings, result))
+    settings = flat(settings)
     ledger = _read(folder / "ledger.json", lambda text: _mapping(json.loads(text), LEDGER_ENTRIES, int | float))
     return Run(folder, settings, result, ledger, _read(folder / "accuracy_matrix.csv", lambda t: _matrix(t, result)))
 
@@ -197,7 +183,6 @@ def _result(text: str) -> dict:
             raise ValueError(f"its {key} is {result[key]!r}, not a {kind.__name__}")
     if any(type(count) is not int for count in result.get("classes_per_experience", [])):
         raise ValueError(f"its classes_per_experience is {result['classes_per_experience']!r}, not counts")
-    recorded_provenance(result)
     return result
 
 
@@ -221,11 +206,8 @@ def _percent(value: float) -> float:
 def groups_of(runs: list[Run]) -> list[Group]:
     """Group runs that differ in their seed only, in the order they were found, with distinct labels."""
     by_settings: dict[str, list[Run]] = {}
-    by_content = all({"provenance", "made_from"} & run.result.keys() for run in runs)
-    clips = [found for found in (recorded_provenance(run.result) for run in runs) if "dataset_root" in found]
-    by_images = all(IMAGES in found for found in clips)
     for run in runs:
-        by_settings.setdefault(run.identity(by_content, by_images), []).append(run)
+        by_settings.setdefault(run.identity, []).append(run)
     groups = [Group(same[0].settings["strategy"], same[0].compared, same) for same in by_settings.values()]
     for group, streams in zip(groups, streams_of(groups)):
         if len(streams) == 1:  # a joint learner beside runs of one protocol is shown under that protocol

@@ -1,9 +1,8 @@
-"""Command-line flags of ``RunSettings``: groups, both spellings, and flags of earlier versions."""
+"""Command-line flags of ``RunSettings``: groups, and both spellings."""
 
 from collections.abc import Collection
 from dataclasses import fields
 
-from crumb_avalanche.runs.older_settings import present_arguments
 from crumb_avalanche.runs.settings import GROUPS, RunSettings
 
 EXPERT = "expert"
@@ -39,12 +38,3 @@ def underscored(arguments: list[str]) -> list[str]:
             flag = "--" + flag[2:].replace("-", "_")
         out.append(flag + equals + value)
     return out
-
-
-def run_arguments(arguments: list[str]) -> list[str]:
-    """Translate the arguments of a command that takes ``RunSettings`` to flags that its parser accepts.
-
-    Raises:
-        ValueError: a settings file cannot be read.
-    """
-    return present_arguments(underscored(arguments))

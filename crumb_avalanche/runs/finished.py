@@ -5,9 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from crumb_avalanche.runs.older_settings import recorded_settings
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.provenance import IMAGES, frame_table_hash, provenance, recorded_provenance
+from crumb_avalanche.runs.provenance import IMAGES, frame_table_hash, provenance
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, FinishedRunError, check_digests
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict, flat
 
@@ -23,9 +22,9 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
         raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
     result = read_mapping(folder / RESULT, json.loads)
     check_digests(folder, result)
-    then = recorded_settings(read_mapping(folder / "config.yaml", yaml.safe_load), result)
+    then = read_mapping(folder / "config.yaml", yaml.safe_load)
     start_over = "use another --output, or start over with crumb run --overwrite true"
-    hashes_then, hashes_now = recorded_provenance(result), provenance(plan)
+    hashes_then, hashes_now = result.get("provenance", {}), provenance(plan)
     for name in hashes_then.keys() & hashes_now.keys():
         if hashes_then[name] == hashes_now[name]:
             if name != IMAGES:

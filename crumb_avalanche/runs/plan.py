@@ -7,14 +7,15 @@ from typing import Any
 
 import yaml
 
-from benchmarks_toybox_ilab.catalog import get_benchmark
+from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
 from crumb_avalanche.methods.families import paper_method_settings, paper_settings
-from crumb_avalanche.methods.method_settings import LearningSettings, method_settings
+from crumb_avalanche.methods.method_settings import METHOD_SETTINGS, LearningSettings, method_settings
 from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
 from crumb_avalanche.runs.presets import DEFAULTS, PRESET_METHODS, PRESETS, preset_for
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, part_for
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
 from crumb_avalanche.training.replay_settings import usual_replay_weight
 
+BENCHMARK_SETTINGS = ("classes_per_experience", "batch_size")  # defaults that each benchmark has its own of
 PAPER_SIDE = 224  # side in pixels of the images that the paper counts a budget in
 
 
@@ -24,7 +25,7 @@ class RunPlan(RunSettings):
 
     Two values may stay ``None``: ``learning_rate`` in the family *fair*, which is tuned on the first experience, and
     ``capacity``, which depends on the shape of the network's feature maps. ``method`` holds all settings of the chosen
-    strategy. ``str(plan)`` is YAML.
+    strategy. ``str(plan)`` is YAML of the settings alone, which repeats the run as ``--config``.
 
     Attributes:
         budget: memory budget in bytes.
@@ -54,7 +55,7 @@ class RunPlan(RunSettings):
         elif settings.family == "fair":
             del values["learning_rate"]
         values |= dict(preset=preset, strategy=strategy)
-        for name in ("classes_per_experience", "batch_size"):
+        for name in BENCHMARK_SETTINGS:
             values.setdefault(name, getattr(benchmark, name))
         given = {item.name: getattr(settings, item.name) for item in fields(RunSettings)}
         given |= {name: value for name, value in values.items() if given[name] is None}
@@ -95,7 +96,16 @@ class RunPlan(RunSettings):
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def __str__(self) -> str:
-        return yaml.safe_dump(as_dict(self), sort_keys=False)
+        return yaml.safe_dump({item.name: getattr(self, item.name) for item in fields(RunSettings)}, sort_keys=False)
+
+
+def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> dict[str, Any]:
+    """Return the settings of a run that sets these only; those of the method are named ``method.NAME``."""
+    usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(preset, {}) | {"preset": preset}
+    usual["method"] = asdict(method_settings(strategy)) if strategy in METHOD_SETTINGS else {}
+    if benchmark in BENCHMARKS:
+        usual |= {name: getattr(BENCHMARKS[benchmark], name) for name in BENCHMARK_SETTINGS}
+    return flat(usual)
 
 
 def settings_of_timm(settings: Any, given: dict[str, Any], codebook: bool) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.digests import add_rest, digest_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
-from crumb_avalanche.runs.run_folder import RESULT
 
 IMAGES = "images"  # entry of the content of all images of a clip folder
 LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu", "timm")
@@ -40,18 +39,6 @@ def provenance(plan: RunPlan) -> dict[str, str]:
         found["dataset_root"] = f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
         found[IMAGES] = f"sha256:{digest_of(paths)}"
     return found
-
-
-def recorded_provenance(result: dict) -> dict:
-    """Return the content hashes in a ``result.json`` of any version.
-
-    Raises:
-        ValueError: the entry holds something else.
-    """
-    found = result.get("provenance", result.get("made_from")) or {}
-    if not isinstance(found, dict):
-        raise ValueError(f"the provenance in {RESULT} is {found!r}, not names and hashes")
-    return {name: value for name, value in found.items() if name != "strategy_config"}
 
 
 def frame_table_hash(plan: RunPlan, bad_frames: list[str]) -> str | None:

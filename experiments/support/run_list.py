@@ -7,9 +7,8 @@ from typing import NamedTuple
 import yaml
 from support.finished_runs import FinishedRun
 
-from crumb_avalanche.runs.older_settings import recorded_settings, usual_settings
+from crumb_avalanche.runs.plan import usual_settings
 from crumb_avalanche.runs.presets import DEFAULTS
-from crumb_avalanche.runs.provenance import recorded_provenance
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat
 
@@ -35,8 +34,8 @@ def settings_text(run: FinishedRun) -> str:
     path = run.folder / "config.yaml"
     if not path.exists():
         return ""
-    contents = recorded_provenance(run.result)
-    settings = flat(recorded_settings(yaml.safe_load(path.read_text()), run.result))
+    contents = run.result.get("provenance", {})
+    settings = flat(yaml.safe_load(path.read_text()))
     usual = usual_settings(settings["benchmark"], settings.get("preset") or "paper", settings["strategy"])
     parts = []
     for name, value in settings.items():

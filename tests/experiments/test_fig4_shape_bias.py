@@ -91,7 +91,6 @@ def test_quick(tmp_path):
     from support.block_usage import rebuilt
     from support.shape_bias import PLAIN, logits_of
 
-    from crumb_avalanche.runs.older_settings import present_settings
     from crumb_avalanche.runs.settings import RunSettings
 
     noise(tmp_path / "style" / "fish" / "fish1.png", 0)
@@ -105,7 +104,7 @@ def test_quick(tmp_path):
     import yaml
 
     folder = tmp_path / "out" / "toy_shapes_short" / "class_instance" / "crumb" / "run0"
-    run = rebuilt(RunSettings(**present_settings(yaml.safe_load((folder / "config.yaml").read_text()))), folder)
+    run = rebuilt(RunSettings(**yaml.safe_load((folder / "config.yaml").read_text())), folder)
     answers = logits_of(run.after, run.batches())[PLAIN].argmax(1)
     accuracy = 100 * (answers == run.table.labels[run.rows]).mean()
     assert accuracy == pytest.approx(json.loads((folder / "result.json").read_text())["final_accuracy"])

@@ -30,7 +30,11 @@ def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
         (folder / "result.json").write_text(
             json.dumps(
                 result
-                | {"seconds": 12.3456, "frame_table_sha256": "abc", "made_from": {"weights": "sha256:0123456789abcdef"}}
+                | {
+                    "seconds": 12.3456,
+                    "frame_table_sha256": "abc",
+                    "provenance": {"weights": "sha256:0123456789abcdef"},
+                }
                 if run
                 else result
             )

@@ -52,6 +52,7 @@ def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger: dict | Non
     (folder / "ledger.json").write_text(json.dumps({**LEDGER, **(ledger or {})}))
     (folder / "accuracy_matrix.csv").write_text("\n".join(["after,experience_0,experience_1", *rows]) + "\n")
     result = {"run": run, "final_accuracy": final, "accuracy_after": after, "classes_order": CLASSES}
+    result["classes_per_experience"] = [4] if joint else [2, 2]
     (folder / "result.json").write_text(json.dumps({**result, "frame_table_sha256": "abc"}))
     return folder
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from crumb_avalanche.models.calibration import calibrate, prepare, sample_of
+from crumb_avalanche.models.calibration import calibrate, sample_of
 from crumb_avalanche.models.feature_scale import REFERENCE_SCALE
 from crumb_avalanche.models.weights import check_and_load
 
@@ -87,9 +87,3 @@ def test_calibrated_is_part_of_the_state_and_older_files_count_as_calibrated(mak
         load(other)
         assert other.is_calibrated
     assert make_model().is_calibrated, "its codebook was filled by hand"
-
-
-def test_the_old_name_warns(make_model):
-    with pytest.warns(DeprecationWarning, match="calibrate"):
-        model = prepare(make_model(codebook=False), Recorded(4), measured_images=2)
-    assert model.is_calibrated

@@ -8,16 +8,14 @@ import yaml
 from fake_runs import fake_run, without_digests
 
 from crumb_avalanche.report.runs import find_runs, groups_of, notes_on, read_run
-from crumb_avalanche.runs.provenance import recorded_provenance
 
 
 @pytest.fixture
 def several(crumb, tiny, clips, tmp_path):
-    """Repeat a finished `--runs 0` with other arguments; the clips and the method's settings are copies."""
-    root, own = tmp_path / "clips", tmp_path / "own.yaml"
+    """Repeat a finished `--runs 0` with other arguments; the clips are a copy."""
+    root = tmp_path / "clips"
     shutil.copytree(clips, root)
-    own.write_text("own: 0.0\n")
-    usual = {"--dataset-root": root, "--strategy-config": own, "--output": tmp_path / "out"}
+    usual = {"--dataset-root": root, "--method.own": 0.0, "--output": tmp_path / "out"}
 
     def call(changes=()):
         changed = {**usual, **dict(changes)}
@@ -31,17 +29,14 @@ def several(crumb, tiny, clips, tmp_path):
 
 def test_the_same_files_at_other_paths_are_accepted(several, tmp_path):
     shutil.copytree(tmp_path / "clips", tmp_path / "moved")
-    (tmp_path / "copy.yaml").write_text("own: 0.0  # as before\n")
-    code, out, err = several({"--dataset-root": tmp_path / "moved", "--strategy-config": tmp_path / "copy.yaml"})
+    code, out, err = several({"--dataset-root": tmp_path / "moved"})
     assert code == 0 and "run 0: already finished" in out, err
 
 
 def test_other_contents_are_refused(several, tmp_path):
     before = (tmp_path / "out/run0/result.json").read_text()
-    (tmp_path / "own.yaml").write_text("own: 0.5\n")
-    code, _, err = several()
+    code, _, err = several({"--method.own": 0.5})
     assert code == 1 and "holds a finished run with method.own=0.0, not 0.5; use another --output" in err
-    (tmp_path / "own.yaml").write_text("own: 0.0\n")
     image = next((tmp_path / "clips").rglob("*.png"))
     content = bytearray(image.read_bytes())
     content[-20] ^= 1  # of the same size
@@ -80,9 +75,9 @@ def test_other_weights_under_the_same_name_are_refused(crumb, tiny, tmp_path):
 
 
 def with_hashes(folder, **hashes):
-    """Add content hashes to the result of a run as an earlier version wrote them."""
+    """Add content hashes to the result of a run."""
     result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps(result | {"made_from": hashes}))
+    (folder / "result.json").write_text(json.dumps(result | {"provenance": hashes}))
 
 
 def test_a_report_separates_runs_by_content(tmp_path):
@@ -92,13 +87,6 @@ def test_a_report_separates_runs_by_content(tmp_path):
     assert [[run.result["run"] for run in group.runs] for group in groups] == [[0, 2], [1]]
     assert [group.label for group in groups] == ["crumb", "crumb (2)"]
     assert "crumb and crumb (2): the files that they name differ in content" in notes_on(groups)
-
-
-def test_runs_without_content_hashes_are_grouped_by_names(tmp_path):
-    fake_run(tmp_path / "old", run=0)
-    with_hashes(fake_run(tmp_path / "new", run=1), strategy_config={"x": 1})
-    (group,) = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
-    assert len(group.runs) == 2
 
 
 def test_clip_folders_at_other_roots_are_separate_groups(tmp_path):
@@ -140,16 +128,6 @@ def test_changed_files_of_a_run_are_noticed(several, crumb, tmp_path):
     assert "already finished" in several()[1]
 
 
-def test_runs_with_and_without_hashes_of_images_are_one_group(tmp_path):
-    with_hashes(fake_run(tmp_path / "0", run=0, benchmark="clip_folder", dataset_root="a"), dataset_root="sha256:1")
-    for run, digest in ((1, "2"), (2, "2"), (3, "3")):
-        folder = fake_run(tmp_path / str(run), run=run, benchmark="clip_folder", dataset_root="a")
-        with_hashes(folder, dataset_root="sha256:1", images=f"sha256:{digest}")
-    runs = [read_run(folder) for folder in find_runs([str(tmp_path)])[0]]
-    assert len(groups_of(runs)) == 1
-    assert [len(group.runs) for group in groups_of(runs[1:])] == [2, 1]
-
-
 def test_a_refused_overwrite_keeps_the_finished_run(crumb, tiny, tmp_path):
     options = (*tiny, "--mem-size", "8", "--output", tmp_path / "out")
     assert crumb(*options)[0] == 0
@@ -158,7 +136,3 @@ def test_a_refused_overwrite_keeps_the_finished_run(crumb, tiny, tmp_path):
     assert code == 1 and "there is no folder" in err
     assert {name: (tmp_path / "out" / name).read_text() for name in before} == before
     assert yaml.safe_load(before["config.yaml"])["overwrite"] is False
-
-
-def test_a_provenance_of_null_is_none():
-    assert recorded_provenance({"made_from": None}) == recorded_provenance({"provenance": None}) == {}
