@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 import warnings
+from contextlib import suppress
 from functools import lru_cache
 from os import PathLike
 from typing import BinaryIO
@@ -37,8 +38,7 @@ def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
         upright: Rotate the image as its EXIF orientation says.
 
     Raises:
-        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown, the file is a raw photo,
-            or the image is too large.
+        ValueError: As `open_image` and `to_rgb`.
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
     with open_image(path) as image:
@@ -56,7 +56,7 @@ def open_image(source: str | PathLike | BinaryIO, most_pixels: int | None = None
         **how: For `PIL.Image.open`, such as `formats`.
 
     Raises:
-        ValueError: If the path is a pipe or a device, the image is too large, or the file is a raw photo.
+        ValueError: If the path is a pipe or a device, or the image is too large.
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
     most = MOST_PIXELS if most_pixels is None else most_pixels
@@ -71,29 +71,32 @@ def open_image(source: str | PathLike | BinaryIO, most_pixels: int | None = None
     parts = next((parts for parts in (1, 2, 4, 8) if width * height <= most * parts**2), 8)
     if parts > 1:
         image.draft(None, (width // parts, height // parts))
-    wrong = None
     if image.width * image.height > most:
-        wrong = f"it has {width} x {height} pixels, {too_large}"
-    elif image.format == "TIFF" and (_DNG_VERSION in image.tag_v2 or image.tag_v2.get(_SUBFILE, 0) & 1):
-        wrong = "it is a raw photo, of which only a thumbnail could be read; convert it to JPEG, PNG or TIFF"
-    elif _is_hdr(image):
-        wrong = "its brightness is for HDR screens (PQ or HLG), which is not read; save it as SDR"
-    if wrong:
         image.close()
-        raise ValueError(wrong)
+        raise ValueError(f"it has {width} x {height} pixels, {too_large}")
     return image
 
 
 def other_images(image: Image.Image) -> str | None:
     """Say how many images an opened file holds beside the first one, which alone is read; None if there is one.
 
-    Reduced copies and masks in a TIFF file and the second pictures of phones (previews, gain maps) do not count.
+    Reduced copies and masks in a TIFF file and the second pictures of phones (previews, gain maps) do not count. At
+    most 100 pages of a TIFF file are looked at, and the images of a large GIF file are not counted: there may be
+    millions.
     """
-    count = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
-    if image.format == "TIFF" and count > 1:
-        for page in range(count - 1, -1, -1):  # ends at the first page
-            image.seek(page)
-            count -= image.tag_v2.get(_SUBFILE, 0) & 0b101 != 0
+    if image.format in ("MPO", "PSD") or not getattr(image, "is_animated", False):
+        return None
+    if image.format == "TIFF":
+        count = 0
+        with suppress(EOFError):
+            for page in range(100):
+                image.seek(page)
+                count += image.tag_v2.get(_SUBFILE, 0) & 0b101 == 0
+        image.seek(0)
+    elif image.format == "GIF" and image.fp.seek(0, os.SEEK_END) > 1_000_000:
+        return "only its first image is used; save the others as files of their own"
+    else:
+        count = image.n_frames
     return f"only the first of its {count} images is used; save the others as files of their own" if count > 1 else None
 
 
@@ -101,7 +104,8 @@ def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
     """Convert an opened image to 8-bit RGB as `read_image` does; the result shares no memory with the image.
 
     Raises:
-        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown, or there are none.
+        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown, or there are none, or
+            the file is a raw photo or for HDR screens.
         OSError: If Pillow cannot decode the image; it may raise other errors, too.
     """
     if 0 in image.size:
@@ -146,6 +150,10 @@ def on_background(image: Image.Image) -> Image.Image:
 
 def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     """As `to_rgb`, but an RGB image that needs no conversion is returned itself."""
+    if image.format == "TIFF" and (_DNG_VERSION in image.tag_v2 or image.tag_v2.get(_SUBFILE, 0) & 1):
+        raise ValueError("it is a raw photo, of which only a thumbnail could be read; convert it to JPEG, PNG or TIFF")
+    if _is_hdr(image):
+        raise ValueError("its brightness is for HDR screens (PQ or HLG), which is not read; save it as SDR")
     raw = _raw_mode(image)
     found = _of_sixteen_bits(image, raw)
     if found is None:
@@ -281,8 +289,10 @@ def _is_hdr(image: Image.Image) -> bool:
         return _chunk(image, b"cICP")[1:2] in (b"\x10", b"\x12")
     if image.format != "AVIF" or image.fp is None:
         return False
+    place = image.fp.tell()
     image.fp.seek(0)
     _, _, colours = image.fp.read(1 << 16).partition(b"colrnclx")
+    image.fp.seek(place)
     return colours[2:4] in (b"\0\x10", b"\0\x12")
 
 
