@@ -153,11 +153,13 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
             raise ValueError(f"predict takes one image, not {len(images)}")
         answer = (await shared.predict(images[0][1])).as_dict()
         answer.pop("path")
-        return JSONResponse(answer)
+        return JSONResponse(answer | {"notes": await shared.notes(images)})
 
     async def teach(request: "Request") -> "Response":
         label = check_name(_given(request, "label"))  # before the upload is read
-        return JSONResponse(_lesson(await shared.teach(label, await _images(request, most_bytes))))
+        images = await _images(request, most_bytes)
+        lesson = _lesson(await shared.teach(label, images))
+        return JSONResponse(lesson | {"notes": lesson["notes"] + await shared.notes(images)})
 
     async def rename(request: "Request") -> "Response":
         old, new = _given(request, "old"), _given(request, "new")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.image import to_rgb
+from benchmarks_toybox_ilab.tables.image import other_images, to_rgb
 from crumb_avalanche.learner.answer import Answer, Lesson
 from crumb_avalanche.learner.clip import Clip
 from crumb_avalanche.learner.folders import check_name
@@ -97,6 +97,10 @@ class SharedLearner:
             return learner.teach(Clip("the lesson", label, frames))
 
         return await self.change(teach)
+
+    async def notes(self, images: Iterable[tuple[str, bytes]]) -> list[str]:
+        """Say of which images, given as names and bytes, there are others in the file that are not used."""
+        return await self._answers(_notes, list(images))
 
     async def change(self, action: Callable[[Learner], Result]) -> Result:
         """Change the learner and save it; return what the action returns.
@@ -193,6 +197,11 @@ def opened(name: str, data: bytes) -> Image.Image:
     if image.width * image.height > MOST_PIXELS:
         raise TooLargeError(too_large)
     return image
+
+
+def _notes(images: list[tuple[str, bytes]]) -> list[str]:
+    others = ((name, other_images(opened(name, data))) for name, data in images)
+    return [f"{name}: {note}" for name, note in others if note]
 
 
 def decoded(name: str, data: bytes) -> Image.Image:

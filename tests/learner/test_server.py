@@ -105,12 +105,26 @@ def test_teach_ask_change_and_download(client, tmp_path):
         data = photo(colour, 11)
         expected = learner.predict(Image.open(io.BytesIO(data))).as_dict()
         expected.pop("path")
-        assert client.post("/predict", content=data).json() == expected
+        assert client.post("/predict", content=data).json() == expected | {"notes": []}
     (tmp_path / "mine.safetensors").unlink()
     gone = client.get("/download")
     assert gone.status_code == 404 and "writes it again" in gone.json()["error"]
     client.post("/undo")
     assert client.get("/download").status_code == 200
+
+
+def test_hidden_colours_and_images_after_the_first_do_not_count(taught):
+    """A transparent image is white, whatever its colours, and an animation its first image."""
+    answers, white = [], Image.new("RGBA", (8, 8), "white")
+    for colour in COLOURS:
+        first, file = Image.new("RGBA", (8, 8), colour), io.BytesIO()
+        first.putalpha(0)
+        first.save(file, "WEBP", save_all=True, append_images=[white], lossless=True, exact=True, duration=100)
+        answers.append(taught.post("/predict", content=file.getvalue()).json())
+    assert answers[0]["notes"][0].startswith("the image: only the first of its 2 images is used")
+    assert answers == answers[:1] * len(COLOURS)
+    notes = taught.post("/teach?label=white", content=file.getvalue()).json()["notes"]
+    assert notes[-1] == answers[0]["notes"][0]
 
 
 @pytest.mark.parametrize(
