@@ -1,11 +1,13 @@
 """Serve a learner over HTTP: a page for people, and a JSON API that ``page/openapi.json`` describes."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import json
-import socket
-from collections.abc import AsyncGenerator, Callable
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -13,6 +15,7 @@ from urllib.parse import parse_qs
 from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.folders import check_name
 from crumb_avalanche.learner.learner import NothingTaughtError
+from crumb_avalanche.learner.listening import load_server
 from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
 
 if TYPE_CHECKING:
@@ -23,7 +26,9 @@ PAGE = Path(__file__).parent / "page"
 TOKEN_HEADER = "x-crumb-token"
 MOST_BYTES = 20_000_000  # of a request
 MOST_IMAGES = 1000  # of a lesson
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MOST_UPLOADS = 16  # that are received at the same time
+SECONDS_OF_SILENCE = 20.0  # between two parts of a request
+SLOWEST = 20_000  # bytes of a request per second, on average after the time above
 HEADERS = {
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
@@ -125,7 +130,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
-    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
     from starlette.routing import Route
 
     html, policy = page()
@@ -175,13 +180,20 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         return JSONResponse(_lesson(await shared.change(lambda learner: learner.undo())))
 
     async def download(request: "Request") -> "Response":
+        path = shared.path
+        if not path.is_file():
+            wrong = "is not a file any more; move away what is there" if os.path.lexists(path) else "was removed"
+            return _error(404, f"{path} {wrong}; the next change of the learner writes it again")
         try:
-            data = shared.path.read_bytes()
-        except FileNotFoundError:
-            return _error(404, f"{shared.path} was removed; the next change of the learner writes it again")
+            file = open(path, "rb")
+        except OSError as error:
+            return _error(404, f"{path} cannot be read ({error.strerror or error}); change its permissions")
         name = shared.path.name.encode("ascii", "replace").decode().replace('"', "_")
-        disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
-        return Response(data, media_type="application/octet-stream", headers=disposition)
+        headers = {
+            "Content-Disposition": f'attachment; filename="{name}"',
+            "Content-Length": str(os.fstat(file.fileno()).st_size),
+        }
+        return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
 
     async def failed(request: "Request", error: Exception) -> "Response":
         kinds = {NothingTaughtError: 409, TooLargeError: 413, ValueError: 400, BusyError: 503, SaveError: 507}
@@ -253,70 +265,3 @@ async def _bounded(request: "Request", most_bytes: int) -> AsyncGenerator[bytes,
         if read > most_bytes:
             raise too_large
         yield part
-
-
-def load_server() -> Any:
-    """Import uvicorn, starlette and python-multipart, which are optional; return uvicorn.
-
-    Raises:
-        ImportError: one is not installed; says how to install it.
-    """
-    try:
-        import python_multipart  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise ImportError(f'the server needs {error.name}: pip install "crumb-avalanche[serve]"') from error
-    return uvicorn
-
-
-def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]]:
-    """Open a port, and return the addresses at which browsers reach it.
-
-    Args:
-        host: name or address of this computer.
-        port: 0 takes a free one.
-        secure: whether it serves https.
-
-    Raises:
-        ValueError: the host is not one that browsers can name, is reached from outside without https, or the port is
-            not free.
-    """
-    if host in ("", "0.0.0.0", "::"):
-        raise ValueError(f"host is {host!r}; give the name or address that browsers use, such as 192.168.1.20")
-    if host not in LOOPBACK and not secure:
-        raise ValueError(
-            f"host is {host}, which others reach: give --certificate and --key as well, because browsers give a camera "
-            "to https pages alone and the token must not travel in the clear"
-        )
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        opened = socket.create_server(address[:2], family=family)
-        # Connections inherit it. asyncio sets it only for sockets that it opens itself; without it, the body of an
-        # answer waits 40 ms for the client to acknowledge the header.
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except (OSError, OverflowError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
-        raise ValueError(f"cannot listen at {host}, port {port} ({reason}); give another --port or --host") from error
-    number, scheme = opened.getsockname()[1], "https" if secure else "http"
-    usual = number == (443 if secure else 80)
-    names = [host.lower(), *(["localhost"] if host in LOOPBACK else [])]
-    names = [f"[{name}]" if ":" in name else name for name in dict.fromkeys(names)]
-    return opened, [f"{scheme}://{name}" + ("" if usual else f":{number}") for name in names]
-
-
-def run(app: Guard, opened: socket.socket, certificate: str | None = None, key: str | None = None) -> None:
-    """Serve until the process is interrupted."""
-    uvicorn = load_server()
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,  # addresses hold the token
-        ws="none",
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=5,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-    )
-    uvicorn.Server(config).run(sockets=[opened])

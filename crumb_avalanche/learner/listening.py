@@ -1,0 +1,182 @@
+"""Open a port and serve an application at it, within limits of connections, time and log."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MOST_CONNECTIONS = 100
+FEWEST_CONNECTIONS = 8  # even if there are few file descriptors
+SPARE_DESCRIPTORS = 32  # for files that are read and written, and what libraries open
+SECONDS_TO_ASK = 10.0  # until the headers of a request are there, since the connection or the answer before
+SECONDS_TO_TAKE = 30.0  # until a client takes the next part of an answer
+SECONDS_BETWEEN_LOGS = 60.0  # of what one line of code logs
+
+
+class Listener(socket.socket):
+    """A listening socket with a bounded number of open connections: further ones are closed at once."""
+
+    most = MOST_CONNECTIONS
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, as ``socket.accept``."""
+        while True:
+            connection, address = super().accept()
+            self._open = [one for one in getattr(self, "_open", []) if one.fileno() >= 0]
+            if len(self._open) < self.most:
+                self._open.append(connection)
+                return connection, address
+            connection.close()
+
+
+def free_descriptors() -> int:
+    """Return how many more files this process may open."""
+    try:
+        import resource
+
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/dev/fd"))
+    except (ImportError, OSError):  # Windows has no such limit
+        return MOST_CONNECTIONS + SPARE_DESCRIPTORS
+
+
+class Seldom(logging.Filter):
+    """Lets each line of code log once a minute, and says how many records were left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._latest: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log a record."""
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        latest, left_out = self._latest.get(place, (-SECONDS_BETWEEN_LOGS, 0))
+        if now - latest < SECONDS_BETWEEN_LOGS:
+            self._latest[place] = latest, left_out + 1
+            return False
+        self._latest[place] = now, 0
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} ({left_out:,} like it were left out)", ()
+        return True
+
+
+def load_server() -> Any:
+    """Import uvicorn, starlette and python-multipart, which are optional; return uvicorn.
+
+    Raises:
+        ImportError: one is not installed; says how to install it.
+    """
+    try:
+        import python_multipart  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise ImportError(f'the server needs {error.name}: pip install "crumb-avalanche[serve]"') from error
+    return uvicorn
+
+
+def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]]:
+    """Open a port, and return the addresses at which browsers reach it.
+
+    Args:
+        host: name or address of this computer.
+        port: 0 takes a free one.
+        secure: whether it serves https.
+
+    Raises:
+        ValueError: the host is not one that browsers can name, is reached from outside without https, or the port is
+            not free.
+    """
+    if host in ("", "0.0.0.0", "::"):
+        raise ValueError(f"host is {host!r}; give the name or address that browsers use, such as 192.168.1.20")
+    if host not in LOOPBACK and not secure:
+        raise ValueError(
+            f"host is {host}, which others reach: give --certificate and --key as well, because browsers give a camera "
+            "to https pages alone and the token must not travel in the clear"
+        )
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.create_server(address[:2], family=family)
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise ValueError(f"cannot listen at {host}, port {port} ({reason}); give another --port or --host") from error
+    opened = Listener(family, fileno=made.detach())
+    # Connections inherit it. asyncio sets it only for sockets that it opens itself; without it, the body of an answer
+    # waits 40 ms for the client to acknowledge the header.
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    number, scheme = opened.getsockname()[1], "https" if secure else "http"
+    usual = number == (443 if secure else 80)
+    names = [host.lower(), *(["localhost"] if host in LOOPBACK else [])]
+    names = [f"[{name}]" if ":" in name else name for name in dict.fromkeys(names)]
+    return opened, [f"{scheme}://{name}" + ("" if usual else f":{number}") for name in names]
+
+
+def run(app: Any, opened: socket.socket, certificate: str | None = None, key: str | None = None) -> None:
+    """Serve until the process is interrupted."""
+    uvicorn = load_server()
+    if isinstance(opened, Listener):
+        opened.most = max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, free_descriptors() - SPARE_DESCRIPTORS))
+    handler = logging.StreamHandler()
+    handler.addFilter(Seldom())
+    logging.getLogger().addHandler(handler)
+    config = uvicorn.Config(
+        app,
+        http=_protocol(),
+        loop="asyncio",  # the others accept connections without the listener
+        log_config=None,
+        log_level="error",  # anybody can make it warn
+        access_log=False,  # addresses hold the token
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[opened])
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _protocol() -> type:
+    """Return uvicorn's HTTP protocol with a time for the headers of a request, and for taking an answer."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        asking: asyncio.TimerHandle | None = None
+        taking: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.asking = self.loop.call_later(SECONDS_TO_ASK, transport.abort)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.asking and self.cycle and not self.cycle.response_complete:
+                self.asking.cancel()  # a request is there
+                self.asking = None
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()  # which begins the next request if it has come already
+            if self.asking is None and self.cycle.response_complete:
+                self.asking = self.loop.call_later(SECONDS_TO_ASK, self.transport.abort)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self.taking = self.loop.call_later(SECONDS_TO_TAKE, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self.taking:
+                self.taking.cancel()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            super().connection_lost(error)
+            for timer in filter(None, (self.asking, self.taking)):
+                timer.cancel()
+
+    return Protocol
