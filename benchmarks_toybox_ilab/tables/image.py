@@ -22,12 +22,17 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps
 
 MOST_PIXELS = 89_478_485  # decoded at a time, 268 MB as RGB; beyond it, Pillow warns
+LONGEST_SIDE = 65_535  # as in JPEG; rows of one pixel take far longer than the same pixels in a square
 DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras use of 16
 BACKGROUND = "white"  # below transparent pixels
 
 _ORIENTATION = ExifTags.Base.Orientation
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _SUBFILE, _DNG_VERSION = 258, 262, 281, 254, 50706  # TIFF tags
 _NO_CACHE = 0x40  # of LittleCMS, whose transforms are safe in threads only without the cache
+
+
+class TooManyPixelsError(ValueError):
+    """An image is too large to be decoded."""
 
 
 def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
@@ -56,7 +61,8 @@ def open_image(source: str | PathLike | BinaryIO, most_pixels: int | None = None
         **how: For `PIL.Image.open`, such as `formats`.
 
     Raises:
-        ValueError: If the path is a pipe or a device, or the image is too large.
+        TooManyPixelsError: If the image is too large.
+        ValueError: If the path is a pipe or a device.
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
     most = MOST_PIXELS if most_pixels is None else most_pixels
@@ -66,14 +72,15 @@ def open_image(source: str | PathLike | BinaryIO, most_pixels: int | None = None
     try:
         image = Image.open(source, **how)
     except Image.DecompressionBombError as error:
-        raise ValueError(f"it has far {too_large}") from error
+        raise TooManyPixelsError(f"it has far {too_large}") from error
     width, height = image.size
     parts = next((parts for parts in (1, 2, 4, 8) if width * height <= most * parts**2), 8)
     if parts > 1:
         image.draft(None, (width // parts, height // parts))
-    if image.width * image.height > most:
+    if image.width * image.height > most or max(image.size) > LONGEST_SIDE:
         image.close()
-        raise ValueError(f"it has {width} x {height} pixels, {too_large}")
+        rule = f"a side of more than {LONGEST_SIDE:,}; cut it" if max(width, height) > LONGEST_SIDE else too_large
+        raise TooManyPixelsError(f"it has {width} x {height} pixels, {rule}")
     return image
 
 

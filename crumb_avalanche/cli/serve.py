@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from crumb_avalanche.cli.teach import opened, start_runtime
-from crumb_avalanche.learner.server import application, listen, load_server, run
+from crumb_avalanche.learner.listening import listen, load_server, run
+from crumb_avalanche.learner.server import application
 from crumb_avalanche.learner.shared import SharedLearner
 from crumb_avalanche.learner.store import holds_weights
 from crumb_avalanche.runs.command_settings import ServeSettings

@@ -5,7 +5,6 @@ import logging
 import os
 import socket
 import time
-from contextlib import suppress
 from typing import Any
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -6,10 +6,9 @@ import hashlib
 import hmac
 import json
 import os
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import parse_qs
 
 from crumb_avalanche.learner.answer import Lesson
@@ -27,8 +26,7 @@ TOKEN_HEADER = "x-crumb-token"
 MOST_BYTES = 20_000_000  # of a request
 MOST_IMAGES = 1000  # of a lesson
 MOST_UPLOADS = 16  # that are received at the same time
-SECONDS_OF_SILENCE = 20.0  # between two parts of a request
-SLOWEST = 20_000  # bytes of a request per second, on average after the time above
+SECONDS_TO_SEND = 600.0  # an upload: the largest one at 33 kB a second
 HEADERS = {
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
@@ -134,6 +132,16 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
     from starlette.routing import Route
 
     html, policy = page()
+    uploads = asyncio.Semaphore(MOST_UPLOADS)
+
+    async def images_of(request: "Request") -> list[tuple[str, bytes]]:
+        if uploads.locked():
+            raise BusyError(f"{MOST_UPLOADS} uploads are under way; try again in some seconds")
+        async with uploads:
+            try:
+                return await asyncio.wait_for(_images(request, most_bytes), SECONDS_TO_SEND)
+            except asyncio.TimeoutError as error:
+                raise HTTPException(408, f"the upload took more than {SECONDS_TO_SEND:g} s; send less") from error
 
     async def index(request: "Request") -> "Response":
         return HTMLResponse(html)
@@ -153,7 +161,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         )
 
     async def predict(request: "Request") -> "Response":
-        images = await _images(request, most_bytes)
+        images = await images_of(request)
         if len(images) != 1:
             raise ValueError(f"predict takes one image, not {len(images)}")
         answer = (await shared.predict(images[0][1])).as_dict()
@@ -162,9 +170,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
 
     async def teach(request: "Request") -> "Response":
         label = check_name(_given(request, "label"))  # before the upload is read
-        images = await _images(request, most_bytes)
-        lesson = _lesson(await shared.teach(label, images))
-        return JSONResponse(lesson | {"notes": lesson["notes"] + await shared.notes(images)})
+        return JSONResponse(_lesson(await shared.teach(label, await images_of(request))))
 
     async def rename(request: "Request") -> "Response":
         old, new = _given(request, "old"), _given(request, "new")
@@ -185,7 +191,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
             wrong = "is not a file any more; move away what is there" if os.path.lexists(path) else "was removed"
             return _error(404, f"{path} {wrong}; the next change of the learner writes it again")
         try:
-            file = open(path, "rb")
+            file = path.open("rb")  # which `_parts` closes
         except OSError as error:
             return _error(404, f"{path} cannot be read ({error.strerror or error}); change its permissions")
         name = shared.path.name.encode("ascii", "replace").decode().replace('"', "_")
@@ -194,6 +200,9 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
             "Content-Length": str(os.fstat(file.fileno()).st_size),
         }
         return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
+
+    async def failed_unexpectedly(request: "Request", error: Exception) -> "Response":
+        return _error(500, "the server has a bug; what it prints says more, and the learner is as it was")
 
     async def failed(request: "Request", error: Exception) -> "Response":
         kinds = {NothingTaughtError: 409, TooLargeError: 413, ValueError: 400, BusyError: 503, SaveError: 507}
@@ -210,6 +219,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
     routes += [Route(f"/{one.__name__}", one, methods=["GET"]) for one in (health, classes, download)]
     routes += [Route("/", index, methods=["GET"]), Route("/openapi.json", openapi, methods=["GET"])]
     handlers: Any = dict.fromkeys((ClientDisconnect, HTTPException, ValueError, BusyError, SaveError), failed)
+    handlers[Exception] = failed_unexpectedly
     return Guard(Starlette(routes=routes, exception_handlers=handlers), token, origins, policy)
 
 
@@ -265,3 +275,10 @@ async def _bounded(request: "Request", most_bytes: int) -> AsyncGenerator[bytes,
         if read > most_bytes:
             raise too_large
         yield part
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    """Yield a file in parts, each of which a client has to take in time, and close it."""
+    with file:
+        while part := file.read(1 << 16):
+            yield part

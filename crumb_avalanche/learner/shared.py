@@ -3,15 +3,17 @@
 import asyncio
 import copy
 import io
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.image import other_images, to_rgb
+from benchmarks_toybox_ilab.tables.image import TooManyPixelsError, open_image, other_images, to_rgb
 from crumb_avalanche.learner.answer import Answer, Lesson
 from crumb_avalanche.learner.clip import Clip
 from crumb_avalanche.learner.folders import check_name
@@ -19,6 +21,9 @@ from crumb_avalanche.learner.learner import Learner
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 64_000_000  # of an image: more than phones take, 192 MB decoded
+MOST_SCANNED = 1_000_000_000  # pixels in all scans of a JPEG, each of which costs as much as the whole image
+START_OF_SCAN = b"\xff\xda"
+SECONDS_TO_DECODE = 10.0  # an image of the thread that decodes it, as the processor counts
 MOST_WAITING = 16  # calls; each may hold an upload
 Result = TypeVar("Result")
 
@@ -91,16 +96,13 @@ class SharedLearner:
         label, images = check_name(label), list(images)
 
         def teach(learner: Learner) -> Lesson:
-            for name, data in images:  # before the first is learned, since this is quick
-                opened(name, data)
+            # Before the first is learned, since this is quick.
+            others = [(name, other_images(opened(name, data))) for name, data in images]
             frames = ((name, decoded(name, data)) for name, data in images if self._goes_on())
-            return learner.teach(Clip("the lesson", label, frames))
+            lesson = learner.teach(Clip("the lesson", label, frames))
+            return replace(lesson, notes=(*lesson.notes, *(f"{name}: {note}" for name, note in others if note)))
 
         return await self.change(teach)
-
-    async def notes(self, images: Iterable[tuple[str, bytes]]) -> list[str]:
-        """Say of which images, given as names and bytes, there are others in the file that are not used."""
-        return await self._answers(_notes, list(images))
 
     async def change(self, action: Callable[[Learner], Result]) -> Result:
         """Change the learner and save it; return what the action returns.
@@ -175,6 +177,20 @@ def _copy(learner: Learner, network: Any) -> Learner:
     return copy.deepcopy(learner, {id(learner.network): network})
 
 
+class _Watched(io.BytesIO):
+    """Bytes of an image, which cannot be read on once its decoding took `SECONDS_TO_DECODE` of this thread."""
+
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self._end = time.thread_time() + SECONDS_TO_DECODE
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read as any file."""
+        if time.thread_time() > self._end:
+            raise TooManyPixelsError(f"it takes more than {SECONDS_TO_DECODE:g} s to decode; reduce it")
+        return super().read(size)
+
+
 def opened(name: str, data: bytes) -> Image.Image:
     """Open an image without decoding it.
 
@@ -184,24 +200,20 @@ def opened(name: str, data: bytes) -> Image.Image:
 
     Raises:
         ImageError: it is not an image of ``FORMATS``.
-        TooLargeError: it has more than ``MOST_PIXELS`` pixels.
+        TooLargeError: it has more than ``MOST_PIXELS`` pixels, or would take too long to decode.
     """
-    too_large = f"{name} has more than {MOST_PIXELS:,} pixels; send a smaller one"
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except Image.DecompressionBombError as error:
-        raise TooLargeError(too_large) from error
+        image = open_image(_Watched(data), MOST_PIXELS, formats=FORMATS)
+        if data.count(START_OF_SCAN) * image.width * image.height > MOST_SCANNED and image.format in ("JPEG", "MPO"):
+            raise TooManyPixelsError("it is a JPEG of too many scans; save it again as a usual one")
+    except TooManyPixelsError as error:
+        raise TooLargeError(f"{name}: {error}") from error
     except Exception as error:  # Pillow raises far more than OSError on damaged bytes
+        if type(error) is ValueError:  # of open_image, which says why
+            raise ImageError(f"{name}: {error}") from error
         formats = ", ".join(FORMATS)
         raise ImageError(f"{name} ({len(data):,} bytes) is not an image of these formats: {formats}") from error
-    if image.width * image.height > MOST_PIXELS:
-        raise TooLargeError(too_large)
     return image
-
-
-def _notes(images: list[tuple[str, bytes]]) -> list[str]:
-    others = ((name, other_images(opened(name, data))) for name, data in images)
-    return [f"{name}: {note}" for name, note in others if note]
 
 
 def decoded(name: str, data: bytes) -> Image.Image:
@@ -209,5 +221,7 @@ def decoded(name: str, data: bytes) -> Image.Image:
     image = opened(name, data)
     try:
         return to_rgb(image, upright=True)
+    except TooManyPixelsError as error:
+        raise TooLargeError(f"{name}: {error}") from error
     except Exception as error:
         raise ImageError(f"{name} is damaged ({error}); send it again, or another one") from error

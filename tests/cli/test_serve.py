@@ -1,9 +1,11 @@
 """``crumb serve`` as a process: its address, its lock, its end; and its page in a real browser."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -27,21 +29,32 @@ def serve(weights_file, tmp_path):
     """A function that starts the server of ``mine.safetensors``; returns its process, address and token."""
     processes = []
 
-    def started(*options):
+    def started(*options, descriptors=None):
         new = ["--weights", str(weights_file), "--backbone", "small_cnn", "--image-size", "32", "--threads", "1"]
         command = [sys.executable, "-m", "crumb_avalanche.cli", "serve", str(tmp_path / "mine.safetensors"), *new]
-        # A process that was started in the background ignores SIGINT, and so do its children.
+
+        def before():
+            # A process that was started in the background ignores SIGINT, and so do its children.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if descriptors:
+                import resource
+
+                resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+        errors = os.open(tmp_path / "stderr", os.O_WRONLY | os.O_CREAT)
         process = subprocess.Popen(
             [*command, "--port", "0", *options],
             stdout=subprocess.PIPE,
+            stderr=errors,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=before,
         )
+        os.close(errors)
         processes.append(process)
         for line in process.stdout:
             if found := re.fullmatch(r"Open (http.*)/\?token=(\S+)\n", line):
                 return process, *found.groups()
-        raise AssertionError("it ended without an address")
+        raise AssertionError(f"it ended without an address: {(tmp_path / 'stderr').read_text()}")
 
     yield started
     for process in processes:
@@ -65,6 +78,26 @@ def test_it_serves_holds_the_lock_and_stops(serve, tmp_path, capsys):
     assert process.wait(20) == 130
     assert Learner.load(tmp_path / "mine.safetensors").classes == []
     assert not list(tmp_path.glob("*.lock")) and not list(tmp_path.glob(".*.lock"))
+
+
+def test_idle_connections_do_not_stop_it(serve, tmp_path):
+    _, address, token = serve(descriptors=100)
+    port = int(address.rpartition(":")[2])
+    clients = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(140)]
+    for client in clients[::2]:
+        with contextlib.suppress(OSError):  # closed already
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: ")
+    for client in clients:
+        client.close()
+    for _ in range(100):
+        try:
+            assert get(f"{address}/classes", token)["classes"] == []
+            break
+        except OSError:
+            time.sleep(0.1)
+    else:
+        raise AssertionError("it answers no more")
+    assert (tmp_path / "stderr").stat().st_size < 10_000
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import re
-import socket
 import struct
 import threading
 import zlib
@@ -18,9 +17,10 @@ pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
+from crumb_avalanche.learner import server as server_module
 from crumb_avalanche.learner import shared as shared_module
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.server import MOST_BYTES, PAGE, application, listen, page
+from crumb_avalanche.learner.server import MOST_BYTES, PAGE, application, page
 from crumb_avalanche.learner.shared import BusyError, SharedLearner
 
 ORIGIN = "http://127.0.0.1:8000"
@@ -249,6 +249,57 @@ def test_images_of_too_many_pixels_are_refused(client, monkeypatch):
     assert names(client) == {}
 
 
+def test_images_that_take_long_to_decode_are_refused(client, monkeypatch):
+    row = Image.new("L", (1, 70_000))
+    scanned = io.BytesIO()
+    Image.new("RGB", (2_000, 2_000)).save(scanned, "JPEG", progressive=True)
+    data = scanned.getvalue()
+    repeated = data[:-2] + 300 * data[data.rindex(b"\xff\xda") : -2] + data[-2:]
+    slow, buffer = photo("red", kind="BMP"), io.BytesIO()
+    row.save(buffer, "PNG")
+    for image, words in ((buffer.getvalue(), "a side of more than 65,535"), (repeated, "too many scans")):
+        response = client.post("/predict", content=image)
+        assert response.status_code == 413 and words in response.json()["error"]
+    monkeypatch.setattr(shared_module, "SECONDS_TO_DECODE", -1.0)
+    response = client.post("/predict", content=slow)
+    assert response.status_code == 413 and "to decode" in response.json()["error"]
+
+
+def test_uploads_are_bounded_in_number_and_time(shared, monkeypatch):
+    monkeypatch.setattr(server_module, "SECONDS_TO_SEND", 0.05)
+    sent = []
+
+    async def receive():
+        await asyncio.sleep(20)
+
+    async def send(message):
+        sent.append(message)
+
+    async def ask(app):
+        await app(scope, receive, send)
+
+    headers = [(b"host", b"127.0.0.1:8000"), (b"x-crumb-token", TOKEN.encode())]
+    scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": headers}
+    scope |= {"root_path": "", "scheme": "http"}
+    asyncio.run(ask(application(shared, TOKEN, [ORIGIN])))
+    monkeypatch.setattr(server_module, "MOST_UPLOADS", 0)
+    asyncio.run(ask(application(shared, TOKEN, [ORIGIN])))
+    assert [one["status"] for one in sent if "status" in one] == [408, 503]
+
+
+def test_a_download_of_no_file_and_a_bug_are_json(shared, monkeypatch, tmp_path):
+    with TestClient(application(shared, TOKEN, [ORIGIN]), ORIGIN, raise_server_exceptions=False) as client:
+        client.headers["X-Crumb-Token"] = TOKEN
+        shared.path.unlink()
+        shared.path.mkdir()
+        response = client.get("/download")
+        assert response.status_code == 404 and "is not a file any more" in response.json()["error"]
+        monkeypatch.setattr(Learner, "predict", lambda *_: 1 / 0)
+        response = client.post("/predict", content=photo("red"))
+        assert response.status_code == 500 and "a bug" in response.json()["error"]
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
 def hold_lessons(monkeypatch):
     """Make ``Learner.teach`` learn and then wait; return events: a lesson has started, it may end."""
     started, end, teach = threading.Event(), threading.Event(), Learner.teach
@@ -389,23 +440,3 @@ def test_every_element_that_the_script_uses_is_in_the_page():
     assert len(used) > 15 and used <= there
     labelled = re.findall(r'(?:for|list|aria-labelledby|aria-describedby)="([\w-]+)"', html)
     assert labelled and set(labelled) <= there
-
-
-def test_listen_takes_a_free_port_and_names_it():
-    opened, origins = listen("127.0.0.1", 0, secure=False)
-    with opened:
-        port = opened.getsockname()[1]
-        assert port and origins == [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
-        with pytest.raises(ValueError, match=f"port {port}.*--port"):
-            listen("127.0.0.1", port, secure=False)
-        with socket.create_connection(("127.0.0.1", port)), opened.accept()[0] as connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "answers wait for no confirmation"
-
-
-@pytest.mark.parametrize(
-    ("host", "words"),
-    [("192.0.2.1", "--certificate and --key"), ("0.0.0.0", "name or address"), ("", "name or address")],
-)
-def test_listen_refuses_hosts(host, words):
-    with pytest.raises(ValueError, match=words):
-        listen(host, 0, secure=False)

@@ -1,0 +1,136 @@
+"""A port that anybody may connect to: connections, waiting and the log are bounded."""
+
+import logging
+import socket
+import threading
+
+import pytest
+
+from crumb_avalanche.learner import listening
+from crumb_avalanche.learner.listening import Seldom, listen, run
+
+uvicorn = pytest.importorskip("uvicorn")
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """A function that serves an answer of some bytes at a free port; returns the port's number."""
+    servers = []
+
+    class Server(uvicorn.Server):
+        def __init__(self, config):
+            super().__init__(config)
+            servers.append(self)
+
+    monkeypatch.setattr(uvicorn, "Server", Server)
+    threads = []
+
+    def started(size=2):
+        async def app(scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+            await send({"type": "http.response.body", "body": b"x" * size})
+
+        opened, _ = listen("127.0.0.1", 0, secure=False)
+        threads.append(threading.Thread(target=run, args=(app, opened)))
+        threads[-1].start()
+        return opened.getsockname()[1]
+
+    started.servers = servers
+    yield started
+    for server in servers:
+        server.should_exit = server.force_exit = True
+    for thread in threads:
+        thread.join(20)
+
+
+def connected(port, said=b""):
+    client = socket.create_connection(("127.0.0.1", port), timeout=20)
+    client.sendall(said)
+    return client
+
+
+def until(condition):
+    """Wait until a condition is true; return whether it is."""
+    return any(condition() or threading.Event().wait(0.02) for _ in range(1000))
+
+
+def answer(client):
+    """All that the server sends until it closes the connection."""
+    parts = []
+    try:
+        while part := client.recv(1 << 20):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def test_who_asks_nothing_is_disconnected(served, monkeypatch):
+    monkeypatch.setattr(listening, "SECONDS_TO_ASK", 0.3)
+    port = served()
+    for said in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\nX: "):
+        assert answer(connected(port, said)) == b""
+    whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    for said in (whole, whole + b"GET /", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nhalf"):
+        assert answer(connected(port, said)).endswith(b"\r\n\r\nxx")
+    assert answer(connected(port, 3 * whole)).count(b"\r\n\r\nxx") == 3
+
+
+def test_who_takes_no_answer_is_disconnected(served, monkeypatch):
+    monkeypatch.setattr(listening, "SECONDS_TO_TAKE", 0.3)
+    port = served(50_000_000)
+    client = connected(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert until(lambda: served.servers and served.servers[0].server_state.connections)
+    assert until(lambda: not served.servers[0].server_state.connections)
+    assert len(answer(client)) < 50_000_000
+
+
+def test_connections_are_bounded_and_the_port_recovers(served, monkeypatch):
+    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 8)
+    port = served()
+    clients = [connected(port) for _ in range(30)]
+    assert answer(clients[-1]) == b""  # closed at once
+    for client in clients:
+        client.close()
+    request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert until(lambda: answer(connected(port, request)).endswith(b"xx"))
+
+
+def test_garbage_is_not_logged(served, capfd):
+    port = served()
+    for _ in range(100):
+        assert b"400" in answer(connected(port, b"\x00\x01\x02\r\n\r\n"))
+    upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+    assert answer(connected(port, upgrade)).endswith(b"xx")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_line_of_code_logs_once_a_minute(monkeypatch, caplog):
+    clock = iter([0, 1, 2, 61, 62])
+    monkeypatch.setattr(listening.time, "monotonic", lambda: next(clock))
+    seldom, kept = Seldom(), []
+    for number in range(5):
+        record = logging.LogRecord("x", logging.ERROR, "a.py", 1, "wrong: %s", (number,), None)
+        if seldom.filter(record):
+            kept.append(record.getMessage())
+    assert kept == ["wrong: 0", "wrong: 3 (2 like it were left out)"]
+
+
+def test_listen_takes_a_free_port_and_names_it():
+    opened, origins = listen("127.0.0.1", 0, secure=False)
+    with opened:
+        port = opened.getsockname()[1]
+        assert port and origins == [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
+        with pytest.raises(ValueError, match=f"port {port}.*--port"):
+            listen("127.0.0.1", port, secure=False)
+        with socket.create_connection(("127.0.0.1", port)), opened.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "answers wait for no confirmation"
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [("192.0.2.1", "--certificate and --key"), ("0.0.0.0", "name or address"), ("", "name or address")],
+)
+def test_listen_refuses_hosts(host, words):
+    with pytest.raises(ValueError, match=words):
+        listen(host, 0, secure=False)
