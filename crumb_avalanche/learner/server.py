@@ -164,9 +164,10 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         images = await images_of(request)
         if len(images) != 1:
             raise ValueError(f"predict takes one image, not {len(images)}")
-        answer = (await shared.predict(images[0][1])).as_dict()
+        found, notes = await shared.predict(images[0][1])
+        answer = found.as_dict() | {"notes": notes}
         answer.pop("path")
-        return JSONResponse(answer | {"notes": await shared.notes(images)})
+        return JSONResponse(answer)
 
     async def teach(request: "Request") -> "Response":
         label = check_name(_given(request, "label"))  # before the upload is read

@@ -70,8 +70,8 @@ class SharedLearner:
         """The learner that answers; for reading only."""
         return self._asked
 
-    async def predict(self, data: bytes) -> Answer:
-        """Answer for the bytes of an image.
+    async def predict(self, data: bytes) -> tuple[Answer, list[str]]:
+        """Answer for the bytes of an image; also say whether there are other images in it, which are not used.
 
         Raises:
             NothingTaughtError: nothing was taught.
@@ -80,10 +80,10 @@ class SharedLearner:
         """
         return await self._answers(self._predict, data)
 
-    def _predict(self, data: bytes) -> Answer:
-        image = decoded("the image", data)
+    def _predict(self, data: bytes) -> tuple[Answer, list[str]]:
+        image, others = decoded("the image", data), other_images(opened("the image", data))
         with self._asking:
-            return self._asked.predict(image)
+            return self._asked.predict(image), [f"the image: {others}"] if others else []
 
     async def teach(self, label: str, images: Iterable[tuple[str, bytes]]) -> Lesson:
         """Learn the images of a class, given as names and bytes; one call is one lesson.
