@@ -1,26 +1,59 @@
 """Unpack archives of data sets safely; an interrupted call resumes."""
 
-from collections.abc import Callable, Iterable, Iterator
+import errno
+import gzip
+import lzma
+import posixpath
+import re
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
-from benchmarks_toybox_ilab.prepare.archive_kinds import (
-    ENDINGS,
-    Archive,
-    Member,
-    damage_named,
-    open_archive,
-    refused,
-    safe_name,
-)
 from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
-from benchmarks_toybox_ilab.tables.folders import visible_entries
+from benchmarks_toybox_ilab.tables.folders import files_below, visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 MOST_RATIO = 100  # of unpacked to packed bytes; of images it is at most 10
+
 _CHUNK = 1 << 20
 _SMALL = 100_000_000  # bytes that are unpacked in any case
+_BLOCK = 512  # bytes of a block of a tar file
+_LARGEST_RECORD = 1 << 20  # bytes of a long name or another record before a member of a tar file
+_RECORDS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
+_RECORDS += (tarfile.SOLARIS_XHDTYPE,)
+_ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+_COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # of tar files; a plain one is recognised by its header
+_DRIVE = re.compile(r"[A-Za-z]:")
+# What the readers raise on damaged bytes. RuntimeError: encrypted, or compressed in a way that this Python cannot read.
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
+_DAMAGE += (RuntimeError, ValueError)
 
 Choose = Callable[[str], bool | str | None]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of an archive.
+
+    Attributes:
+        name: As the archive has it; below the target once it is chosen.
+        size: Unpacked size in bytes.
+        open: Opens it for reading.
+        wrong: Why it cannot be unpacked, if it cannot; it may be left out all the same.
+    """
+
+    name: str
+    size: int = 0
+    open: Callable[[], BinaryIO] | None = None
+    wrong: str = ""
 
 
 def unpack(
@@ -32,7 +65,7 @@ def unpack(
     """Unpack a .zip, .tar or .tar.gz file (or copy a folder) below `target`.
 
     The content tells the kind of archive. A file that exists with the right size is kept, so the same call resumes
-    after an interruption. Every file is written atomically. A link to a file of the archive becomes a copy of it.
+    after an interruption. Every file is written atomically. A link to a file of a .tar file becomes a copy of it.
 
     Args:
         archive: The archive, or a folder.
@@ -50,19 +83,18 @@ def unpack(
             kept).
     """
     archive, target = Path(archive), Path(target)
-    with open_archive(archive) as source:
-        with damage_named(archive):
-            members = _wanted(_without_target(source.members(), archive, target), archive, only)
-        missing = [member for member in members if not _exists(target / member.name, member.size)]
-        _check_ratio(archive, sum(member.size for member in members))
+    with _members(archive) as members:
+        with _damage_named(archive):
+            wanted = _wanted(_without_target(members, archive, target), archive, only)
+        missing = [member for member in wanted if not _exists(target / member.name, member.size)]
+        _check_ratio(archive, sum(member.size for member in wanted))
         check_room(target, sum(member.size for member in missing), f"unpacking {archive}")
-        done = len(members) - len(missing)
-        if progress is not None:
-            progress(done, len(members))
-        for written, member in enumerate(missing, 1):
-            _write(source, member, target / member.name, archive)
+        done = len(wanted) - len(missing)
+        for written in range(len(missing) + 1):
+            if written:
+                _write(missing[written - 1], target, archive)
             if progress is not None:
-                progress(done + written, len(members))
+                progress(done + written, len(wanted))
     return len(missing)
 
 
@@ -72,13 +104,173 @@ def holds(archive: Path, only: Choose) -> bool:
     Raises:
         FrameTableError: If it is no archive, or is damaged.
     """
-    with open_archive(archive) as source, damage_named(archive):
-        return any(only(safe_name(member.name, archive)) for member in source.members())
+    with _members(archive) as members, _damage_named(archive):
+        return any(only(_safe_name(member.name, archive)) for member in members)
 
 
 def archives_in(folder: Path) -> list[Path]:
     """The archives directly in a folder, in natural order of their names."""
     return [entry for entry in visible_entries(folder) if entry.name.lower().endswith(ENDINGS) and entry.is_file()]
+
+
+@contextmanager
+def _members(archive: Path) -> Iterator[Iterator[Member]]:
+    """Open an archive, whose content tells its kind, or a folder; yield its files.
+
+    Raises:
+        FrameTableError: If the file does not exist, is not an archive, or is damaged.
+    """
+    if archive.is_dir():
+        names = files_below(archive)
+        yield (Member(name, (archive / name).stat().st_size, partial(open, archive / name, "rb")) for name in names)
+        return
+    if not archive.is_file():
+        raise FrameTableError(f"there is no archive {archive}; give a {', '.join(ENDINGS)} file or a folder.")
+    with open(archive, "rb") as file:
+        start = file.read(16)
+    opened: zipfile.ZipFile | tarfile.TarFile | None = None
+    with _damage_named(archive):
+        if start.startswith(_ZIP_STARTS):
+            opened = zipfile.ZipFile(archive)
+        else:
+            try:
+                # tarfile only reads here, so its extraction filters have nothing to check: `_safe_name` is stricter.
+                opened = tarfile.open(archive, tarinfo=_Header)  # noqa: SIM115
+            except tarfile.TarError:
+                if start.startswith(_COMPRESSED_STARTS):
+                    raise
+    if opened is None:
+        raise FrameTableError(
+            f"{archive} is no archive ({', '.join(ENDINGS)}): it begins with {start!r}. It may be a web page that was "
+            "saved in place of the archive; download it again."
+        )
+    with opened:
+        yield _of_zip(opened, archive) if isinstance(opened, zipfile.ZipFile) else _of_tar(opened, archive)
+
+
+def _of_zip(file: zipfile.ZipFile, archive: Path) -> Iterator[Member]:
+    for info in file.infolist():
+        kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not made on a Unix system
+        if kind == stat.S_IFLNK:
+            yield Member(info.filename, wrong="is a link, not a file")
+        elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise _refused(archive, info.filename, "is a device, not a file")
+        elif kind == stat.S_IFDIR or info.filename.endswith(("/", "\\")):
+            _safe_name(info.filename, archive)
+        else:
+            yield Member(info.filename, info.file_size, partial(file.open, info))
+
+
+def _of_tar(file: tarfile.TarFile, archive: Path) -> Iterator[Member]:
+    """Yield the files, links after all others."""
+    files: dict[str, Member] = {}  # tarfile itself searches all members for the target of each link
+    links = []
+    for info in file.getmembers():
+        if info.issym() or info.islnk():
+            links.append(info)
+        elif info.isdir():
+            _safe_name(info.name, archive)
+        elif info.isfile():
+            files[posixpath.normpath(info.name)] = Member(info.name, info.size, partial(file.extractfile, info))
+            yield files[posixpath.normpath(info.name)]
+        else:
+            raise _refused(archive, info.name, "is a device, not a file")
+    _check_end(file)
+    for info in links:
+        folder = posixpath.dirname(info.name) if info.issym() else ""  # a hard link holds the member's full name
+        found = files.get(posixpath.normpath(posixpath.join(folder, info.linkname.replace("\\", "/"))))
+        missing = f"is a link to {info.linkname!r}, which is no file of the archive"
+        yield replace(found, name=info.name) if found else Member(info.name, wrong=missing)
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header; an error for a large record (such as a long name), which tarfile would read whole."""
+
+    @classmethod
+    def frombuf(cls, *arguments: object) -> "_Header":
+        header = super().frombuf(*arguments)
+        if header.type in _RECORDS and not 0 <= header.size <= _LARGEST_RECORD:
+            raise ValueError(f"a name or record in it has {header.size} bytes, not 0 to {_LARGEST_RECORD}")
+        return header
+
+
+def _check_end(file: tarfile.TarFile) -> None:
+    """Raise unless the list of members ended in a block of zeros: tarfile also takes a damaged header for the end.
+
+    Only the length of that block can still be checked, so the block after it, if there is one, must be zeros. Reading
+    on to the end makes gzip compare its checksum.
+    """
+    stream = file.fileobj
+    if stream.tell() - file.offset != _BLOCK or stream.read(_BLOCK).strip(b"\0"):
+        raise tarfile.ReadError(f"it breaks off after {len(file.getmembers())} members")
+    while stream.read(_CHUNK):
+        pass
+
+
+@contextmanager
+def _damage_named(archive: Path) -> Iterator[None]:
+    """Turn what the readers raise on damaged bytes into an error that names the archive."""
+    try:
+        yield
+    except FrameTableError:
+        raise
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a damaged place in a .zip file
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())  # tarfile's messages span several lines
+        raise FrameTableError(
+            f"archive {archive} is damaged or incomplete ({reason}). Download it again; files that were already "
+            "unpacked are complete and are kept."
+        ) from error
+
+
+def _safe_name(name: str, archive: Path) -> str:
+    """Return the name with forward slashes; raise if it leads outside the target."""
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    if name[:1] in ("/", "\\") or ".." in parts or _DRIVE.match(name):
+        raise _refused(archive, name, "lies outside the target folder")
+    return "/".join(parts)
+
+
+def _refused(archive: Path, name: str, reason: str) -> FrameTableError:
+    """The error about a member for which the whole archive is refused."""
+    return FrameTableError(
+        f"archive {archive} is refused, and nothing was unpacked: its member {name!r} {reason}. Download it from its "
+        "original source, or unpack it yourself and give the folder."
+    )
+
+
+def _without_target(members: Iterator[Member], archive: Path, target: Path) -> Iterator[Member]:
+    """Leave out the files of the target if it lies inside the folder to copy."""
+    folder, target = archive.resolve(), target.resolve()
+    if folder not in target.parents:
+        return members
+    prefix = f"{target.relative_to(folder).as_posix()}/"
+    return (member for member in members if not member.name.startswith(prefix))
+
+
+def _wanted(members: Iterator[Member], archive: Path, only: Choose | None) -> list[Member]:
+    """The members to unpack under safe names, in archive order; of two with one name the last, as tar does."""
+    wanted: dict[str, Member] = {}
+    origin: dict[str, str] = {}
+    for member in members:
+        name = _safe_name(member.name, archive)
+        choice = True if only is None else only(name)
+        if choice:
+            if member.wrong or not name:
+                raise _refused(archive, member.name, member.wrong or "has no name below the target folder")
+            new = _safe_name(choice, archive) if isinstance(choice, str) else name
+            if origin.setdefault(new, name) != name:
+                raise FrameTableError(f"archive {archive} holds both {origin[new]} and {name}; only one can be {new}.")
+            wanted.pop(new, None)
+            wanted[new] = replace(member, name=new)
+    for name in wanted:
+        for end in (place for place, letter in enumerate(name) if letter == "/"):
+            if name[:end] in wanted:
+                raise FrameTableError(
+                    f"archive {archive} holds {name[:end]} both as a file and as the folder of {name}."
+                )
+    return list(wanted.values())
 
 
 def _check_ratio(archive: Path, unpacked: int) -> None:
@@ -98,53 +290,19 @@ def _exists(path: Path, size: int) -> bool:
         return False
 
 
-def _write(source: Archive, member: Member, path: Path, archive: Path) -> None:
+def _write(member: Member, target: Path, archive: Path) -> None:
+    path = target / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, bulk=True) as file:
-        for chunk in _chunks(source, member, archive):
+        for chunk in _chunks(member, archive):
             file.write(chunk)
 
 
-def _chunks(source: Archive, member: Member, archive: Path) -> Iterator[bytes]:
+def _chunks(member: Member, archive: Path) -> Iterator[bytes]:
     length = 0
-    with damage_named(archive), source.open(member.key) as stream:
+    with _damage_named(archive), member.open() as stream:
         while chunk := stream.read(_CHUNK):
             length += len(chunk)
             yield chunk
         if length != member.size:
             raise EOFError(f"{member.name} has {length} of {member.size} bytes")
-
-
-def _without_target(members: Iterable[Member], archive: Path, target: Path) -> Iterator[Member]:
-    """Leave out the files of the target if it lies inside the folder to copy."""
-    folder, target = archive.resolve(), target.resolve()
-    if folder not in target.parents:
-        return iter(members)
-    prefix = f"{target.relative_to(folder).as_posix()}/"
-    return (member for member in members if not member.name.startswith(prefix))
-
-
-def _wanted(members: Iterable[Member], archive: Path, only: Choose | None) -> list[Member]:
-    """The members to unpack under safe names, in archive order; of two with one name the last, as tar does."""
-    wanted: dict[str, Member] = {}
-    origin: dict[str, str] = {}
-    for member in members:
-        name = safe_name(member.name, archive)
-        choice = True if only is None else only(name)
-        if choice:
-            if not name:
-                raise refused(archive, member.name, "has no name below the target folder")
-            if member.link is not None:
-                member = member.link()
-            new = safe_name(choice, archive) if isinstance(choice, str) else name
-            if origin.setdefault(new, name) != name:
-                raise FrameTableError(f"archive {archive} holds both {origin[new]} and {name}; only one can be {new}.")
-            wanted.pop(new, None)
-            wanted[new] = Member(new, member.size, member.key)
-    for name in wanted:
-        for end in (place for place, letter in enumerate(name) if letter == "/"):
-            if name[:end] in wanted:
-                raise FrameTableError(
-                    f"archive {archive} holds {name[:end]} both as a file and as the folder of {name}."
-                )
-    return list(wanted.values())

@@ -3,8 +3,6 @@
 import io
 import stat
 import tarfile
-import tracemalloc
-import zipfile
 
 import pytest
 from made_archives import below, write_tar, write_zip, zip_with
@@ -73,52 +71,20 @@ def test_links_out_of_a_tar_file_are_refused(tmp_path, kind, link):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("link", ["/etc/passwd", "../../b.txt", "../a"])
-def test_links_out_of_a_zip_file_are_refused(tmp_path, link):
-    archive = zip_with(tmp_path / "x.zip", "a/link.txt", stat.S_IFLNK, link)
-    with pytest.raises(FrameTableError, match=r"'a/link.txt' is a link to '.*', which is no file of the archive"):
-        unpack(archive, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_links_that_are_not_wanted_are_ignored(tmp_path):
     tar_with(tmp_path / "x.tar", "latest", tarfile.SYMTYPE, "a")  # a folder
     zip_with(tmp_path / "x.zip", "latest", stat.S_IFLNK, "a")
-    for name in ("x.tar", "x.zip"):
+    for name, words in (("x.tar", "is a link to 'a', which is no file of the archive"), ("x.zip", "is a link, not a")):
         assert unpack(tmp_path / name, tmp_path / "out" / name, only=lambda member: member.endswith(".txt")) == 2
-        with pytest.raises(FrameTableError, match=r"'latest' is a link to 'a', which is no file of the archive"):
+        with pytest.raises(FrameTableError, match=f"'latest' {words}"):
             unpack(tmp_path / name, tmp_path / "all")
-
-
-def test_a_link_that_is_too_long_is_refused_unread_if_it_is_wanted(tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("b.txt", b"b")
-        info = zipfile.ZipInfo("link.png")
-        info.create_system, info.external_attr, info.compress_type = 3, stat.S_IFLNK << 16, zipfile.ZIP_DEFLATED
-        archive.writestr(info, b"/" * 8_000_000)
-    tracemalloc.start()
-    try:
-        assert unpack(tmp_path / "x.zip", tmp_path / "out", only=lambda name: name == "b.txt") == 1
-        words = r"its member 'link.png' is a link of 8000000 bytes, which is longer than any path \(4096 bytes\)"
-        with pytest.raises(FrameTableError, match=words):
-            unpack(tmp_path / "x.zip", tmp_path / "all")
-        assert tracemalloc.get_traced_memory()[1] < 4_000_000
-    finally:
-        tracemalloc.stop()
     assert not (tmp_path / "all").exists()
 
 
-def test_links_that_are_not_wanted_are_not_read(tmp_path, monkeypatch):
-    zip_with(tmp_path / "x.zip", "link", stat.S_IFLNK, "b.txt")
-    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *given: pytest.fail("a link was read"))
-    assert unpack(tmp_path / "x.zip", tmp_path / "out", only=lambda name: name != "link") == 2
-
-
-def test_links_inside_an_archive_become_copies(tmp_path):
+def test_links_inside_a_tar_file_become_copies(tmp_path):
     tar_with(tmp_path / "soft.tar", "a/link.txt", tarfile.SYMTYPE, "../b.txt")
     tar_with(tmp_path / "hard.tar", "a/link.txt", tarfile.LNKTYPE, "b.txt")
-    zip_with(tmp_path / "soft.zip", "a/link.txt", stat.S_IFLNK, "../b.txt")
-    for name in ("soft.tar", "hard.tar", "soft.zip"):
+    for name in ("soft.tar", "hard.tar"):
         unpack(tmp_path / name, tmp_path / "out" / name)
         assert below(tmp_path / "out" / name) == {"a/good.txt": b"good", "b.txt": b"b", "a/link.txt": b"b"}, name
         assert not (tmp_path / "out" / name / "a/link.txt").is_symlink()
