@@ -44,7 +44,8 @@ def readable_size(count: int) -> str:
 def atomic_write(path: str | Path, mode: str = "wb", bulk: bool = False, **options: Any) -> Iterator[IO[Any]]:
     """Open a file for writing that replaces `path` at the end of the `with` block.
 
-    An error in the block keeps what was at `path` and removes the unfinished, hidden file beside it.
+    An error in the block keeps what was at `path` and removes the unfinished, hidden file beside it. Of a symbolic
+    link, the file that it leads to is replaced; an existing file keeps its permissions.
 
     Args:
         path: The file, whose folder must exist.
@@ -53,7 +54,7 @@ def atomic_write(path: str | Path, mode: str = "wb", bulk: bool = False, **optio
             flushed to the disk, which takes milliseconds, and replaces an unfinished one that a killed process left.
         **options: Further arguments of `open`.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     unfinished = path.with_name(f".{path.name}.part" if bulk else f".{path.name}.{os.getpid()}.part")
     try:
         with open(unfinished, mode, **options) as file:
@@ -61,6 +62,8 @@ def atomic_write(path: str | Path, mode: str = "wb", bulk: bool = False, **optio
             if not bulk:
                 file.flush()
                 os.fsync(file.fileno())  # or a power failure may leave the name without the content
+        if not bulk and path.exists():
+            shutil.copymode(path, unfinished)
         os.replace(unfinished, path)
     except BaseException:
         unfinished.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,27 +46,66 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces ``path`` when the ``with`` block ends.
 
     An error in the block, such as a full disk, leaves ``path`` unchanged and removes the temporary file. Missing parent
-    folders are created. The file gets the permissions of any new file of this process, because safetensors makes files
-    that only their owner can read.
+    folders are created. Of a symbolic link, the file that it leads to is replaced. An existing file keeps its
+    permissions, and owner and group as far as this process may set them; a new one gets the permissions of any new file
+    of this process, whatever the block sets: safetensors makes files that only their owner can read.
 
     Args:
         path: of the file, which may exist.
+
+    Raises:
+        OSError: see ``replaceable``; or the disk is full or fails.
     """
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
+    before = replaceable(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same file
     _remove_leftovers(path, temporary)
     try:
         temporary.touch()
         mode = temporary.stat().st_mode
+        if before is not None:
+            temporary.chmod(0o600)  # until it is known who may read it
         yield temporary
-        temporary.chmod(mode)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())  # or a power cut may leave the name without the contents
+        temporary.chmod(mode if before is None else _access_of(before, temporary))
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def replaceable(path: Path) -> os.stat_result | None:
+    """Return what is known of a file that is to be replaced; ``None`` if there is none.
+
+    Raises:
+        OSError: it is a folder, a pipe or a device, or this process may not write to it.
+    """
+    try:
+        before = path.stat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(before.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(before.st_mode):
+        raise FileExistsError(f"{path} is a pipe or a device, which no file replaces; give the path of a file")
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return before
+
+
+def _access_of(before: os.stat_result, path: Path) -> int:
+    """Give a file the owner and group of another one; return its permissions, without the group's if that fails."""
+    mode, now = stat.S_IMODE(before.st_mode) & 0o777, path.stat()
+    if (now.st_uid, now.st_gid) == (before.st_uid, before.st_gid) or os.name != "posix":
+        return mode
+    for owner in (before.st_uid, -1):  # -1 leaves it: others than root can change the group alone
+        with suppress(OSError):
+            os.chown(path, owner, before.st_gid)
+            return mode
+    return mode & 0o707
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,16 +1,22 @@
-"""Exclusive lock of a folder, or of a file that is about to be replaced."""
+"""Exclusive locks of a folder, and of a file that is about to be replaced."""
 
 import contextlib
+import errno
 import os
-import socket
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from crumb_avalanche.system.atomic_file import replaceable
 
 LOCK = "lock"
+MARKER = f"{LOCK}.marker"  # the lock where a file system has no flock
 PATIENCE = 0.3  # seconds; in_use holds the lock for a moment
+# Errors of flock on file systems without it, and on network disks whose lock service is down.
+NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 
 class FolderInUseError(RuntimeError):
@@ -19,72 +25,122 @@ class FolderInUseError(RuntimeError):
 
 @contextlib.contextmanager
 def locked(folder: Path, flag: str = "--output") -> Iterator[None]:
-    """Hold the lock of a folder, which is created if absent; the file ``lock`` in it says ``pid host`` meanwhile.
+    """Hold the lock of a folder, which is created if absent.
 
-    The operating system releases the lock when the process ends, even if it is killed.
+    The operating system releases the lock when the process ends, even if it is killed. Where it has no locks, a file
+    with the number of the process stands for one; the next process on the same computer removes that of a dead one.
 
     Args:
         folder: to hold.
         flag: the command line option that chooses the folder, for the error.
 
     Raises:
-        FolderInUseError: another process holds it; says which.
+        FolderInUseError: another process holds it.
     """
-    with _held(folder / LOCK, str(folder), f"in use by process %s; wait for its end, or choose another {flag}"):
+    with _held(folder / LOCK, f"{folder} is in use by another process", f", or choose another {flag}"):
         yield
 
 
 @contextlib.contextmanager
 def locked_file(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, ``.NAME.lock`` beside it. Readers need none if the file is replaced atomically.
+    """Hold the lock of a file, ``.NAME.lock`` beside what a link leads to; see ``locked``.
+
+    Readers need no lock if the file is replaced atomically. Warns of other names (hard links) of the file, which keep
+    its earlier content.
 
     Raises:
-        FolderInUseError: another process holds it; says which.
+        FolderInUseError: another process holds it.
+        OSError: it cannot be replaced; see ``replaceable``.
     """
-    with _held(path.parent / f".{path.name}.{LOCK}", str(path), "being changed by process %s; wait for its end"):
+    real = Path(os.path.realpath(path))
+    with _held(real.parent / f".{real.name}.{LOCK}", f"{path} is being changed by another process", ""):
+        if (found := replaceable(real)) is not None and found.st_nlink > 1:
+            warnings.warn(
+                f"{path} has other names (hard links), which keep the content of now; use symbolic links instead",
+                stacklevel=3,
+            )
         yield
 
 
 @contextlib.contextmanager
-def _held(path: Path, what: str, state: str) -> Iterator[None]:
+def output_file(path: Path, kind: str, is_kind: Callable[[Path], bool], flag: str = "--output") -> Iterator[None]:
+    """Hold the lock of a file that a command writes; see ``locked_file``.
+
+    Args:
+        path: of the file, which may exist.
+        kind: what the command writes, for the error.
+        is_kind: whether an existing file is that.
+        flag: the command line option that chooses the path, for the error.
+
+    Raises:
+        FileExistsError: the path is something else, which stays as it is.
+        FolderInUseError: another process holds it.
+    """
+    with locked_file(path):
+        if path.exists() and path.stat().st_size and not is_kind(path):
+            raise FileExistsError(f"{path} exists and is not {kind}, so it stays as it is: choose another {flag}")
+        yield
+
+
+@contextlib.contextmanager
+def _held(path: Path, state: str, more: str) -> Iterator[None]:
     """Hold a lock file, whose folder is created if absent.
 
     Args:
-        path: the file; it says ``pid host`` meanwhile.
-        what: what it locks, for the error.
-        state: the rest of the error, with a place for the holder.
+        path: the file.
+        state: what another process does, for the error.
+        more: another thing to do about it than to wait.
     """
-    lock, deadline = FileLock(path), time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            lock.acquire(timeout=PATIENCE, poll_interval=PATIENCE / 10)
+            lock = _acquired(path, PATIENCE)
             break
         except FileNotFoundError:  # the previous holder removed the folder after it was created here
             if time.monotonic() > deadline:
                 raise
-        except Timeout:
-            holder = "unknown"
-            with contextlib.suppress(OSError):
-                holder = path.read_text().strip().replace(" ", " on ") or holder
-            raise FolderInUseError(f"{what} is {state % holder}") from None
+        except Timeout as held:
+            raise FolderInUseError(f"{state}, which holds {held.lock_file}; wait for its end{more}") from None
     try:
-        with contextlib.suppress(OSError):  # a full disk; Windows, where a locked file cannot be written to
-            path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
         yield
     finally:
-        with contextlib.suppress(OSError):  # on Windows the release removes it
-            path.unlink()  # before the release: afterwards it may be the next holder's
+        if isinstance(lock, FileLock):
+            with contextlib.suppress(OSError):  # on Windows the release removes it
+                path.unlink()  # before the release: afterwards it may be the next holder's
         lock.release()
+
+
+def _acquired(path: Path, patience: float) -> BaseFileLock:
+    """Acquire a lock file, or the marker beside it where the file system has no locks.
+
+    They differ in name because an empty lock file that a killed process left would be a marker of nobody, for ever.
+
+    Raises:
+        Timeout: another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock: BaseFileLock = FileLock(path, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=patience, poll_interval=PATIENCE / 10)
+    except OSError as error:
+        if error.errno not in NO_FLOCK:
+            raise
+        path.unlink(missing_ok=True)
+        lock = SoftFileLock(path.with_name(path.name.removesuffix(LOCK) + MARKER))
+        lock.acquire(
+            timeout=PATIENCE, poll_interval=PATIENCE / 10
+        )  # not 0: the first try removes that of a dead process
+    return lock
 
 
 def in_use(folder: Path) -> bool:
     """Whether a process holds the lock of the folder."""
-    path = folder / LOCK
-    if not path.exists():
+    if not any((folder / name).exists() for name in (LOCK, MARKER)):
         return False
     try:
-        with FileLock(path, timeout=0):
-            path.unlink(missing_ok=True)  # of a killed process
+        lock = _acquired(folder / LOCK, 0)
     except Timeout:
         return True
+    (folder / LOCK).unlink(missing_ok=True)  # of a killed process
+    lock.release()
     return False

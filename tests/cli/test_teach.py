@@ -250,7 +250,7 @@ def test_an_image_of_nan_is_a_line_and_the_others_are_learned(mine, place, tmp_p
 def test_a_second_teacher_is_told_who_has_the_file(mine, place, capsys):
     with locked_file(mine):
         code, _, err = ask(capsys, "teach", mine, place / "tree", "--progress", "false")
-    assert code == 1 and "is being changed by process" in err
+    assert code == 1 and "is being changed by another process" in err
 
 
 def test_others_predict_from_the_last_whole_file_while_one_teaches(mine, place, tmp_path, capsys):

@@ -18,7 +18,7 @@ from support.sweep import exit_code, grid, sweep
 
 from crumb_avalanche.runs.run_folder import RESULT
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.system.folder_lock import LOCK, in_use
+from crumb_avalanche.system.folder_lock import LOCK
 
 STRATEGIES = ("crumb", "image_replay", "slda", "ncm", "finetune")
 DRIVER, WORKER = "driver", "worker"
@@ -48,13 +48,13 @@ def finished(cells: list[Cell]) -> int:
 
 
 def workers(cells: list[Cell]) -> list[int]:
-    """Ids of the processes that hold the lock of a cell's folder."""
-    found = []
+    """Ids of the processes that hold the lock of a cell's folder, as Linux lists them by the number of the file."""
+    files = set()
     for cell in cells:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if in_use(cell.folder):
-                found.append(int((cell.folder / LOCK).read_text().split()[0]))
-    return found
+        with contextlib.suppress(FileNotFoundError):
+            files.add(str((cell.folder / LOCK).stat().st_ino))
+    held = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return [int(line[4]) for line in held if line[1] == "FLOCK" and line[5].split(":")[-1] in files]
 
 
 def kill_often(cells: list[Cell], command: list[str], kills: int, seed: int, longest: float) -> Iterator[str]:

@@ -35,7 +35,7 @@ def test_a_folder_with_another_seed_or_in_use_is_refused(tmp_path):
     write_tensors(file, {"x": torch.zeros(1)}, {"format": FORMAT, "made_with": '{"seed": 0}'})
     with pytest.raises(FinishedRunError, match="holds a demo with seed=0, not 3; use another --output, or start over"):
         command.main(DemoSettings(output=str(tmp_path), seed=3))
-    with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by process"):
+    with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by another process"):
         command.main(DemoSettings(output=str(tmp_path)))
 
 

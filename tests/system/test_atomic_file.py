@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from crumb_avalanche.system import atomic_file
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.tensor_file import write_tensors
 
@@ -53,6 +54,57 @@ def test_permissions_are_those_of_plain_files(tmp_path, umask):
         os.umask(before)
     modes = [(tmp_path / name).stat().st_mode for name in ("plain", "model.safetensors")]
     assert modes[0] == modes[1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_an_existing_file_keeps_permissions_owner_and_group(tmp_path, monkeypatch):
+    path, asked = tmp_path / "mine.safetensors", []
+    path.write_text("before")
+    path.chmod(0o640)
+    with atomic_write(path) as unfinished:
+        assert stat.S_IMODE(unfinished.stat().st_mode) == 0o600
+        unfinished.write_text("mine")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    real = os.stat_result
+
+    def of_others(path, owner, group):
+        """Refuse owners, as systems do to all but root, and groups that one is not in."""
+        asked.append((owner, group))
+        if owner != -1 or group == 77:
+            raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", of_others)
+    for group, mode in ((66, 0o640), (77, 0o600)):
+        before = real([stat.S_IFREG | 0o640, 0, 0, 1, 55, group, 0, 0, 0, 0])
+        monkeypatch.setattr(atomic_file, "replaceable", lambda path, before=before: before)
+        write_tensors(path, {"rows": torch.ones(2)}, {})
+        assert stat.S_IMODE(path.stat().st_mode) == mode and asked[-2:] == [(55, group), (-1, group)]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and devices of POSIX")
+def test_a_link_is_followed_and_what_is_no_file_is_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to("middle")
+    (tmp_path / "middle").symlink_to("other/file")
+    for text in ("new", "newer"):  # the target is absent, then there
+        with atomic_write(tmp_path / "link") as unfinished:
+            unfinished.write_text(text)
+        assert (tmp_path / "other" / "file").read_text() == text and (tmp_path / "link").is_symlink()
+        assert os.listdir(tmp_path / "other") == ["file"]
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("loop", "other", "pipe"):
+        with pytest.raises(OSError, match="loop|a directory|Too many levels|a pipe or a device"):  # noqa: SIM117
+            with atomic_write(tmp_path / name):
+                pass
+    assert sorted(os.listdir(tmp_path)) == ["link", "loop", "middle", "other", "pipe"]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write to all files")
+def test_a_write_protected_file_stays_as_it_is(tmp_path):
+    (tmp_path / "file").touch(0o444)
+    with pytest.raises(PermissionError), atomic_write(tmp_path / "file"):
+        pass
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")

@@ -1,4 +1,4 @@
-"""A folder lock is exclusive, free after its holder is killed, and its error says who holds it."""
+"""Locks are exclusive and free after their holder is killed, also where the file system has no ``flock``."""
 
 import os
 import subprocess
@@ -11,22 +11,49 @@ from filelock import FileLock
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.system import folder_lock
-from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, in_use, locked
+from crumb_avalanche.system.folder_lock import (
+    LOCK,
+    NO_FLOCK,
+    FolderInUseError,
+    in_use,
+    locked,
+    locked_file,
+    output_file,
+)
 
 
-def test_one_holder_at_a_time(tmp_path):
-    with locked(tmp_path):
-        assert in_use(tmp_path)
-        holder = (tmp_path / LOCK).read_text().strip()
-        assert holder.startswith(f"{os.getpid()} ")
-        words = f"{tmp_path} is in use by process {holder.replace(' ', ' on ')}"
-        with pytest.raises(FolderInUseError, match=words), locked(tmp_path):
+@pytest.fixture(params=["flock", *NO_FLOCK])
+def mechanism(request, monkeypatch):
+    """What the file system offers: ``flock``, or an error of it; returns code that does the same in a process."""
+    if request.param == "flock":
+        return ""
+    code = (
+        f"import fcntl\ndef flock(file, operation):\n raise OSError({request.param}, 'no locks')\nfcntl.flock = flock\n"
+    )
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)  # undone at the end
+    exec(code)
+    return code
+
+
+def test_one_holder_at_a_time(tmp_path, mechanism):
+    folder = tmp_path / "folder"
+    with locked(folder):
+        assert in_use(folder)
+        words = f"{folder} is in use by another process, which holds {folder / LOCK}.*; wait for its end"
+        with pytest.raises(FolderInUseError, match=words), locked(folder):
             pass
-    assert not in_use(tmp_path) and not (tmp_path / LOCK).exists()
-    (tmp_path / LOCK).write_text("1 elsewhere\n")  # of one that was killed
-    assert not in_use(tmp_path)
-    with locked(tmp_path):
-        assert (tmp_path / LOCK).read_text() == f"{holder}\n"
+    assert not in_use(folder) and not os.listdir(folder)
+    (folder / LOCK).touch()  # of one that was killed
+    assert not in_use(folder)
+    with locked(folder):
+        assert in_use(folder)
+    with (
+        locked_file(folder / "file"),
+        pytest.raises(FolderInUseError, match="changed by"),
+        locked_file(folder / "file"),
+    ):
+        pass
+    assert not os.listdir(folder)
 
 
 def test_many_contenders_never_share_a_folder(tmp_path):
@@ -52,16 +79,16 @@ def test_many_contenders_never_share_a_folder(tmp_path):
     assert set(seen) == {1} and wins
 
 
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
-    code = "import sys; from crumb_avalanche.system.folder_lock import *; "
+def test_the_lock_of_a_killed_process_is_free(tmp_path, mechanism):
+    code = mechanism + "import sys; from crumb_avalanche.system.folder_lock import *; "
     code += "exec('with locked(Path(sys.argv[1])): print(flush=True); time.sleep(60)')"
     holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE)
     assert holder.stdout.read(1) == b"\n" and in_use(tmp_path)
-    with pytest.raises(FolderInUseError, match=f"in use by process {holder.pid} "), locked(tmp_path):
+    with pytest.raises(FolderInUseError, match="in use by another process"), locked(tmp_path):
         pass
     holder.kill()
     holder.communicate()
-    assert (tmp_path / LOCK).exists() and not in_use(tmp_path)
+    assert os.listdir(tmp_path) and not in_use(tmp_path)
     with locked(tmp_path):
         assert in_use(tmp_path)
 
@@ -115,6 +142,32 @@ def test_a_run_does_not_write_where_another_does(tmp_path, capsys, several):
     with locked(output / "run3" if several else output):
         flags = ["--runs", "3"] if several else []
         assert main(["run", "--benchmark", "toy_shapes", "--weights", "none", "--output", str(output), *flags]) == 1
-    assert f"is in use by process {os.getpid()} " in (said := capsys.readouterr().err)
-    assert "wait for its end, or choose another --output" in said
+    said = capsys.readouterr().err
+    assert "is in use by another process" in said and "wait for its end, or choose another --output" in said
     assert not [path for path in output.rglob("*") if path.is_file()]
+
+
+def test_an_output_of_another_kind_is_refused_and_hard_links_are_named(tmp_path):
+    path = tmp_path / "mine.txt"
+
+    def write(kind):
+        with output_file(path, kind, lambda path: path.read_text() == kind):
+            path.write_text(kind)
+
+    write("table")
+    write("table")
+    with pytest.raises(FileExistsError, match=r"mine.txt exists and is not page, so it stays .* another --output"):
+        write("page")
+    path.write_text("")  # as mktemp leaves it
+    write("page")
+    os.link(path, tmp_path / "other")
+    with pytest.warns(UserWarning, match=r"mine.txt has other names \(hard links\), which keep the content of now"):
+        write("page")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links of POSIX")
+def test_a_link_has_the_lock_of_what_it_leads_to(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/file")
+    with locked_file(tmp_path / "link"), pytest.raises(FolderInUseError), locked_file(tmp_path / "folder" / "file"):
+        pass

@@ -23,6 +23,17 @@ def test_a_file_is_replaced_at_the_end_of_the_block(tmp_path, bulk):
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode  # readable for others as any new file
 
 
+@pytest.mark.skipif(os.name != "posix", reason="links and permissions of POSIX")
+def test_a_link_is_followed_and_permissions_are_kept(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/a")
+    (tmp_path / "folder" / "a").touch(0o640)
+    with atomic_write(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "folder" / "a").read_bytes() == b"new"
+    assert (tmp_path / "folder" / "a").stat().st_mode & 0o777 == 0o640
+
+
 @pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "no space left")])
 def test_an_error_keeps_the_old_file_and_leaves_no_other(tmp_path, bulk, error):

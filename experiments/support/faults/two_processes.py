@@ -16,7 +16,7 @@ from support.same_results import differences
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-IN_USE = ("being changed by process", "in use by process", "already holds a finished run")
+IN_USE = ("being changed by another process", "in use by another process", "already holds a finished run")
 
 
 class TwoProcesses(Kind):
