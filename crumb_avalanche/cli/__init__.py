@@ -1,6 +1,5 @@
 """The command ``crumb``: parse arguments, call the code of a subcommand, print."""
 
-import os
 import signal
 import sys
 import warnings
@@ -12,9 +11,12 @@ from typing import Any
 from benchmarks_toybox_ilab.tables.text import ListedError, printable, safe_output
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
+from crumb_avalanche.system.streams import Stream, guarded_streams
 from crumb_avalanche.system.threads import limit_openmp_spin
 
 CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal
+OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
+ANSWERS = ("", "backbones", "predict", "serve", "strategies")  # commands whose work is what they print
 STOPPED = {
     **dict.fromkeys(("demo", "prepare", "pretrain"), "what was finished is kept, and the same command resumes there"),
     "serve": "every change that was answered is saved",
@@ -27,15 +29,21 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand; print errors that the user can fix in one line.
 
     Returns:
-        The exit code.
+        The exit code: 0; 1 for an error; 2 for arguments that cannot be read; 74 if all is done but standard output
+        could not be written; 128 and the number of the signal that ended the command.
     """
     limit_openmp_spin()
     given = sys.argv[1:] if arguments is None else arguments
-    with terminated_as_interrupted(), safe_output():
-        return run_command(given)
+    with guarded_streams() as output, safe_output(), terminated_as_interrupted():
+        try:
+            return run_command(given, output)
+        except SystemExit as end:  # of the parser, such as --help
+            if end.code or not (lost := end_of_output("", output)):
+                raise
+            return lost
 
 
-def run_command(given: list[str]) -> int:
+def run_command(given: list[str], output: Stream) -> int:
     """Run a subcommand as ``main`` does."""
     name, values = given[0] if given else "", {}
     try:
@@ -46,6 +54,7 @@ def run_command(given: list[str]) -> int:
 
             chosen = parsed(given)
         name = chosen.command
+        output.stops = name in ANSWERS
         values = usable_paths(chosen[name].as_dict())
         values.pop("config", None)
         settings = COMMANDS[name][0](**values)
@@ -54,11 +63,7 @@ def run_command(given: list[str]) -> int:
             with interrupted_later():
                 command = import_module(f"crumb_avalanche.cli.{name}")
             command.main(settings)
-        sys.stdout.flush()  # here, where an error is caught
-    except BrokenPipeError:
-        if not reader_left():
-            raise
-        return CLOSED_PIPE
+        return end_of_output(name, output)
     except KeyboardInterrupt as error:
         kept = STOPPED.get(name, "the same command starts again")
         if name == "run":
@@ -68,22 +73,31 @@ def run_command(given: list[str]) -> int:
         print(f"crumb {name}: stopped; {kept}", file=sys.stderr)
         return 128 + (signal.SIGTERM if isinstance(error, TerminatedError) else signal.SIGINT)  # as shells have it
     except (ValueError, OSError, ImportError, TypeError, RuntimeError, MemoryError) as error:
+        if error is output.error:
+            return end_of_output(name, output)
         if (text := words_for(error)) is None:
             raise  # a bug, not bad input: show the traceback
         shown = text if isinstance(error, ListedError) else printable(text)
         print(f"crumb {name}: {shown}", file=sys.stderr)
         return 1
-    return 0
 
 
-def reader_left() -> bool:
-    """Return whether nobody reads standard output any more, as after ``| head``; discard further output if so."""
-    try:
-        print(flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's last flush would complain
-        return True
-    return False
+def end_of_output(name: str, output: Stream) -> int:
+    """Return the exit code of a command that did its work; say on standard error if standard output took not all of it.
+
+    Nothing is said of a reader that has read enough of an answer. Commands that save something print what they did when
+    it is saved.
+    """
+    output.stops = False
+    output.flush()
+    if (error := output.error) is None:
+        return 0
+    closed = isinstance(error, BrokenPipeError)
+    if not (closed and name in ANSWERS):
+        saved = "" if name in ANSWERS else ", what it saves is saved"
+        words = f"standard output takes no more ({error.strerror}): what it says is lost{saved}"
+        print(f"crumb {name}".rstrip() + f": {words}", file=sys.stderr)
+    return CLOSED_PIPE if closed else OUTPUT_LOST
 
 
 def parsed(given: list[str]) -> Any:

@@ -17,4 +17,4 @@ def main(settings: DemoSettings) -> None:
     """
     with locked(Path(settings.output)):
         folders = demonstrate(settings)
-        report(ReportSettings([str(folder) for folder in folders], settings.output))
+    report(ReportSettings([str(folder) for folder in folders], settings.output))  # which takes the lock itself

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import torch
 
-from crumb_avalanche.learner.export import export_onnx
+from crumb_avalanche.learner.export import export_onnx, is_export
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.runs.command_settings import ExportSettings
 from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.folder_lock import output_file
 
 
 def main(settings: ExportSettings) -> None:
@@ -16,6 +17,7 @@ def main(settings: ExportSettings) -> None:
         torch.set_num_threads(settings.threads)
     learner = Learner.load(settings.model, settings.weights)
     path = Path(settings.output or Path(settings.model).with_suffix(f".{settings.to}"))
-    parity = export_onnx(learner, path, settings.images)
+    with output_file(path, "an ONNX file of crumb export", is_export):
+        parity = export_onnx(learner, path, settings.images)
     print(f"compared with the learner on {parity}")
     print(f"{path}: {counted(len(learner.classes), 'class')}, file of {path.stat().st_size:,} bytes")

@@ -8,10 +8,10 @@ from crumb_avalanche.learner.file import read_header as read_header_of_run
 from crumb_avalanche.learner.kinds import REPLAY
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.of_run import cannot_be_taught
-from crumb_avalanche.learner.store import holds_weights, is_of_run, read_header, refuse_folder
+from crumb_avalanche.learner.store import holds_weights, is_learner, is_of_run, read_header, refuse_folder
 from crumb_avalanche.runs.command_settings import LearnerSettings
 from crumb_avalanche.system.counted import counted
-from crumb_avalanche.system.folder_lock import locked_file
+from crumb_avalanche.system.folder_lock import locked_file, output_file
 
 NEEDED = {"show": 0, "forget": 1, "rename": 2, "undo": 0, "merge": 1}
 FORGOTTEN = "classes that were forgotten"
@@ -26,21 +26,21 @@ def main(settings: LearnerSettings) -> None:
     if (action == "merge") != (settings.output is not None):
         raise ValueError("merge needs --output FILE, and only merge has one")
     if action == "show":
-        show(path)
-    elif action == "merge":
-        if Path(names[0]).resolve() == path.resolve():
-            raise ValueError(f"{path} cannot be merged with itself; give two learners that were taught apart")
+        return show(path)
+    merges = action == "merge"
+    output = Path(str(settings.output)) if merges else path
+    if merges and Path(names[0]).resolve() == path.resolve():
+        raise ValueError(f"{path} cannot be merged with itself; give two learners that were taught apart")
+    refuse_folder(output)
+    with output_file(output, "a learner", is_learner) if merges else locked_file(path):
         learner = Learner.load(path, settings.weights)
-        learner.merge(Learner.load(names[0], settings.weights))
-        with locked_file(Path(str(settings.output))):
-            learner.save(str(settings.output))
-        print(f"{settings.output}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned")
-    else:
-        refuse_folder(path)
-        with locked_file(path):
-            learner = Learner.load(path, settings.weights)
-            print(changed(learner, action, names))
-            learner.save(path, weights=holds_weights(path))
+        if merges:
+            learner.merge(Learner.load(names[0], settings.weights))
+            done = f"{output}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned"
+        else:
+            done = changed(learner, action, names)
+        learner.save(output, weights=merges or holds_weights(path))
+    print(done)
 
 
 def changed(learner: Learner, action: str, names: list[str]) -> str:

@@ -19,6 +19,7 @@ from crumb_avalanche.learner.of_run import can_only_answer
 from crumb_avalanche.runs.command_settings import PredictSettings
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.folder_lock import output_file
 
 WORST = 10  # mistakes that are listed
 
@@ -40,11 +41,18 @@ def main(settings: PredictSettings) -> None:
     learner = opened(settings)
     start_runtime(learner, settings.runtime, *settings.sources, *([settings.camera] if settings.camera else []))
     unread: list[BadImage] = []
-    sheet = contact_sheet(learner) if settings.html else None
-    answers = Table(settings).print_all(answers_of(sheet.ask if sheet else learner.predict_all, settings, unread))
-    if settings.html and sheet:
-        write_text(Path(settings.html), sheet.page(Path(settings.model).name, unread))
-        print(f"written: {settings.html}", file=sys.stderr)
+    if settings.html is None:
+        answers = Table(settings).print_all(answers_of(learner.predict_all, settings, unread))
+    else:
+        # Here, because other output does not need the template engine.
+        from crumb_avalanche.report.contact_sheet import ContactSheet
+        from crumb_avalanche.report.page import is_page
+
+        sheet, page = ContactSheet(learner), Path(settings.html)
+        with output_file(page, "a page of this program", is_page, "--html"):
+            answers = Table(settings).print_all(answers_of(sheet.ask, settings, unread))
+            write_text(page, sheet.page(Path(settings.model).name, unread))
+        print(f"written: {page}", file=sys.stderr)
     if not settings.json and not settings.csv:
         summarize([answer for answer in answers if answer.truth is not None])
     if unread:
@@ -68,13 +76,6 @@ def opened(settings: PredictSettings) -> Any:
     learner = RunLearner(settings.model)
     print(f"{learner.method}: {learner.note}", file=sys.stderr)
     return learner
-
-
-def contact_sheet(learner: Any) -> Any:
-    """Return an empty sheet; imports the template engine, which other output does not need."""
-    from crumb_avalanche.report.contact_sheet import ContactSheet
-
-    return ContactSheet(learner)
 
 
 def answers_of(ask: Callable, settings: PredictSettings, unread: list[BadImage]) -> Iterator[Answer]:

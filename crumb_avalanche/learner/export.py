@@ -29,6 +29,7 @@ LABEL_TOLERANCE = 1 / 500  # share of images whose label may differ
 FAMILIARITY_TOLERANCE = 1e-2  # largest difference of the familiarity, in standard deviations
 NOISE_IMAGES = 32
 OPSET = 17  # of 2022, which every runtime has; nothing newer is needed
+PRODUCER = "crumb-avalanche"  # in the graph
 NEEDED = "the export to ONNX needs onnx and onnxruntime: pip install 'crumb-avalanche[onnx]'"
 
 
@@ -128,6 +129,24 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
     return parity
 
 
+def is_export(path: str | os.PathLike) -> bool:
+    """Whether a file is an ONNX graph that ``export_onnx`` wrote.
+
+    Raises:
+        ImportError: onnx is not installed.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise ImportError(NEEDED) from error
+    from google.protobuf.message import DecodeError
+
+    try:
+        return onnx.load(path, load_external_data=False).producer_name == PRODUCER
+    except DecodeError:
+        return False
+
+
 def onnx_graph(learner: Learner) -> bytes:
     """Convert a learner to an ONNX graph.
 
@@ -161,7 +180,7 @@ def onnx_graph(learner: Learner) -> bytes:
             dynamic_axes={"images": {0: "batch", 1: "height", 2: "width"}, **{name: {0: "batch"} for name in names}},
         )
     model = onnx.load_from_string(stream.getvalue())
-    model.producer_name, model.producer_version = "crumb-avalanche", __version__
+    model.producer_name, model.producer_version = PRODUCER, __version__
     metadata = {
         "classes": json.dumps([known.names[number] for number in known.taught], ensure_ascii=False),
         "method": learner.method,

@@ -27,13 +27,14 @@ from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
 from crumb_avalanche.learner.sample import sample
 from crumb_avalanche.learner.shard import Task
 from crumb_avalanche.learner.sources import clips_of, clips_to_ask, files_of
-from crumb_avalanche.learner.store import read_learner, write_learner
+from crumb_avalanche.learner.store import ReplacedError, read_learner, write_learner
 from crumb_avalanche.learner.teaching import finite_values, learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
 from crumb_avalanche.methods.features import FeatureMoments, of_head
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import digest_of
 
 
 class NothingTaughtError(ValueError):
@@ -105,6 +106,7 @@ class Learner:
         self._knowledge = self._without_classes()
         self._thumbnails = Thumbnails()
         self._before: Knowledge | None = None  # as it was before the last lesson
+        self._files: dict[str, str | None] = {}  # the checksum of each file that it was loaded from or saved to
         self._lock = threading.RLock()
 
     def _without_classes(self) -> Knowledge:
@@ -485,8 +487,17 @@ class Learner:
 
         Raises:
             OSError: the file cannot be written; an existing one is unchanged.
+            ReplacedError: another program replaced it since this learner was loaded from it or saved to it.
         """
-        write_learner(path_of(path), self.network, self.state_dict(), weights)
+        path = path_of(path)
+        real = os.path.realpath(path)
+        with self._lock:
+            if real in self._files and os.path.exists(path) and digest_of(path) != self._files[real]:
+                raise ReplacedError(
+                    f"{path} was replaced by another program since this learner was loaded from it or saved to it, so "
+                    "it stays as it is: load it and repeat the change, save to another path, or move it away"
+                )
+            self._files[real] = write_learner(path, self.network, self.state_dict(), weights)
 
     @classmethod
     def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":
@@ -500,7 +511,9 @@ class Learner:
             LearnerError: the file is absent, damaged, of a newer version, or needs weights.
             RuntimeRefusedError: it was learned in int8, and cannot be run so; see ``int8.restore``.
         """
-        network, state = read_learner(path_of(path), weights)
+        path = path_of(path)
+        digest = digest_of(path)
+        network, state = read_learner(path, weights)
         learner = cls.__new__(cls)
         moments = state["features"] if "features" in state else BEFORE.get(state["method"])
         learner._set_up(state["method"], network, state["budget_bytes"], moments)
@@ -511,4 +524,5 @@ class Learner:
         learner._thumbnails = Thumbnails.of_state(state.get("thumbnails"))
         learner.lessons = [Lesson.of_state(lesson) for lesson in state["lessons"]]
         restore(network.model, state.get("int8"), [lesson.runtime for lesson in learner.lessons])
+        learner._files[os.path.realpath(path)] = digest
         return learner

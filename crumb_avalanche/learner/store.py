@@ -23,6 +23,7 @@ from crumb_avalanche.system.tensor_file import (
     StateError,
     TensorFileError,
     flatten,
+    format_of,
     read_metadata,
     read_state,
     unflatten,
@@ -32,7 +33,11 @@ from crumb_avalanche.system.tensor_file import (
 FORMAT = "crumb-learner-2"
 
 
-def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[str, Any], weights: bool) -> None:
+class ReplacedError(OSError):
+    """Another program replaced the file of a learner since it was read or written."""
+
+
+def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[str, Any], weights: bool) -> str:
     """Write a learner atomically.
 
     The state before the last lesson is stored as its difference from the present one.
@@ -42,6 +47,9 @@ def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[s
         network: its description is stored, and its weights if ``weights`` is true.
         state: ``Learner.state_dict()``.
         weights: see above.
+
+    Returns:
+        The checksum of the file; see ``digest_of``.
 
     Raises:
         OSError: the file cannot be written; an existing one is unchanged.
@@ -65,7 +73,7 @@ def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[s
     }
     rest = {name: value for name, value in state.items() if name not in ("lessons", "stored")}
     stored = {**rest, "before": before, "network": network.state() if weights else None}
-    write_state(path, stored, {"format": FORMAT, "learner": json.dumps(header)})
+    return write_state(path, stored, {"format": FORMAT, "learner": json.dumps(header)})
 
 
 def read_header(path: str | os.PathLike) -> dict[str, Any]:
@@ -90,6 +98,11 @@ def is_of_run(path: str | os.PathLike) -> bool:
         return read_metadata(path).get("format") == FORMAT_OF_RUNS
     except TensorFileError as error:
         raise LearnerError(str(error)) from error
+
+
+def is_learner(path: str | os.PathLike) -> bool:
+    """Whether a file says that it is a learner, of any version."""
+    return format_of(path).startswith("crumb-learner-")
 
 
 def holds_weights(path: str | os.PathLike) -> bool:

@@ -3,11 +3,14 @@
 import base64
 import hashlib
 from functools import cache
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from benchmarks_toybox_ilab.tables.text import printable
+
+MARK = '<meta name="generator" content="crumb-avalanche">'  # in every page
 
 
 @cache
@@ -29,6 +32,12 @@ def environment() -> Environment:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     templates.globals.update(style=style, script=script, script_hash=f"sha256-{digest}")
     return templates
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that ``render`` made."""
+    with open(path, "rb") as file:
+        return MARK.encode() in file.read(1000)
 
 
 def render(template: str, **values: object) -> str:

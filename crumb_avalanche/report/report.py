@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks_toybox_ilab.tables.text import ListedError
 from crumb_avalanche.report.files import write_table
 from crumb_avalanche.report.html_report import report_page
+from crumb_avalanche.report.page import MARK
 from crumb_avalanche.report.pictures import comparison_picture, run_picture, save
 from crumb_avalanche.report.runs import (
     IDENTITY,
@@ -21,10 +22,13 @@ from crumb_avalanche.report.runs import (
 from crumb_avalanche.report.summary import runs_table, summary_table
 from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.plan import usual_settings
-from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, write_csv, write_text
+from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others, write_csv, write_text
 from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, number, table
 from crumb_avalanche.runs.usage import usage_of
+from crumb_avalanche.system.folder_lock import locked
 
+PAGE = "report.html"
+FILES = [f"{name}.{kind}" for name in ("report", "comparison") for kind in ("html", "csv", "tex", "png", "svg")]
 MAIN_SETTINGS = [*IDENTITY, "run", "weights", "backbone", "first_epochs", "epochs", "batch_size", "learning_rate"]
 
 
@@ -50,9 +54,12 @@ def main(settings: ReportSettings) -> None:
     output = Path(settings.output or beside)
     groups, left_out = groups_of(runs), [f"unfinished and left out, without {RESULT}: {path}" for path in unfinished]
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        written = report_run(runs[0], output) if len(runs) == 1 else report_comparison(groups, output)
-        written += report_files(groups, [*problems, *left_out], output)
+        with locked(output):
+            refuse_others(output, FILES, {PAGE: MARK})
+            # First the page, by which the other files are known.
+            files = report_files(groups, [*problems, *left_out], output)
+            written = report_run(runs[0], output) if len(runs) == 1 else report_comparison(groups, output)
+            written += files
     except OSError as error:
         raise ValueError(f"{output} cannot be written to ({error}); name another folder with --output") from error
     usage = usage_of(runs[0].folder, runs[0].settings["strategy"])
@@ -72,9 +79,9 @@ def report_files(groups: list[Group], left_out: list[str], output: Path) -> list
         output: an existing folder.
     """
     summary, runs = summary_table(groups), runs_table(groups, output)
+    write_text(output / PAGE, report_page(groups, summary, runs, left_out))
     write_table(output / "report.csv", runs)
     write_table(output / "report.tex", summary)
-    write_text(output / "report.html", report_page(groups, summary, runs, left_out))
     return [output / f"report.{kind}" for kind in ("html", "csv", "tex")]
 
 

@@ -32,9 +32,10 @@ from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
-from crumb_avalanche.system.tensor_file import read_metadata
+from crumb_avalanche.system.tensor_file import format_of, read_metadata
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining import (
+    FORMAT,
     PretrainingSettings,
     ProcessGroup,
     pretrain,
@@ -55,6 +56,10 @@ def main(settings: PretrainSettings) -> None:
     if output.exists() and not settings.overwrite:
         tidy_up(output)
         refuse(output)
+    if output.exists() and format_of(output) != FORMAT:
+        raise FileExistsError(
+            f"{output} exists and is not of crumb pretrain, so it stays as it is: choose another --output"
+        )
     settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
     settings = with_defaults(settings)
     with processes(settings.device) as group:

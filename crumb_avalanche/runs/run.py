@@ -25,8 +25,11 @@ from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import (
     INTERRUPTED,
     MISTAKES,
+    PLAN,
     RESULT,
+    SUMMARY,
     claim,
+    refuse_others,
     tidy_up,
     with_digests,
     write_json,
@@ -68,6 +71,7 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
         print_results(plan, Path(plan.output))
         print(f"final accuracy {result['final_accuracy']:.2f} %")
         return
+    refuse_others(Path(plan.output), [SUMMARY], {SUMMARY: '"final_accuracy_mean"'})
     accuracies = [run_of_several(plan, number, finished)["final_accuracy"] for number in numbers]
     spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
     summary = {
@@ -80,7 +84,7 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
         "final_accuracy_mean": statistics.fmean(accuracies),
         "final_accuracy_std": spread,
     }
-    write_json(Path(plan.output) / "summary.json", summary)
+    write_json(Path(plan.output) / SUMMARY, summary)
     count, kind = ("1 run", "") if spread is None else (f"{len(numbers)} runs", " (mean, standard deviation)")
     print_results(plan, Path(plan.output) / f"run{numbers[0]}")
     print(f"{plan.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
@@ -213,7 +217,7 @@ def begin(folder: Path, session: Session, plan: RunPlan) -> None:
         (folder / name).unlink(missing_ok=True)
     # Write the learning rate as planned, not as tuned: repeating the run tunes it again.
     planned = plan.with_capacity(session.plan.capacity)
-    head = f"# sha256 of the plan: {planned.sha256}\n# {session.model.runtime.described}\n"
+    head = f"{PLAN}{planned.sha256}\n# {session.model.runtime.described}\n"
     write_text(folder / "config.yaml", f"{head}{planned}")
 
 

@@ -11,6 +11,7 @@ from benchmarks_toybox_ilab.tables.csv import csv_text
 from crumb_avalanche.system.atomic_file import atomic_write
 
 RESULT = "result.json"
+SUMMARY = "summary.json"  # of several runs
 RESUME = "resume"  # subfolder of checkpoints
 INTERRUPTED = "interrupted"
 LEFT_OUT = "left_out.json"  # frames that an unfinished run leaves out
@@ -18,6 +19,8 @@ MISTAKES = "mistakes.html"
 RECORDS = ("config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz")
 _FILES, _RESULT_SHA256 = "files", "result_sha256"  # entries of a result
 DIGESTS = (_FILES, _RESULT_SHA256)
+PLAN = "# sha256 of the plan: "  # begins a config.yaml
+MARKS = {"config.yaml": PLAN, RESULT: f'"{_RESULT_SHA256}"'}  # texts by which a run's files are known
 
 
 class FinishedRunError(ValueError):
@@ -96,14 +99,31 @@ def claim(folder: Path, overwrite: bool) -> None:
     """Create a folder for a run.
 
     Raises:
+        ValueError: the folder holds files of a run's names that no run wrote.
         FinishedRunError: the folder holds a finished run and ``overwrite`` is false.
     """
+    refuse_others(folder, (*RECORDS, RESULT, MISTAKES), MARKS)
     if (folder / RESULT).exists() and not overwrite:
         tidy_up(folder)
         raise FinishedRunError(
             f"{folder} already holds a finished run; choose another --output, or start over with --overwrite true"
         )
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_others(folder: Path, names: Iterable[str], marks: dict[str, str]) -> None:
+    """Raise ValueError if a folder has one of these files, and none of the ``marks``, text by name of a file."""
+    there = [folder / name for name in names if (folder / name).exists()]
+    if there and not any(text in _text(folder / name) for name, text in marks.items()):
+        raise ValueError(f"{there[0]} exists and is of another program, so it stays as it is: choose another --output")
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def tidy_up(folder: Path) -> None:

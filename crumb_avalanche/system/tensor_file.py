@@ -65,7 +65,7 @@ def _sort_metadata(path: Path) -> None:
         file.write(ordered)
 
 
-def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
     """Write tensors and text metadata atomically, with a checksum of each tensor and of the metadata.
 
     The same content gives the same bytes.
@@ -74,6 +74,9 @@ def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata:
         path: the file; an existing one is replaced.
         tensors: by name, on any device, of a type that ``safetensors`` can store. Strides are not kept.
         metadata: texts by name; ``format`` names the kind of file.
+
+    Returns:
+        The checksum of all that was written; see ``digest_of``.
 
     Raises:
         StateError: a tensor of a type that ``safetensors`` cannot store.
@@ -99,6 +102,7 @@ def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
         _sort_metadata(unfinished)
+    return metadata[DIGEST]
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
@@ -123,6 +127,22 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     if checked and not (as_written and metadata.get(DIGEST) == _digest(metadata)):
         raise TensorFileError(f"the metadata of {path} are damaged; write or fetch it again")
     return metadata
+
+
+def digest_of(path: str | os.PathLike) -> str | None:
+    """Return the checksum of all that a file holds, as it says itself; ``None`` if it is damaged or has none."""
+    try:
+        return read_metadata(path).get(DIGEST)
+    except TensorFileError:
+        return None
+
+
+def format_of(path: str | os.PathLike) -> str:
+    """Return the kind of file that the metadata name; empty for a file that is damaged or of another program."""
+    try:
+        return read_metadata(path).get("format", "")
+    except TensorFileError:
+        return ""
 
 
 def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -245,15 +265,15 @@ def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
     return tensors[content] if kind == "tensor" else tensors[content].numpy()
 
 
-def write_state(path: str | os.PathLike, state: Any, metadata: dict[str, str]) -> None:
-    """Write a nested state with ``write_tensors``; its tree is the metadata entry ``tree``.
+def write_state(path: str | os.PathLike, state: Any, metadata: dict[str, str]) -> str:
+    """Write a nested state as ``write_tensors`` does; its tree is the metadata entry ``tree``.
 
     Raises:
         StateError: see ``flatten``.
         OSError: see ``write_tensors``.
     """
     tree, tensors = flatten(state)
-    write_tensors(path, tensors, {**metadata, "tree": json.dumps(tree)})
+    return write_tensors(path, tensors, {**metadata, "tree": json.dumps(tree)})
 
 
 def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:

@@ -1,6 +1,5 @@
 """``crumb prepare``: flags, exit codes and messages."""
 
-import os
 import re
 import subprocess
 import sys

@@ -1,0 +1,181 @@
+"""What a command reports is saved, what is saved is reported, and no output replaces a file of another kind."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from called_command import ask
+from fake_runs import fake_run
+
+from crumb_avalanche.cli import OUTPUT_LOST, main
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.store import ReplacedError
+from crumb_avalanche.system.folder_lock import FolderInUseError, locked_file
+
+posix = pytest.mark.skipif(os.name != "posix", reason="devices, links and limits of POSIX")
+
+
+def output_that_takes_nothing(kind):
+    """A standard output that is full, closed or not read, or of an encoding without umlauts."""
+    if kind == "full":
+        return open("/dev/full", "w")
+    if kind == "closed":
+        return None
+    reading, writing = os.pipe()
+    os.close(reading)
+    return open(writing, "w")
+
+
+@posix
+@pytest.mark.parametrize(("kind", "code"), [("full", OUTPUT_LOST), ("closed", OUTPUT_LOST), ("pipe", 141)])
+def test_a_lesson_that_cannot_be_reported_is_said_to_be_saved(mine, place, capsys, monkeypatch, kind, code):
+    output = output_that_takes_nothing(kind)
+    monkeypatch.setattr(sys, "stdout", output)
+    assert main(["teach", str(mine), str(place / "tree" / "red"), "--label", "red", "--progress", "false"]) == code
+    assert sys.stdout is output
+    if output is not None:
+        output.close()  # without an error
+    err = capsys.readouterr().err
+    assert "standard output takes no more" in err and err.endswith("what it saves is saved\n") and err.count("\n") == 1
+    assert len(Learner.load(mine).lessons) == 2
+
+
+@posix
+@pytest.mark.parametrize("kind", ["full", "closed", "pipe"])
+def test_answers_that_nobody_reads_end_the_command(mine, place, capsys, monkeypatch, kind):
+    monkeypatch.setattr(sys, "stdout", output_that_takes_nothing(kind))
+    assert main(["predict", str(mine), str(place / "photos")]) == (141 if kind == "pipe" else OUTPUT_LOST)
+    assert capsys.readouterr().err.count("takes no more") == (kind != "pipe")  # as of other commands before | head
+
+
+def test_a_name_that_standard_output_cannot_encode_is_no_error(mine, place, tmp_path, capsys, monkeypatch):
+    with open(tmp_path / "said", "w", encoding="ascii") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        assert main(["learner", "rename", str(mine), "red", "grün"]) == 0
+    assert (tmp_path / "said").read_text() == "renamed red to gr\\xfcn\n"
+
+
+@posix
+@pytest.mark.slow
+def test_closed_streams_of_a_process(mine, place):
+    """The file of the learner must not take the place of a closed stream."""
+    teach = f"{sys.executable} -m crumb_avalanche.cli teach {mine} {place / 'tree' / 'red'} --label red"
+    for number, streams in enumerate(("<&- >&- 2>&-", ">&-", "2>&-", ">/dev/full 2>/dev/full"), 2):
+        done = subprocess.run(f"{teach} --progress false {streams}", shell=True, capture_output=True, text=True)
+        assert done.returncode == (0 if streams == "2>&-" else OUTPUT_LOST) and "Traceback" not in done.stderr
+        assert len(Learner.load(mine).lessons) == number
+
+
+@posix
+@pytest.mark.parametrize("arguments", [["forget", "red"], ["rename", "red", "x"], ["undo"]])
+def test_a_change_that_cannot_be_saved_is_not_reported(mine, capsys, arguments):
+    import resource
+
+    before, limits = mine.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        code, out, err = ask(capsys, "learner", arguments[0], mine, *arguments[1:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, out) == (1, "") and "takes no file that large" in err and err.count("\n") == 1
+    assert mine.read_bytes() == before and os.listdir(mine.parent) == [mine.name]
+
+
+def test_what_is_written_is_locked_before_it_is_read(mine, tmp_path, capsys, monkeypatch):
+    other, load, held = tmp_path / "other.safetensors", Learner.load.__func__, []
+    learner = Learner.load(mine)
+    for name in [one.name for one in learner.classes]:
+        learner.forget(name)
+    learner.save(other)
+
+    def watched(cls, path, weights=None):
+        with pytest.raises(FolderInUseError), locked_file(mine):
+            pass
+        held.append(path)
+        return load(cls, path, weights)
+
+    monkeypatch.setattr(Learner, "load", classmethod(watched))
+    code, out, _ = ask(capsys, "learner", "merge", mine, other, "--output", mine)
+    assert code == 0 and "3 classes" in out and len(held) == 2
+    for action in (["rename", mine, "red", "rot"], ["forget", mine, "rot"]):
+        assert ask(capsys, "learner", *action)[0] == 0
+    assert len(held) == 4
+
+
+def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    folder, notes = tmp_path / "folder", tmp_path / "notes.txt"
+    folder.mkdir()
+    for name in ("config.yaml", "report.csv", "summary.json"):
+        (folder / name).write_text("mine")
+    notes.write_text("mine")
+    pretrained = tmp_path / "notes.safetensors"
+    pretrained.write_text("mine")
+    other, run = tmp_path / "other.safetensors", fake_run(tmp_path / "run")
+    other.write_bytes(mine.read_bytes())
+    small = ["--weights", "none", "--backbone", "small_cnn", "--image-size", "32", "--progress", "false"]
+    stream = ["run", "--benchmark", "clip_folder", "--dataset-root", clips, *small, "--output", folder]
+    cases = [
+        (["export", mine, "--output", mine], "mine.safetensors exists and is not an ONNX file of crumb export"),
+        (["export", mine, "--output", notes], "notes.txt exists and is not an ONNX file"),
+        (["learner", "merge", mine, other, "--output", notes], "notes.txt exists and is not a learner"),
+        (["predict", mine, place / "photos", "--html", notes.rename(tmp_path / "notes.html")], "not a page of this"),
+        (["pretrain", "--data", clips, "--output", pretrained, "--overwrite", "true", *small], "not of crumb pretrain"),
+        (["pretrain", "--data", clips, "--output", mine, "--overwrite", "true", *small], "not of crumb pretrain"),
+        (["report", run, "--output", folder], "report.csv exists and is of another program"),
+        (stream, "config.yaml exists and is of another program"),
+        ([*stream, "--overwrite", "true"], "config.yaml exists and is of another program"),
+        ([*stream, "--runs", "2"], "summary.json exists and is of another program"),
+    ]
+    (tmp_path / "notes.txt").write_text("mine")
+    files = [mine, notes, pretrained, tmp_path / "notes.html", *folder.iterdir()]
+    before = {path: path.read_bytes() for path in files}
+    for arguments, words in cases:
+        code, _, err = ask(capsys, *arguments)
+        assert code == 1 and words in err and "stays as it is: choose another --" in err, (arguments, err)
+        assert err.count("\n") == 1 and {path: path.read_bytes() for path in files} == before
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "report.csv", "summary.json"]
+
+
+def test_an_output_of_the_same_kind_is_replaced(mine, place, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    run, page = fake_run(tmp_path / "run"), tmp_path / "page.html"
+    for arguments in (
+        *(["export", mine], ["predict", mine, place / "photos", "--html", page]),
+        *(["report", run], ["report", run, "--output", tmp_path / "new"]),
+    ):
+        assert [ask(capsys, *arguments)[0] for _ in range(2)] == [0, 0], arguments
+
+
+@posix
+def test_a_learner_keeps_its_link_and_its_permissions(mine, place, tmp_path, capsys):
+    (tmp_path / "link").symlink_to(mine.name)
+    mine.chmod(0o600)
+    for command in (["teach", tmp_path / "link", place / "tree", "--progress", "false"], ["learner", "undo", mine]):
+        assert ask(capsys, *command)[0] == 0
+    assert (tmp_path / "link").is_symlink() and stat.S_IMODE(mine.stat().st_mode) == 0o600
+    with locked_file(mine):
+        assert "is being changed by another process" in ask(capsys, "learner", "forget", tmp_path / "link", "red")[2]
+    os.link(mine, tmp_path / "second")
+    with pytest.warns(UserWarning, match=r"mine.safetensors has other names \(hard links\)"):
+        assert ask(capsys, "learner", "rename", mine, "red", "rot")[0] == 0
+
+
+def test_a_learner_is_not_saved_over_one_that_took_its_place(mine, tmp_path):
+    first, second = Learner.load(mine), Learner.load(mine)
+    first.rename("red", "rot")
+    first.save(mine)
+    first.save(mine)
+    second.forget("red")
+    with pytest.raises(ReplacedError, match=r"was replaced by another program .* load it and repeat the change"):
+        second.save(mine)
+    assert "rot" in [one.name for one in Learner.load(mine).classes]
+    second.save(tmp_path / "second")
+    mine.write_bytes(b"something else")
+    with pytest.raises(ReplacedError):
+        first.save(mine)
+    mine.unlink()
+    second.save(mine)
+    assert "red" not in [one.name for one in Learner.load(mine).classes]
