@@ -62,7 +62,7 @@ class MemoryBuffer(ABC):
         self.max_size = mem_size
         self.rule = EveryJth() if rule is None else rule
         self.slots = Slots(mem_size, seed)
-        self.labels = torch.full((mem_size,), -1, dtype=torch.int16)
+        self.labels = torch.full((mem_size,), -1, dtype=torch.int16, device="cpu")
         self.rows: Tensor | None = None
 
     @abstractmethod

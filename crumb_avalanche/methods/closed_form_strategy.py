@@ -18,6 +18,7 @@ from crumb_avalanche.methods.features import feature_length, pooled_features
 from crumb_avalanche.methods.method_settings import NoSettings
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.slda import StreamingLDA
+from crumb_avalanche.models.precision import without_autocast
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -51,6 +52,10 @@ class ClosedFormStrategy(StreamStrategy):
         return self.statistics.derived_bytes
 
     def forward(self):
+        with without_autocast(self.device):  # sums of bfloat16 features would part from those of float32
+            return self._forward()
+
+    def _forward(self) -> Tensor:
         if not self.is_training:
             return self._answers(self.features(self.model, self.mb_x))
         if self.clock.train_exp_epochs == 0:

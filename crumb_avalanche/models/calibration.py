@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from crumb_avalanche.models.codebook_init import INITIALISERS
+from crumb_avalanche.models.precision import without_autocast
 from crumb_avalanche.models.split_model import SplitModel
 
 CHUNK = 4  # images that pass F at once
@@ -41,12 +42,14 @@ def calibrate(
     """
     if codebook_init not in INITIALISERS:
         raise ValueError(f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}")
-    maps = (model.features(some.to(model.pixel_mean.device)) for some in some_of(images, measured_images))
+    device = model.pixel_mean.device
+    maps = (model.features(some.to(device)) for some in some_of(images, measured_images))
     whole = next(maps)
     sample = sample_of(chain([whole], maps))
-    factor = model.fold_feature_scale(sample, whole)
-    if model.codebook is not None:
-        INITIALISERS[codebook_init](model.codebook, sample.mul_(factor), torch.Generator().manual_seed(seed))
+    with without_autocast(device):
+        factor = model.fold_feature_scale(sample, whole)
+        if model.codebook is not None:
+            INITIALISERS[codebook_init](model.codebook, sample.mul_(factor), torch.Generator().manual_seed(seed))
     model.calibrated = True
     return model
 

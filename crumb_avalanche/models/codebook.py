@@ -68,7 +68,7 @@ class Codebook(nn.Module):
             )
         if codebook_dim < 1:
             raise ValueError(f"codebook_dim is {codebook_dim}; a memory block needs at least 1 value")
-        self.blocks = nn.Parameter(torch.zeros(codebook_size, codebook_dim))
+        self.blocks = nn.Parameter(torch.zeros(codebook_size, codebook_dim, dtype=torch.float32))
         self.search = BlockSearch() if search is None else search
 
     @property

@@ -33,7 +33,7 @@ def extract_in_parts(
     with torch.inference_mode():
         parts = []
         for some in images.split(at_a_time):
-            if len(some) > 1 or _is_same_alone(extract, some.shape[1:], same_alone, circumstances):
+            if len(some) != 1 or _is_same_alone(extract, some.shape[1:], same_alone, circumstances):
                 parts.append(extract(some))
             else:
                 parts.append(extract(some.expand(2, -1, -1, -1))[:1])

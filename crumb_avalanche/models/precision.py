@@ -1,5 +1,6 @@
-"""Precisions of F and P, and whether a device is fast with them."""
+"""Precisions of F and P, whether a device is fast with them, and what autocast must not change."""
 
+import contextlib
 import warnings
 
 import torch
@@ -12,6 +13,13 @@ def is_quick_in_bf16(device: torch.device) -> bool:
     if device.type != "cpu":
         return True
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+    """Return a context without ``torch.autocast``, for sums and searches that need float32 whatever surrounds them."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def warn_where_bf16_is_slow(device: torch.device) -> None:

@@ -1,11 +1,14 @@
 """Nearest memory block: for every slice, the row with the largest dot product among unit rows (paper, eq. 1-2).
 
-Both searches return the same rows. They are modules so that the ledger can time them with forward hooks.
+Both searches return the same rows. They ignore ``torch.autocast``, since bfloat16 would choose others. They are modules
+so that the ledger can time them with forward hooks.
 ``nearest_rows`` searches tables whose rows have any length, such as those of a product quantizer, in L2.
 """
 
 import torch
 from torch import Tensor, nn
+
+from crumb_avalanche.models.precision import without_autocast
 
 try:
     import faiss
@@ -36,9 +39,10 @@ class TiledSearch(nn.Module):
         """
         columns = unit_rows.t().contiguous()
         indices = torch.empty(len(slices), dtype=torch.int64, device=slices.device)
-        for start in range(0, len(slices), self.tile):
-            scores, best = (slices[start : start + self.tile] @ columns).max(dim=1)
-            indices[start : start + self.tile] = best.masked_fill_(~scores.isfinite(), -1)
+        with without_autocast(slices.device):
+            for start in range(0, len(slices), self.tile):
+                scores, best = (slices[start : start + self.tile] @ columns).max(dim=1)
+                indices[start : start + self.tile] = best.masked_fill_(~scores.isfinite(), -1)
         return indices
 
 
@@ -102,8 +106,9 @@ def nearest_rows(vectors: Tensor, rows: Tensor, tile: int = 2048) -> Tensor:
     # The nearest row is the one with the largest <x, c> - |c|^2 / 2.
     columns, offsets = rows.t().contiguous(), -rows.square().sum(1) / 2
     indices = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
-    for start in range(0, len(vectors), tile):
-        indices[start : start + tile] = torch.addmm(offsets, vectors[start : start + tile], columns).argmax(dim=1)
+    with without_autocast(vectors.device):
+        for start in range(0, len(vectors), tile):
+            indices[start : start + tile] = torch.addmm(offsets, vectors[start : start + tile], columns).argmax(dim=1)
     return indices
 
 

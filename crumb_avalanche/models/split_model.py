@@ -24,7 +24,7 @@ from crumb_avalanche.models.int8 import open_int8
 from crumb_avalanche.models.layers import replace_dropout
 from crumb_avalanche.models.layout import Layout
 from crumb_avalanche.models.normalization import normalized, pixels_of, warn_of_range
-from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow
+from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow, without_autocast
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.stopwatch import Stopwatch
 from crumb_avalanche.system.setting_ranges import check_count
@@ -45,6 +45,27 @@ class ForwardRecord:
     codes: Tensor | None
 
 
+def check_split_model(model: nn.Module, trainer: str) -> None:
+    """Check that a trainer was given a ``SplitModel`` whose weights are float32.
+
+    Raises:
+        TypeError: it is another network, one that is wrapped, or some of its weights are of another type.
+    """
+    if not isinstance(model, SplitModel):
+        cure = "build one with split_backbone(...) or split_at(network, node), and do not wrap it (as_multitask)"
+        if isinstance(getattr(model, "_orig_mod", None), SplitModel):
+            cure = "give the model as it is, and call model.compile() to compile F, which takes most of the time"
+        elif isinstance(getattr(model, "module", None), SplitModel):
+            cure = "give the model inside it: a stream is learned in order, on one device"
+        raise TypeError(f"{trainer} trains a SplitModel, not a {type(model).__name__}: {cure}")
+    for name, weight in model.named_parameters():
+        if weight.dtype != torch.float32:
+            raise TypeError(
+                f"{name} is {weight.dtype}, not float32: call .float() on the part that was converted; for a faster F "
+                "and P call model.set_precision('bf16')"
+            )
+
+
 class SplitModel(nn.Module):
     """``P(F(x))`` with a frozen ``F``, and ``P(decode(encode(F(x))))`` if there is a codebook.
 
@@ -61,7 +82,8 @@ class SplitModel(nn.Module):
         image_size: side in pixels of the images that ``map_shape`` is measured with.
 
     Raises:
-        TypeError: the head is neither linear nor convolutional, or the codebook is not a ``Codebook``.
+        TypeError: the head is neither linear nor convolutional, the codebook is not a ``Codebook``, or weights are not
+            float32.
         ValueError: F cannot take the images, or does not give maps; or the codebook does not fit the maps.
 
     Attributes:
@@ -110,13 +132,15 @@ class SplitModel(nn.Module):
         self.feature_memo: FeatureMemo | None = None
         self._same_alone: dict[tuple, bool] = {}
         self._range_checked = False
-        self.register_buffer("feature_scale", torch.ones(()))
-        self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(1, 3, 1, 1), persistent=False)
-        self.to(memory_format=torch.channels_last)  # half the time of NCHW on CPUs
+        self.register_buffer("feature_scale", torch.ones((), dtype=torch.float32))
+        for name, values in (("pixel_mean", PIXEL_MEAN), ("pixel_std", PIXEL_STD)):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
+        check_split_model(self, type(self).__name__)
+        device = next((weight.device for weight in self.parameters()), torch.device("cpu"))
+        self.to(device, memory_format=torch.channels_last)  # half the time of NCHW on CPUs
         try:
             with torch.no_grad():
-                shape = self.feature_extractor(torch.zeros(1, 3, image_size, image_size)).shape
+                shape = self.feature_extractor(self.pixel_mean.new_zeros(1, 3, image_size, image_size)).shape
         except RuntimeError as error:
             raise ValueError(
                 f"the feature extractor cannot take images of {image_size} pixels ({error}); give another image_size"
@@ -139,6 +163,14 @@ class SplitModel(nn.Module):
         super().train(mode)
         self.feature_extractor.eval()
         return self
+
+    def _apply(self, fn, *arguments, **keywords):
+        if (dtype := fn(self.feature_scale).dtype) != torch.float32:
+            raise TypeError(
+                f"the weights of a {type(self).__name__} stay float32, which codes and sums need, so it cannot become "
+                f"{dtype}; for a faster F and P call set_precision('bf16')"
+            )
+        return super()._apply(fn, *arguments, **keywords)
 
     def __getstate__(self):
         runtime = TORCH if self.runtime.calibration is None else replace(self.runtime, run=None)
@@ -185,7 +217,8 @@ class SplitModel(nn.Module):
     def set_precision(self, precision: str) -> "SplitModel":
         """Set the precision of F and P: ``fp32``, or ``bf16`` autocast. Codes, losses and weights stay float32.
 
-        Warns if bf16 is slower on this device.
+        Warns if bf16 is slower on this device. A ``torch.autocast`` around the model changes P alone: F's maps are kept
+        in caches and memories, so theirs is the precision that is set here.
 
         Args:
             precision: one of ``PRECISIONS``.
@@ -201,7 +234,7 @@ class SplitModel(nn.Module):
         return self
 
     def autocast(self):
-        """Return the context that F and P run in."""
+        """Return the context of the precision that was set."""
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.pixel_mean.device.type, dtype=torch.bfloat16)
@@ -244,8 +277,11 @@ class SplitModel(nn.Module):
             images: ``(B, 3, h, w)``, ``uint8`` pixels or normalised floats (see ``set_normalization``).
 
         Raises:
+            TypeError: the images are of another type.
             ValueError: the images do not have 3 channels.
         """
+        if not (images.dtype == torch.uint8 or images.is_floating_point()):
+            raise TypeError(f"the images are {images.dtype}; give uint8 pixels, or normalised floats")
         if images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(
                 f"the images are {tuple(images.shape)}, not (B, 3, h, w); for grey images, repeat the channel in the "
@@ -263,7 +299,7 @@ class SplitModel(nn.Module):
 
     def _extract(self, images: Tensor) -> Tensor:
         images = self.normalized(images)
-        with self.autocast():
+        with without_autocast(images.device), self.autocast():
             if self.runtime.run is not None:
                 return self.runtime.run(images).float()
             return self.feature_extractor(images.contiguous(memory_format=torch.channels_last)).float()

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
 from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.labels import labels_of, use_int64_labels
 from crumb_avalanche.training.normalization import normalization_of
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import StatefulPlugin
@@ -43,6 +43,11 @@ class BatchPlugin(StatefulPlugin):
 
     def before_training_epoch(self, strategy, **kwargs):
         self._position = 0
+
+    def before_training_iteration(self, strategy, **kwargs):
+        use_int64_labels(strategy)
+
+    before_eval_iteration = before_training_iteration
 
     def before_forward(self, strategy, **kwargs):
         keep_training_mode(strategy)
@@ -123,7 +128,7 @@ class StoringPlugin(BatchPlugin):
 
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)
-        labels = labels_of(strategy.experience.dataset)
+        labels = labels_of(strategy.adapted_dataset)  # of all images that are trained on
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered = Counter()
         self._earlier |= self._classes

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import torch
-from avalanche.training.plugins import SupervisedPlugin
+from avalanche.training.plugins import FromScratchTrainingPlugin, GDumbPlugin, SupervisedPlugin
 from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
 
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.setting_ranges import check_count, check_range
 from crumb_avalanche.training.balanced_replay import BalancedReplay
@@ -27,7 +27,9 @@ def memory_step(strategy, loss: Tensor, **kwargs) -> None:
     strategy.replay_loss = loss
     strategy.optimizer.zero_grad()
     trigger_plugins(strategy, "on_replay_loss", **kwargs)
-    loss.backward()
+    loss_of_batch, strategy.loss = strategy.loss, loss
+    strategy.backward()  # not loss.backward(): a strategy may scale its loss there
+    strategy.loss = loss_of_batch
     trigger_plugins(strategy, "on_replay_update", **kwargs)
     strategy.optimizer_step()
     strategy.replay_loss = loss.detach()
@@ -107,13 +109,21 @@ class CRUMBPlugin(StoringPlugin):
             raise ValueError("fused replay has one batch for each new one: leave out fused, or replay_compute")
         self.balanced = None if replay_compute is None else BalancedReplay(replay_compute)
 
+    def before_training(self, strategy, **kwargs):
+        super().before_training(strategy, **kwargs)
+        for plugin in strategy.plugins:
+            if isinstance(plugin, GDumbPlugin | FromScratchTrainingPlugin) and isinstance(
+                self.storage_policy, CodeBuffer
+            ):
+                raise ValueError(
+                    f"{type(plugin).__name__} puts the model back to its first weights before each experience, and the "
+                    "codebook with it, so that memories could not be decoded: use CRUMBPlugin in a strategy that goes "
+                    "on learning, such as Naive or CRUMBStrategy, or give it an ImageBuffer"
+                )
+
     def before_training_exp(self, strategy, **kwargs):
         model = strategy.model
-        if not isinstance(model, SplitModel):
-            raise TypeError(
-                f"CRUMB trains a SplitModel, not a {type(model).__name__}: build one with split_backbone(...) "
-                "or split_at(network, node)"
-            )
+        check_split_model(model, "CRUMB")
         if (listed := sum(isinstance(plugin, CRUMBPlugin) for plugin in strategy.plugins)) > 1:
             raise ValueError(
                 f"the plugin list has {listed} of CRUMBPlugin, which would replay twice; CRUMBStrategy has its own, so "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import check_count
 from crumb_avalanche.training.criterion import UNSEEN_LOGIT, SeenClassesLoss
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.labels import labels_of, use_int64_labels
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 # Probability of each class not seen yet in evaluation: the loss of its image is 13.8 instead of 10,000.
@@ -80,8 +80,14 @@ class SeenClassesPlugin(StatefulPlugin):
 
     before_eval = before_training
 
+    def before_training_iteration(self, strategy, **kwargs):
+        use_int64_labels(strategy, targets=True)
+
+    before_eval_iteration = before_training_iteration
+
     def before_training_exp(self, strategy, **kwargs):
-        labels = sorted(set(labels_of(strategy.experience.dataset)))
+        coming = (strategy.experience.dataset, strategy.adapted_dataset)  # the second may have all experiences so far
+        labels = sorted({label for dataset in coming for label in labels_of(dataset)})
         if isinstance(strategy.model, SplitModel):  # before a method indexes tables with an entry for each output
             check_outputs(labels, strategy.model.n_classes)
         for label in labels:
@@ -245,6 +251,8 @@ class DivergenceGuard(StatefulPlugin):
             model = nn.ModuleList(part for part in (model.plastic_layers, model.codebook) if part is not None)
         weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
         weights += [statistic for statistic in model.buffers() if statistic.is_floating_point()]
+        if not weights:
+            return
         if bool(torch.isfinite(loss)):
             if len(self._good) != len(weights):
                 self._good = [torch.empty_like(weight) for weight in weights]

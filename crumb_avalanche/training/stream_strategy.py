@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
-from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.setting_ranges import check_count
 from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
@@ -23,6 +24,11 @@ HOST_ARGUMENTS = (
     *("model", "optimizer", "criterion", "train_mb_size", "train_epochs", "eval_mb_size", "device", "plugins"),
     *("evaluator", "eval_every"),
 )
+
+
+def _cpu_by_default() -> AbstractContextManager:
+    """Return a context in which new tensors are in CPU memory, as storage is, whatever ``set_default_device`` says."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 class StreamStrategy(SupervisedTemplate):
@@ -87,11 +93,7 @@ class StreamStrategy(SupervisedTemplate):
         memory: StoringPlugin | None = None,
         **base_kwargs,
     ):
-        if not isinstance(model, SplitModel):
-            raise TypeError(
-                f"{type(self).__name__} trains a SplitModel, not a {type(model).__name__}: build one with "
-                "split_backbone(...) or split_at(network, node), and do not wrap it (as_multitask)"
-            )
+        check_split_model(model, type(self).__name__)
         check_count("train_mb_size", train_mb_size)
         self.seen_classes = SeenClassesPlugin()
         self.memory = memory
@@ -128,7 +130,7 @@ class StreamStrategy(SupervisedTemplate):
             TrainingDivergedError: the loss is NaN or infinite; see ``DivergenceGuard``.
             ValueError: the head has no output for a class of the experience.
         """
-        with named_frames(self):
+        with named_frames(self), _cpu_by_default():
             return super().train(*arguments, **keywords)
 
     def eval(self, *arguments, **keywords):
@@ -137,7 +139,7 @@ class StreamStrategy(SupervisedTemplate):
         Raises:
             BadFeaturesError: the feature map of an image is not finite or too large.
         """
-        with named_frames(self):
+        with named_frames(self), _cpu_by_default():
             return super().eval(*arguments, **keywords)
 
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
@@ -163,6 +165,16 @@ class StreamStrategy(SupervisedTemplate):
         super()._before_forward(**kwargs)
 
     def backward(self):
+        """Compute the gradients of ``loss``.
+
+        Raises:
+            ValueError: no weight is trained.
+        """
+        if not self.loss.requires_grad:
+            raise ValueError(
+                "the loss has no gradient: call train outside of torch.no_grad() and torch.inference_mode(), and leave "
+                "requires_grad of some weights of the plastic layers or of the codebook on"
+            )
         with self.model.stopwatch.measure("plastic"):
             super().backward()
 

@@ -144,7 +144,7 @@ def test_a_loss_is_over_the_seen_classes(name, seen, logits):
     plugin = seen_classes(seen)
     rows = [{label: float(row[label]) for label in seen} for row in logits.detach()]
     loss = SeenClassesLoss(criterion, plugin.unseen)(plugin.mask(logits), torch.tensor(LABELS))
-    assert float(loss) == pytest.approx(twin(rows, LABELS), rel=1e-5)
+    assert loss.item() == pytest.approx(twin(rows, LABELS), rel=1e-5)
     loss.backward()
     unseen = sorted(set(range(CLASSES)) - set(seen))
     assert not logits.grad[:, unseen].any() and logits.grad.isfinite().all()

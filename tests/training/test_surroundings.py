@@ -1,0 +1,248 @@
+"""What a user's script has around a strategy: autocast, converted models, wrappers, types, defaults, other hosts."""
+
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import DataAttribute, make_avalanche_dataset
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.supervised import Cumulative, FromScratchTraining, GDumb, JointTraining, Naive
+from small_crumb import SGD, same_weights, train
+from small_models import coloured
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from crumb_avalanche.methods.registry import build_strategy
+from crumb_avalanche.models import search
+from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
+from crumb_avalanche.training.plugins import SeenClassesPlugin
+from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer
+
+EXACT = dict(rtol=0, atol=0)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:No loggers specified", "ignore::DeprecationWarning", "ignore:class . returns"
+)
+
+
+def autocast():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def test_the_search_ignores_autocast(monkeypatch):
+    slices, rows = (torch.randn(size, 16, generator=torch.Generator().manual_seed(size)) for size in (5000, 256))
+    rows = nn.functional.normalize(rows)
+    monkeypatch.setattr(search, "faiss", None)
+    for find in (search.TiledSearch(), search.BlockSearch(), search.nearest_rows):
+        expected = find(slices, rows)
+        with autocast():
+            assert torch.equal(find(slices, rows), expected)
+
+
+def test_maps_codes_and_calibration_ignore_autocast(make_model, make_stream, pixels):
+    plain, other, images = make_model(), make_model(), make_stream().train_stream[0].dataset
+    for model in (plain, other):
+        model.codebook.blocks.data.zero_()
+        model.codebook.search = search.TiledSearch()
+    calibrate(plain, images)
+    with autocast():
+        calibrate(other, images)
+        maps, codes = other.features(pixels), other.encode(other.features(pixels))
+        logits = other.eval()(pixels)
+    same_weights(plain, other, **EXACT)
+    assert torch.equal(maps, plain.features(pixels)) and torch.equal(codes, plain.encode(maps))
+    assert not torch.equal(logits, plain.eval()(pixels))  # P is what autocast was asked for
+
+
+@pytest.mark.parametrize("name", ["ncm", "slda", "rda", "ranpac"])
+def test_class_statistics_ignore_autocast(name, make_model, make_stream):
+    states = []
+    for context in (torch.enable_grad, autocast):
+        quiet, stream = EvaluationPlugin(loggers=[]), make_stream()
+        strategy = build_strategy(name, make_model(codebook=False), mem_size=8, evaluator=quiet)
+        with context():
+            strategy.train(stream.train_stream[0])
+            strategy.eval(stream.test_stream)
+        states.append(strategy.state_dict()["method"])
+    torch.testing.assert_close(*states, **EXACT)
+
+
+@pytest.mark.parametrize("name", ["half", "bfloat16", "double"])
+def test_a_model_stays_float32(name, make_model, make_stream):
+    with pytest.raises(TypeError, match=r"weights of a SplitModel stay float32.*set_precision\('bf16'\)"):
+        getattr(make_model(), name)()
+    model = make_model()
+    getattr(model.plastic_layers, name)()
+    with pytest.raises(TypeError, match=r"plastic_layers.conv.weight is torch.*call .float\(\)"):
+        train(model, make_stream(), CodeBuffer(7))
+    model.float()
+    train(model, make_stream(), CodeBuffer(7))
+
+
+@pytest.mark.parametrize(
+    "wrap, words",
+    [
+        pytest.param(torch.compile, r"call model.compile\(\)", marks=pytest.mark.slow),  # its import takes 6 s
+        (nn.DataParallel, "give the model inside it"),
+    ],
+)
+def test_a_wrapped_model_says_what_to_give(wrap, words, make_model, make_stream):
+    with pytest.raises(TypeError, match=words):
+        train(wrap(make_model()), make_stream(), CodeBuffer(7))
+    strategy, _ = in_host(Naive, wrap(make_model()), CodeBuffer(7))
+    with pytest.raises(TypeError, match=words):
+        strategy.train(make_stream().train_stream[0])
+
+
+def labelled_stream(dtype):
+    images, labels = coloured().tensors
+    parts = []
+    for chosen in (labels < 2, labels >= 2):
+        own = labels[chosen].to(dtype)
+        attributes = [DataAttribute(own, "targets")]
+        parts.append(make_avalanche_dataset(TensorDataset(images[chosen], own), data_attributes=attributes))
+    return benchmark_from_datasets(train=parts, test=parts)
+
+
+def test_labels_may_be_whole_numbers_of_any_size(make_model):
+    models = []
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        models.append(make_model())
+        stream = labelled_stream(dtype)
+        train(models[-1], stream, CodeBuffer(7)).eval(stream.test_stream)
+    for model in models[1:]:
+        same_weights(models[0], model, **EXACT)
+    with pytest.raises(TypeError, match=r"the labels of a batch are torch.float32 of shape"):
+        train(make_model(), labelled_stream(torch.float32), CodeBuffer(7))
+
+
+class Losses(SupervisedPlugin):
+    def __init__(self):
+        super().__init__()
+        self.values = []
+
+    def before_update(self, strategy, **kwargs):
+        self.values.append(strategy.loss.item())
+
+
+def in_host(host, model, buffer, **arguments):
+    seen, losses = SeenClassesPlugin(), Losses()
+    strategy = host(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), **SGD),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=6,
+        plugins=[
+            seen,
+            CRUMBPlugin(buffer, codebook_weight=float(isinstance(buffer, CodeBuffer)), direct_weight=1, seen=seen),
+            losses,
+        ],
+        evaluator=EvaluationPlugin(loggers=[]),
+        **arguments,
+    )
+    return strategy, losses
+
+
+@pytest.mark.parametrize("host", [Cumulative, JointTraining])
+def test_strategies_that_train_on_all_experiences_take_the_plugin(host, model, make_stream):
+    strategy, losses = in_host(host, model, CodeBuffer(8))
+    stream = make_stream().train_stream
+    for part in [stream] if host is JointTraining else stream:
+        strategy.train(part)
+    assert max(losses.values) < 20  # no class that is trained on was masked
+    assert {label: strategy.plugins[1].storage_policy.slots.count(label) for label in range(4)} == dict.fromkeys(
+        range(4), 2
+    )
+
+
+@pytest.mark.parametrize("host, more", [(GDumb, {"mem_size": 20}), (FromScratchTraining, {})])
+def test_a_model_that_is_put_back_cannot_have_codes(host, more, make_model, make_stream):
+    strategy, _ = in_host(host, make_model(), CodeBuffer(8), **more)
+    with pytest.raises(ValueError, match=r"puts the model back to its first weights .* or give it an ImageBuffer"):
+        strategy.train(make_stream().train_stream[0])
+    strategy, losses = in_host(host, make_model(), ImageBuffer(8), **more)
+    for experience in make_stream().train_stream:
+        strategy.train(experience)
+    assert max(losses.values) < 20
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_training_without_gradients_says_so(context, model, make_stream):
+    with context(), pytest.raises(ValueError, match=r"the loss has no gradient: call train outside of torch.no_grad"):
+        train(model, make_stream(), CodeBuffer(7))
+
+
+def test_training_of_a_frozen_model_says_so(model, make_stream):
+    with pytest.raises(ValueError, match="leave requires_grad of some weights"):
+        train(model.requires_grad_(False), make_stream(), CodeBuffer(7))
+
+
+def test_an_evaluation_in_inference_mode_leaves_training_as_it_is(make_model, make_stream):
+    models = []
+    for context in (torch.enable_grad, torch.inference_mode):
+        stream = make_stream()
+        strategy = train(make_model(), make_stream(), CodeBuffer(7))
+        with context():
+            strategy.eval(stream.test_stream)
+        strategy.train(stream.train_stream[0])
+        models.append(strategy.model)
+    same_weights(*models, **EXACT)
+
+
+@pytest.mark.parametrize(
+    "set_default, value, back",
+    [
+        (torch.set_default_device, "meta", None),
+        (torch.set_default_dtype, torch.float64, torch.float32),
+    ],
+)
+def test_defaults_of_torch_do_not_matter(set_default, value, back, make_model, make_stream):
+    models = [make_model(), make_model()]
+    streams = [make_stream(), make_stream()]
+    train(models[0], streams[0], CodeBuffer(7)).eval(streams[0].test_stream)
+    set_default(value)
+    try:
+        train(models[1], streams[1], CodeBuffer(7)).eval(streams[1].test_stream)
+    finally:
+        set_default(back)
+    same_weights(*models, **EXACT)
+
+
+def test_images_may_have_any_order_in_memory_and_any_float_type(model, pixels):
+    images = model.normalized(pixels)
+    expected = model.eval()(images)
+    for other in (images.double(), images.to(memory_format=torch.channels_last), images.mT.contiguous().mT):
+        assert torch.equal(model(other), expected)
+    assert model(images[:0]).shape == (0, 4) and model.train()(images[:0]).shape == (0, 4)
+    with pytest.raises(TypeError, match=r"the images are torch.int64; give uint8 pixels, or normalised floats"):
+        model(pixels.long())
+
+
+def test_the_replay_step_scales_its_loss_as_the_strategy_does(make_model, make_stream):
+    class Scaled(CRUMBStrategy):
+        """Scales losses up before and gradients down after the backward pass, as a ``GradScaler`` does."""
+
+        def backward(self):
+            self.loss = self.loss * 1024
+            super().backward()
+            self.loss = self.loss / 1024
+
+        def optimizer_step(self):
+            for weight in self.model.parameters():
+                if weight.grad is not None:
+                    weight.grad /= 1024
+            super().optimizer_step()
+
+    models = []
+    for kind in (CRUMBStrategy, Scaled):
+        model = make_model()
+        strategy = kind(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), **SGD),
+            mem_size=7,
+            train_mb_size=6,
+            evaluator=EvaluationPlugin(loggers=[]),
+        )
+        for experience in make_stream().train_stream:
+            strategy.train(experience)
+        models.append(model)
+    same_weights(*models, **EXACT)
