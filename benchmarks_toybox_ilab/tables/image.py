@@ -91,9 +91,11 @@ def other_images(image: Image.Image) -> str | None:
     most 100 pages of a TIFF file are looked at, and the images of a large GIF file are not counted: there may be
     millions.
     """
-    if image.format in ("MPO", "PSD") or not getattr(image, "is_animated", False):
+    if image.format == "JPEG":
+        count = 1 + _joined_jpegs(image)
+    elif image.format in ("MPO", "PSD") or not getattr(image, "is_animated", False):
         return None
-    if image.format == "TIFF":
+    elif image.format == "TIFF":
         count = 0
         with suppress(EOFError):
             for page in range(100):
@@ -104,7 +106,24 @@ def other_images(image: Image.Image) -> str | None:
         return "only its first image is used; save the others as files of their own"
     else:
         count = image.n_frames
-    return f"only the first of its {count} images is used; save the others as files of their own" if count > 1 else None
+    if count < 2:
+        return None
+    cure = "name a video .mjpeg" if image.format == "JPEG" else "save the others as files of their own"
+    return f"only the first of its {count} images is used; {cure}"
+
+
+def _joined_jpegs(image: Image.Image) -> int:
+    """How many JPEG images follow the first one without a gap, as in Motion JPEG video.
+
+    A single one is the preview that some cameras add.
+    """
+    if image.fp is None:
+        return 0
+    place = image.fp.tell()
+    image.fp.seek(0)
+    count = image.fp.read().count(b"\xff\xd9\xff\xd8\xff")
+    image.fp.seek(place)
+    return count if count > 1 else 0
 
 
 def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:

@@ -1,15 +1,19 @@
 """Decode the frames of a video file at a given rate and size, and detect damaged or truncated files."""
 
+import math
 import re
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.image import on_background
+from benchmarks_toybox_ilab.video.colours import HDR, is_wide, srgb
 
 Size = int | tuple[int, int] | None  # largest short side in pixels, exact (width, height), or None to keep the size
 
@@ -90,6 +94,28 @@ def expected_frames(video: Path, fps: float, size: Size) -> tuple[int, int]:
         return int(seconds * fps) + 1, width * height
 
 
+def seconds_of(video: Path, most: float) -> float:
+    """The seconds that the pictures of a video last, by the time stamps of its packets; no more than about `most`.
+
+    What a header states may be the length of the sound, or begin before the pictures.
+
+    Raises:
+        VideoError: If the file cannot be opened or has no video stream.
+    """
+    with _opened(video, 1) as (container, stream):
+        begin, end, step = math.inf, -math.inf, 1 / _rate(stream)
+        with suppress(load_av().error.FFmpegError):  # of a damaged file what can be read
+            for number, packet in enumerate(packet for packet in container.demux(stream) if packet.size):
+                stamp = packet.dts if packet.pts is None else packet.pts
+                time = number * step if stamp is None else float(stamp * packet.time_base)
+                if not packet.is_discard:
+                    lasts = float(packet.duration * packet.time_base) if packet.duration else step
+                    begin, end = min(begin, time), max(end, time + lasts)
+                if end - begin >= most:
+                    break
+        return max(end - begin, 0.0)
+
+
 class Clock:
     """Convert time stamps, which may be missing, jump, or begin anywhere, to seconds since the first frame.
 
@@ -137,13 +163,24 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
 
 
 def picture(frame: Any, size: Size) -> Image.Image:
-    """Convert a decoded frame to an upright RGB image of the given size."""
+    """Convert a decoded frame to an upright image of the given size: sRGB, on white where it is transparent."""
     # By number: PyAV 19 iterates over types, and earlier ones over data.
     entries = map(frame.side_data.__getitem__, range(len(frame.side_data)))
     matrix = next((bytes(data) for data in entries if data.type.name == "DISPLAYMATRIX"), None)
     # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
-    colours = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"} if frame.colorspace == 1 else {}
-    image = upright(frame.to_image(**colours), matrix)
+    how = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"} if frame.colorspace == 1 else {}
+    transfer, primaries = getattr(frame, "color_trc", 2), getattr(frame, "color_primaries", 2)
+    clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
+    if is_wide(transfer, primaries):
+        deep = frame.reformat(format="rgba64le" if clear else "rgb48le", **how).to_ndarray()
+        pixels = srgb(deep[..., :3], transfer, primaries)
+        pixels = np.concatenate([pixels, (deep[..., 3:] >> 8).astype(np.uint8)], axis=2)
+        image = Image.fromarray(pixels)
+    elif clear:
+        image = Image.fromarray(frame.reformat(format="rgba", **how).to_ndarray())
+    else:
+        image = frame.to_image(**how)
+    image = upright(on_background(image) if clear else image, matrix)
     # Pillow rounds correctly; FFmpeg's scaler, as set by PyAV, darkens the image by one grey level.
     target = _target(image.width, image.height, size)
     return image if target == image.size else image.resize(target, Image.Resampling.BICUBIC)
@@ -161,13 +198,13 @@ def _target(width: int, height: int, size: Size) -> tuple[int, int]:
 def _timed_frames(video: Path, threads: int) -> Iterator[tuple[float, Any]]:
     """Yield every frame and its time after the first; skip damaged frames before the first good one."""
     with _opened(video, threads) as (container, stream):
-        rate = float(stream.average_rate or stream.guessed_rate or 25)
+        rate, decode = _rate(stream), _decoding(stream)
         clock, time, first, end, begun = Clock(rate), 0.0, None, 0.0, False
         for packet in container.demux(stream):
             if begun and packet.is_corrupt:
                 raise _video_error(video, f"is damaged or truncated after {time:.1f} s")
             begun = begun or not packet.is_corrupt
-            for frame in packet.decode():
+            for frame in decode(packet):
                 if frame.is_corrupt and first is None:  # a recording that begins between two key frames
                     continue
                 if frame.is_corrupt:
@@ -194,20 +231,34 @@ def _stamp(frame: Any, container: Any) -> float | None:
     return None if stamp is None or frame.time_base is None else float(stamp * frame.time_base)
 
 
+def _rate(stream: Any) -> float:
+    return float(stream.average_rate or stream.guessed_rate or 25)
+
+
 def _stated_seconds(container: Any, stream: Any, rate: float) -> float:
     """The length of the complete file according to its header; 0 for containers that do not state it."""
     formats = container.format.name.split(",")
     if "avi" in formats:
         return stream.frames / rate
-    if "mov" in formats or "matroska" in formats:
-        if stream.duration:
-            return float(stream.duration * stream.time_base)
+    if "mov" in formats and stream.duration:
+        return float(stream.duration * stream.time_base)
+    if "mov" in formats or "matroska" in formats:  # the stream's length in Matroska is FFmpeg's guess
         if match := _STATED_LENGTH.match(stream.metadata.get("DURATION", "")):
             hours, minutes, seconds = map(float, match.groups())
             return 3600 * hours + 60 * minutes + seconds
         if len(container.streams) == 1 and container.duration:  # otherwise it may be the length of the audio
             return container.duration / 1e6
     return 0.0
+
+
+def _decoding(stream: Any) -> Callable[[Any], list[Any]]:
+    """What decodes the packets of a stream: of VP8 and VP9 with alpha a library that keeps it, unlike FFmpeg itself."""
+    own, av = stream.codec_context, load_av()
+    if stream.metadata.get("alpha_mode") != "1" or own.name not in ("vp8", "vp9"):
+        return av.Packet.decode
+    decoder = av.CodecContext.create({"vp8": "libvpx", "vp9": "libvpx-vp9"}[own.name], "r")
+    decoder.extradata, decoder.options = own.extradata, DECODING
+    return lambda packet: decoder.decode(packet if packet.size else None)
 
 
 @contextmanager
@@ -232,6 +283,11 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
         stream = container.streams.video[0]
         if stream.codec_context is None:
             raise _video_error(video, "is of a codec that FFmpeg does not know")
+        if getattr(stream.codec_context, "color_trc", 2) in HDR and not hasattr(av.VideoFrame, "color_trc"):
+            raise VideoError(
+                f"video {video} is HDR, which PyAV {av.__version__} does not tell of its frames: pip install -U av, or "
+                "save it as SDR."
+            )
         stream.thread_type = "AUTO"
         stream.codec_context.thread_count = threads
         stream.codec_context.options = DECODING

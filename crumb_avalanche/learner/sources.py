@@ -17,7 +17,7 @@ from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image, to_rgb
 from benchmarks_toybox_ilab.video.extract import VIDEO_EXTENSIONS, frame_rate, is_video
-from benchmarks_toybox_ilab.video.sampling import VideoError, expected_frames, sampled_frames
+from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames, seconds_of
 from crumb_avalanche.learner.clip import ENOUGH_FRAMES, BadImage, Clip, ClipFiles, Frames, OnBad, warn
 from crumb_avalanche.learner.folders import (
     check_name,
@@ -257,8 +257,8 @@ def _reason(error: Exception) -> str:
 
 
 def _default_rate(video: Path) -> float:
-    seconds = expected_frames(video, 100.0, None)[0] / 100
-    return min(5.0, max(1.0, ENOUGH_FRAMES / seconds))
+    seconds = seconds_of(video, most=ENOUGH_FRAMES)
+    return min(5.0, max(1.0, ENOUGH_FRAMES / max(seconds, 1.0)))
 
 
 def _not_empty(clips: Iterator[Kind], source: str) -> Iterator[Kind]:

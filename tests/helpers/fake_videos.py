@@ -17,22 +17,27 @@ def write_video(
     stamps: Iterable[int] | None = None,
     matrix: tuple[int, ...] | None = None,
     faststart: bool = False,
+    sound: float = 0,
+    live: bool = False,
 ) -> Path:
     """Write a video whose frames show their number (see `video_frame_number`) and a white upper left quarter.
 
     `stamps` are the times of the frames in milliseconds, instead of seconds x rate frames; `matrix` is nine numbers
     that turn the picture; `faststart` puts the table of an MP4 file in front, so that one cut off can be opened.
+    `sound` is so many seconds of silence; a `live` recording does not state its length.
     """
     import av
 
     codec = codec or {".webm": "libvpx", ".mpg": "mpeg1video"}.get(path.suffix.lower(), "libx264")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w", options={"movflags": "faststart"} if faststart else {}) as container:
+    options = {"live": "1"} if live else {"movflags": "faststart"} if faststart else {}
+    with av.open(str(path), "w", options=options) as container:
         options = {"crf": "1", "preset": "veryfast"} if codec == "libx264" else {}
         stream = container.add_stream(codec, rate=rate, options=options)
         stream.width, stream.height = size
-        stream.pix_fmt = "yuv420p"
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         stream.bit_rate = 4_000_000
+        silence = container.add_stream("mp2" if path.suffix == ".mpg" else "aac", rate=48000) if sound else None
         if matrix is not None:
             stream.set_display_matrix(matrix)
         if stamps is not None:
@@ -44,7 +49,20 @@ def write_video(
             frame.pts, frame.time_base = stamp, Fraction(1, rate if stamps is None else 1000)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+        if silence is not None:
+            _add_silence(container, silence, sound)
     return path
+
+
+def _add_silence(container, stream, seconds: float) -> None:
+    """Encode silence of a second at a time."""
+    import av
+
+    for second in range(round(seconds)):
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 48000), np.float32), format="fltp", layout="mono")
+        frame.sample_rate, frame.pts, frame.time_base = 48000, 48000 * second, Fraction(1, 48000)
+        container.mux(stream.encode(frame))
+    container.mux(stream.encode())
 
 
 def frame_number(image: Image.Image) -> int:
@@ -65,9 +83,5 @@ def write_sound(path: Path) -> Path:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("aac", rate=8000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.float32), format="fltp", layout="mono")
-        frame.sample_rate = 8000
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+        _add_silence(container, container.add_stream("aac", rate=48000), 1)
     return path

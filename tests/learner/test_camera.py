@@ -91,7 +91,8 @@ def fake_camera(monkeypatch, stamps, closed=lambda: None):
         for stamp in stamps:
             if isinstance(stamp, Exception):
                 raise stamp
-            yield SimpleNamespace(time=stamp, side_data=[], colorspace=picture.colorspace, to_image=picture.to_image)
+            parts = {name: getattr(picture, name) for name in ("side_data", "colorspace", "format", "to_image")}
+            yield SimpleNamespace(time=stamp, **parts)
 
     class Container(nullcontext):
         streams = SimpleNamespace(video=[SimpleNamespace(average_rate=None)])

@@ -38,8 +38,14 @@ def test_a_video_is_sampled(video):
 
 @pytest.mark.parametrize(("seconds", "rate"), [(0, 5), (3, 5), (8, 2.5), (20, 1), (3600, 1)])
 def test_the_rate_of_a_video_depends_on_its_length(monkeypatch, tmp_path, seconds, rate):
-    monkeypatch.setattr(sources, "expected_frames", lambda video, fps, size: (int(seconds * fps) + 1, 1))
+    monkeypatch.setattr(sources, "seconds_of", lambda video, most: seconds)
     assert sources._default_rate(tmp_path) == pytest.approx(rate, rel=0.01)
+
+
+def test_sound_that_lasts_longer_does_not_reduce_the_frames(tmp_path):
+    pytest.importorskip("av")
+    path = write_video(tmp_path / "a.mkv", seconds=6, sound=12)
+    assert numbers(path) == [list(range(0, 60, 3))]  # 20 of 6 seconds
 
 
 def test_no_frame_of_a_video_is_given_twice(video):

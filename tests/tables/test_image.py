@@ -183,6 +183,16 @@ def test_several_pages_and_what_does_not_count_as_one(tmp_path):
             assert opened.n_frames == 2 and other_images(opened) is None
 
 
+def test_motion_jpeg_with_the_name_of_a_photo(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = SIDEWAYS
+    Image.new("RGB", (8, 4), (40, 40, 40)).save(tmp_path / "a.jpg", exif=exif)
+    frame = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "a.jpg").write_bytes(frame * 180)
+    with pytest.warns(UserWarning, match="only the first of its 180 images is used; name a video .mjpeg"):
+        assert read_image(tmp_path / "a.jpg", upright=True).size == (4, 8)
+
+
 def test_images_that_would_be_read_wrong_are_refused(tmp_path):
     pixels = np.zeros((2, 2, 3), np.uint16)
     with pytest.raises(ValueError, match="raw photo, of which only a thumbnail"):
