@@ -71,18 +71,16 @@ def show(path: Path) -> None:
     print_line(f"budget    {header['budget_bytes']:,} bytes")
     print_line(f"written   {header['written']} by " + ", ".join(f"{k} {v}" for k, v in header["versions"].items()))
     print_line("classes")
-    kept = header.get("thumbnails", {})
-    for name, count in header["classes"].items():
+    kept = header["thumbnails"]
+    for name, count in ((one["name"], one["images"]) for one in header["classes"] if one):
         small = "; thumbnails: {count}, {bytes:,} bytes".format(**kept[name]) if name in kept else ""
         print_line(f"  {name}: {counted(count, 'image')}{small}")
     print_line("lessons")
     for lesson in header["lessons"]:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
-        runtime = lesson.get("runtime", "torch")
-        print_line(
-            f"  {lesson['when']}  {what or FORGOTTEN}" + ("" if runtime.startswith("torch") else f", by {runtime}")
-        )
-    for line in header.get("stored", ()):  # files of earlier versions lack it
+        by = "" if lesson["runtime"].startswith("torch") else f", by {lesson['runtime']}"
+        print_line(f"  {lesson['when']}  {what or FORGOTTEN}{by}")
+    for line in header["stored"]:
         print_line(f"stored    {line}")
     kind = REPLAY.get(header["method"])
     if kind is not None and kind.images:

@@ -1,7 +1,7 @@
 """What a learner answers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -84,8 +84,8 @@ class Lesson:
         when: date and time, ISO 8601 in UTC.
         unread: files that could not be read (``BadImage``); a saved lesson has none.
         notes: what the learner gave up to stay within its budget.
-        runtime: name and version of what ran the network; only ``torch`` in files of earlier versions.
-        id: random number; equal in copies of a learner alone. 0 in files of earlier versions.
+        runtime: name and version of what ran the network.
+        id: random number; equal in copies of a learner alone.
     """
 
     images: dict[str, int]
@@ -112,6 +112,5 @@ class Lesson:
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Lesson":
-        """Load what ``state_dict`` returned, also after JSON; what a later version added is left out."""
-        known = {one.name: state[one.name] for one in fields(cls) if one.name in state}
-        return cls(**{**known, "unread": (), "notes": tuple(state["notes"])})
+        """Load what ``state_dict`` returned, also after JSON."""
+        return cls(**{**state, "unread": (), "notes": tuple(state["notes"])})

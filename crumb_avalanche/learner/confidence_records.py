@@ -77,8 +77,7 @@ class Records(NamedTuple):
             KeyError: a tensor is missing.
             StateError: a tensor has another shape.
         """
-        older = {"without": torch.full_like(torch.as_tensor(state["typicality"]), torch.nan)}
-        loaded = cls(*(torch.as_tensor((older | state)[name]).clone() for name in cls._fields))
+        loaded = cls(*(torch.as_tensor(state[name]).clone() for name in cls._fields))
         for name, values, own in zip(cls._fields, loaded, cls.none(), strict=True):
             if values.shape != (len(loaded.labels), *own.shape[1:]):
                 raise StateError(

@@ -54,7 +54,7 @@ def evidence(statistics: ClassStatistics, features: Tensor, scores: Tensor | Non
 
     Raises:
         TypeError: the closed form is of a kind without distances.
-        ValueError: the closed form has no class yet.
+        ValueError: the closed form has no class yet, or its scores are not finite: no images have such statistics.
     """
     kind = type(statistics)
     if kind not in TEMPERATURES:
@@ -63,9 +63,15 @@ def evidence(statistics: ClassStatistics, features: Tensor, scores: Tensor | Non
     labels = statistics.image_counts.nonzero().flatten()
     if not len(labels):
         raise ValueError("the closed form has no class yet; update it with images first")
-    scores = statistics.scores(features)[:, labels] if scores is None else scores.double()
-    typicality = _typicality(statistics, features, scores)
-    return Evidence(scores / TEMPERATURES[kind], labels, statistics.image_counts[labels].long(), typicality)
+    try:
+        found = statistics.scores(features)[:, labels] if scores is None else scores.double()
+        typicality = _typicality(statistics, features, found)
+        finite = bool(found.isfinite().all() and typicality.isfinite().all())
+    except torch.linalg.LinAlgError:
+        finite = False
+    if not finite:
+        raise ValueError("the statistics of the classes give scores that are not finite; teach anew, or load a copy")
+    return Evidence(found / TEMPERATURES[kind], labels, statistics.image_counts[labels].long(), typicality)
 
 
 def typicality_without(statistics: ClassStatistics, features: Tensor, label: int) -> Tensor | None:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from crumb_avalanche.methods.method_settings import BEFORE
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.int8 import restore
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 LEARNER = "learner.safetensors"
-FORMAT = "crumb-learner-1"
+FORMAT = "crumb-run-learner-1"
 Keep = Literal["full", "answers"]
 # Strategies without a learner file, and why.
 NOT_KEPT = {"chance": "its answers are random"}
@@ -147,7 +146,6 @@ def _header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
     known = {item.name for item in fields(LearnerHeader)}
     if extra := sorted(set(values) - known):
         raise LearnerError(f"{path} has {', '.join(extra)} in its header; a newer version wrote it: update this one")
-    values["method"] = {**BEFORE.get(values["strategy"], {}), **values["method"]}
     if values["codebook"] is not None:
         values["codebook"] = tuple(values["codebook"])
     return LearnerHeader(**values)

@@ -25,8 +25,6 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.counted import counted
 
 POOLED = dict(maps=False, deviations=False, power=1.0)  # means of the head's input over locations
-# Features of learner files that do not name theirs.
-BEFORE = {"rda": dict(maps=True, deviations=True, power=0.7)}
 CLASSES = 20  # A budget that buys enough directions of so many classes has the features of cells.
 
 

@@ -260,15 +260,19 @@ class Knowledge:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
-        self.names, self.images = list(state["names"]), list(state["images"])
-        statistics = type(self.statistics).from_state(state["statistics"])
-        if statistics.settings["length"] not in (self.length, self.kept):
+        """Load what ``state_dict`` returned.
+
+        Raises:
+            StateError: it is of other features, or of other statistics.
+        """
+        length = state["statistics"]["settings"]["length"]
+        if length not in (self.length, self.kept):
             raise StateError(
-                f"the state has {statistics.settings['length']} features, but the learner {self.length} or "
-                f"{self.kept}; give one of the same features"
+                f"the state has {length} features, but the learner {self.length} or {self.kept}; give one of the same "
+                "features"
             )
-        self.statistics = statistics
+        self.names, self.images = list(state["names"]), list(state["images"])
+        self.statistics = type(self.statistics).from_state(state["statistics"])
         self.confidence.load_state_dict(state["confidence"])
         self._asked = None
 

@@ -18,7 +18,7 @@ from crumb_avalanche.learner.by_many import check_for_workers, teach_by_many
 from crumb_avalanche.learner.clip import BadImage, Clip, OnBad, warn
 from crumb_avalanche.learner.engine import Engine
 from crumb_avalanche.learner.folders import check_name, path_of
-from crumb_avalanche.learner.kinds import BEFORE, KINDS, RECOMMENDED, REPLAY
+from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
 from crumb_avalanche.learner.merging import check_mergeable
 from crumb_avalanche.learner.network import FrozenNetwork
@@ -27,7 +27,7 @@ from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
 from crumb_avalanche.learner.sample import sample
 from crumb_avalanche.learner.shard import Task
 from crumb_avalanche.learner.sources import clips_of, clips_to_ask, files_of
-from crumb_avalanche.learner.store import ReplacedError, read_learner, write_learner
+from crumb_avalanche.learner.store import DAMAGED, LearnerError, ReplacedError, read_learner, write_learner
 from crumb_avalanche.learner.teaching import finite_values, learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
 from crumb_avalanche.methods.features import FeatureMoments, of_head
@@ -436,8 +436,6 @@ class Learner:
     def merge(self, other: "Learner") -> None:
         """Add what another learner learned, as if this one had been taught its lessons as well.
 
-        Warns if both come from a file of an earlier version, which does not tell equal lessons from the same one.
-
         Args:
             other: a learner with the same method, network and image size; it is not changed.
 
@@ -515,14 +513,16 @@ class Learner:
         digest = digest_of(path)
         network, state = read_learner(path, weights)
         learner = cls.__new__(cls)
-        moments = state["features"] if "features" in state else BEFORE.get(state["method"])
-        learner._set_up(state["method"], network, state["budget_bytes"], moments)
-        learner._knowledge.load_state_dict(state)
-        if state["before"] is not None:
-            learner._before = learner._without_classes()
-            learner._before.load_state_dict(state["before"])
-        learner._thumbnails = Thumbnails.of_state(state.get("thumbnails"))
+        try:
+            learner._set_up(state["method"], network, state["budget_bytes"], state["features"])
+            learner._knowledge.load_state_dict(state)
+            if state["before"] is not None:
+                learner._before = learner._without_classes()
+                learner._before.load_state_dict(state["before"])
+        except (RuntimeError, ValueError) as error:
+            raise LearnerError(f"{path} {DAMAGED} ({str(error).splitlines()[0]})") from error
+        learner._thumbnails = Thumbnails.of_state(state["thumbnails"])
         learner.lessons = [Lesson.of_state(lesson) for lesson in state["lessons"]]
-        restore(network.model, state.get("int8"), [lesson.runtime for lesson in learner.lessons])
+        restore(network.model, state["int8"], [lesson.runtime for lesson in learner.lessons])
         learner._files[os.path.realpath(path)] = digest
         return learner

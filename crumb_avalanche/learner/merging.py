@@ -1,6 +1,5 @@
 """Which learners can be merged: those whose statistics are of the same features and of different images."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -53,28 +52,12 @@ def check_mergeable(one: Mergeable, other: Mergeable) -> None:
             f"both learners hold {_listed(common)}; their images would count twice: teach a new learner what one of "
             "the two was taught apart and merge that, or teach it to the other one"
         )
-    if common := lessons_alike(one.lessons, other.lessons):
-        warnings.warn(
-            f"both learners begin with {_listed(common)}; if one is a copy of the other, the images of these lessons "
-            "count twice now: teach what was taught apart instead",
-            stacklevel=3,
-        )
 
 
 def same_lessons(ones: Sequence[Lesson], others: Sequence[Lesson]) -> list[Lesson]:
     """Return the lessons in both histories, without those of which one side forgot all images."""
     theirs = {lesson.id for lesson in others if lesson.images}
     return [lesson for lesson in ones if lesson.id and lesson.images and lesson.id in theirs]
-
-
-def lessons_alike(ones: Sequence[Lesson], others: Sequence[Lesson]) -> list[Lesson]:
-    """Return the common beginning of histories of files that do not identify lessons: the same second and counts."""
-    common = []
-    for mine, theirs in zip(ones, others):
-        if mine.id or theirs.id or mine != theirs:
-            break
-        common.append(mine)
-    return [lesson for lesson in common if lesson.images]
 
 
 def _listed(lessons: Sequence[Lesson]) -> str:

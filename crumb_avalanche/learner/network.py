@@ -98,9 +98,7 @@ class FrozenNetwork:
         model = _model(None, arguments)
         missing = sorted(_named(model).keys() ^ state.keys())
         if missing:
-            raise NetworkError(
-                f"the weights of {header['backbone']} lack or add {missing[0]!r}; save the learner again"
-            )
+            raise NetworkError(f"the weights of {arguments['name']} lack or add {missing[0]!r}; save the learner again")
         model.load_state_dict(state, strict=False)
         network = cls._of(model, arguments, header["source"])
         if header["weights_sha256"] is not None:

@@ -1,13 +1,15 @@
 """The learner of a finished run as one that can be asked and taught."""
 
 import os
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.file import FORMAT, LEARNER, LearnerError, LearnerHeader, read_header
-from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.learner.kinds import KINDS, POOLED
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.thumbnails import Thumbnails
 from crumb_avalanche.methods.closed_form_settings import CELLS
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.system.tensor_file import TensorFileError, read_metadata, read_state
@@ -56,14 +58,22 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
     features = {name: header.method[name] for name in vars(FeatureMoments()) if name in header.method}
     if features.get("cells") == 0:
         features["cells"] = CELLS
-    lesson = {"images": {one["name"]: one["images"] for one in header.classes}, "clips": 0, "answered": 0, "right": 0}
+    lesson = {
+        "images": {one["name"]: one["images"] for one in header.classes},
+        **dict.fromkeys(("clips", "answered", "right"), 0),
+        "when": header.written,
+        "unread": (),
+        "notes": (),
+        "runtime": header.versions.get("runtime", "torch"),
+        "id": int(sha256(repr(header).encode()).hexdigest()[:15], 16),  # the same for copies of the file
+    }
     return FrozenNetwork.of_state(described, weights), {
         "method": header.strategy,
         "budget_bytes": header.budget.get("bytes"),
-        "features": features or None,
-        "lessons": [
-            {**lesson, "when": header.written, "notes": (), "runtime": header.versions.get("runtime", "torch")}
-        ],
+        "features": vars(FeatureMoments(**{**POOLED, **features})),
+        "lessons": [lesson],
+        "stored": [],
+        "thumbnails": Thumbnails().state_dict(),
         "int8": state.get("int8"),
         "before": None,
         "names": names,

@@ -13,11 +13,13 @@ from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.replay_network import ReplayNetwork
 from crumb_avalanche.learner.replay_training import HeldRows, calibrated, memory_bytes, train
 from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import StateError
 
 FIRST_IMAGES = 32  # shown before codebook or quantizer are fitted
 FIRST_LOCATIONS = 512  # of maps that they are fitted on, at least
@@ -262,11 +264,41 @@ class ReplayKnowledge(Knowledge):
         return super().state_dict() | {"replay": replay}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
+        """Load what ``state_dict`` returned.
+
+        Raises:
+            StateError: a part is missing, or does not fit the network.
+        """
         super().load_state_dict(state)
         replay = state["replay"]
         self.pieces = replay["pieces"]
         self.network.load_state_dict(replay["network"])
+        self._check_rows(replay["memories"]["rows"])
         rule = ClassBalancedReservoir() if self.waits else EveryJth()
+        if rule.state_dict().keys() != replay["memories"]["rule"].keys():
+            raise StateError(f"the selection rule of the memories is not {type(rule).__name__}'s")
         self.memories = HeldRows(len(replay["memories"]["labels"]), rule)
         self.memories.load_state_dict(replay["memories"])
+
+    def _check_rows(self, rows: Tensor | None) -> None:
+        """Raise StateError unless the parts of a loaded network and its memories are those of the method."""
+        network, (channels, height, width) = self.network, self.frozen.map_shape
+        quantizer, codebook = network.quantizer, network.model.codebook
+        size, head = self.frozen.image_size, len(network.head[0])
+        parts = {"remind": quantizer, "icarl": network.means}
+        wrong = [name for name, part in parts.items() if (part is not None) != (name == self.method and not self.waits)]
+        if wrong or head != max(1, len(self.names)):
+            raise StateError(
+                f"the trained layers have {head} outputs for {len(self.names)} classes, or are none of {self.method}"
+            )
+        shape: tuple[int, ...] = (3, size, size)
+        dtype = torch.uint8
+        if self.waits:
+            shape, dtype = (channels, height, width), torch.float16
+        elif quantizer is not None:
+            shape = (quantizer.map_bytes(height, width),)
+        elif codebook is not None:
+            bits = bits_per_code(codebook.codebook_size)
+            shape = (packed_bytes(codebook.groups(channels) * height * width, bits),)
+        if rows is not None and (rows.shape[1:] != shape or rows.dtype != dtype):
+            raise StateError(f"memories are {rows.dtype} {tuple(rows.shape[1:])}, not {dtype} {shape}")

@@ -14,6 +14,7 @@ from crumb_avalanche.models.feature_memo import FeatureMemo
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.system.tensor_file import StateError
 
 FROZEN = "feature_extractor."
 REMEMBERED_MAPS = 128  # of images that are replayed, in memory only
@@ -107,13 +108,32 @@ class ReplayNetwork:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
+        """Load what ``state_dict`` returned.
+
+        Raises:
+            StateError: a tensor is missing, too many, or has another shape.
+        """
         prefix = f"plastic_layers.{self.model.head}."
-        self.resize(next(len(value) for name, value in state["model"].items() if name.startswith(prefix)))
+        rows = [len(value) for name, value in state["model"].items() if name.startswith(prefix) and value.dim()]
+        self.resize(rows[0] if rows else 1)
+        own = self.state_dict()["model"]
+        _check_same(own, state["model"], "model")
+        if state["old"]:
+            layers = {
+                name.partition(".")[2]: value for name, value in own.items() if name.startswith("plastic_layers.")
+            }
+            _check_same(layers, state["old"], "old")
         self.model.load_state_dict(dict(state["model"]), strict=False)
         self.quantizer = None if state["centroids"] is None else quantizer_of(state["centroids"])
         self.means = None if state["means"] is None else state["means"].clone()
         self.old = {name: value.clone() for name, value in state["old"].items()}
+
+
+def _check_same(own: dict[str, Tensor], others: dict[str, Tensor], place: str) -> None:
+    for name in {**own, **others}:
+        mine, other = (one[name].shape if name in one else None for one in (own, others))
+        if mine != other:
+            raise StateError(f"{name} in {place} of the trained layers has the shape {other}, not {mine}")
 
 
 def _freeze_norms(layers: nn.Module) -> None:

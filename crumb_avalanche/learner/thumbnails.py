@@ -80,15 +80,13 @@ class Thumbnails:
         return {"names": list(names), "lessons": list(lessons), "images": tensors}
 
     @classmethod
-    def of_state(cls, state: dict[str, Any] | None) -> "Thumbnails":
-        """Load what ``state_dict`` returned; ``None`` gives none."""
-        if state is None:
-            return cls()
+    def of_state(cls, state: dict[str, Any]) -> "Thumbnails":
+        """Load what ``state_dict`` returned."""
         images = [image.numpy().tobytes() for image in state["images"]]
         return cls(list(zip(state["names"], state["lessons"], images, strict=True)))
 
 
-def counts_of(state: dict[str, Any] | None) -> dict[str, dict[str, int]]:
+def counts_of(state: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Return number and bytes of the pictures of each class, of ``state_dict``."""
     kept = Thumbnails.of_state(state)
     pictures = {name: kept.of(name) for name, _, _ in kept.items}

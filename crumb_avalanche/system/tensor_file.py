@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -148,9 +147,8 @@ def format_of(path: str | os.PathLike) -> str:
 def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read tensors and metadata and verify every checksum.
 
-    A file without checksums that names a ``format`` was written by an older version: it is read with a warning. A file
-    of another program has neither and is read silently. If another process replaces the file meanwhile, the new one is
-    read.
+    A file of another program has no checksums and is read silently. If another process replaces the file meanwhile, the
+    new one is read.
 
     Returns:
         Tensors by name, and the metadata without checksums.
@@ -187,13 +185,32 @@ def _read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str,
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise TensorFileError(f"{path} is no complete .safetensors file ({error}); write or fetch it again") from error
     if CHECKSUMS in metadata:
-        expected = json.loads(metadata[CHECKSUMS])
+        expected = _plain(path, metadata[CHECKSUMS])
+        expected = expected if isinstance(expected, dict) else {}
         for name in sorted({*expected, *tensors}):
             if name not in tensors or expected.get(name) != checksum(name, tensors[name]):
                 raise TensorFileError(f"tensor {name!r} of {path} is damaged; write or fetch the file again")
-    elif "format" in metadata:
-        warnings.warn(f"{path} was written by an older version, without checksums; it is not verified", stacklevel=3)
     return tensors, {name: text for name, text in metadata.items() if name not in (CHECKSUMS, DIGEST)}
+
+
+def _plain(path: str | os.PathLike, text: str) -> Any:
+    try:
+        return loaded_json(text)
+    except StateError as error:
+        raise TensorFileError(f"{path} is damaged ({error}); write or fetch it again") from error
+
+
+def loaded_json(text: str) -> Any:
+    """Return what a JSON text holds.
+
+    Raises:
+        StateError: it is no JSON, or is nested too deep.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # of too many levels
+        reason = str(error) if isinstance(error, ValueError) else "it is nested too deep"
+        raise StateError(f"a text of {len(text)} characters is no JSON: {reason}") from error
 
 
 def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
@@ -256,13 +273,19 @@ def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(tree, dict):
         return tree
     ((kind, content),) = tree.items() if len(tree) == 1 else ((None, None),)
-    if kind == "tuple" and isinstance(content, list):
-        return tuple(unflatten(part, tensors) for part in content)
-    if kind == "dict" and isinstance(content, list) and all(isinstance(p, list) and len(p) == 2 for p in content):
-        return {unflatten(key, tensors): unflatten(part, tensors) for key, part in content}
-    if kind not in ("tensor", "array") or not isinstance(content, str) or content not in tensors:
-        raise StateError(f"the state has the unknown node {str(tree)[:80]}; it was written by another version")
-    return tensors[content] if kind == "tensor" else tensors[content].numpy()
+    try:
+        if kind == "tuple" and isinstance(content, list):
+            return tuple(unflatten(part, tensors) for part in content)
+        if kind == "dict" and isinstance(content, list):
+            return {unflatten(key, tensors): unflatten(part, tensors) for key, part in content}
+        if kind in ("tensor", "array") and content in tensors:
+            return tensors[content] if kind == "tensor" else tensors[content].numpy()
+    except RecursionError as error:
+        raise StateError("the state is nested too deep") from error
+    except (TypeError, ValueError) as error:  # an entry that is no pair, a list as key, an array of bfloat16
+        if isinstance(error, StateError):
+            raise
+    raise StateError(f"the state has the unknown node {ascii(tree)[:80]}; it was written by another version")
 
 
 def write_state(path: str | os.PathLike, state: Any, metadata: dict[str, str]) -> str:
@@ -285,4 +308,8 @@ def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
     tensors, metadata = read_tensors(path)
     if "tree" not in metadata:
         raise TensorFileError(f"{path} holds tensors but no state; give a file that this package wrote")
-    return unflatten(json.loads(metadata.pop("tree")), tensors), metadata
+    tree = _plain(path, metadata.pop("tree"))
+    try:
+        return unflatten(tree, tensors), metadata
+    except StateError as error:
+        raise TensorFileError(f"{path} is damaged: {error}; write or fetch it again") from error

@@ -68,16 +68,13 @@ def test_state_round_trip():
     assert torch.equal(confidence.familiarity(evidence), loaded.familiarity(evidence))
     loaded.observe(evidence, 1)
     assert len(loaded) == len(confidence) + 12, "the tensors are copies"
-    for name in confidence.state_dict().keys() - {"without"}:
+    for name in confidence.state_dict():
         with pytest.raises(StateError, match=name):
             Confidence().load_state_dict({key: value for key, value in confidence.state_dict().items() if key != name})
     bad = confidence.state_dict() | {"gaps": torch.zeros(3, RIVALS)}
     with pytest.raises(StateError, match=r"gaps.*\(3, 16\).*108 records"):
         loaded.load_state_dict(bad)
     assert len(loaded) == len(confidence) + 12, "unchanged after an error"
-    older = {name: value for name, value in confidence.state_dict().items() if name != "without"}
-    loaded.load_state_dict(older)
-    assert torch.equal(loaded.familiarity(evidence), taught(9).familiarity(evidence))
 
 
 def test_merge_renumbers_and_leaves_out():

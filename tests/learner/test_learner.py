@@ -16,13 +16,12 @@ from PIL import Image
 from small_lessons import METHODS, same, taught
 
 from benchmarks_toybox_ilab.tables.image import read_image
-from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.file import LearnerError
-from crumb_avalanche.learner.kinds import BEFORE, KINDS, REPLAY, BudgetError
+from crumb_avalanche.learner.kinds import KINDS, REPLAY, BudgetError
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.store import read_header
-from crumb_avalanche.methods.features import FeatureMoments, feature_length
+from crumb_avalanche.methods.features import feature_length
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 
@@ -111,11 +110,6 @@ def test_forget_leaves_nothing_of_the_class(make, method):
     assert learner.predict(images(1, 1, seed=1)).label == "c1"
 
 
-def test_a_lesson_of_a_later_version_is_read():
-    lesson = Lesson({"mug": 3}, 1, 0, 0, "2026-01-01T00:00:00+00:00", notes=("full",), id=1)
-    assert Lesson.of_state(json.loads(json.dumps(lesson.state_dict())) | {"weather": "fine"}) == lesson
-
-
 def test_a_small_budget_has_the_features_of_the_head_alone(make):
     usual = make("rda")
     model, length = usual.network.model, usual._knowledge.length
@@ -136,19 +130,6 @@ def test_a_file_in_the_home_folder(make, tmp_path, monkeypatch):
     learner.save("~/mine.safetensors")
     assert (tmp_path / "home" / "mine.safetensors").is_file() and not (tmp_path / "~").exists()
     assert same(Learner.load("~/mine.safetensors"), learner)
-
-
-def test_a_file_without_features_has_those_of_its_version(make, monkeypatch, tmp_path):
-    learner = make("rda")
-    learner._features = FeatureMoments(**BEFORE["rda"])
-    learner._knowledge = learner._without_classes()
-    taught(learner, 3)
-    state = {name: value for name, value in learner.state_dict().items() if name != "features"}
-    monkeypatch.setattr(learner, "state_dict", lambda: state)
-    learner.save(tmp_path / "older.safetensors")
-    again = Learner.load(tmp_path / "older.safetensors")
-    assert again.features == {**BEFORE["rda"], "equal_lengths": False, "cells": 1}
-    assert again.predict(images(1, 3, seed=1)) == learner.predict(images(1, 3, seed=1))
 
 
 def test_rename(make):
@@ -217,7 +198,8 @@ def test_a_file_answers_the_same(make, method, weights, weights_file, tmp_path):
     learner = taught(make(method), 4)
     learner.save(tmp_path / "mine.safetensors", weights=weights)
     header = read_header(tmp_path / "mine.safetensors")
-    assert header["classes"] == dict.fromkeys(["c0", "c1", "c2", "c3"], 6) and header["network"]["included"] is weights
+    assert header["classes"] == [{"name": f"c{number}", "images": 6} for number in range(4)]
+    assert header["network"]["included"] is weights
     if not weights:
         with pytest.raises(LearnerError, match=r"holds no weights.*SHA-256"):
             Learner.load(tmp_path / "mine.safetensors")

@@ -1,8 +1,6 @@
 """Merging: two learners that were taught apart answer as one, and no image counts twice."""
 
 import copy
-import warnings
-from dataclasses import replace
 
 import pytest
 import torch
@@ -60,18 +58,6 @@ def test_lessons_at_the_same_instant_are_not_the_same(make, monkeypatch):
     assert one.lessons == two.lessons
     one.merge(two)
     assert [info.images for info in one.classes] == [12] * 4
-
-
-def test_files_that_do_not_identify_lessons_merge_with_a_warning(make, monkeypatch, tmp_path):
-    monkeypatch.setattr(teaching, "now", lambda: "2026-01-01T00:00:00+00:00")
-    one, two, other = taught(make()), taught(make()), taught(make(), count=5)
-    for learner in (one, two, other):
-        learner.lessons = [replace(lesson, id=0) for lesson in learner.lessons]
-    with pytest.warns(UserWarning, match="both learners begin with 4 of the same lessons .*and 1 more.* copy"):
-        one.merge(two)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        two.merge(other)
 
 
 def test_merge_refuses_another_method_or_network(make):

@@ -1,0 +1,239 @@
+"""What a learner file may hold, as data: every value has a type, a range and sizes that agree with the others.
+
+``check_learner`` is called on what was read, before anything is built of it, and on what is about to be written.
+"""
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+
+from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.confidence_records import RIVALS
+from crumb_avalanche.learner.folders import LONGEST_NAME, check_name
+from crumb_avalanche.learner.kinds import KINDS, REPLAY
+from crumb_avalanche.learner.thumbnails import MOST, counts_of
+from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE
+from crumb_avalanche.system.schema import (
+    AnyOf,
+    Anything,
+    Array,
+    Each,
+    Flag,
+    Null,
+    Real,
+    Table,
+    Text,
+    Whole,
+    check,
+    maybe,
+)
+from crumb_avalanche.system.tensor_file import StateError
+
+MOST_IMAGES = 2**31 - 1  # of a class: its count is int32
+# Sizes whose growth makes every answer slower, or takes memory that no tensor in the file takes.
+LIMITS = {"classes": 10**5, "length": 10**6, "records": Confidence().capacity, "slots": 10**7}
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _stored_name(name: str) -> None:
+    """Raise ValueError for a name that ``check_name`` refuses or would change."""
+    if check_name(name) != name:
+        raise ValueError("it is not as check_name returns it")
+
+
+IMAGES = Whole(0, MOST_IMAGES)
+NAME = Text(LONGEST_NAME, rule=_stored_name)
+THREE = Each(Real(-100, 100), 3)
+NETWORK = {
+    "name": Text(),
+    "image_size": Whole(1, 4096),
+    "cut_layer?": AnyOf((Null(), Text(), Whole(0, 1000))),
+    "relu_logits?": Flag(),
+    "head_kernel?": Whole(1, 3),
+    "preprocessing?": {"size": Whole(1, 4096), "interpolation": Text(20), "mean": THREE, "std": THREE},
+}
+VERSIONS = Table(Text(), Text(), most=100)
+LESSON = {
+    "images": Table(NAME, IMAGES),
+    **dict.fromkeys(("clips", "answered", "right"), IMAGES),
+    "when": Text(40),
+    "unread": Each(Text(), 0),
+    "notes": Each(Text(1000), most=10**5),
+    "runtime": Text(),
+    "id": Whole(),
+}
+FEATURES = {
+    **dict.fromkeys(("maps", "deviations", "equal_lengths"), Flag()),
+    "power": Real(1e-3, 1),
+    "cells": Whole(1, 8),
+}
+# The plain values of a learner.
+HEADER = {
+    "method": Text(among=(*KINDS, *REPLAY)),
+    "budget_bytes": Whole(0, 10**15),
+    "features": maybe(FEATURES),
+    "classes": Each(maybe({"name": NAME, "images": IMAGES}), "classes"),  # by number; nothing where one was forgotten
+    "lessons": Each(LESSON),
+    "thumbnails": Table(NAME, {"count": Whole(1, MOST), "bytes": Whole(1)}),
+    "stored": Each(Text(), most=10),
+    "network": {"arguments": NETWORK, "source": Text(2000), "weights_sha256": Text(64), "included": Flag()},
+    "versions": VERSIONS,
+    "written": Text(40),
+}
+# Settings of a closed form, by name; others are any plain values that are not large.
+SETTINGS = {
+    "n_classes": Whole(0, size="classes"),
+    "length": Whole(1, size="length"),
+    "own": Real(0, 1),
+    "own_images": Real(0, 1e9),
+    "part_share": Real(0, 1),
+    "projection": Whole(1, 50_000),
+    "ridge": Real(0, 1e9),
+    "seed": Whole(0, 2**32 - 1),
+    "shrinkage": Real(0, 1e9),
+    "total_directions": maybe(Whole(0, 10**12)),
+}
+PLAIN = AnyOf((Null(), Flag(), Text(40), Whole(0, 10**6), Real(-1e9, 1e9)))
+NUMBERS = Array((*FLOATS, torch.int32, torch.int8), ...)
+COUNTS = Array(torch.int32, ..., low=0)
+CONFIDENCE = {
+    **{name: Array(torch.int64, "records", low=0) for name in ("lessons", "images", "classes")},
+    "next": Whole(0, 10**9),
+    "labels": Array(torch.int64, "records", low=0, high="classes"),
+    "typicality": Array(torch.float32, "records", 3),
+    "without": Array(torch.float32, "records", 3, but=math.nan),
+    "rivals": Array(torch.int64, "records", RIVALS, low=-1, high="classes"),
+    "gaps": Array(torch.float32, "records", RIVALS, but=-math.inf),
+}
+LABEL, SLOT = Whole(0, "classes"), Whole(0, "slots")
+BY_CLASS = Table(LABEL, Whole(0, 10**12))
+WEIGHTS = Table(Text(), Array((*FLOATS, torch.int64, torch.bool), ...))
+REPLAYED = {
+    "pieces": Whole(0, 10**9),
+    "network": {
+        "model": WEIGHTS,
+        "centroids": maybe(Array(torch.float32, "groups", LARGEST_TABLE, ...)),
+        "means": maybe(Array(torch.float32, "classes", ...)),
+        "old": WEIGHTS,
+    },
+    "memories": {
+        "labels": Array((torch.int16, torch.int32), "slots", low=-1, high="classes"),
+        "rows": maybe(Array((torch.uint8, torch.float16), "slots", ...)),
+        "free": Each(SLOT),
+        "by_class": Table(LABEL, Each(SLOT)),
+        "random": {
+            "bit_generator": Text(among=("PCG64",)),
+            "state": {"state": Whole(0, 2**128 - 1), "inc": Whole(0, 2**128 - 1)},
+            "has_uint32": Whole(0, 1),
+            "uinteger": Whole(0, 2**32 - 1),
+        },
+        "rule": AnyOf(
+            (
+                {"seen": BY_CLASS, "full": Each(LABEL)},
+                {"coming": BY_CLASS, "offered": BY_CLASS, "past": BY_CLASS, "quota": Whole(0, 10**12)},
+            )
+        ),
+    },
+}
+INT8 = {"graph": Array(torch.uint8, "bytes"), "means": Array(torch.float32, "channels"), "difference": Real(0, 1)}
+THUMBNAILS = {
+    "names": Each(NAME, "pictures"),
+    "lessons": Each(Whole(0, 10**7), "pictures"),
+    "images": Each(Array(torch.uint8, ...), "pictures"),
+}
+
+
+def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
+    """Raise if a learner is not one that ``Learner`` writes.
+
+    Args:
+        header: plain values, see ``HEADER``.
+        state: what else ``write_learner`` stores.
+
+    Raises:
+        StateError: names the first place with another value, what it is, and the rule.
+    """
+    check(HEADER, header, LIMITS)
+    method, before = header["method"], state.get("before")
+    names = [one and one["name"] for one in header["classes"]]
+    images = [one["images"] if one else 0 for one in header["classes"]]
+    known = {name: state[name] for name in ("statistics", "confidence", "replay") if name in state}
+    rest = {name: value for name, value in state.items() if name not in known}
+    check({"int8": maybe(INT8), "thumbnails": THUMBNAILS, "network": maybe(WEIGHTS), "before": Anything()}, rest)
+    _check_known({"names": names, "images": images, **known}, method, "")
+    if before is not None:
+        _check_known(before, method, "before.")
+    for index, lesson in enumerate(header["lessons"]):
+        _require(
+            lesson["right"] <= lesson["answered"] <= lesson["clips"], f"lessons[{index}]", "right <= answered <= clips"
+        )
+    taught: Counter[str] = Counter()
+    for lesson in header["lessons"]:
+        taught.update(lesson["images"])
+    _require(
+        {name: count for name, count in taught.items() if count}
+        == {name: count for name, count in zip(names, images) if count},
+        "classes",
+        "the images of all lessons",
+    )
+    _require((header["features"] is None) == (method in REPLAY), "features", "there for a closed form, and only for it")
+    _require(
+        (state["network"] is None) != header["network"]["included"], "network.included", "true if weights are there"
+    )
+    pictures = state["thumbnails"]
+    _require(counts_of(pictures) == header["thumbnails"], "thumbnails", "what the state holds")
+    _require(set(pictures["names"]) <= set(names), "thumbnails.names", "names of classes")
+    _require(all(one < len(header["lessons"]) for one in pictures["lessons"]), "thumbnails.lessons", "lessons")
+
+
+def _check_known(value: Any, method: str, place: str) -> None:
+    """Check the names, statistics and confidence of a learner, and what replay keeps."""
+    statistics: Any = value.get("statistics") if isinstance(value, dict) else None
+    settings: Any = statistics.get("settings") if isinstance(statistics, dict) else None
+    if not isinstance(settings, dict):
+        raise StateError(f"{place}statistics has no settings")
+    named = {str(name): COUNTS if str(name).endswith("counts") else NUMBERS for name in (*statistics, "counts")}
+    schema = {
+        "names": Each(maybe(NAME), "classes"),
+        "images": Each(IMAGES, "classes"),
+        "statistics": {
+            **named,
+            "settings": {str(name): SETTINGS.get(str(name), PLAIN) for name in ("n_classes", "length", *settings)},
+        },
+        "confidence": CONFIDENCE,
+        **({"replay": REPLAYED} if method in REPLAY else {}),
+    }
+    try:
+        check(schema, value, LIMITS)
+        names, confidence = [name for name in value["names"] if name is not None], value["confidence"]
+        _require(len(set(names)) == len(names), "names", "different names")
+        wrong = [count for name, count in zip(value["names"], value["images"]) if name is None and count]
+        _require(not wrong, "images", "0 where a class was forgotten")
+        _require(statistics["counts"].tolist() == value["images"], "statistics.counts", "images")
+        lessons = confidence["lessons"]
+        _require(not len(lessons) or int(lessons.max()) < confidence["next"], "confidence.next", "above all lessons")
+        if method in REPLAY:
+            _check_memories(value["replay"]["memories"])
+    except StateError as error:
+        raise StateError(f"{place}{error}") from error
+
+
+def _check_memories(memories: dict[str, Any]) -> None:
+    """Check that each slot is free or of the class that its label says."""
+    labels = memories["labels"].tolist()
+    held = {slot: label for label, slots in memories["by_class"].items() for slot in slots}
+    _require(
+        sorted([*memories["free"], *(slot for slots in memories["by_class"].values() for slot in slots)])
+        == list(range(len(labels)))
+        and all(label == held.get(slot, -1) for slot, label in enumerate(labels)),
+        "replay.memories.by_class",
+        "each slot once, or free, as labels says",
+    )
+    _require(memories["rows"] is not None or not held, "replay.memories.rows", "there where a slot is taken")
+
+
+def _require(holds: bool, place: str, rule: str) -> None:
+    if not holds:
+        raise StateError(f"{place} does not agree with the rest, but has to be {rule}")
