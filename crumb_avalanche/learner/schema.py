@@ -145,6 +145,24 @@ THUMBNAILS = {
 }
 
 
+def check_header(header: dict[str, Any]) -> None:
+    """Raise ``StateError`` if plain values are not those of a learner; names the place, what is there and the rule."""
+    check(HEADER, header, LIMITS)
+    classes = [one for one in header["classes"] if one is not None]
+    names = [one["name"] for one in classes]
+    _require(len(set(names)) == len(names), "classes", "of different names")
+    taught: Counter[str] = Counter()
+    for index, lesson in enumerate(header["lessons"]):
+        counts = [lesson[name] for name in ("right", "answered", "clips")]
+        _require(counts == sorted(counts), f"lessons[{index}]", "right <= answered <= clips")
+        taught.update(lesson["images"])
+    _require(
+        +taught == +Counter({one["name"]: one["images"] for one in classes}), "classes", "what the lessons add up to"
+    )
+    closed = header["method"] not in REPLAY
+    _require((header["features"] is not None) == closed, "features", "there for a closed form, and only for it")
+
+
 def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     """Raise if a learner is not one that ``Learner`` writes.
 
@@ -155,37 +173,22 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     Raises:
         StateError: names the first place with another value, what it is, and the rule.
     """
-    check(HEADER, header, LIMITS)
-    method, before = header["method"], state.get("before")
+    check_header(header)
+    method = header["method"]
     names = [one and one["name"] for one in header["classes"]]
     images = [one["images"] if one else 0 for one in header["classes"]]
     known = {name: state[name] for name in ("statistics", "confidence", "replay") if name in state}
     rest = {name: value for name, value in state.items() if name not in known}
     check({"int8": maybe(INT8), "thumbnails": THUMBNAILS, "network": maybe(WEIGHTS), "before": Anything()}, rest)
+    before, thumbnails = state["before"], state["thumbnails"]
     _check_known({"names": names, "images": images, **known}, method, "")
     if before is not None:
         _check_known(before, method, "before.")
-    for index, lesson in enumerate(header["lessons"]):
-        _require(
-            lesson["right"] <= lesson["answered"] <= lesson["clips"], f"lessons[{index}]", "right <= answered <= clips"
-        )
-    taught: Counter[str] = Counter()
-    for lesson in header["lessons"]:
-        taught.update(lesson["images"])
-    _require(
-        {name: count for name, count in taught.items() if count}
-        == {name: count for name, count in zip(names, images) if count},
-        "classes",
-        "the images of all lessons",
-    )
-    _require((header["features"] is None) == (method in REPLAY), "features", "there for a closed form, and only for it")
-    _require(
-        (state["network"] is None) != header["network"]["included"], "network.included", "true if weights are there"
-    )
-    pictures = state["thumbnails"]
-    _require(counts_of(pictures) == header["thumbnails"], "thumbnails", "what the state holds")
-    _require(set(pictures["names"]) <= set(names), "thumbnails.names", "names of classes")
-    _require(all(one < len(header["lessons"]) for one in pictures["lessons"]), "thumbnails.lessons", "lessons")
+    included = header["network"]["included"]
+    _require((state["network"] is not None) == included, "network.included", "true if weights are there")
+    _require(counts_of(thumbnails) == header["thumbnails"], "thumbnails", "what the state holds")
+    _require(set(thumbnails["names"]) <= set(names), "thumbnails.names", "names of classes")
+    _require(all(one < len(header["lessons"]) for one in thumbnails["lessons"]), "thumbnails.lessons", "lessons")
 
 
 def _check_known(value: Any, method: str, place: str) -> None:

@@ -18,7 +18,7 @@ from crumb_avalanche.learner.file import FORMAT as FORMAT_OF_RUNS
 from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.learner.network import PUBLISHED, FrozenNetwork, NetworkError
 from crumb_avalanche.learner.of_run import learner_of_run
-from crumb_avalanche.learner.schema import HEADER, LIMITS, check_learner
+from crumb_avalanche.learner.schema import check_header, check_learner
 from crumb_avalanche.learner.thumbnails import counts_of
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.schema import Anything, Each, Table, Text, check, maybe, shown
@@ -107,7 +107,7 @@ def read_header(path: str | os.PathLike) -> dict[str, Any]:
     """
     try:
         header = _header(path, read_metadata(path))
-        check(HEADER, header, LIMITS)
+        check_header(header)
         return header
     except TensorFileError as error:
         raise LearnerError(str(error)) from error

@@ -1,7 +1,7 @@
 """Change values of a state at random, as somebody would who writes files by hand with right checksums.
 
-``crafted`` is a hypothesis strategy of functions that change nested plain values and tensors: a value is replaced by
-an odd one, an entry is left out, added or doubled, a tensor gets other values, another shape or another type.
+``crafted`` changes nested plain values and tensors as hypothesis draws it: a value is replaced by an odd one, an entry
+is left out, added or doubled, a tensor gets other values, another shape or another type.
 """
 
 import copy
@@ -89,7 +89,6 @@ def wrong(draw, value):
     return draw(st.sampled_from(ODD))
 
 
-@st.composite
 def crafted(draw, value):
     """A copy of a nested value with one to three changes."""
     changed = copy.deepcopy(value)

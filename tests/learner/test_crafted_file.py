@@ -1,17 +1,19 @@
 """A learner file written by hand, with right checksums, is a learner or one line that says what is wrong."""
 
+import copy
 import json
+import re
 
 import numpy as np
 import pytest
 from crafted import crafted, json_of
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from patch_images import images
 from small_lessons import METHODS
 
-from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.file import LearnerError
+from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.store import read_header
@@ -22,21 +24,26 @@ PHOTO = images(0, 1)[0]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, weights_file):
-    """The parts of a good file of each method: metadata with the parsed header, and state."""
-    folder, parts = tmp_path_factory.mktemp("good"), {}
+    """A folder, the weights, and of each method the parts of a good file, with another learner that was taught apart.
+
+    The parts are ``format``, ``learner`` (the header) and ``state``; texts of JSON are parsed, so that they are changed
+    as well.
+    """
+    folder, parts, others = tmp_path_factory.mktemp("good"), {}, {}
     network = FrozenNetwork.build("small_cnn", weights_file, 32)
     for method in METHODS:
-        learner = Learner.__new__(Learner)
-        learner._set_up(method, network, 400_000 if method != "rda" else 60_000)
-        for number in (0, 1, 2, 0):
-            learner.teach(images(number, 6, seed=len(learner.lessons)), f"c{number}", thumbnails=True)
+        learner, other = (Learner.__new__(Learner) for _ in range(2))
+        for one, numbers in ((learner, (0, 1, 2, 0)), (other, (1, 3))):
+            one._set_up(method, network, 400_000 if method != "rda" else 60_000)
+            for number in numbers if method in KINDS or one is learner else ():
+                one.teach(images(number, 6, seed=len(one.lessons)), f"c{number}", thumbnails=True)
         learner.save(folder / f"{method}.safetensors", weights=method != "slda")
         tensors, metadata = read_tensors(folder / f"{method}.safetensors")
         state = unflatten(json.loads(metadata["tree"]), tensors)
-        before = state["before"]
-        before["tree"] = json.loads(before["tree"])
+        state["before"]["tree"] = json.loads(state["before"]["tree"])
         parts[method] = {"format": metadata["format"], "learner": json.loads(metadata["learner"]), "state": state}
-    return folder, weights_file, parts
+        others[method] = other
+    return folder, weights_file, parts, others
 
 
 def written(path, parts):
@@ -57,56 +64,94 @@ def check_line(error, path):
     assert str(path) in text and "\n" not in text and len(text) < 1000 and text.isprintable(), text[:2000]
 
 
-def asked(path, weights):
-    """Load a file, and use what it holds: an error is one line, and answers are probabilities of its classes."""
+def check_use(path, weights, other):
+    """Load a file and use what it holds: an error is one line, and answers are probabilities of its classes."""
     try:
         learner = Learner.load(path, weights)
     except LearnerError as error:
-        check_line(error, path)
-        return None
-    names = [info.name for info in learner.classes]
+        return check_line(error, path)
+    again, merged = path.with_suffix(".again"), copy.deepcopy(other)
     try:
-        answer = learner.predict(PHOTO)
+        if learner.classes:
+            answer = learner.predict(PHOTO)
+            shares = [answer.confidence, *(share for _, share in answer.runners_up)]
+            assert answer.label in {info.name for info in learner.classes}
+            assert np.isfinite(shares).all() and min(shares) >= 0 and sum(shares) <= 1 + 1e-6
+        if merged.lessons:
+            merged.merge(learner)
+            merged.save(again)
+            assert Learner.load(again).classes == merged.classes
+        learner.teach(images(1, 2, seed=9), "c1")
+        learner.save(again)
+        assert Learner.load(again).classes == learner.classes
     except ValueError as error:
         assert "\n" not in str(error)
-        return learner
-    assert isinstance(answer, Answer) and answer.label in names and 0 <= answer.confidence <= 1
-    shares = [answer.confidence, *(share for _, share in answer.runners_up)]
-    assert all(np.isfinite(shares)) and sum(shares) <= 1 + 1e-6
-    try:
-        learner.teach(images(1, 2, seed=9), names[0])
-        learner.save(path.with_suffix(".again"))
-    except ValueError as error:
-        assert "\n" not in str(error)
-    else:
-        assert Learner.load(path.with_suffix(".again")).classes == learner.classes
-    return learner
 
 
 def check_crafted(files, data):
-    folder, weights, parts = files
+    folder, weights, parts, others = files
     method = data.draw(st.sampled_from(METHODS))
-    changed = data.draw(crafted(parts[method]))
     path = folder / "crafted.safetensors"
     try:
-        written(path, changed)
+        written(path, crafted(data.draw, parts[method]))
     except (ValueError, RecursionError, TypeError):
         return  # no file can hold it
-    asked(path, weights if method == "slda" else None)
+    check_use(path, weights if method == "slda" else None, others[method])
     try:
         read_header(path)
     except LearnerError as error:
         check_line(error, path)
 
 
-@settings(max_examples=100)
+# Not made smaller after a failure: each example takes a tenth of a second.
+QUICK = settings(max_examples=100, phases=[Phase.generate])
+SLOW = settings(QUICK, max_examples=2000)
+
+
+@QUICK
 @given(data=st.data())
 def test_100_crafted_files(files, data):
     check_crafted(files, data)
 
 
 @pytest.mark.slow
-@settings(max_examples=2000)
+@SLOW
 @given(data=st.data())
 def test_2000_crafted_files(files, data):
     check_crafted(files, data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("classes.1.name", "c0", "classes does not agree with the rest, but has to be of different names"),
+        ("classes.1.name", "a\x1b[2J", "classes[1].name is 'a\\x1b[2J', but has to be another text: class name"),
+        ("classes.1.images", -3, "classes[1].images is -3, but has to be a whole number from 0 to 2,147,483,647"),
+        ("features.cells", 100_000, "features.cells is 100000, but has to be a whole number from 1 to 8"),
+        ("network.arguments.image_size", 10**9, "network.arguments.image_size is 1000000000, but has to be a whole"),
+        ("method", "magic", "method is 'magic', but has to be one of rda, slda, ncm, ranpac, crumb"),
+        ("lessons.0.right", 7, "lessons[0] does not agree with the rest, but has to be right <= answered <= clips"),
+    ],
+)
+def test_the_line_names_file_field_value_and_rule(files, field, value, line, crumb, tmp_path):
+    parts, path = copy.deepcopy(files[2]["rda"]), tmp_path / "mine.safetensors"
+    *inner, last = (int(key) if key.isdigit() else key for key in field.split("."))
+    held = parts["learner"]
+    for key in inner:
+        held = held[key]
+    held[last] = value
+    written(path, parts)
+    with pytest.raises(LearnerError, match=re.escape(line)):
+        Learner.load(path)
+    code, out, err = crumb("learner", "show", path)
+    assert code == 1 and not out and str(path) in err and err.count("\n") == 1
+
+
+def test_what_cannot_be_read_again_is_not_written(files, tmp_path):
+    learner, path = copy.deepcopy(files[3]["slda"]), tmp_path / "mine.safetensors"
+    learner.save(path)
+    before = path.read_bytes()
+    learner._knowledge.statistics.covariance[0, 0] = float("nan")
+    with pytest.raises(LearnerError, match=r"mine\.safetensors cannot be saved: .*covariance is float32.*holds nan"):
+        learner.save(path)
+    assert path.read_bytes() == before
