@@ -10,7 +10,6 @@ import torch
 
 from crumb_avalanche.cli.teach import opened, start_runtime
 from crumb_avalanche.learner.listening import listen, load_server, run
-from crumb_avalanche.learner.server import application
 from crumb_avalanche.learner.shared import SharedLearner
 from crumb_avalanche.learner.store import holds_weights
 from crumb_avalanche.runs.command_settings import ServeSettings
@@ -21,6 +20,8 @@ from crumb_avalanche.system.folder_lock import locked_file
 def main(settings: ServeSettings) -> None:
     """Serve until interrupted; print the address."""
     load_server()
+    from crumb_avalanche.learner.server import application  # which needs the extra
+
     certificate, key = settings.certificate, settings.key
     if (certificate is None) != (key is None):
         raise ValueError("--certificate and --key go together: both are files of the PEM format")

@@ -63,14 +63,14 @@ class Seldom(logging.Filter):
 
 
 def load_server() -> Any:
-    """Import uvicorn, starlette and python-multipart, which are optional; return uvicorn.
+    """Import uvicorn, FastAPI and python-multipart, which are optional; return uvicorn.
 
     Raises:
         ImportError: one is not installed; says how to install it.
     """
     try:
+        import fastapi  # noqa: F401
         import python_multipart  # noqa: F401
-        import starlette  # noqa: F401
         import uvicorn
     except ImportError as error:
         raise ImportError(f'the server needs {error.name}: pip install "crumb-avalanche[serve]"') from error

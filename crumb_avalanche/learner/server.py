@@ -1,25 +1,27 @@
-"""Serve a learner over HTTP: a page for people, and a JSON API that ``page/openapi.json`` describes."""
+"""Serve a learner over HTTP: a page for people, and a JSON API that describes itself at ``/openapi.json``."""
 
 import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 from urllib.parse import parse_qs
 
-from crumb_avalanche.learner.answer import Lesson
-from crumb_avalanche.learner.folders import check_name
-from crumb_avalanche.learner.learner import NothingTaughtError
-from crumb_avalanche.learner.listening import load_server
-from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.security import APIKeyHeader
+from pydantic import AfterValidator, BaseModel, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
+from crumb_avalanche.learner.folders import LONGEST_NAME, check_name
+from crumb_avalanche.learner.learner import NothingTaughtError
+from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
 
 PAGE = Path(__file__).parent / "page"
 TOKEN_HEADER = "x-crumb-token"
@@ -87,7 +89,9 @@ class Guard:
 
         wrong = self.refusal(scope)
         if wrong is None:
-            return await self.app(scope, receive, send_with_headers)
+            # The server leaves the body of an answer to HEAD out.
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            return await self.app({**scope, "method": method}, receive, send_with_headers)
         return await _error(403, wrong)(scope, receive, send_with_headers)
 
     def refusal(self, scope: Any) -> str | None:
@@ -112,6 +116,106 @@ class Guard:
         )
 
 
+ERRORS = {
+    400: "Something is wrong with the request.",
+    403: "Host, Origin or token is wrong.",
+    404: "The learner's file was removed, or the path is not one of these.",
+    408: "The upload took too long.",
+    409: "Nothing was taught yet.",
+    413: "The request or an image is too large.",
+    503: "Too many requests are waiting; try again in some seconds.",
+    507: "The learner's file cannot be written; nothing was changed.",
+}
+STATUS = {NothingTaughtError: 409, TooLargeError: 413, ValueError: 400, BusyError: 503, SaveError: 507}
+
+
+class Error(BaseModel):
+    """Why a request was refused."""
+
+    error: Annotated[str, Field(description="what is wrong, and what to do")]
+
+
+class Health(BaseModel):
+    """The server runs."""
+
+    status: Literal["ok"] = "ok"
+
+
+class RunnerUp(BaseModel):
+    """A less likely class."""
+
+    label: str
+    confidence: Annotated[float, Field(ge=0, le=1, description="probability")]
+
+
+class Found(BaseModel):
+    """What an image shows."""
+
+    label: Annotated[str, Field(description="the most likely class")]
+    confidence: Annotated[float, Field(ge=0, le=1, description="its probability, if a class taught is shown")]
+    known: Annotated[bool, Field(description="whether a class taught explains the image; if not, label is the nearest")]
+    runners_up: Annotated[list[RunnerUp], Field(description="the next classes, most likely first")]
+    notes: Annotated[list[str], Field(description="what of the file was not used: of an animation all but one image")]
+
+
+class Learned(BaseModel):
+    """A lesson."""
+
+    images: Annotated[dict[str, int], Field(description="number of images by class name")]
+    notes: Annotated[list[str], Field(description="what the learner gave up for its budget, and what was not used")]
+
+
+class Class(BaseModel):
+    """A class that was taught."""
+
+    name: str
+    images: Annotated[int, Field(description="number of images learned")]
+
+
+class Classes(BaseModel):
+    """What was taught."""
+
+    classes: Annotated[list[Class], Field(description="in order of arrival")]
+    bytes: Annotated[int, Field(description="what was learned takes")]
+    budget_bytes: Annotated[int, Field(description="what it may take")]
+    lessons: Annotated[int, Field(description="number of lessons")]
+    can_undo: Annotated[bool, Field(description="whether there is a lesson to take back")]
+    clips_missing: Annotated[
+        int,
+        Field(
+            description="lessons with other objects of known classes to be learned, once there are two classes, until "
+            "images of other things are called unknown"
+        ),
+    ]
+
+
+class Renamed(BaseModel):
+    """The old and the new name of a class."""
+
+    old: str
+    new: str
+
+
+class Forgotten(BaseModel):
+    """A class that was removed."""
+
+    name: str
+    remains: Annotated[str, Field(description="of its images in what classes share; may be empty")]
+
+
+def _name(text: str) -> str:
+    if "\ufffd" in text:
+        raise ValueError("the name is not UTF-8; encode it as UTF-8 before it is quoted")
+    return check_name(text)
+
+
+Name = Annotated[
+    str,
+    AfterValidator(_name),
+    Query(description="name of a class", json_schema_extra={"minLength": 1, "maxLength": LONGEST_NAME}),
+]
+
+
 def application(shared: SharedLearner, token: str, origins: list[str], most_bytes: int = MOST_BYTES) -> Guard:
     """Return the ASGI application.
 
@@ -120,21 +224,26 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         token: that requests must have.
         origins: addresses at which it is reached, such as ``http://127.0.0.1:8000``.
         most_bytes: largest upload.
-
-    Raises:
-        ImportError: starlette or python-multipart is not installed; says how to install it.
     """
-    load_server()
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
-    from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
-    from starlette.routing import Route
-
     html, policy = page()
     uploads = asyncio.Semaphore(MOST_UPLOADS)
+    app = FastAPI(
+        title="crumb serve",
+        version="1",
+        description="Teach a learner and ask it what images show. Images are JPEG, PNG, WebP, GIF or BMP with at most "
+        f"64 million pixels; a request has at most {most_bytes // 10**6} MB. Changes are made and saved one after the "
+        "other; answers come from the last saved state, also while a lesson is being learned.",
+        docs_url=None,  # its page loads scripts from another host
+        redoc_url=None,
+        responses={status: {"model": Error, "description": text} for status, text in ERRORS.items()}
+        | {"default": {"model": Error, "description": "The server has a bug."}},
+        dependencies=[Depends(_each_once)],
+    )
+    # Describes the token, which Guard checks.
+    printed = "Printed by crumb serve, new at every start."
+    api = APIRouter(dependencies=[Security(APIKeyHeader(name=TOKEN_HEADER, description=printed, auto_error=False))])
 
-    async def images_of(request: "Request") -> list[tuple[str, bytes]]:
+    async def images_of(request: Request) -> list[tuple[str, bytes]]:
         if uploads.locked():
             raise BusyError(f"{MOST_UPLOADS} uploads are under way; try again in some seconds")
         async with uploads:
@@ -143,110 +252,121 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
             except asyncio.TimeoutError as error:
                 raise HTTPException(408, f"the upload took more than {SECONDS_TO_SEND:g} s; send less") from error
 
-    async def index(request: "Request") -> "Response":
-        return HTMLResponse(html)
+    @app.get("/", summary="The page for people", response_class=HTMLResponse)
+    async def index(token: Annotated[str, Query(description="the token of the printed address")] = "") -> str:
+        return html
 
-    async def health(request: "Request") -> "Response":
-        return JSONResponse({"status": "ok"})
+    @app.get("/health", summary="Whether the server runs; needs no token")
+    async def health() -> Health:
+        return Health()
 
-    async def openapi(request: "Request") -> "Response":
-        return JSONResponse(json.loads((PAGE / "openapi.json").read_text(encoding="utf-8")))
-
-    async def classes(request: "Request") -> "Response":
+    @api.get("/classes", summary="The classes taught")
+    async def classes() -> Classes:
         learner = shared.learner
-        found = [{"name": info.name, "images": info.images} for info in learner.classes]
-        used = {"bytes": learner.bytes, "budget_bytes": learner.budget_bytes, "lessons": len(learner.lessons)}
-        return JSONResponse(
-            {"classes": found, **used, "can_undo": learner.can_undo, "clips_missing": learner.clips_missing}
+        return Classes(
+            classes=[Class(name=info.name, images=info.images) for info in learner.classes],
+            bytes=learner.bytes,
+            budget_bytes=learner.budget_bytes,
+            lessons=len(learner.lessons),
+            can_undo=learner.can_undo,
+            clips_missing=learner.clips_missing,
         )
 
-    async def predict(request: "Request") -> "Response":
+    @api.post("/predict", summary="Answer what an image shows", openapi_extra=_body(1))
+    async def predict(request: Request) -> Found:
         images = await images_of(request)
         if len(images) != 1:
             raise ValueError(f"predict takes one image, not {len(images)}")
-        found, notes = await shared.predict(images[0][1])
-        answer = found.as_dict() | {"notes": notes}
-        answer.pop("path")
-        return JSONResponse(answer)
+        answer, notes = await shared.predict(images[0][1])
+        return Found(notes=notes, **answer.as_dict())
 
-    async def teach(request: "Request") -> "Response":
-        label = check_name(_given(request, "label"))  # before the upload is read
-        return JSONResponse(_lesson(await shared.teach(label, await images_of(request))))
+    @api.post("/teach", summary="Learn images of a class, as one lesson", openapi_extra=_body(MOST_IMAGES))
+    async def teach(request: Request, label: Name) -> Learned:
+        lesson = await shared.teach(label, await images_of(request))  # the label is checked before the upload is read
+        return Learned(images=lesson.images, notes=list(lesson.notes))
 
-    async def rename(request: "Request") -> "Response":
-        old, new = _given(request, "old"), _given(request, "new")
+    @api.post("/rename", summary="Give a class another name")
+    async def rename(old: Name, new: Name) -> Renamed:
         await shared.change(lambda learner: learner.rename(old, new))
-        return JSONResponse({"old": old, "new": new})
+        return Renamed(old=old, new=new)
 
-    async def forget(request: "Request") -> "Response":
-        name = _given(request, "name")
-        remains = await shared.change(lambda learner: learner.forget(name))
-        return JSONResponse({"name": name, "remains": remains})
+    @api.post("/forget", summary="Remove a class; this cannot be undone")
+    async def forget(name: Name) -> Forgotten:
+        return Forgotten(name=name, remains=await shared.change(lambda learner: learner.forget(name)))
 
-    async def undo(request: "Request") -> "Response":
-        return JSONResponse(_lesson(await shared.change(lambda learner: learner.undo())))
+    @api.post("/undo", summary="Take the last lesson back, once")
+    async def undo() -> Learned:
+        lesson = await shared.change(lambda learner: learner.undo())
+        return Learned(images=lesson.images, notes=list(lesson.notes))
 
-    async def download(request: "Request") -> "Response":
+    @api.get(
+        "/download", summary="The learner's file, for crumb predict and Learner.load", response_class=StreamingResponse
+    )
+    async def download() -> StreamingResponse:
         path = shared.path
         if not path.is_file():
             wrong = "is not a file any more; move away what is there" if os.path.lexists(path) else "was removed"
-            return _error(404, f"{path} {wrong}; the next change of the learner writes it again")
+            raise HTTPException(404, f"{path} {wrong}; the next change of the learner writes it again")
         try:
             file = path.open("rb")  # which `_parts` closes
         except OSError as error:
-            return _error(404, f"{path} cannot be read ({error.strerror or error}); change its permissions")
-        name = shared.path.name.encode("ascii", "replace").decode().replace('"', "_")
+            reason = error.strerror or error
+            raise HTTPException(404, f"{path} cannot be read ({reason}); change its permissions") from error
+        name = path.name.encode("ascii", "replace").decode().replace('"', "_")
         headers = {
             "Content-Disposition": f'attachment; filename="{name}"',
             "Content-Length": str(os.fstat(file.fileno()).st_size),
         }
         return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
 
-    async def failed_unexpectedly(request: "Request", error: Exception) -> "Response":
-        return _error(500, "the server has a bug; what it prints says more, and the learner is as it was")
-
-    async def failed(request: "Request", error: Exception) -> "Response":
-        kinds = {NothingTaughtError: 409, TooLargeError: 413, ValueError: 400, BusyError: 503, SaveError: 507}
-        if isinstance(error, ClientDisconnect):
-            return _error(400, "the request was broken off")  # which nobody reads
-        if isinstance(error, HTTPException):
-            allowed = (error.headers or {}).get("Allow")
-            says = {404: "is not here", 405: f"takes {allowed}, not {request.method}"}.get(error.status_code)
-            text = f"{request.url.path} {says}; GET /openapi.json describes what is" if says else str(error.detail)
-            return _error(error.status_code, text, {"Allow": allowed} if allowed else None)
-        return _error(next(code for kind, code in kinds.items() if isinstance(error, kind)), str(error))
-
-    routes = [Route(f"/{one.__name__}", one, methods=["POST"]) for one in (predict, teach, rename, forget, undo)]
-    routes += [Route(f"/{one.__name__}", one, methods=["GET"]) for one in (health, classes, download)]
-    routes += [Route("/", index, methods=["GET"]), Route("/openapi.json", openapi, methods=["GET"])]
-    handlers: Any = dict.fromkeys((ClientDisconnect, HTTPException, ValueError, BusyError, SaveError), failed)
-    handlers[Exception] = failed_unexpectedly
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, origins, policy)
+    app.include_router(api)
+    for kind in (ClientDisconnect, StarletteHTTPException, RequestValidationError, *STATUS, Exception):
+        app.add_exception_handler(kind, _failed)
+    return Guard(app, token, origins, policy)
 
 
-def _error(status: int, text: str, headers: dict[str, str] | None = None) -> "Response":
-    from starlette.responses import JSONResponse
+async def _each_once(request: Request) -> None:
+    """Refuse a parameter that is there twice, of which one would be ignored."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            raise ValueError(f"?{name}=... is {names.count(name)} times in the address; give it once")
 
+
+def _body(images: int) -> dict[str, Any]:
+    """Describe the body of a request with at most so many images."""
+    image: dict[str, Any] = {"type": "string", "format": "binary"}
+    files = image if images == 1 else {"type": "array", "items": image, "maxItems": images}
+    form = {"type": "object", "required": ["image"], "properties": {"image": files}}
+    content = {"image/*": {"schema": image}, "multipart/form-data": {"schema": form}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer an error as JSON that says what is wrong."""
+    if isinstance(error, ClientDisconnect):
+        return _error(400, "the request was broken off")  # which nobody reads
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        name, says = first["loc"][-1], first["msg"].removeprefix("Value error, ")
+        return _error(400, f"{request.url.path} needs ?{name}=... in its address: {says}")
+    if isinstance(error, StarletteHTTPException):
+        allowed = (error.headers or {}).get("Allow")
+        says = {404: "is not here", 405: f"takes {allowed}, not {request.method}"}.get(error.status_code)
+        known = says and error.detail in ("Not Found", "Method Not Allowed")
+        text = f"{request.url.path} {says}; GET /openapi.json describes what is" if known else str(error.detail)
+        return _error(error.status_code, text, {"Allow": allowed} if allowed else None)
+    status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
+    bug = "the server has a bug; what it prints says more, and the learner is as it was"
+    return _error(status, bug if status == 500 else str(error))
+
+
+def _error(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
     return JSONResponse({"error": text}, status, headers)
 
 
-def _given(request: "Request", name: str) -> str:
-    """The value of a query parameter."""
-    values = request.query_params.getlist(name)
-    if len(values) != 1:
-        raise ValueError(f"{request.url.path} needs ?{name}=... in its address, once; it is there {len(values)} times")
-    return values[0]
-
-
-def _lesson(lesson: Lesson) -> dict[str, Any]:
-    return {"images": lesson.images, "notes": list(lesson.notes)}
-
-
-async def _images(request: "Request", most_bytes: int) -> list[tuple[str, bytes]]:
+async def _images(request: Request, most_bytes: int) -> list[tuple[str, bytes]]:
     """Read the images of a request, with names for errors: its body, or all files of a multipart form."""
-    from starlette.exceptions import HTTPException
-    from starlette.formparsers import MultiPartException, MultiPartParser
-
     stream = _bounded(request, most_bytes)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         return [("the image", b"".join([part async for part in stream]))]
@@ -264,7 +384,7 @@ async def _images(request: "Request", most_bytes: int) -> list[tuple[str, bytes]
     return [(f"image {number}", await file.read()) for number, file in enumerate(files, 1)]
 
 
-async def _bounded(request: "Request", most_bytes: int) -> AsyncGenerator[bytes, None]:
+async def _bounded(request: Request, most_bytes: int) -> AsyncGenerator[bytes, None]:
     """Yield the parts of a body; raise TooLargeError as soon as it is known to be too large."""
     too_large = TooLargeError(f"a request may have {most_bytes:,} bytes; send smaller images, or several lessons")
     length = request.headers.get("content-length", "")
