@@ -104,6 +104,31 @@ def clips(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def nested():
+    """A function that makes folders in each other and returns the last; too many for ``shutil.rmtree``."""
+    made: list[tuple[Path, int]] = []
+    here = os.getcwd()
+
+    def make(folder, depth) -> Path:
+        os.chdir(folder)
+        for _ in range(depth):
+            os.mkdir("d")
+            os.chdir("d")
+        os.chdir(here)
+        made.append((folder / "/".join("d" * depth), depth))
+        return made[-1][0]
+
+    yield make
+    for folder, depth in made:
+        os.chdir(folder)
+        for _ in range(depth):
+            for entry in os.scandir():
+                os.rmdir(entry) if entry.is_dir() else os.unlink(entry)
+            os.chdir("..")
+    os.chdir(here)
+
+
+@pytest.fixture
 def crumb(capsys):
     """Call the command line: ``crumb("run", ...)`` gives (exit code, standard output, standard error)."""
 

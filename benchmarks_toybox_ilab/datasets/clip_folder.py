@@ -3,6 +3,7 @@
 import os
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +19,18 @@ from benchmarks_toybox_ilab.datasets.held_out import (
     fifth,
     only_clips,
 )
-from benchmarks_toybox_ilab.tables.folders import visible_entries
+from benchmarks_toybox_ilab.tables.folders import Entries, entries_of, ignored_files, walk
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import read_image
+from benchmarks_toybox_ilab.tables.names import check_near, check_not_splits
 from benchmarks_toybox_ilab.tables.text import printable
-from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate, is_video
+from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate
 
 LAYOUT = (
     "<root>/<class>/<object>/<clip>/<frame>.jpg, e.g. cup/red_cup/kitchen/0001.jpg, "
     "or a video <root>/<class>/<object>/<clip>.mp4; an only object, and an only clip of photos, need no folder"
 )
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
-UNREAD_EXTENSIONS = (".heic", ".heif", ".avif", ".dng", ".gif")  # need other decoders, or may be animations
 FRAMES_FOLDER = ".crumb_frames"  # below the root: the frames of its videos
 SHORT_SIDE = 512  # pixels; frames of larger videos are reduced
 
@@ -41,12 +41,13 @@ def ClipFolderFrames(
     held_out: int | None = None,
     fps: float = 1.0,
     bad_videos: list[str] | None = None,
+    new_class: bool = False,
 ) -> FrameTable:
     """The table of a folder of clips, which are folders of images, video files, or both.
 
     All names are sorted in natural order (frame2 before frame10), and a frame's number is its position in its clip.
-    Hidden files and files that are neither image nor video are ignored; photos in a format that is not read (`.heic`
-    ...) cause a warning. Images are rotated as their EXIF orientation says.
+    Hidden files and files that are neither image nor video are ignored, and counted by extension in a warning. Images
+    are rotated as their EXIF orientation says.
 
     A class folder without subfolders is its only object: `class/clip.mp4`, `class/frame.jpg`. The folder of a class or
     an object that holds only photos is its only clip.
@@ -70,8 +71,11 @@ def ClipFolderFrames(
         fps: Frames per second taken from a video.
         bad_videos: Collects a message for each video that cannot be read to its end, which is left out as if it were
             not there. None makes such a video an error.
+        new_class: Take every class folder for a class, also if the names of two are nearly the same (`cup` and `Cup`)
+            or they look like splits (`train`, `test`).
 
     Raises:
+        DoubtfulNameError: If a class folder is probably not meant as a class, and `new_class` is false.
         FrameTableError: If the folder is missing or empty, an image or video lies at another depth, a folder is empty,
             two clips of an object have the same name, a class has a single image or no more objects (clips) than
             `held_out`, a video cannot be read to its end (all others are extracted first), or frames cannot be written
@@ -85,14 +89,20 @@ def ClipFolderFrames(
     root = Path(root)
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT}")
-    tree = {class_folder: _objects(class_folder) for class_folder in _folders(root, "class")}
+    listed = _Listed()
+    class_folders = _folders(root, "class", listed)
+    if not new_class:
+        check_not_splits(root, {one.name: [inner.name for inner in listed[one].folders] for one in class_folders})
+        check_near(one.name for one in class_folders)
+    tree = {class_folder: _objects(class_folder, listed) for class_folder in class_folders}
     for name in (folder for clip in clip_paths(tree) for folder in clip.relative_to(root).parts):
         if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
             raise FrameTableError(f"the name {os.fsencode(name)!r} below {root} is not UTF-8 text; rename that folder.")
     test_clips = _test_clips(tree, run, held_out)
-    _warn_of_unread(root, tree)
     split_clips = {} if held_out == 0 else only_clips(tree)
-    images = {clip: _images(clip) for clip in clip_paths(tree) if clip.is_dir()}
+    images = {clip: _images(clip, listed) for clip in clip_paths(tree) if clip.is_dir()}
+    if ignored := ignored_files(sum((entries.ignored for entries in listed.values()), Counter())):
+        warnings.warn(printable(f"below {root} are ignored: {ignored}"), stacklevel=2)
     check_two_images(split_clips, images)
     videos = [clip for clip in clip_paths(tree) if clip not in images]
     images |= _video_images(root, videos, fps, bad_videos)
@@ -159,93 +169,67 @@ class UprightImages:
         return read_image(self.root / path, upright=True)
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in EXTENSIONS
+class _Listed(dict[Path, Entries]):
+    """What lies in folders, each of which is listed once."""
+
+    def __missing__(self, folder: Path) -> Entries:
+        self[folder] = entries_of(folder)
+        return self[folder]
 
 
-def _is_unread(path: Path) -> bool:
-    return path.suffix.lower() in UNREAD_EXTENSIONS and path.name[0] != "." and not path.is_dir()
-
-
-def _kind(path: Path) -> str | None:
-    """Whether a file is an "image" or a "video"; None for any other."""
-    return "image" if _is_image(path) else "video" if is_video(path) else None
-
-
-def _folders(folder: Path, level: str) -> list[Path]:
+def _folders(folder: Path, level: str, listed: _Listed) -> list[Path]:
     """The folders of one level of the tree; images and videos there are an error."""
-    folders = []
-    for entry in visible_entries(folder):
-        if entry.is_dir():
-            folders.append(entry)
-        elif _kind(entry):
-            raise FrameTableError(
-                f"{_kind(entry)} {entry} lies where {level} folders are expected; the layout is {LAYOUT}"
-            )
-    if not folders:
-        raise FrameTableError(f"{folder} holds no {level} folders; fill it or remove it. The layout is {LAYOUT}")
-    return folders
+    entries = listed[folder]
+    for kind, files in (("image", entries.images), ("video", entries.videos)):
+        if files:
+            raise FrameTableError(f"{kind} {files[0]} lies where {level} folders are expected; the layout is {LAYOUT}")
+    if not entries.folders:
+        raise FrameTableError(_empty(folder, f"{level} folders", entries))
+    return entries.folders
 
 
-def _objects(class_folder: Path) -> dict[Path, dict[str, Path]]:
+def _empty(folder: Path, what: str, entries: Entries) -> str:
+    ignored = f" (but {described})" if (described := ignored_files(entries.ignored)) else ""
+    return f"{folder} holds no {what}{ignored}; fill it or remove it. The layout is {LAYOUT}"
+
+
+def _objects(class_folder: Path, listed: _Listed) -> dict[Path, dict[str, Path]]:
     """The clips of each object of a class; a class folder without subfolders is its only object."""
-    entries = visible_entries(class_folder)
-    alone = any(map(_kind, entries)) and not any(entry.is_dir() for entry in entries)
-    return {folder: _clips(folder) for folder in ([class_folder] if alone else _folders(class_folder, "object"))}
+    entries = listed[class_folder]
+    alone = (entries.images or entries.videos) and not entries.folders
+    objects = [class_folder] if alone else _folders(class_folder, "object", listed)
+    return {folder: _clips(folder, listed[folder]) for folder in objects}
 
 
-def _clips(object_folder: Path) -> dict[str, Path]:
+def _clips(object_folder: Path, entries: Entries) -> dict[str, Path]:
     """The folders and videos of an object by clip name, in natural order; a folder of photos is its only clip."""
-    entries = visible_entries(object_folder)
-    if any(map(_is_image, entries)) and not any(entry.is_dir() or is_video(entry) for entry in entries):
+    if entries.images and not entries.folders and not entries.videos:
         return {object_folder.name: object_folder}
+    if entries.images:
+        raise FrameTableError(f"image {entries.images[0]} lies where clip folders are expected; the layout is {LAYOUT}")
     clips: dict[str, Path] = {}
-    for entry in entries:
-        if not entry.is_dir() and _is_image(entry):
-            raise FrameTableError(f"image {entry} lies where clip folders are expected; the layout is {LAYOUT}")
-        if entry.is_dir() or is_video(entry):
-            earlier = clips.setdefault(entry.name if entry.is_dir() else entry.stem, entry)
-            if earlier is not entry:
-                raise FrameTableError(f"{earlier} and {entry} are both clip {entry.stem!r}; rename or remove one.")
+    for name, entry in [(one.name, one) for one in entries.folders] + [(one.stem, one) for one in entries.videos]:
+        earlier = clips.setdefault(name, entry)
+        if earlier is not entry:
+            raise FrameTableError(f"{earlier} and {entry} are both clip {name!r}; rename or remove one.")
     if not clips:
-        raise FrameTableError(
-            f"{object_folder} holds no clip folders and no videos; fill it or remove it. The layout is {LAYOUT}"
-        )
+        raise FrameTableError(_empty(object_folder, "clip folders and no videos", entries))
     return dict(sorted(clips.items(), key=lambda clip: natural_key(clip[0])))
 
 
-def _warn_of_unread(root: Path, tree: Tree) -> None:
-    """Warn about photos that are ignored because of their format."""
-    folders = {object_folder for objects in tree.values() for object_folder in objects}
-    folders |= {clip for clip in clip_paths(tree) if clip.is_dir()}
-    unread = [path for folder in folders for path in folder.iterdir() if _is_unread(path)]
-    if unread:
-        names = sorted((path.relative_to(root).as_posix() for path in unread), key=natural_key)
-        more = f" and {len(names) - 3} more" * (len(names) > 3)
-        warnings.warn(
-            f"{len(unread)} photo(s) below {root} are ignored: {printable(', '.join(names[:3]))}{more}. "
-            f"{', '.join(UNREAD_EXTENSIONS)} are not read; convert them to JPEG or PNG.",
-            stacklevel=3,
-        )
-
-
-def _images(clip: Path) -> list[Path]:
+def _images(clip: Path, listed: _Listed) -> list[Path]:
     """The images of a folder, in natural order."""
-    images, videos = [], []
-    for entry in visible_entries(clip):
-        if entry.is_dir():
-            deeper = next(filter(_is_image, entry.rglob("*")), None)
-            if deeper is not None:
-                raise FrameTableError(f"image {deeper} lies too deep; the layout is {LAYOUT}")
-        elif _is_image(entry):
-            images.append(entry)
-        elif is_video(entry):  # the source of the images, perhaps
-            videos.append(entry)
-    if not images and videos:
-        raise FrameTableError(f"video {videos[0]} lies too deep, in a clip folder; the layout is {LAYOUT}")
-    if not images:
-        raise FrameTableError(f"clip {clip} holds no images ({', '.join(EXTENSIONS)}); fill it or remove it.")
-    return images
+    entries = listed[clip]
+    for folder, below in walk(clip, lambda path, error: None) if entries.folders else ():
+        if below.images and folder != clip:
+            raise FrameTableError(f"image {below.images[0]} lies too deep; the layout is {LAYOUT}")
+        listed[folder] = below
+    listed[clip].ignored.update(video.suffix.lower() for video in entries.videos)  # the source of the images, perhaps
+    if not entries.images and entries.videos:
+        raise FrameTableError(f"video {entries.videos[0]} lies too deep, in a clip folder; the layout is {LAYOUT}")
+    if not entries.images:
+        raise FrameTableError(_empty(clip, "images", entries))
+    return entries.images
 
 
 def _video_images(root: Path, videos: list[Path], fps: float, bad_videos: list[str] | None) -> dict[Path, list[Path]]:

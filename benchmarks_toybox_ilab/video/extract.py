@@ -23,21 +23,11 @@ from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
 from benchmarks_toybox_ilab.video.processes import run_in_processes
 from benchmarks_toybox_ilab.video.sampling import Size, VideoError, expected_frames, load_av, sampled_frames
 
-__all__ = ["VIDEO_EXTENSIONS", "Job", "VideoError", "extract_frames", "extract_many", "frame_rate", "is_video"]
-
-VIDEO_EXTENSIONS = (
-    *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg"),
-    *(".3gp", ".3g2", ".mts", ".m2ts", ".wmv", ".flv", ".ogv"),
-)
+__all__ = ["Job", "VideoError", "extract_frames", "extract_many", "frame_rate"]
 
 _PATTERN = re.compile(r"(?P<before>[^/\\]*)%(?:0(?P<digits>\d+))?d(?P<after>[^/\\]*\.png)")
 _BYTES_A_PIXEL = 3 * 0.6  # size of a photograph as PNG
 _PROBES = 50  # number of videos opened to estimate the size of all frames
-
-
-def is_video(path: Path) -> bool:
-    """Whether the extension is that of a video file, in any case."""
-    return path.suffix.lower() in VIDEO_EXTENSIONS
 
 
 def frame_rate(fps: float) -> float:

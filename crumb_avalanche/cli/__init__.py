@@ -1,5 +1,6 @@
 """The command ``crumb``: parse arguments, call the code of a subcommand, print."""
 
+import re
 import signal
 import sys
 import warnings
@@ -23,6 +24,10 @@ STOPPED = {
     "teach": "the lesson is not learned unless a line says so, and the same command starts it again",
 }
 NO_MEMORY = "can't allocate memory"  # in torch's error
+LOST_WORKER = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed|exited unexpectedly)"
+)  # in torch's error
+OF_WORKER = "in DataLoader worker process"  # in errors of a loader process, whose traceback torch adds to their text
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -128,6 +133,13 @@ def words_for(error: Exception) -> str | None:
     """Return what to print for an error that the user can cure; ``None`` for a bug."""
     if isinstance(error, MemoryError) or (type(error) is RuntimeError and NO_MEMORY in str(error)):
         return "there is too little memory; close other programs, or lower --batch-size, --image-size or --workers"
+    if type(error) is RuntimeError and LOST_WORKER.search(str(error)):
+        return (
+            "a loader process was killed, perhaps for want of memory; what was finished is kept: give the same command "
+            "again, with fewer --workers or a smaller --batch-size"
+        )
+    if type(error).__module__ != "builtins" and OF_WORKER in str(error):
+        return str(error).strip().splitlines()[-1].partition(": ")[2]
     if isinstance(error, OSError) and (text := cured(error)) is not None:
         return text
     curable = isinstance(error, ValueError | ImportError | FileExistsError)

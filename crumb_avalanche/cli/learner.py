@@ -35,18 +35,18 @@ def main(settings: LearnerSettings) -> None:
     with output_file(output, "a learner", is_learner) if merges else locked_file(path):
         learner = Learner.load(path, settings.weights)
         if merges:
-            learner.merge(Learner.load(names[0], settings.weights))
+            learner.merge(Learner.load(names[0], settings.weights), settings.new_class)
             done = f"{output}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned"
         else:
-            done = changed(learner, action, names)
+            done = changed(learner, action, names, settings.new_class)
         learner.save(output, weights=merges or holds_weights(path))
     print(done)
 
 
-def changed(learner: Learner, action: str, names: list[str]) -> str:
+def changed(learner: Learner, action: str, names: list[str], new_class: bool) -> str:
     """Change a learner and return what was done."""
     if action == "rename":
-        learner.rename(*names)
+        learner.rename(names[0], names[1], new_class)
         return f"renamed {names[0]} to {names[1]}"
     if action == "undo":
         lesson = learner.undo()

@@ -46,7 +46,7 @@ POSITIONAL = {
     "learner": "{show,forget,rename,undo,merge} MODEL [NAME ...] ",
     "export": "MODEL ",
 }
-BARE = ("--check", "--json", "--csv", "--without-weights", "--thumbnails")  # flags that may stand alone
+BARE = ("--check", "--json", "--csv", "--without-weights", "--thumbnails", "--new-class")  # flags that may stand alone
 # Settings that are paths, in any command; --weights may be a word too.
 PATHS = {"certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key", "model", "output"}
 PATHS |= {"pretrained", "source", "sources", "weights"}

@@ -114,11 +114,12 @@ class Table:
         kept = []
         for answer in answers:
             self.print_one(answer)
+            sys.stdout.flush()  # each answer is seen as it comes, and `| head` ends the command
             kept.append(answer)
         return kept
 
     def _json(self, answer: Answer) -> None:
-        print(json.dumps(answer.as_dict()), flush=True)
+        print(json.dumps(answer.as_dict()))
 
     def _csv(self, answer: Answer) -> None:
         name, share = answer.runners_up[0] if answer.runners_up else ("", 0.0)

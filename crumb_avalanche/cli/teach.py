@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.text import printable
-from benchmarks_toybox_ilab.video.extract import is_video
 from crumb_avalanche.learner.clip import Clip
-from crumb_avalanche.learner.folders import only_class_folder
+from crumb_avalanche.learner.folders import check_class_folders, only_class_folder
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import files_of
 from crumb_avalanche.learner.store import holds_weights, refuse_folder
@@ -30,7 +30,7 @@ def main(settings: TeachSettings) -> None:
     if settings.engine is not None and settings.camera is not None:
         raise ValueError("a camera belongs to one machine: leave --engine out, or give a source of files")
     if settings.source is not None:
-        check_source(settings.source, settings.label)
+        check_source(settings.source, settings.label, settings.new_class)
         if settings.label is None:
             tell_level(settings.source)
     threads = settings.threads or (0 if settings.engine is None else 1)
@@ -54,6 +54,7 @@ def main(settings: TeachSettings) -> None:
                 progress=bar.update,
                 thumbnails=settings.thumbnails,
                 engine=engine,
+                new_class=settings.new_class,
             )
         learner.save(path, weights=not lean)
     for name, count in lesson.images.items():
@@ -75,8 +76,10 @@ def main(settings: TeachSettings) -> None:
     print(f"{path}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned, file of {size:,} bytes")
 
 
-def check_source(source: str, label: str | None) -> None:
+def check_source(source: str, label: str | None, new_class: bool) -> None:
     """Raise what ``Learner.teach`` would for a source that cannot be taught, before the network is loaded."""
+    if label is None and not new_class:
+        check_class_folders(source)
     label_of(next(files_of(source, label, on_bad="skip", report=lambda bad: None)))
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.text import printable
-from benchmarks_toybox_ilab.video.extract import is_video
 
 Frames = Iterator[tuple[str, Image.Image]]
 OnBad = Literal["raise", "skip"]  # what to do with a file that gives no image
@@ -35,7 +35,7 @@ class BadImage:
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Images that belong together: a video, the photos of one folder, a batch in memory, or a single photo.
+    """Images that belong together: a video, the photos of one folder, a list or batch in memory, or a single photo.
 
     Attributes:
         path: path of the file or folder; `source`, `source[2]` ... for images in memory.

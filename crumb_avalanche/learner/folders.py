@@ -3,22 +3,16 @@
 import glob
 import os
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets.clip_folder import EXTENSIONS, UNREAD_EXTENSIONS
-from benchmarks_toybox_ilab.tables.folders import visible_entries
+from benchmarks_toybox_ilab.tables.folders import entries_of, is_visible, kind_of, walk
 from benchmarks_toybox_ilab.tables.frame import natural_key
+from benchmarks_toybox_ilab.tables.names import check_near, check_not_splits
 from benchmarks_toybox_ilab.tables.text import is_seen, printable
-from benchmarks_toybox_ilab.video.extract import VIDEO_EXTENSIONS
 
 LONGEST_NAME = 200
-
-_KINDS = {
-    **dict.fromkeys(EXTENSIONS, "image"),
-    **dict.fromkeys(VIDEO_EXTENSIONS, "video"),
-    **dict.fromkeys(UNREAD_EXTENSIONS, "unread"),
-}
 
 
 def check_name(name: object) -> str:
@@ -57,6 +51,23 @@ def labels_of(source: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(class_folders(path_of(source)).values()))
 
 
+def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
+    """Ask about class folders that look like splits of a data set, and whose names are nearly those of other classes.
+
+    Args:
+        source: path of a folder of class folders; every other source is passed.
+        known: names of the classes taught.
+
+    Raises:
+        DoubtfulNameError: says what is meant, or how to insist.
+    """
+    classes = class_folders(path_of(source)) if isinstance(source, str | os.PathLike) else {}
+    if classes:
+        inner = {folder.name: [one.name for one in entries_of(folder).folders] for folder in classes}
+        check_not_splits(source, inner)
+        check_near(classes.values(), known)
+
+
 def path_of(source: str | os.PathLike) -> Path:
     """Return the path with `~` expanded.
 
@@ -74,17 +85,14 @@ def is_pattern(path: Path) -> bool:
     return glob.has_magic(str(path)) and not os.path.lexists(path)
 
 
-def kind_of(path: Path) -> str | None:
-    """What the extension says: "image", "video", "unread" (a photo that cannot be read), or None for other files."""
-    return _KINDS.get(path.suffix.lower())
-
-
 def class_folders(path: Path) -> dict[Path, str]:
     """The class folders of a folder and their class names; see `labels_of`."""
-    folders, files = _split(visible_entries(path)) if os.path.isdir(path) else ([], [])
-    if any(kind_of(file) in ("image", "video") for file in files):
+    if not os.path.isdir(path):
         return {}
-    return {folder: check_name(folder.name) for folder in folders if _holds_images(folder, path)}
+    entries = entries_of(path)
+    if entries.images or entries.videos:
+        return {}
+    return {folder: check_name(folder.name) for folder in entries.folders if _holds_images(folder, path)}
 
 
 def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
@@ -105,61 +113,29 @@ def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
     return (folder, inner) if len(inner) > 1 else None
 
 
-def walk(top: Path, root: Path, bad: Callable[[Path, str], object]) -> Iterator[tuple[Path, list[Path]]]:
-    """Yield each folder from `top` down, once, and its visible files, in natural order.
-
-    Args:
-        top: the first folder.
-        root: links to this folder and to those above it are not followed; `top` itself, or a folder above it.
-        bad: called with each folder that cannot be listed, and why.
-    """
-    real = Path(os.path.realpath(root))
-    seen = set(real.parents) if top == root else {real, *real.parents}
-    stack = [top]
-    while stack:
-        folder = stack.pop()
-        real = Path(os.path.realpath(folder))
-        if real in seen:
-            continue
-        seen.add(real)
-        try:
-            folders, files = _split(visible_entries(folder))
-        except OSError as error:
-            bad(folder, f"the folder cannot be read: {error.strerror or error}")
-            continue
-        yield folder, files
-        stack += reversed(folders)
-
-
-def matches(pattern: Path) -> Iterator[Path]:
-    """Yield the visible photos, videos and folders that match a pattern, in natural order.
+def matches(pattern: Path) -> tuple[list[Path], Counter[str]]:
+    """Return the visible photos, videos and folders that match a pattern, in natural order, and what is ignored.
 
     What lies in a folder that matches is not listed again.
     """
     fixed = next(parent for parent in pattern.parents if os.path.isdir(parent) or not glob.has_magic(str(parent)))
     # Unlike glob.glob, pathlib follows no links below **.
     found = set(fixed.glob(str(pattern.relative_to(fixed))))
+    listed: list[Path] = []
     folders: set[Path] = set()
+    ignored: Counter[str] = Counter()
     for match in sorted(found, key=lambda match: [natural_key(part) for part in match.parts]):
-        hidden = any(part.startswith(".") for part in match.relative_to(fixed).parts)
-        if hidden or not folders.isdisjoint(match.parents):
+        if not folders.isdisjoint(match.parents) or not all(map(is_visible, match.relative_to(fixed).parts)):
             continue
         if os.path.isdir(match):
             folders.add(match)
-            yield match
-        elif kind_of(match):
-            yield match
+        elif not kind_of(match):
+            ignored[match.suffix.lower()] += 1
+            continue
+        listed.append(match)
+    return listed, ignored
 
 
 def _holds_images(folder: Path, root: Path) -> bool:
-    below = walk(folder, root, lambda path, reason: None)
-    return any(kind_of(file) in ("image", "video") for _, files in below for file in files)
-
-
-def _split(entries: list[Path]) -> tuple[list[Path], list[Path]]:
-    """The folders and the other entries."""
-    folders: list[Path] = []
-    files: list[Path] = []
-    for entry in entries:
-        (folders if os.path.isdir(entry) else files).append(entry)
-    return folders, files
+    below = walk(folder, lambda path, error: None, root)
+    return any(entries.images or entries.videos for _, entries in below)

@@ -5,7 +5,7 @@ import copy
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks_toybox_ilab.tables.names import check_near
 from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
 from crumb_avalanche.learner.by_many import check_for_workers, teach_by_many
 from crumb_avalanche.learner.clip import BadImage, Clip, OnBad, warn
 from crumb_avalanche.learner.engine import Engine
-from crumb_avalanche.learner.folders import check_name, path_of
+from crumb_avalanche.learner.folders import check_class_folders, check_name, path_of
 from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
 from crumb_avalanche.learner.merging import check_mergeable
@@ -178,13 +179,15 @@ class Learner:
         progress: Callable[[int], None] | None = None,
         thumbnails: bool = False,
         engine: Engine | None = None,
+        new_class: bool = False,
     ) -> Lesson:
         """Learn the images of a source; one call is one lesson.
 
         Args:
             source: path of an image, folder or video; glob pattern; PIL image; ``(H, W, C)`` or ``(N, H, W, C)`` array;
                 ``(C, H, W)`` or ``(N, C, H, W)`` tensor, of 3 channels or 4 with alpha, uint8, uint16 or floating-point
-                from 0 to 1; or a list of these. Transparency is laid on white.
+                from 0 to 1; or a list of these, whose single images are the frames of one clip (several clips: a list
+                of lists, or a call each). Transparency is laid on white.
                 Without ``label`` a folder of class folders (``class/...``), of which everything is learned.
             label: name of the class shown; a new one, or one that was taught before.
             on_bad: ``raise`` for an error at a file that cannot be read or whose features are not finite, ``skip`` to
@@ -193,12 +196,15 @@ class Learner:
             thumbnails: keep the first image of each class as a JPEG of 64 pixels, for at most 16 lessons of a class.
             engine: workers that learn the clips of a path, see ``by_many``; for methods in closed form, without
                 thumbnails.
+            new_class: take names as they are given, also if one is nearly that of another class (``cup`` and ``Cup``)
+                or class folders look like splits (``train``, ``test``).
 
         Returns:
             What was learned.
 
         Raises:
             BadFrameError: a file cannot be decoded, and ``on_bad`` is ``raise``.
+            DoubtfulNameError: a name is probably not meant as a new class, and ``new_class`` is false.
             FileNotFoundError: the path does not exist.
             ImportError: there is a video, and PyAV is not installed.
             TypeError: the source is none of the above.
@@ -208,10 +214,14 @@ class Learner:
         unread: list[BadImage] = []
         pictures: dict[str, bytes] = {}
         with self._lock:
+            if not new_class:
+                check_class_folders(source if label is None else None, self._names)
+                check_near([] if label is None else [check_name(label)], self._names)
             before = copy.deepcopy(self._knowledge)
             try:
                 if engine is None:
                     clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
+                    clips = clips if new_class else self._checked(clips)
                     clips = first_frames(clips, pictures) if thumbnails else clips
                     values_of = partial(self._values, report=unread.append if on_bad == "skip" else None)
                     lesson = learn(self._knowledge, clips, values_of, unread, progress)
@@ -228,6 +238,13 @@ class Learner:
             self._thumbnails.add(len(self.lessons), pictures)
             self.lessons.append(lesson)
         return lesson
+
+    def _checked(self, clips: Iterable[Clip]) -> Iterator[Clip]:
+        """Yield clips; raise DoubtfulNameError at the first whose class has nearly the name of another one."""
+        for clip in clips:
+            if clip.label is not None and clip.label not in self._knowledge.names:
+                check_near([clip.label], self._names)
+            yield clip
 
     def _task(self, source: Any, on_bad: OnBad, thumbnails: bool) -> Task:
         """Return what workers need to know, or raise ValueError for what they cannot do."""
@@ -271,7 +288,8 @@ class Learner:
     ) -> Iterator[Answer]:
         """Answer for each image and clip of a source, in order.
 
-        Photos of a folder are asked one by one; a video is a clip.
+        Photos of a folder are asked one by one, and answered 8 at a time; a video is a clip, and so are the frames of a
+        list.
 
         Args:
             source: as for ``teach``.
@@ -288,23 +306,29 @@ class Learner:
         if not self.classes:
             raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
         for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
-            paths: list[str] = []
-            examined: list[Tensor] = []
+            values = self._values(clip, report if on_bad == "skip" else None)
+            if os.path.isdir(clip.path):
+                for some in values:
+                    yield from self._answers(clip, [some])[0]
+                continue
             # What replay learns meanwhile would change the answers within a clip.
             with self._lock if self.method in REPLAY else contextlib.nullcontext():
-                for some, values in self._values(clip, report if on_bad == "skip" else None):
-                    paths += some
-                    with self._lock:
-                        examined.append(self._knowledge.examine(values))
-                if not paths:
-                    continue
-                with self._lock:
-                    ranked = self._knowledge.ranked(torch.cat(examined))
-            frames, together = answers_of(ranked, paths, clip.path, clip.label)
-            if os.path.isdir(clip.path):
-                yield from frames
-            else:
+                frames, together = self._answers(clip, values)
+            if frames:
                 yield together
+
+    def _answers(self, clip: Clip, values: Iterable[tuple[list[str], Tensor]]) -> tuple[tuple[Answer, ...], Answer]:
+        """Answer for each of some frames of a clip, and for all together; there is no answer for no frame."""
+        paths: list[str] = []
+        examined: list[Tensor] = []
+        for some, computed in values:
+            paths += some
+            with self._lock:
+                examined.append(self._knowledge.examine(computed))
+        if not paths:
+            return (), Answer("", 0.0, None)
+        with self._lock:
+            return answers_of(self._knowledge.ranked(torch.cat(examined)), paths, clip.path, clip.label)
 
     def explain(self, photo: Any) -> Tensor:
         """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.
@@ -336,6 +360,10 @@ class Learner:
     def classes(self) -> list[ClassInfo]:
         """The classes taught, in order of arrival."""
         return self._knowledge.classes
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name in self._knowledge.names if name is not None]
 
     @property
     def clips_missing(self) -> int:
@@ -378,18 +406,22 @@ class Learner:
             self._knowledge.find(name)
             return self._thumbnails.of(name)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old: str, new: str, new_class: bool = False) -> None:
         """Give a class another name.
 
         Args:
             old: name of a class.
             new: its name from now on.
+            new_class: take the name also if it is nearly that of another class.
 
         Raises:
-            ValueError: there is no class ``old``, or ``new`` is taken or not allowed as a name.
+            ValueError: there is no class ``old``, or ``new`` is taken, nearly the name of another class, or not allowed
+                as a name.
         """
         new = check_name(new)
         with self._lock:
+            if not new_class:
+                check_near([new], [name for name in self._names if name != old])
             self._knowledge.rename(old, new)
             self._thumbnails.rename(old, new)
             if self._before is not None and old in self._before.names:
@@ -433,14 +465,16 @@ class Learner:
             self._thumbnails.undo(len(self.lessons) - 1)
             return self.lessons.pop()
 
-    def merge(self, other: "Learner") -> None:
+    def merge(self, other: "Learner", new_class: bool = False) -> None:
         """Add what another learner learned, as if this one had been taught its lessons as well.
 
         Args:
             other: a learner with the same method, network and image size; it is not changed.
+            new_class: keep classes apart also if their names are nearly the same; classes of the same name are one.
 
         Raises:
             TypeError: the other is no learner.
+            DoubtfulNameError: a class of the other has nearly the name of one of this, and ``new_class`` is false.
             ValueError: the other is this one or holds one of its lessons, or has another method, network or image size,
                 or one of them another calibration of int8; or the classes of both do not fit into the budget.
         """
@@ -448,6 +482,8 @@ class Learner:
             raise TypeError(f"other is {type(other).__name__}; give a Learner, such as Learner.load(path)")
         with self._lock:
             check_mergeable(self, other)
+            if not new_class:
+                check_near(other._names, self._names)
             before = copy.deepcopy(self._knowledge)
             try:
                 self._knowledge.merge(other._knowledge)

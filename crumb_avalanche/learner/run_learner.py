@@ -77,14 +77,17 @@ class RunLearner:
     ) -> Iterator[Answer]:
         """Answer for each image and clip of a source, in order; see ``Learner.predict_all``."""
         for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
-            paths, outputs = [], []
+            paths: list[str] = []
+            outputs: list[Tensor] = []
             for some, pixels in batches(clip.frames, AT_A_TIME, self.image_size, self._interpolation):
-                paths += some
                 with self._lock:
-                    outputs.append(self._evaluate(pixels))
+                    computed = self._evaluate(pixels)
+                if os.path.isdir(clip.path):
+                    yield from self._answers(clip, some, computed)[0]
+                else:
+                    paths, outputs = paths + some, [*outputs, computed]
             if paths:
-                frames, together = self._answers(clip, paths, torch.cat(outputs))
-                yield from frames if os.path.isdir(clip.path) else [together]
+                yield self._answers(clip, paths, torch.cat(outputs))[1]
 
     def _answers(self, clip: Clip, paths: list[str], outputs: Tensor) -> tuple[tuple[Answer, ...], Answer]:
         """Answer for each frame, and for the clip by the mean of their ``(n, classes)`` outputs."""

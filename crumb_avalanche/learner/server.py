@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
+from benchmarks_toybox_ilab.tables.names import DoubtfulNameError, check_near
 from crumb_avalanche.learner.folders import LONGEST_NAME, check_name
 from crumb_avalanche.learner.learner import NothingTaughtError
 from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
@@ -121,7 +122,7 @@ ERRORS = {
     403: "Host, Origin or token is wrong.",
     404: "The learner's file was removed, or the path is not one of these.",
     408: "The upload took too long.",
-    409: "Nothing was taught yet.",
+    409: "Nothing was taught yet, or a name is nearly that of another class: new_class=true makes a new one.",
     413: "The request or an image is too large.",
     503: "Too many requests are waiting; try again in some seconds.",
     507: "The learner's file cannot be written; nothing was changed.",
@@ -133,6 +134,7 @@ class Error(BaseModel):
     """Why a request was refused."""
 
     error: Annotated[str, Field(description="what is wrong, and what to do")]
+    near: Annotated[str, Field(description="of 409: the class whose name is nearly the same")] = ""
 
 
 class Health(BaseModel):
@@ -281,13 +283,15 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         return Found(notes=notes, **answer.as_dict())
 
     @api.post("/teach", summary="Learn images of a class, as one lesson", openapi_extra=_body(MOST_IMAGES))
-    async def teach(request: Request, label: Name) -> Learned:
-        lesson = await shared.teach(label, await images_of(request))  # the label is checked before the upload is read
+    async def teach(request: Request, label: Name, new_class: bool = False) -> Learned:
+        if not new_class:  # the label is checked before the upload is read
+            check_near([label], [info.name for info in shared.learner.classes])
+        lesson = await shared.teach(label, await images_of(request), new_class)
         return Learned(images=lesson.images, notes=list(lesson.notes))
 
     @api.post("/rename", summary="Give a class another name")
-    async def rename(old: Name, new: Name) -> Renamed:
-        await shared.change(lambda learner: learner.rename(old, new))
+    async def rename(old: Name, new: Name, new_class: bool = False) -> Renamed:
+        await shared.change(lambda learner: learner.rename(old, new, new_class))
         return Renamed(old=old, new=new)
 
     @api.post("/forget", summary="Remove a class; this cannot be undone")
@@ -356,6 +360,9 @@ async def _failed(request: Request, error: Exception) -> Response:
         known = says and error.detail in ("Not Found", "Method Not Allowed")
         text = f"{request.url.path} {says}; GET /openapi.json describes what is" if known else str(error.detail)
         return _error(error.status_code, text, {"Allow": allowed} if allowed else None)
+    if isinstance(error, DoubtfulNameError):
+        question = f"{str(error).partition(';')[0]}; if it is another one, add new_class=true to the address"
+        return JSONResponse({"error": question, "near": error.near}, 409)
     status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
     bug = "the server has a bug; what it prints says more, and the learner is as it was"
     return _error(status, bug if status == 500 else str(error))

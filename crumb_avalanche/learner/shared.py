@@ -85,7 +85,7 @@ class SharedLearner:
         with self._asking:
             return self._asked.predict(image), [f"the image: {others}"] if others else []
 
-    async def teach(self, label: str, images: Iterable[tuple[str, bytes]]) -> Lesson:
+    async def teach(self, label: str, images: Iterable[tuple[str, bytes]], new_class: bool = False) -> Lesson:
         """Learn the images of a class, given as names and bytes; one call is one lesson.
 
         Raises:
@@ -99,7 +99,7 @@ class SharedLearner:
             # Before the first is learned, since this is quick.
             others = [(name, other_images(opened(name, data))) for name, data in images]
             frames = ((name, decoded(name, data)) for name, data in images if self._goes_on())
-            lesson = learner.teach(Clip("the lesson", label, frames))
+            lesson = learner.teach(Clip("the lesson", label, frames), new_class=new_class)
             return replace(lesson, notes=(*lesson.notes, *(f"{name}: {note}" for name, note in others if note)))
 
         return await self.change(teach)

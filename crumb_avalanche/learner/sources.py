@@ -5,34 +5,35 @@ rate, except that no frame is given twice.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from benchmarks_toybox_ilab.datasets.clip_folder import EXTENSIONS, SHORT_SIDE, UNREAD_EXTENSIONS
-from benchmarks_toybox_ilab.tables.folders import visible_entries
+from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
+from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, is_video, walk
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image, to_rgb
-from benchmarks_toybox_ilab.video.extract import VIDEO_EXTENSIONS, frame_rate, is_video
+from benchmarks_toybox_ilab.tables.text import printable
+from benchmarks_toybox_ilab.video.extract import frame_rate
 from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames, seconds_of
 from crumb_avalanche.learner.clip import ENOUGH_FRAMES, BadImage, Clip, ClipFiles, Frames, OnBad, warn
 from crumb_avalanche.learner.folders import (
     check_name,
     class_folders,
     is_pattern,
-    kind_of,
     labels_of,
     matches,
     path_of,
-    walk,
 )
 from crumb_avalanche.learner.pixels import array_images, is_array, pixels_image
 
-Kind = TypeVar("Kind")
-_CONVERT = "files are not read; convert them to JPEG or PNG"
+_LISTED = 5  # class folders without images that are named
 
 
 def clips_of(
@@ -45,24 +46,24 @@ def clips_of(
 ) -> Iterator[Clip]:
     """Yield the clips of a source, in natural order (frame2 before frame10).
 
-    A folder is read to any depth, and everything in it is used: each video is a clip, and the photos of each folder are
-    one. Hidden files and files of other kinds are ignored; a folder reached twice through links is read once. Photos
-    are rotated as their EXIF orientation says and converted to 8-bit RGB by the rules of `tables.image`: transparency
-    on white, and the first image alone of several, with a warning. Frames of a video have at most 512 pixels on the
-    short side.
+    A folder is read to any depth: each video is a clip, and the photos of each folder are one. Files of other kinds and
+    hidden ones are ignored, and counted by extension in one warning after the last clip, which also names class folders
+    without photos and videos. A folder reached twice through links is read once. Photos are rotated as their EXIF
+    orientation says and converted to 8-bit RGB by the rules of `tables.image`: transparency on white, and the first
+    image alone of several, with a warning. Frames of a video have at most 512 pixels on the short side.
 
     Args:
         source: Path of a photo, a video or a folder; glob pattern (`**` for any depth); PIL image; array or tensor (see
-            `array_images`); a `Clip`; or an iterable of these, which is read lazily. Each match and each item is a
-            source of its own.
+            `array_images`); a `Clip`; or an iterable of these, which is read lazily. Photos and single images that
+            follow each other in an iterable are the frames of one clip; every other item is a source of its own, so
+            that lists of frames in a list are several clips. The photos of a folder that match a pattern are one clip.
         label: Class name of all clips. `None` uses the names of the class folders if the source is one folder of class
             folders (see `labels_of`), and no label otherwise.
         fps: Frames per second of a video. `None` takes 1, or up to 5 from a video so short that 1 gives less than 20
             frames; 5 if the file does not state its length.
         on_bad: `"raise"` raises for the first file that cannot be decoded, or image of an array with a value that
             breaks the rule; `"skip"` reports and leaves it out. The frames before the damage of a video are used.
-        report: Called with each file that is left out; `bad.append` collects them in a list. Formats that are not read
-            (`.heic` ...) are reported once per extension in both cases, unless the file itself is the source.
+        report: Called with each file that is left out; `bad.append` collects them in a list.
 
     Raises:
         FileNotFoundError: If the path does not exist.
@@ -78,9 +79,9 @@ def clips_of(
     label = None if label is None else check_name(label)
     reader = _Reader(None if fps is None else frame_rate(fps), on_bad == "skip", report)
     if not isinstance(source, str | os.PathLike):
-        return _not_empty(reader.clips(source, label, "source"), "the source")
+        return reader.not_empty(reader.clips(source, label, "source"), "the source")
     path = path_of(source)
-    return _not_empty(map(reader.opened, reader.listed(path, label)), str(path))
+    return map(reader.opened, reader.not_empty(reader.listed(path, label), str(path)))
 
 
 def clips_to_ask(source: Any, classes: Iterable[Any], **how: Any) -> Iterator[Clip]:
@@ -109,8 +110,8 @@ def files_of(
     Arguments and errors are those of `clips_of`, except for the content of files, which is not read.
     """
     path = path_of(source)
-    files = _Reader(None, on_bad == "skip", report).listed(path, None if label is None else check_name(label))
-    return _not_empty(files, str(path))
+    reader = _Reader(None, on_bad == "skip", report)
+    return reader.not_empty(reader.listed(path, None if label is None else check_name(label)), str(path))
 
 
 def opened(
@@ -135,7 +136,8 @@ class _Reader:
         self.fps = fps
         self.skip = skip
         self.report = report
-        self.unread: set[str] = set()  # extensions reported
+        self.ignored: Counter[str] = Counter()  # files by extension
+        self.empty: list[str] = []  # class folders without photos and videos
 
     def clips(self, source: Any, label: str | None, name: str) -> Iterator[Clip]:
         """Clips of any source; `name` is that of images in memory."""
@@ -143,14 +145,18 @@ class _Reader:
             yield from map(self.opened, self._below(path_of(source), label))
         elif isinstance(source, Clip):
             yield replace(source, label=label or source.label)
-        elif isinstance(source, Image.Image):
-            name = str(getattr(source, "filename", "") or name)
-            yield Clip(name, label, self._images([(name, source)]))
-        elif is_array(source):
-            yield Clip(name, label, self._images(array_images(source, name)))
+        elif isinstance(source, Image.Image) or is_array(source):
+            yield Clip(name, label, self._images(_named(name, source)))
         elif isinstance(source, Iterable) and not isinstance(source, bytes | bytearray | Mapping):
-            for number, item in enumerate(source):
-                yield from self.clips(item, label, f"{name}[{number}]")
+            numbered = ((f"{name}[{number}]", item) for number, item in enumerate(source))
+            for frames, group in groupby(numbered, lambda pair: _is_frame(pair[1])):
+                if frames:
+                    # Of a list a clip may be read after the next ones, of an iterator only before.
+                    images: Iterable[tuple[str, Any]] = chain.from_iterable(_named(*pair) for pair in group)
+                    images = list(images) if isinstance(source, Sequence) else images
+                    yield Clip(name, label, self._images(images))
+                else:
+                    yield from chain.from_iterable(self.clips(item, label, place) for place, item in group)
         else:
             raise TypeError(
                 f"{name} is {type(source).__name__}; give a path, a PIL image, an array, a tensor, or a list of these."
@@ -170,36 +176,59 @@ class _Reader:
         return Clip(clip.path, clip.label, frames)
 
     def _classes(self, root: Path, labels: dict[Path, str]) -> Iterator[ClipFiles]:
-        for entry in visible_entries(root):
-            if os.path.isdir(entry):
-                yield from self._folder(entry, labels.get(entry), root)
-            elif kind_of(entry) == "unread":
-                self._leave_out(entry)
+        entries = entries_of(root)
+        self.ignored += entries.ignored
+        for folder in entries.folders:
+            if folder not in labels:
+                self.empty.append(folder.name)
+            yield from self._folder(folder, labels.get(folder), root)
 
     def _below(self, path: Path, label: str | None) -> Iterator[ClipFiles]:
         if os.path.isdir(path):
             yield from self._folder(path, label, path)
         elif is_pattern(path):
-            for match in matches(path):
-                if kind_of(match) == "unread":
-                    self._leave_out(match)
+            found, ignored = matches(path)
+            self.ignored += ignored
+            clips: dict[Path, list[str]] = {}  # photos by folder; a video or a folder by itself
+            for match in found:
+                alone = os.path.isdir(match) or is_video(match)
+                clips.setdefault(match if alone else match.parent, []).append(str(match))
+            for place, files in clips.items():
+                if files == [str(place)]:
+                    yield from self._below(place, label)
                 else:
-                    yield from self._below(match, label)
-        elif kind_of(path) == "unread":
-            self._bad(path, f"{path.suffix} {_CONVERT}")
+                    yield ClipFiles(str(place), label, tuple(files))
         else:
             yield ClipFiles(str(path), label, (str(path),))
 
     def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[ClipFiles]:
-        for path, files in walk(folder, root, self._bad):
-            kinds = [(kind_of(file), file) for file in files]
-            for kind, file in kinds:
-                if kind == "unread":
-                    self._leave_out(file)
-            photos = tuple(str(file) for kind, file in kinds if kind == "image")
-            if photos:
-                yield ClipFiles(str(path), label, photos)
-            yield from (ClipFiles(str(file), label, (str(file),)) for kind, file in kinds if kind == "video")
+        for path, entries in walk(folder, self._unlisted, root):
+            self.ignored += entries.ignored
+            if entries.images:
+                yield ClipFiles(str(path), label, tuple(map(str, entries.images)))
+            yield from (ClipFiles(str(file), label, (str(file),)) for file in entries.videos)
+
+    def _unlisted(self, folder: Path, error: OSError) -> None:
+        self._bad(folder, f"the folder cannot be read: {error.strerror or error}", error)
+
+    def not_empty(self, clips: Iterator, source: str) -> Iterator:
+        """Yield clips; warn of what was ignored after the last one, or raise ValueError if there is none."""
+        empty = True
+        for clip in clips:
+            empty = False
+            yield clip
+        told = [f"ignored: {ignored}"] if (ignored := ignored_files(self.ignored)) else []
+        if empty:
+            raise ValueError(
+                "; ".join([f"{source} holds no photo and no video, in folders at any depth", *told])
+                + ". Give files that Pillow (JPEG, PNG ...) or PyAV (MP4 ...) can read."
+            )
+        if self.empty:
+            more = f" and {len(self.empty) - _LISTED} more" * (len(self.empty) > _LISTED)
+            some = ", ".join(self.empty[:_LISTED]) + more
+            told.insert(0, f"no class, as there is no photo and no video in it: {some}")
+        if told:
+            warnings.warn(printable(f"{source}: {'; '.join(told)}"), stacklevel=3)
 
     def _images(self, named: Iterable[tuple[str, Any]]) -> Frames:
         """Images of pairs of name and path, PIL image, array or tensor."""
@@ -235,13 +264,6 @@ class _Reader:
                 raise
             self._bad(path, str(error).removeprefix(f"video {path} "), error)
 
-    def _leave_out(self, path: Path) -> None:
-        """Report a photo of a format that is not read, the first of its extension."""
-        extension = path.suffix.lower()
-        if extension not in self.unread:
-            self.unread.add(extension)
-            self.report(BadImage(str(path), f"{extension} {_CONVERT}. Further {extension} files are left out silently"))
-
     def _bad(self, path: Path | str, reason: str, error: Exception | None = None) -> None:
         bad = BadImage(str(path), reason)
         if not self.skip:
@@ -252,7 +274,7 @@ class _Reader:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "is not an image that Pillow can read"
+        return "is not an image that Pillow can read; convert it to JPEG or PNG"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -261,14 +283,18 @@ def _default_rate(video: Path) -> float:
     return min(5.0, max(1.0, ENOUGH_FRAMES / max(seconds, 1.0)))
 
 
-def _not_empty(clips: Iterator[Kind], source: str) -> Iterator[Kind]:
-    empty = True
-    for clip in clips:
-        empty = False
-        yield clip
-    if empty:
-        read, unread = ", ".join((*EXTENSIONS, *VIDEO_EXTENSIONS)), ", ".join(UNREAD_EXTENSIONS)
-        raise ValueError(
-            f"{source} holds no photo and no video. Files with the extensions {read} are looked for, in folders at any "
-            f"depth; hidden files are ignored, and {unread} {_CONVERT}."
-        )
+def _is_frame(item: Any) -> bool:
+    """Whether an item of a list is a single image, which makes a clip with its neighbours."""
+    if isinstance(item, str | os.PathLike):
+        path = path_of(item)
+        return not os.path.isdir(path) and not is_pattern(path) and not is_video(path)
+    return isinstance(item, Image.Image) or (is_array(item) and len(item.shape) == 3)
+
+
+def _named(name: str, image: Any) -> Iterator[tuple[str, Any]]:
+    """Pairs of name and image, as `_Reader._images` takes them."""
+    if is_array(image):
+        return array_images(image, name)
+    if isinstance(image, str | os.PathLike):
+        return iter([(str(path_of(image)), path_of(image))])
+    return iter([(str(getattr(image, "filename", "") or name), image)])

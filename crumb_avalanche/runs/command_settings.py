@@ -166,6 +166,7 @@ class TeachSettings:
         model: the learner's file, such as mine.safetensors.
         source: an image, video, folder or glob pattern; without --label a folder with a folder for each class.
         label: name of the class that the source shows.
+        new_class: take names as given, also if one is nearly that of another class or folders look like splits.
         camera: learn from this camera instead of a source, such as 0.
         seconds: how long to watch the camera.
         method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
@@ -190,6 +191,7 @@ class TeachSettings:
     model: str
     source: str | None = None
     label: str | None = None
+    new_class: bool = False
     camera: str | None = None
     seconds: float = 10.0
     method: str = "recommended"
@@ -284,6 +286,7 @@ class LearnerSettings:
         model: a learner's file.
         names: what the action needs besides.
         output: the file that merge writes.
+        new_class: let rename and merge make a class whose name is nearly that of another one.
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
     """
 
@@ -291,6 +294,7 @@ class LearnerSettings:
     model: str
     names: list[str]
     output: str | None = None
+    new_class: bool = False
     weights: str | None = None
 
 

@@ -7,8 +7,13 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 from called_command import ask
 from html_pages import Page
+
+from crumb_avalanche.cli.predict import Table
+from crumb_avalanche.learner.answer import Answer
+from crumb_avalanche.runs.command_settings import PredictSettings
 
 
 def test_predict_as_table_json_and_csv(mine, place, capsys):
@@ -21,6 +26,18 @@ def test_predict_as_table_json_and_csv(mine, place, capsys):
     code, out, _ = ask(capsys, "predict", mine, place / "photos" / "red.png", place / "photos" / "blue.png", "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["label"] for row in rows] == ["red", "blue"] and float(rows[0]["confidence"]) > 0.34
+
+
+@pytest.mark.parametrize("form", [{}, {"json": True}, {"csv": True}])
+def test_each_answer_is_written_as_it_comes(tmp_path, monkeypatch, form):
+    def answers():
+        for number in range(3):
+            yield Answer("mug", 0.5, True, path=f"{number}.jpg")
+            assert f"{number}.jpg" in (tmp_path / "out").read_text()
+
+    with open(tmp_path / "out", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert len(Table(PredictSettings("mine", [], **form)).print_all(answers())) == 3
 
 
 def test_predict_sums_up_a_labelled_folder(mine, place, capsys):

@@ -280,3 +280,35 @@ def test_others_predict_from_the_last_whole_file_while_one_teaches(mine, place, 
             end.set()
             writer.join()
     assert set(found) <= {("red", 1), ("red", 2)}
+
+
+def test_folders_that_are_probably_no_classes_are_asked_about(place, tmp_path, capsys):
+    weights = ["--weights", str(place / "weights.safetensors"), *NEW]
+    for split in ("train", "valid"):
+        shutil.copytree(place / "test", tmp_path / "set" / split)
+    path = tmp_path / "mine.safetensors"
+    code, _, err = ask(capsys, "teach", path, tmp_path / "set", *weights)
+    assert code == 1 and "looks like the splits of a data set" in err and "--new-class" in err and not path.exists()
+    assert ask(capsys, "teach", path, tmp_path / "set", "--new-class", *weights)[0] == 0
+    assert [info.name for info in Learner.load(path).classes] == ["train", "valid"]
+
+
+def test_a_name_that_is_nearly_known_is_asked_about(mine, place, capsys):
+    for command in (("teach", mine, place / "photos", "--label", "RED"), ("learner", "rename", mine, "blue", "Red")):
+        code, out, err = ask(capsys, *command)
+        assert code == 1 and not out and "is nearly the name of class 'red'" in err and "--new-class" in err
+    assert ask(capsys, "learner", "rename", mine, "blue", "Red", "--new-class")[0] == 0
+    assert ask(capsys, "teach", mine, place / "photos", "--label", "RED", "--new-class")[0] == 0
+    assert [info.name for info in Learner.load(mine).classes] == ["Red", "green", "red", "RED"]
+
+
+def test_what_is_ignored_is_said_in_one_line(mine, place, tmp_path, capsys):
+    shutil.copytree(place / "test", tmp_path / "tree")
+    for name in ("red/a.heic", "red/b.heic", "dog/c.heic", "green/labels.txt", "green/@eaDir"):
+        (tmp_path / "tree" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "tree" / name).write_bytes(b"")
+    said = r"no photo and no video in it: dog; ignored: 3 \.heic \(convert them to JPEG or PNG\), 1 \.txt and 1 hidden"
+    for command in ("teach", "predict"):
+        with pytest.warns(UserWarning, match=said) as warned:
+            assert ask(capsys, command, mine, tmp_path / "tree")[0] == 0
+        assert len(warned) == 1

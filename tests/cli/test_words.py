@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -12,7 +13,9 @@ import urllib.error
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.cli import words_for
 from crumb_avalanche.cli.parser import usable_paths
 from crumb_avalanche.models.backbones import split_backbone
@@ -264,3 +267,29 @@ def test_an_interrupt_during_the_imports_of_a_command(usual_signals, crumb, monk
     for command, words in (("report", "the same command starts again"), ("teach", "the lesson is not learned")):
         code, _, err = crumb(command, "x")
         assert code == 130 and err.startswith(f"crumb {command}: stopped; {words}")
+
+
+class _Killed(torch.utils.data.Dataset):
+    """Images whose loader process is killed as one is that takes too much memory."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Damaged(_Killed):
+    def __getitem__(self, index):
+        raise BadFrameError(f"cannot decode frame {index}.png")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal on this system")
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [(_Killed(), "a loader process was killed, .* again, with fewer --workers"), (_Damaged(), r"cannot .* 0\.png$")],
+)
+def test_the_end_of_a_loader_process_is_said_in_one_line(images, words):
+    with pytest.raises((RuntimeError, BadFrameError)) as error:
+        list(torch.utils.data.DataLoader(images, num_workers=1))
+    assert re.match(words, words_for(error.value)) and "\n" not in words_for(error.value)

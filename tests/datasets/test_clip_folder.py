@@ -7,6 +7,7 @@ from fake_videos import write_video
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolder, ClipFolderFrames, held_out_of
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.names import DoubtfulNameError
 
 
 def test_frames_are_numbered_by_position_in_natural_order(tmp_path):
@@ -198,7 +199,7 @@ def test_an_image_at_the_wrong_depth_is_named(tmp_path, path, words):
     [
         ("empty", "empty holds no object folders"),
         ("class0/empty", "empty holds no clip folders"),
-        ("class0/object0/empty", r"empty holds no images \(.jpg"),
+        ("class0/object0/empty", "empty holds no images; fill it"),
     ],
 )
 def test_an_empty_folder_is_named(tmp_path, path, words):
@@ -208,41 +209,58 @@ def test_an_empty_folder_is_named(tmp_path, path, words):
         ClipFolderFrames(tmp_path)
 
 
-def test_files_that_are_not_images_are_ignored(tmp_path):
+def test_files_that_are_not_images_are_ignored_and_counted_in_one_warning(tmp_path):
     write_clip_folder(tmp_path)
     before = ClipFolderFrames(tmp_path).content_hash()
-    clip = "class0/object0/clip0"
-    for name in ("README.md", "class0/labels.csv", f"{clip}/Thumbs.db", f"{clip}/.hidden.png"):
-        (tmp_path / name).write_bytes(b"x")
-    (tmp_path / "class0/object0/clip0/notes").mkdir()
-    assert ClipFolderFrames(tmp_path).content_hash() == before
-
-
-def test_photos_that_are_not_read_are_counted_in_one_warning(tmp_path):
-    write_clip_folder(tmp_path)
-    before = ClipFolderFrames(tmp_path).content_hash()
-    for name in ("clip0/IMG_10.heic", "clip0/IMG_9.HEIC", "clip1/walk.gif", "clip1/._IMG.heic", "loose.dng"):
-        (tmp_path / "class1" / "object0" / name).write_bytes(b"x")
-    (tmp_path / "class1" / "object0" / "wave.gif").mkdir()  # a clip of that name
-    write_image(tmp_path / "class1" / "object0" / "wave.gif" / "1.png")
-    words = (
-        r"^4 photo\(s\) below .* are ignored: class1/object0/clip0/IMG_9.HEIC, class1/object0/clip0/IMG_10.heic, "
-        r"class1/object0/clip1/walk.gif and 1 more. \.heic, .* \.gif are not read; "
-        "convert them to JPEG or PNG.$"
-    )
-    with pytest.warns(UserWarning, match=words) as warned:
-        table = ClipFolderFrames(tmp_path)
-    assert len(warned) == 1 and "class1/object0/wave.gif/1.png" in table.path
-    shutil.rmtree(tmp_path / "class1" / "object0" / "wave.gif")
-    with pytest.warns(UserWarning, match=words):
+    clip = tmp_path / "class0/object0/clip0"
+    for name in ("../../../README.md", "../../labels.csv", "Thumbs.db", ".hidden.png", "1.heic", "2.HEIC", "a.dng"):
+        (clip / name).write_bytes(b"x")
+    write_image(clip / "@eaDir" / "thumb.jpg")
+    (clip / "notes").mkdir()
+    (clip / "notes" / "a.csv").write_bytes(b"x")
+    words = r"2 \.csv, 2 \.heic \(convert them to JPEG or PNG\), 1 \.dng .*, 1 \.md and 2 hidden or system$"
+    with pytest.warns(UserWarning, match=rf"^below .* are ignored: {words}") as warned:
         assert ClipFolderFrames(tmp_path).content_hash() == before
+    assert len(warned) == 1
+    for number in range(3):  # a class that is its only clip is counted once
+        write_image(tmp_path / "pen" / f"{number}.png")
+    (tmp_path / "pen" / "3.json").write_bytes(b"{}")
+    with pytest.warns(UserWarning, match=r": 2 \.csv, 2 \.heic .*, 1 \.json"):
+        ClipFolderFrames(tmp_path)
 
 
-def test_photos_that_are_not_read_are_counted_once_if_a_class_is_a_clip(tmp_path):
-    for number in range(3):
-        write_image(tmp_path / "cup" / f"{number}.png")
-    (tmp_path / "cup" / "3.heic").write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r"^1 photo\(s\) below .*3.heic"):
+def test_what_can_be_read_is_read_whatever_its_name(tmp_path):
+    write_image(tmp_path / "photo.png")
+    png = (tmp_path / "photo.png").read_bytes()
+    (tmp_path / "photo.png").unlink()
+    for name in ("cup/a.jfif", "cup/b.ppm", "cup/c.gif", "mug/a", "mug/b.scan", "wave.gif/x/1.png", "wave.gif/y/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(png)
+    table = ClipFolderFrames(tmp_path)
+    assert [table.path[row] for row in table.rows(class_name="cup")] == ["cup/a.jfif", "cup/b.ppm", "cup/c.gif"]
+    assert [table.path[row] for row in table.rows(class_name="mug")] == ["mug/a", "mug/b.scan"]
+    assert len(table.rows(class_name="wave.gif")) == 2 and table.read(0).size == (12, 8)
+
+
+def test_folders_that_look_like_splits_or_twins_are_asked_about(tmp_path):
+    for name in ("train/cup/1.png", "train/mug/1.png", "Test/cup/1.png", "Test/mug/1.png"):
+        write_image(tmp_path / name)
+    with pytest.raises(DoubtfulNameError, match=r"looks like the splits .*: Test, train\. Give .*new_class=True"):
+        ClipFolderFrames(tmp_path)
+    assert ClipFolderFrames(tmp_path, new_class=True).classes == ("Test", "train")
+    write_image(tmp_path / "train" / " mug" / "1.png")
+    with pytest.raises(DoubtfulNameError, match=r"'mug' is nearly the name of class ' mug'.*new_class=True"):
+        ClipFolderFrames(tmp_path / "train", held_out=0)
+    assert len(ClipFolderFrames(tmp_path / "train", held_out=0, new_class=True).classes) == 3
+
+
+@pytest.mark.slow
+def test_a_thousand_nested_folders_end_in_one_line(tmp_path, nested):
+    write_clip_folder(tmp_path)
+    deep = nested(tmp_path / "class0" / "object0" / "clip0", 1100)
+    assert len(ClipFolderFrames(tmp_path)) == 2 * 3 * 2 * 3
+    write_image(deep / "1.png")
+    with pytest.raises(FrameTableError, match=r"/1\.png lies too deep"):
         ClipFolderFrames(tmp_path)
 
 

@@ -7,8 +7,8 @@ import pytest
 from clip_trees import TREE, read, save, write_tree
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables import folders
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
-from crumb_avalanche.learner import folders
 from crumb_avalanche.learner.clip import BadImage
 from crumb_avalanche.learner.folders import labels_of
 from crumb_avalanche.learner.sources import clips_of
@@ -69,7 +69,7 @@ def test_items_that_do_not_exist_count_as_bad(tmp_path):
     there, gone, video = save(tmp_path / "a.png"), tmp_path / "gone.png", tmp_path / "gone.mp4"
     bad = []
     clips = read([there, gone, video, tmp_path / "no*.png"], tmp_path, on_bad="skip", report=bad.append)
-    assert [len(frames) for _, _, frames in clips] == [1, 0, 0]
+    assert [len(frames) for _, _, frames in clips] == [1, 0]
     assert [entry.path for entry in bad] == [str(gone), str(video)]
     with pytest.raises(BadFrameError, match=r"gone\.png: No such file"):
         read([there, gone])
@@ -78,19 +78,19 @@ def test_items_that_do_not_exist_count_as_bad(tmp_path):
             clips_of(source)
 
 
-def test_formats_that_are_not_read_are_reported_once_with_a_cure(tmp_path):
+def test_what_is_ignored_is_counted_and_classes_without_images_are_named(tmp_path):
     save(tmp_path / "cup" / "a.jpg")
-    for name in ("cup/IMG_1.HEIC", "cup/IMG_2.heic", "mug/IMG_3.heic", "IMG_4.dng", "mug/.hidden.avif"):
+    for name in ("cup/1.HEIC", "cup/2.heic", "mug/3.heic", "4.dng", "cup/labels.txt", "cup/@eaDir/a.jpg", "dog/a.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    for source in (tmp_path, str(tmp_path / "**" / "*")):
-        bad = []
-        assert len(read(source, report=bad.append)) == 1
-        assert sorted(os.path.basename(entry.path) for entry in bad) == ["IMG_1.HEIC", "IMG_4.dng"]
-        assert all("convert them to JPEG or PNG" in entry.reason for entry in bad)
-    with pytest.raises(BadFrameError, match=r"IMG_2.heic: .*convert them to JPEG or PNG"):
-        read(tmp_path / "cup" / "IMG_2.heic")
-    with pytest.warns(UserWarning, match="IMG_3.heic"), pytest.raises(ValueError, match=r"no photo.*\.heic.*convert"):
+    ignored = r"ignored: 3 \.heic \(convert them to JPEG or PNG\), 2 \.txt, 1 \.dng .* and 1 hidden or system$"
+    with pytest.warns(UserWarning, match=rf"no class, as there is no photo and no video in it: dog, mug; {ignored}"):
+        assert len(read(tmp_path)) == 1
+    with pytest.warns(UserWarning, match=rf"/\*: {ignored}"):
+        assert len(read(str(tmp_path / "*"))) == 1
+    with pytest.raises(BadFrameError, match=r"2.heic: .*convert it to JPEG or PNG"):
+        read(tmp_path / "cup" / "2.heic")
+    with pytest.raises(ValueError, match=r"no photo.*ignored: 1 \.heic .*convert"):
         read(tmp_path / "mug")
 
 
@@ -98,7 +98,7 @@ def test_empty_sources(tmp_path):
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     (tmp_path / "deep" / "notes.txt").write_text("no image")
     for source in (tmp_path, tmp_path / "deep", str(tmp_path / "*.jpg"), [], iter([]), [tmp_path / "deep"]):
-        with pytest.raises(ValueError, match=r"holds no photo and no video.*\.jpg.*\.mp4"):
+        with pytest.raises(ValueError, match=r"holds no photo and no video.*JPEG.*MP4"):
             read(source)
     with pytest.raises(ValueError, match="path is empty"):
         clips_of("")
@@ -140,7 +140,7 @@ def test_links_in_circles_do_not_hang(tmp_path):
     frames = [frame for _, _, frames in clips for frame in frames]
     assert frames[:5] == [TREE[0], TREE[1], TREE[2], TREE[3], TREE[4]] and len(frames) == 5 + 12
     assert [label for _, label, _ in clips] == ["cup"] * 2 + ["mug"] * 13
-    assert len(read(str(root / "**" / "*.png"))) == 5
+    assert sum(len(frames) for _, _, frames in read(str(root / "**" / "*.png"))) == 5
     with pytest.raises(BadFrameError, match="itself"):
         read(root / "itself")
 
@@ -175,12 +175,12 @@ def test_a_pipe_does_not_block(tmp_path):
 def test_a_folder_that_cannot_be_listed_is_reported(tmp_path, monkeypatch):
     write_tree(tmp_path)
 
-    def listed(folder, visible=folders.visible_entries):
+    def listed(folder, entries_of=folders.entries_of):
         if folder.name == "red":
             raise PermissionError(13, "Permission denied", str(folder))
-        return visible(folder)
+        return entries_of(folder)
 
-    monkeypatch.setattr(folders, "visible_entries", listed)
+    monkeypatch.setattr(folders, "entries_of", listed)
     bad = []
     assert len(read(tmp_path, on_bad="skip", report=bad.append)) == 2
     assert [(entry.path, entry.reason) for entry in bad] == [

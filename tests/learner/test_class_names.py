@@ -4,8 +4,11 @@ import os
 
 import pytest
 from clip_trees import TREE, read, write_tree
+from patch_images import images
 
-from crumb_avalanche.learner.folders import check_name, labels_of, only_class_folder
+from benchmarks_toybox_ilab.tables.names import DoubtfulNameError
+from crumb_avalanche.learner.clip import Clip
+from crumb_avalanche.learner.folders import check_class_folders, check_name, labels_of, only_class_folder
 from crumb_avalanche.learner.sources import clips_of
 
 
@@ -56,6 +59,68 @@ def test_class_folders_whose_name_breaks_the_rule(tmp_path):
         with pytest.raises(ValueError, match=r"'line\\nbreak' contains .*rename the folder"):
             call(tmp_path)
     assert len(read(tmp_path, label="cup")) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("Cup", "cup"),
+        ("ｃｕｐ", "cup"),
+        ("tea  cup", "tea cup"),
+        ("tea\u00a0cup", "tea cup"),
+        ("STRASSE", "Straße"),
+        ("CAFE\u0301", "café"),
+        ("ﬁsh", "fish"),
+        ("❤\ufe0f", "❤"),
+    ],
+)
+def test_near_twins_are_asked_about(make, name, near):
+    learner = make()
+    learner.teach(images(0), near)
+    with pytest.raises(DoubtfulNameError, match=r"is nearly the name of class .*new_class=True") as error:
+        learner.teach(images(1), name)
+    assert error.value.near == near and [info.name for info in learner.classes] == [near]
+    learner.teach(images(1), name, new_class=True)
+    learner.teach(images(1), name)
+    assert len(learner.classes) == 2
+
+
+def test_near_twins_come_by_no_other_road(make):
+    learner, other = make(), make()
+    learner.teach(images(0), "cup")
+    other.teach(images(1), "Cup")
+    with pytest.raises(DoubtfulNameError):
+        learner.merge(other)
+    with pytest.raises(DoubtfulNameError):
+        learner.teach([Clip("a", "mug", iter([])), Clip("b", "CUP", iter([]))])
+    learner.rename("cup", "CUP")  # the class itself
+    learner.teach(images(1), "mug")
+    with pytest.raises(DoubtfulNameError):
+        learner.rename("mug", "Cup")
+    assert [info.name for info in learner.classes] == ["CUP", "mug"]
+    learner.rename("mug", "Cup", new_class=True)
+    other.merge(learner, new_class=True)
+    assert [info.name for info in other.classes] == ["Cup", "CUP"]
+
+
+def test_class_folders_that_are_twins_or_look_like_splits_are_asked_about(tmp_path):
+    twins = write_tree(tmp_path / "twins", ["tea  cup/1.png", "tea cup/1.png"])
+    splits = write_tree(tmp_path / "splits", ["train/cup/1.png", "valid/cup/1.png", "TEST_SET/cup/1.png"])
+    one = write_tree(tmp_path / "one", ["train/cup/1.png", "train/mug/1.png"])
+    inner = write_tree(tmp_path / "inner", ["images/train/1.png", "images/val/1.png"])
+    for source, fact in (
+        (twins, "'tea cup' is nearly"),
+        (splits, "TEST_SET, train, valid"),
+        (one, "train"),
+        (inner, "val"),
+    ):
+        with pytest.raises(DoubtfulNameError, match=rf"{fact}.*new_class=True"):
+            check_class_folders(str(source))
+    with pytest.raises(DoubtfulNameError, match="'images' is nearly the name of class 'Images'"):
+        check_class_folders(write_tree(tmp_path / "known", ["images/1.png"]), ["Images"])
+    vehicles = write_tree(tmp_path / "vehicles", ["train/1.png", "car/1.png", "test car/1.png"])
+    for source in (vehicles, splits / "train", tmp_path / "absent", [splits], None):
+        check_class_folders(source, ["cup"])
 
 
 def test_folders_that_may_be_the_classes_one_level_below(tmp_path):

@@ -15,6 +15,7 @@ from patch_images import images
 from PIL import Image
 from small_lessons import METHODS, same, taught
 
+from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.learner.file import LearnerError
 from crumb_avalanche.learner.kinds import KINDS, REPLAY, BudgetError
@@ -313,3 +314,41 @@ def test_the_readme_s_lines(weights_file, tmp_path, monkeypatch):
     exec(compile(snippet.replace('backbone="squeezenet1_0")', small), "README.md", "exec"), names)
     assert names["answer"].label == "mug"
     assert Learner.load("mine.safetensors").predict("photo.jpg") == names["answer"]
+
+
+def test_a_list_of_frames_is_one_clip_in_teaching_and_in_answers(make, tmp_path):
+    """Near copies do not fill the records that say which images are unknown."""
+    learner = taught(make(), 2)
+    paths = []
+    for number, image in enumerate(images(0, 12, seed=2)):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        paths.append(tmp_path / f"{number}.png")
+    missing = learner.clips_missing
+    for source in (
+        list(images(0, 12, seed=2)),
+        [Image.fromarray(image) for image in images(0, 12, seed=2)],
+        (image for image in images(0, 12, seed=2)),
+        images(0, 12, seed=2),
+        paths,
+    ):
+        lesson = learner.teach(source, "c0")
+        assert (lesson.clips, lesson.images) == (1, {"c0": 12})
+        missing -= 1
+        assert learner.clips_missing == missing
+    assert learner.teach([paths[:6], paths[6:]], "c0").clips == 2
+    for source in (paths, images(0, 12, seed=2), list(images(0, 12, seed=2))):
+        assert len(learner.predict(source).frames) == 12
+    answers = list(learner.predict_all([paths[:5], paths[5:]]))
+    assert [len(answer.frames) for answer in answers] == [5, 7]
+    assert [answer.path for answer in learner.predict_all(tmp_path / "*.png")] == list(map(str, paths))
+
+
+def test_the_photos_of_a_folder_are_answered_as_they_are_read(make, tmp_path):
+    learner = taught(make(), 2)
+    for number in range(20):
+        Image.fromarray(images(number % 2, 1)[0]).save(tmp_path / f"{number}.png")
+    (tmp_path / "20.png").write_bytes(b"no image")
+    answers = learner.predict_all(tmp_path)
+    assert [next(answers).label for _ in range(16)] == ["c0", "c1"] * 8
+    with pytest.raises(BadFrameError, match=r"20\.png"):
+        list(answers)

@@ -398,9 +398,22 @@ def test_the_description_names_what_the_page_about_it_does(client):
     teach = described["paths"]["/teach"]["post"]
     assert teach["responses"].keys() == statuses | {"200", "default"} and teach["security"]
     assert teach["requestBody"]["content"].keys() == {"image/*", "multipart/form-data"}
-    (label,) = teach["parameters"]
-    assert label["required"] and label["schema"]["maxLength"] == 200
+    label, new_class = teach["parameters"]
+    assert not new_class["required"] and label["required"] and label["schema"]["maxLength"] == 200
     assert "security" not in described["paths"]["/health"]["get"]
+
+
+def test_a_near_twin_of_a_name_is_asked_about(taught):
+    for path, given in (("/teach", {"label": "Red"}), ("/rename", {"old": "green", "new": "ｒｅｄ"})):
+        files = {"files": form("blue")} if path == "/teach" else {}
+        response = taught.post(path, params=given, **files)
+        assert response.status_code == 409 and response.json()["near"] == "red"
+        assert "nearly the name of class 'red'" in response.json()["error"]
+        assert names(taught) == {"red": 4, "green": 4}
+        assert taught.post(path, params=given | {"new_class": "maybe"}, **files).status_code == 400
+    assert taught.post("/teach", params={"label": "Red", "new_class": "true"}, files=form("blue")).status_code == 200
+    assert taught.post("/teach", params={"label": "Red"}, files=form("blue")).status_code == 200
+    assert names(taught) == {"red": 4, "green": 4, "Red": 8}
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_runs_its_own_script_only(client):

@@ -69,9 +69,11 @@ def test_patterns(tmp_path):
     write_tree(tmp_path)
     (tmp_path / "notes.txt").write_text("no image")
     save(tmp_path / ".hidden" / "1.png")
-    frames = [[path] for path in TREE]
-    assert [found for _, _, found in read(str(tmp_path / "**" / "*.png"), tmp_path)] == frames
-    assert [path for path, _, _ in read(tmp_path / "cup" / "*" / "*" / "1.png", tmp_path)] == [TREE[0], TREE[2]]
+    clips = [("cup/blue/desk", TREE[:2]), ("cup/red/sofa", TREE[2:3]), ("mug", TREE[3:])]
+    found = read(str(tmp_path / "**" / "*.png"), tmp_path)
+    assert [(path, tuple(frames)) for path, _, frames in found] == clips
+    found = read(tmp_path / "cup" / "*" / "*" / "1.png", tmp_path)
+    assert [frames for _, _, frames in found] == [[TREE[0]], [TREE[2]]]
     # Folders that match hold all that lies below, once, and their names are no labels.
     for pattern in ("*", "**/*"):
         clips = read(str(tmp_path / pattern), tmp_path)
@@ -83,9 +85,10 @@ def test_patterns(tmp_path):
 def test_brackets_in_names_are_no_patterns(tmp_path, monkeypatch):
     write_tree(tmp_path, ("set[1]/a[2].png", "set[1]/b.png"))
     assert read(tmp_path / "set[1]" / "a[2].png", tmp_path)[0][2] == ["set[1]/a[2].png"]
-    assert [path for path, _, _ in read(tmp_path / "set[1]" / "*.png", tmp_path)] == ["set[1]/a[2].png", "set[1]/b.png"]
+    frames = ["set[1]/a[2].png", "set[1]/b.png"]
+    assert read(tmp_path / "set[1]" / "*.png", tmp_path) == [("set[1]", None, frames)]
     monkeypatch.chdir(tmp_path / "set[1]")
-    assert [path for path, _, _ in read("*.png")] == ["a[2].png", "b.png"]
+    assert read("*.png") == [(".", None, ["a[2].png", "b.png"])]
 
 
 def test_the_home_folder_is_expanded(tmp_path, monkeypatch):
@@ -93,6 +96,20 @@ def test_the_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     assert read("~/a.png", tmp_path) == [("a.png", None, ["a.png"])]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter])
+def test_single_images_of_a_list_are_one_clip(tmp_path, kind):
+    photo, array = save(tmp_path / "a.png"), np.zeros((2, 2, 3), np.uint8)
+    ((path, label, frames),) = read(kind([photo, str(photo), Image.new("L", (2, 2)), array]), label="mug")
+    assert (path, label, frames) == ("source", "mug", [str(photo)] * 2 + ["source[2]", "source[3]"])
+    clips = read(kind([kind([array, array]), array, array[None], photo, photo]))
+    assert [(path, len(frames)) for path, _, frames in clips] == [
+        *[("source[0]", 2), ("source", 1), ("source[2]", 1), ("source", 2)],
+    ]
+    if kind is not iter:  # any order
+        clips = list(clips_of(kind([array, array[None], array])))
+        assert [len(list(clip.frames)) for clip in reversed(clips)] == [1, 1, 1]
 
 
 def test_lists_are_read_lazily_and_nest(tmp_path):
@@ -109,8 +126,9 @@ def test_lists_are_read_lazily_and_nest(tmp_path):
 
     clips = clips_of(items())
     found = [next(clips) for _ in range(5)]
-    assert [clip.path for clip in found[1:]] == ["source[1][0]", "source[1][1]", "camera 0", "camera 1"]
+    assert [clip.path for clip in found[1:]] == ["source[1][0]", "source[1]", "camera 0", "camera 1"]
     assert [path for path, _ in found[1].frames] == ["source[1][0][0]", "source[1][0][1]"]
+    assert [path for path, _ in found[2].frames] == ["source[1][1]"]
     assert [clip.label for clip in found] == [None, None, None, None, "own"]
     assert [clip.label for clip in clips_of([clip, named], "mug")] == ["mug", "mug"]
 

@@ -1,6 +1,5 @@
 import struct
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from PIL import Image
 from video_clips import files, jobs, shown, whole_and_cut
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
-from benchmarks_toybox_ilab.video import extract as video
 from benchmarks_toybox_ilab.video import sampling
 from benchmarks_toybox_ilab.video.extract import Job, extract_frames, extract_many
 from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, picture, sampled_frames, upright
@@ -291,11 +289,3 @@ def test_finished_clips_are_read_without_pyav(clips, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     assert extract_frames(job.video, job.folder, job.pattern) == names
     assert extract_many([job]) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("a.mp4", True), ("a.MP4", True), ("a.MoV", True), ("a.mpeg", True), ("a.jpg", False), ("mp4", False)],
-)
-def test_names_of_videos(name, expected):
-    assert video.is_video(Path(name)) is expected

@@ -46,6 +46,9 @@ async function call(method, path, parameters = {}, body = undefined) {
   }
   if (response.ok) return response;
   const said = await response.json().catch(() => ({}));
+  if (said.near && confirm(`There is a class ${said.near} already. Make another class of nearly the same name?`))
+    return call(method, path, { ...parameters, new_class: true }, body);
+  if (said.near) throw new Error(`Nothing was changed. Write ${said.near} for the class that there is.`);
   throw new Error(said.error || `The server failed (${response.status}).`);
 }
 

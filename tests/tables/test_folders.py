@@ -1,0 +1,166 @@
+"""What lies in folders: which files are photos and videos, and that any tree ends in the right clips or in one line."""
+
+import warnings
+from collections import Counter
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
+from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, kind_of
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from crumb_avalanche.learner.sources import files_of
+
+PHOTO = BytesIO()
+Image.new("RGB", (2, 2)).save(PHOTO, "PNG")
+PHOTO = PHOTO.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.MP4", "video"), ("a.mjpeg", "video"), ("a.JFIF", "image"), ("a.gif", "image"), ("mp4", None), ("a.txt", None)],
+)
+def test_a_known_extension_decides(name, kind):
+    assert kind_of(Path(name)) == kind
+
+
+@pytest.mark.parametrize(
+    "form", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "PPM", "JPEG2000", "MPO", "QOI", "DDS"]
+)
+def test_photos_without_a_known_extension_are_told_by_their_content(tmp_path, form):
+    for mode in ("L", "RGB"):
+        try:
+            Image.new(mode, (40, 30)).save(tmp_path / mode, form)
+        except (OSError, KeyError, ValueError):  # a mode or format that this Pillow cannot write
+            continue
+        (tmp_path / f"{mode}.scan_1").write_bytes((tmp_path / mode).read_bytes())
+        assert kind_of(tmp_path / mode) == kind_of(tmp_path / f"{mode}.scan_1") == "image"
+
+
+@pytest.mark.parametrize("name", ["mp4", "avi", "matroska", "mpegts", "mpeg", "flv", "mjpeg", "h264"])
+def test_videos_without_a_known_extension_are_told_by_their_content(tmp_path, name):
+    av = pytest.importorskip("av")
+    codec = {"mjpeg": "mjpeg", "mpeg": "mpeg2video", "flv": "flv", "avi": "mpeg4", "h264": "libx264"}.get(name, "mpeg4")
+    with av.open(str(tmp_path / "clip"), "w", format=name) as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        for _ in range(30):
+            container.mux(stream.encode(av.VideoFrame(64, 48, stream.pix_fmt)))
+        container.mux(stream.encode())
+    (tmp_path / "clip.ts").write_bytes((tmp_path / "clip").read_bytes())
+    # A raw stream of JPEG files begins as one does; its extension says that it is a video.
+    assert kind_of(tmp_path / "clip.ts") == ("image" if name == "mjpeg" else "video")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"import x from 'y';\n" * 90, b"P", b"PK\3\4", b"RIFF\0\0\0\0WAVEfmt ", b"OggS\0vorbis", b"BM25\n"]
+)
+def test_other_content_is_ignored(tmp_path, content):
+    (tmp_path / "a.ts").write_bytes(content)
+    assert kind_of(tmp_path / "a.ts") is None
+    assert entries_of(tmp_path).ignored == {".ts": 1}
+
+
+def test_what_is_ignored_is_described():
+    ignored = Counter({".txt": 2, ".heic": 3, "": 1, ".dng": 0, "hidden or system": 4})
+    expected = "3 .heic (convert them to JPEG or PNG), 2 .txt, 1 without extension and 4 hidden or system"
+    assert ignored_files(ignored) == expected and ignored_files(Counter()) == ""
+    assert ignored_files(Counter({".a\x1b[2J": 1})) == "1 .a\\x1b[2J"
+    assert ignored_files(Counter({f".{number}": 1 for number in range(99)})).endswith(", 1 .7 and 91 others")
+
+
+names = st.sampled_from(["cup", "mug", "tea cup", "Straße", "a.b", "x10", "x9"])
+photos = st.dictionaries(
+    st.sampled_from(["1.png", "10.JPG", "2.jfif", "3", "a.scan", "b.gif"]), st.just(PHOTO), max_size=2
+)
+others = st.dictionaries(
+    st.sampled_from(["labels.txt", "a.json", "b.heic", "c.dng", ".hidden.png", "Thumbs.db", "noise.xyz"]),
+    st.just(b"?"),
+    max_size=1,
+)
+clutter = st.dictionaries(
+    st.sampled_from(["@eaDir", "#recycle", ".Trashes", "__MACOSX", "$RECYCLE.BIN", "lost+found", ".thumbnails"]),
+    st.just({"1.png": PHOTO}),
+    max_size=1,
+)
+files = st.builds(lambda *parts: {name: one for part in parts for name, one in part.items()}, photos, others, clutter)
+
+
+def folder(inside):
+    return st.builds(lambda folders, some: {**folders, **some}, st.dictionaries(names, inside, max_size=2), files)
+
+
+trees = folder(folder(folder(files)))
+
+
+def write(root, tree):
+    root.mkdir(exist_ok=True)
+    for name, inside in tree.items():
+        if isinstance(inside, dict):
+            write(root / name, inside)
+        else:
+            (root / name).write_bytes(inside)
+
+
+def is_photo(name, inside):
+    return inside == PHOTO and not name.startswith(".")
+
+
+def clips_in(tree, path=""):
+    """Photos by folder, at any depth, without what systems make."""
+    found = {}
+    mine = {f"{path}{name}" for name, inside in tree.items() if is_photo(name, inside)}
+    if mine:
+        found[path.rstrip("/")] = mine
+    for name, inside in tree.items():
+        if isinstance(inside, dict) and not name.startswith((".", "@", "#", "$", "_", "lost")):
+            found |= clips_in(inside, f"{path}{name}/")
+    return found
+
+
+def check_tree(tree):
+    with TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        root = Path(place, "root")
+        write(root, tree)
+        expected = clips_in(tree)
+        labelled = "" not in expected
+        try:
+            found = list(files_of(root))
+        except ValueError as error:
+            assert not expected and "holds no photo and no video" in str(error) and "\n" not in str(error)
+            found = []
+        relative = {
+            Path(clip.path).relative_to(root).as_posix(): {Path(f).relative_to(root).as_posix() for f in clip.files}
+            for clip in found
+        }
+        assert relative == {path or ".": some for path, some in expected.items()}
+        for clip in found:
+            assert clip.label == (Path(clip.path).relative_to(root).parts[0] if labelled else None)
+        try:
+            table = ClipFolderFrames(root, held_out=0)
+        except FrameTableError as error:
+            assert "\n" not in str(error) and str(root) in str(error)
+        else:
+            assert set(table.path) == set().union(*expected.values()) and len(table) == len(set(table.path))
+            for row, path in enumerate(table.path):
+                *parts, _ = path.split("/")
+                assert table.class_name[row] == parts[0] and table.object_name[row] in parts
+
+
+@settings(max_examples=100)
+@given(trees)
+def test_any_tree_ends_in_its_clips_or_in_one_line(tree):
+    check_tree(tree)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000)
+@given(trees)
+def test_any_of_many_trees_ends_in_its_clips_or_in_one_line(tree):
+    check_tree(tree)
