@@ -223,25 +223,30 @@ def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
 
 def _of_sixteen_bits(image: Image.Image, raw: str) -> Image.Image | None:
     """An image with 16 bits per channel as one with 8, with its orientation; None for any other image."""
-    premultiplied = inverted = False
+    key, premultiplied, inverted = image.info.get("transparency"), raw.startswith("RGBa"), False
     if image.mode == "F" or image.mode.startswith("I"):
         depths = _stated_depths(image)
-        loaded, pixels = image, _grey(image)
+        pixels = _grey(image)
         inverted = image.format == "TIFF" and image.tag_v2.get(_PHOTOMETRIC) == 0  # white is 0, which Pillow leaves so
     elif image.format in ("PNG", "TIFF") and ";16" in raw and image.mode in ("RGB", "RGBA"):
-        depths, premultiplied = _stated_depths(image), raw.startswith("RGBa")
-        loaded, pixels = _both_bytes(image, raw)
+        depths = _stated_depths(image)
+        image.fp.seek(0)
+        file = image.fp.read()
+        _load(image)
+        if not premultiplied and key is None and np.asarray(image)[..., :3].max() >= 1 << 6:
+            return image  # more than 14 bits are used: Pillow has kept the right ones
+        pixels = _both_bytes(file, image, raw)
     else:
         return None
     # Premultiplied colours and their alpha have the same depth: as one channel.
     shallow = eight_bits(pixels[..., None], depths)[..., 0] if premultiplied else eight_bits(pixels, depths)
     shallow = 255 - shallow if inverted else shallow
-    if (key := image.info.get("transparency")) is not None:
+    if key is not None:
         opaque = (pixels != np.uint16(key)).any(axis=2, keepdims=True)
         shallow = np.concatenate([shallow, np.where(opaque, np.uint8(255), np.uint8(0))], axis=2)
     mode = "RGBa" if premultiplied else {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shallow.shape[2]]
     converted = Image.frombytes(mode, (shallow.shape[1], shallow.shape[0]), shallow.tobytes())
-    converted.getexif()[_ORIENTATION] = loaded.getexif().get(_ORIENTATION, 1)
+    converted.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
     return converted
 
 
@@ -264,35 +269,36 @@ def _raw_mode(image: Image.Image) -> str:
     return str(arguments[0] if isinstance(arguments, tuple) else arguments)
 
 
-def _both_bytes(image: Image.Image, raw: str) -> tuple[Image.Image, np.ndarray]:
-    """Decode a file of 16-bit colours, of which Pillow keeps the upper byte: once for each byte.
+def _both_bytes(file: bytes, image: Image.Image, raw: str) -> np.ndarray:
+    """Decode 16-bit colours, of which Pillow keeps the upper byte: once for each byte.
+
+    Args:
+        file: Content of the file.
+        image: The opened file.
+        raw: How its pixels are stored.
 
     Returns:
-        The image as Pillow decodes it, and `(H, W, C)` `uint16`.
+        `(H, W, C)` `uint16`.
     """
-    colours = raw.split(";")[0].upper()
-    first_byte, second_byte = (["RGBA"] * 2) if colours == "LA" else (f"{colours};16B", f"{colours};16L")
-    image.fp.seek(0)
-    file = image.fp.read()
 
-    def decoded(raw_mode: str) -> Image.Image:
+    def decoded(raw_mode: str) -> np.ndarray:
         twin = Image.open(io.BytesIO(file), formats=[image.format])
         twin.seek(image.tell())
-        tiles = []
-        for tile in twin.tile:
-            rest = tile.args[1:] if isinstance(tile.args, tuple) else None
-            tiles.append(tile._replace(args=raw_mode if rest is None else (raw_mode, *rest)))
-        twin.tile = tiles
+        twin.tile = [
+            tile._replace(args=(raw_mode, *tile.args[1:]) if isinstance(tile.args, tuple) else raw_mode)
+            for tile in twin.tile
+        ]
         twin.load()
-        return twin
+        return np.asarray(twin)
 
-    twin = decoded(first_byte)
-    first = np.asarray(twin).astype(np.uint16)
+    colours = raw.split(";")[0].upper()
     if colours == "LA":  # four bytes a pixel, taken for four channels
-        return twin, first[..., ::2] << 8 | first[..., 1::2]
-    second = np.asarray(decoded(second_byte)).astype(np.uint16)
-    big_endian = raw.endswith("16B") or (raw.endswith("16N") and sys.byteorder == "big")
-    return twin, first << 8 | second if big_endian else second << 8 | first
+        both = decoded("RGBA")
+        return np.left_shift(both[..., ::2], 8, dtype=np.uint16) | both[..., 1::2]
+    upper, lower = decoded(f"{colours};16B"), decoded(f"{colours};16L")
+    if not (raw.endswith("16B") or (raw.endswith("16N") and sys.byteorder == "big")):
+        upper, lower = lower, upper
+    return np.left_shift(upper, 8, dtype=np.uint16) | lower
 
 
 def _stated_depths(image: Image.Image) -> tuple[int, ...]:
