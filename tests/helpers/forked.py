@@ -12,10 +12,10 @@ ROUNDING = ["other_rounding"] if "CRUMB_TEST_ROUNDING" in os.environ else []
 CONTEXT.set_forkserver_preload(["crumb_avalanche.runs.run", *ROUNDING])
 
 
-def _crumb(arguments):
+def _crumb(arguments, output):
     from crumb_avalanche.cli import main
 
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+    with open(output, "w") as file, contextlib.redirect_stdout(file):
         sys.exit(main(arguments))
 
 
@@ -25,9 +25,9 @@ def _script(arguments, environment):
     runpy.run_path(arguments[0], run_name="__main__")
 
 
-def start_crumb(*arguments):
-    """Start ``crumb ARGUMENTS`` in a process."""
-    return _started(_crumb, list(map(str, arguments)))
+def start_crumb(*arguments, output=os.devnull):
+    """Start ``crumb ARGUMENTS`` in a process that prints to a file."""
+    return _started(_crumb, list(map(str, arguments)), output)
 
 
 def start_script(*arguments, **environment):
