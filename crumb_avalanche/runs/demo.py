@@ -19,11 +19,12 @@ from crumb_avalanche.runs.process import set_up_process
 from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.progress import progress_bar
-from crumb_avalanche.system.tensor_file import write_tensors
-from crumb_avalanche.training.pretraining import read_pretrained
+from crumb_avalanche.system.tensor_file import format_of, write_tensors
+from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
 SIZE = 64
 BENCHMARK = "toy_shapes"
+NETWORK = "crumb-demo-network-1"  # format of the file of the network
 STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
 
 
@@ -34,10 +35,14 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         The run folders.
 
     Raises:
+        FileExistsError: a file of the demo's names is not of a demo.
         FinishedRunError: the folder holds a demo of another seed.
     """
     folder = Path(settings.output)
-    pretrained = folder / "pretrained.safetensors"
+    pretrained, network_file = folder / "pretrained.safetensors", folder / "network.safetensors"
+    for path, kind in ((pretrained, FORMAT), (network_file, NETWORK)):
+        if path.exists() and format_of(path) != kind:
+            raise FileExistsError(f"{path} exists and is not of a demo, so it stays as it is: choose another --output")
     if pretrained.exists() and not settings.overwrite:
         seed = read_pretrained(pretrained)[1].get("seed")
         if seed != settings.seed:
@@ -50,12 +55,12 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         images = shapes(pixel_transform(SIZE), settings.progress)
         print(f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes")
         network = train_network(images, progress=settings.progress)
-        write_tensors(folder / "network.safetensors", network.state_dict(), {})
+        write_tensors(network_file, network.state_dict(), {"format": NETWORK})
         print("\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks")
         made_with = PretrainSettings(
             data="rendered shapes",
             output=str(pretrained),
-            weights=str(folder / "network.safetensors"),
+            weights=str(network_file),
             backbone="small_cnn",
             image_size=SIZE,
             codebook_init="kmeans",

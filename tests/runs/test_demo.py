@@ -37,6 +37,9 @@ def test_a_folder_with_another_seed_or_in_use_is_refused(tmp_path):
         command.main(DemoSettings(output=str(tmp_path), seed=3))
     with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by another process"):
         command.main(DemoSettings(output=str(tmp_path)))
+    (tmp_path / "network.safetensors").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"network.safetensors exists and is not of a demo, so it stays as it is"):
+        command.main(DemoSettings(output=str(tmp_path), overwrite=True))
 
 
 def test_the_whole_demo_on_short_clips(monkeypatch, crumb, tmp_path):
