@@ -96,7 +96,7 @@ def size_of(name: str, model, paper: PaperNumbers) -> Size:
     blocks, length = model.codebook.codebook_size, model.codebook.codebook_dim
     budget, classes = images * 3 * SIDE**2, model.n_classes
     crumb, remind = get_strategy("crumb"), get_strategy("remind")
-    item = crumb.bytes_of_item(model, crumb.method())
+    item = crumb.bytes_of_item(model, crumb.settings())
     codebook = 4 * model.codebook.blocks.numel()
     count = crumb.memories_in_budget(model, budget, classes)
     exact = crumb.memories_in_budget(model, budget, classes, exact=True)

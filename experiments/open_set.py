@@ -29,7 +29,6 @@ from support.saved_picture import COLOURS, STYLE, save_picture
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.methods.features import of_head
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.run_folder import write_csv
@@ -129,7 +128,7 @@ def runs_of(stream: Stream, methods: Sequence[str], model: SplitModel, key: str,
             kind = repr(vars(moments))
             if kind not in held:  # every run of a stream has the same rows, split in another way
                 held[kind] = features_of(model, moments, frames, folder, key)
-            kept = of_head(moments).length(model)
+            kept = moments.of_head().length(model)
             measured = run_stream(method, frames, held[kind], kept, unknown, run, candidates=method == "rda")
             names = tuple(frames.classes[label] for label in unknown)
             print(f"{stream.name} {method} run {run} without {', '.join(names) or 'none'}: {measured}", file=sys.stderr)

@@ -24,7 +24,6 @@ from support.saved_picture import COLOURS, STYLE, save_picture
 from support.side_by_side import compared, interval_text, p_text
 from support.sweep import exit_code, grid
 
-from crumb_avalanche.methods.method_settings import BEFORE
 from crumb_avalanche.runs.run_folder import write_csv, write_text
 from crumb_avalanche.runs.tables import markdown, mean_text, table
 
@@ -56,6 +55,11 @@ class Row:
 # Of rivals that can have the features of `recommended`.
 FEATURES = {"maps": True, "power": 0.7, "equal_lengths": True, "cells": 2}
 HEADS_INPUT = {**FEATURES, "maps": False}  # what `recommended` keeps at small budgets
+# Those of version 0.1, which shared the budget among all classes of the stream instead of those so far.
+OLDER = {
+    **{"deviations": True, "equal_lengths": False, "cells": 1, "own": 0.3, "diagonal": False, "span": True},
+    **{"eight_bits": False, "head_share": 0.0, "drop_features": False},
+}
 ROWS = (
     Row(RECOMMENDED, {}, {}),
     Row("- head share", {}, {"head_share": 0.0}),
@@ -64,13 +68,13 @@ ROWS = (
     Row("+ own images", {}, {"own_images": 5.0}),
     Row("- 8 bits", {}, {"eight_bits": False}),
     Row("- feature map", {}, {"maps": False}),
-    Row("- cells", {}, {"cells": 1}),
+    Row("- cells", {}, {"cells": 1, "drop_features": False}),
     Row("+ deviations", {}, {"deviations": True}),
     Row("- equal lengths", {}, {"equal_lengths": False}),
     Row("- power", {}, {"power": 1.0}),
     Row("- diagonal", {}, {"diagonal": False}),
     Row("- shrinkage", {}, {"shrinkage": 1e-4}),
-    Row("version 0.1", {}, BEFORE["rda"]),
+    Row("version 0.1", {}, OLDER),
     Row("0.60 MB", {"budget_bytes": SMALL_BUDGET}, {}),
     Row("slda", {"strategy": "slda"}, {}),
     Row("slda, same features", {"strategy": "slda", "budget_bytes": ANY_BUDGET}, FEATURES),

@@ -19,8 +19,6 @@ from support.open_set import BUDGET, CELLS, features_of, interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.learner.kinds import KINDS
-from crumb_avalanche.methods.features import of_head
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.runs.tables import table as text_table
@@ -43,10 +41,9 @@ def sizes_of(classes: int, run: int) -> np.ndarray:
 
 def statistics_of(length: int, kept: int, classes: int, changes: dict[str, float]) -> RegularizedDiscriminant:
     """Build the recommended statistics with some settings changed."""
-    kind = KINDS["rda"]
-    usual = kind.build(length, BUDGET, kept)
+    usual = RegularizedDiscriminant.for_budget(length, BUDGET, kept)
     statistics = RegularizedDiscriminant(**{**usual.settings, "n_classes": classes, **changes})
-    kind.make_room(statistics, classes, BUDGET, length)
+    statistics.make_room(classes, BUDGET, length)
     return statistics
 
 
@@ -84,7 +81,7 @@ def main() -> None:
     model = split_backbone(name, weights, n_classes=2, codebook=None, image_size=size)  # the head is not used
     folder = Path(chosen.features) if chosen.features else None
     tables = [entry.table(chosen.dataset_root, run) for run in range(chosen.runs)]
-    kept = of_head(CELLS).length(model)
+    kept = CELLS.of_head().length(model)
     features = torch.from_numpy(features_of(model, CELLS, tables[0], folder, f"{name} {weights}")).float()
     found = {
         row: [accuracies(frames, features, kept, run, changes) for run, frames in enumerate(tables)]

@@ -28,17 +28,9 @@ ALLOWED: dict[tuple[str, str], str] = {}
 KNOW_STREAMS = {"learner", "runs", "report", "cli"}
 # Rooms whose modules come without Avalanche, which takes seconds to import.
 LIGHT = ("system", "models", "memory", "report")
-LIGHT_METHODS = (  # the arithmetic of closed forms, their features and their settings
-    *(
-        "blended_gaussians",
-        "closed_form",
-        "closed_form_settings",
-        "direction_budget",
-        "directions",
-        "features",
-        "fecam",
-    ),
-    *("gaussians", "klda", "method_settings", "ncm", "packed_scatter", "ranpac", "rda", "rda_solution", "slda"),
+LIGHT_METHODS = (  # closed forms, their features, and the registry
+    *("closed_form", "directions", "features", "fecam", "gaussians", "klda", "lr_rgda", "ncm", "ranpac", "rda"),
+    *("rda_solution", "registry", "slda", "srda"),
 )
 
 
@@ -168,7 +160,9 @@ def test_the_packages_alone_import_nothing_heavy():
 
 
 def test_settings_and_catalog_come_without_torch():
-    modules, _ = modules_after("import crumb_avalanche.runs.settings, crumb_avalanche.runs.presets")
+    modules, _ = modules_after(
+        "import crumb_avalanche.runs.settings, crumb_avalanche.runs.presets, crumb_avalanche.runs.plan"
+    )
     assert not modules & {"torch", "avalanche"}
 
 

@@ -2,8 +2,7 @@
 
 from dataclasses import fields
 
-from crumb_avalanche.methods.entry import Entry
-from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, Entry, get_strategy
 from crumb_avalanche.runs.command_settings import StrategiesSettings
 
 
@@ -23,7 +22,7 @@ def described(entry: Entry) -> str:
         f"  stores  {entry.stores}",
         f"  budget  {budget_rule(entry)}",
     ]
-    default = entry.method()
+    default = entry.settings()
     settings = ", ".join(f"{item.name} {getattr(default, item.name)!r}" for item in fields(default))
     if settings:
         lines.append(f"  own settings (--method.NAME VALUE)  {settings}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
@@ -39,7 +39,7 @@ class Evidence(NamedTuple):
     typicality: Tensor
 
 
-def evidence(statistics: ClassStatistics, features: Tensor, scores: Tensor | None = None) -> Evidence:
+def evidence(statistics: ClosedForm, features: Tensor, scores: Tensor | None = None) -> Evidence:
     """Compute scores and distances of images.
 
     Regularised discriminant and streaming LDA: in the space whitened with the common covariance, the squared length
@@ -74,7 +74,7 @@ def evidence(statistics: ClassStatistics, features: Tensor, scores: Tensor | Non
     return Evidence(found / TEMPERATURES[kind], labels, statistics.image_counts[labels].long(), typicality)
 
 
-def typicality_without(statistics: ClassStatistics, features: Tensor, label: int) -> Tensor | None:
+def typicality_without(statistics: ClosedForm, features: Tensor, label: int) -> Tensor | None:
     """Compute the typicality of images of a class as if it had no class mean: that of images of an unknown class.
 
     The common covariance still holds the class, so that its images look somewhat less strange than those of a class
@@ -97,7 +97,7 @@ def typicality_without(statistics: ClassStatistics, features: Tensor, label: int
     return _typicality(statistics, features, scores, others)
 
 
-def _typicality(statistics: ClassStatistics, features: Tensor, scores: Tensor, classes: Tensor | None = None) -> Tensor:
+def _typicality(statistics: ClosedForm, features: Tensor, scores: Tensor, classes: Tensor | None = None) -> Tensor:
     """Compute ``Evidence.typicality`` for ``classes``, a mask of those with images; of Gaussians without ``scores``."""
     if isinstance(statistics, RandomProjection):
         hidden = statistics.project(features)
@@ -111,7 +111,7 @@ def _typicality(statistics: ClassStatistics, features: Tensor, scores: Tensor, c
 
 
 def distances(
-    statistics: ClassStatistics, features: Tensor, classes: Tensor | None = None
+    statistics: ClosedForm, features: Tensor, classes: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute squared distances and cosines in the space whitened with the common covariance.
 
@@ -205,10 +205,10 @@ class _Space(NamedTuple):
         return squares - places.square().sum(1), nearest, places.square() @ factors, cosine
 
 
-_held: WeakKeyDictionary[ClassStatistics, tuple[Any, Any]] = WeakKeyDictionary()
+_held: WeakKeyDictionary[ClosedForm, tuple[Any, Any]] = WeakKeyDictionary()
 
 
-def _solved(statistics: ClassStatistics) -> Any:
+def _solved(statistics: ClosedForm) -> Any:
     """Return the space of a Gaussian, or the root of a Gram matrix; solved once after each change."""
     if statistics._solution is None:
         statistics.scores(torch.zeros(1, statistics.settings["length"]))
@@ -219,7 +219,7 @@ def _solved(statistics: ClassStatistics) -> Any:
     return held[1]
 
 
-def _solve(statistics: ClassStatistics, labels: Tensor) -> Any:
+def _solve(statistics: ClosedForm, labels: Tensor) -> Any:
     if isinstance(statistics, RandomProjection):
         gram = statistics.gram.double()
         gram.diagonal().add_(statistics.ridge * (float(gram.diagonal().mean()) or 1.0))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, cell_means
 from crumb_avalanche.models.penultimate import averaged, evaluating, head_input
 from crumb_avalanche.models.split_model import SplitModel
@@ -13,7 +13,7 @@ _TINY = 1e-12  # below the square of any deviation that matters; keeps the root 
 
 
 def evidence_by_location(
-    model: SplitModel, features: FeatureMoments, statistics: ClassStatistics, pixels: Tensor, taught: list[int]
+    model: SplitModel, features: FeatureMoments, statistics: ClosedForm, pixels: Tensor, taught: list[int]
 ) -> Tensor:
     """Attribute the margin of an answer to the locations of an image.
 
@@ -51,7 +51,7 @@ def evidence_by_location(
 
 
 def _midpoints(
-    statistics: ClassStatistics, labels: list[int], features: FeatureMoments, layers: list[Tensor], averaged: bool
+    statistics: ClosedForm, labels: list[int], features: FeatureMoments, layers: list[Tensor], averaged: bool
 ) -> list[Tensor]:
     """Return the means of classes' means for the locations of each layer, ``(1, C, H, W)`` or ``(1, C, 1, 1)``.
 

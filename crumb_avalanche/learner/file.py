@@ -237,8 +237,7 @@ def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
     """Build the untrained strategy of a header."""
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.methods.method_settings import LearningSettings
-    from crumb_avalanche.methods.registry import build_strategy
+    from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 
     codebook = None if header.codebook is None else Codebook(*header.codebook)
     model = split_backbone(weights=None, codebook=codebook, **header.network).to(device)

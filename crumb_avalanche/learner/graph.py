@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import evidence
-from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
@@ -214,7 +214,7 @@ class Probabilities(nn.Module):
 class Familiarity(nn.Module):
     """``Confidence.familiarity`` and whether it says that an image is known, traced from the code of both modules."""
 
-    def __init__(self, statistics: ClassStatistics, confidence: Confidence):
+    def __init__(self, statistics: ClosedForm, confidence: Confidence):
         super().__init__()
         self.statistics, self.confidence = statistics, confidence
 
@@ -267,7 +267,7 @@ class Graph(nn.Module):
         self,
         model: SplitModel,
         moments: FeatureMoments,
-        statistics: ClassStatistics,
+        statistics: ClosedForm,
         size: int,
         further: Iterable[nn.Module] = (),
     ):

@@ -10,8 +10,8 @@ from torch import Tensor
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
 from crumb_avalanche.learner.explanation import evidence_by_location
-from crumb_avalanche.learner.kinds import KINDS
-from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.learner.kinds import form_of
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
@@ -53,16 +53,16 @@ class Knowledge:
     """
 
     def __init__(self, method: str, length: int, budget_bytes: int, kept: int | None = None):
-        self.kind, self.budget_bytes, self.kept = KINDS[method], budget_bytes, length if kept is None else kept
+        self.budget_bytes, self.kept = budget_bytes, length if kept is None else kept
         self.names: list[str | None] = []
         self.images: list[int] = []
-        self.statistics: ClassStatistics = self.kind.build(length, budget_bytes, self.kept)
+        self.statistics: ClosedForm = form_of(method).for_budget(length, budget_bytes, self.kept)
         self.confidence = Confidence()
-        self._asked: ClassStatistics | None = None
+        self._asked: ClosedForm | None = None
         self._asked_images = 0
 
     def __deepcopy__(self, memo: dict) -> "Knowledge":
-        memo.update({id(part): part for part in (self.kind, self._asked)})  # never changed
+        memo[id(self._asked)] = self._asked  # never changed
         memo.update({id(part): list(part) for part in (self.names, self.images)})  # faster than item by item
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
@@ -116,11 +116,11 @@ class Knowledge:
         return number, note
 
     def _class_bytes(self, number: int) -> int:
-        return self.kind.class_bytes(self.statistics, number)
+        return self.statistics.class_bytes(number)
 
     def _make_room(self, classes: int) -> str:
         before = self.length
-        note = self.kind.make_room(self.statistics, classes, self.budget_bytes, self.kept)
+        note = self.statistics.make_room(classes, self.budget_bytes, self.kept)
         if self.length < before:
             self._start_confidence()
         return note
@@ -239,9 +239,9 @@ class Knowledge:
         theirs = other.statistics
         if other.length > self.length:
             theirs = copy.deepcopy(theirs)
-            self.kind.keep(theirs, self.length)
+            theirs.keep_features(self.length)
         elif other.length < self.length:
-            self.kind.keep(self.statistics, other.length)
+            self.statistics.keep_features(other.length)
             self._start_confidence()
         self.statistics.merge(theirs, labels)
         notes.append(self._make_room(len(self.taught)))

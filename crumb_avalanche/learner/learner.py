@@ -19,7 +19,7 @@ from crumb_avalanche.learner.by_many import check_for_workers, teach_by_many
 from crumb_avalanche.learner.clip import BadImage, Clip, OnBad, warn
 from crumb_avalanche.learner.engine import Engine
 from crumb_avalanche.learner.folders import check_class_folders, check_name, path_of
-from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY
+from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY, features_of
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
 from crumb_avalanche.learner.merging import check_mergeable
 from crumb_avalanche.learner.network import FrozenNetwork
@@ -31,7 +31,7 @@ from crumb_avalanche.learner.sources import clips_of, clips_to_ask, files_of
 from crumb_avalanche.learner.store import DAMAGED, LearnerError, ReplacedError, read_learner, write_learner
 from crumb_avalanche.learner.teaching import finite_values, learn
 from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
-from crumb_avalanche.methods.features import FeatureMoments, of_head
+from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
@@ -87,7 +87,7 @@ class Learner:
         cut_layer: int | str | None = None,
     ):
         method = RECOMMENDED if method == "recommended" else method
-        if method not in {**KINDS, **REPLAY}:
+        if method not in (*KINDS, *REPLAY):
             raise ValueError(f"method is {method!r}; known are recommended, {', '.join([*KINDS, *REPLAY])}")
         self._set_up(method, FrozenNetwork.build(backbone, weights, image_size, cut_layer), budget_bytes)
 
@@ -101,7 +101,7 @@ class Learner:
         if method in REPLAY:
             self._features: Any = REPLAY[method].features()
         elif moments is None:
-            self._features = KINDS[method].features(network.model, self.budget_bytes)
+            self._features = features_of(method, network.model, self.budget_bytes)
         else:
             self._features = FeatureMoments(**moments)
         self._knowledge = self._without_classes()
@@ -114,7 +114,7 @@ class Learner:
         if self.method in REPLAY:
             return ReplayKnowledge(self.method, self.network.model, self.budget_bytes)
         model = self.network.model
-        kept = of_head(self._features).length(model)
+        kept = self._features.of_head().length(model)
         return Knowledge(self.method, self._features.length(model), self.budget_bytes, kept)
 
     @property
@@ -122,7 +122,7 @@ class Learner:
         """Return the function that computes the features that the statistics are of."""
         if self.method in REPLAY or self._knowledge.length == self._features.length(self.network.model):
             return self._features
-        return of_head(self._features)
+        return self._features.of_head()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}

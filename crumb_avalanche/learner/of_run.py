@@ -1,16 +1,16 @@
 """The learner of a finished run as one that can be asked and taught."""
 
 import os
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.file import FORMAT, LEARNER, LearnerError, LearnerHeader, read_header
-from crumb_avalanche.learner.kinds import KINDS, POOLED
+from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.thumbnails import Thumbnails
-from crumb_avalanche.methods.closed_form_settings import CELLS
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.system.tensor_file import TensorFileError, read_metadata, read_state
 
@@ -44,7 +44,7 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
         raise LearnerError(
             f"{path} {reason}. It can be asked, with crumb predict or RunLearner, but not taught or changed. To teach "
             f"on, learn its images with crumb teach NEW.safetensors FOLDER, or with crumb run --strategy "
-            f"{next(iter(KINDS))}"
+            f"{KINDS[0]}"
         )
     state, _ = read_state(path)
     arguments = {name: value for name, value in header.network.items() if name != "n_classes"}
@@ -55,9 +55,7 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
     counts = {one["label"]: one for one in header.classes}
     labels = range(max(counts, default=-1) + 1)
     names = [str(counts[label]["name"]) if label in counts else None for label in labels]
-    features = {name: header.method[name] for name in vars(FeatureMoments()) if name in header.method}
-    if features.get("cells") == 0:
-        features["cells"] = CELLS
+    features = {name: header.method[name] for name in asdict(FeatureMoments())}
     lesson = {
         "images": {one["name"]: one["images"] for one in header.classes},
         **dict.fromkeys(("clips", "answered", "right"), 0),
@@ -70,7 +68,7 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
     return FrozenNetwork.of_state(described, weights), {
         "method": header.strategy,
         "budget_bytes": header.budget.get("bytes"),
-        "features": vars(FeatureMoments(**{**POOLED, **features})),
+        "features": vars(FeatureMoments(**features)),
         "lessons": [lesson],
         "stored": [],
         "thumbnails": Thumbnails().state_dict(),

@@ -8,13 +8,14 @@ from torch.nn.functional import normalize
 
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
-from crumb_avalanche.learner.kinds import REPLAY, BudgetError
+from crumb_avalanche.learner.kinds import REPLAY
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.replay_network import ReplayNetwork
 from crumb_avalanche.learner.replay_training import HeldRows, calibrated, memory_bytes, train
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth
+from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.counted import counted
@@ -52,7 +53,6 @@ class ReplayKnowledge(Knowledge):
 
     def __init__(self, method: str, frozen: SplitModel, budget_bytes: int):
         self.method, self.replay, self.frozen, self.budget_bytes = method, REPLAY[method], frozen, budget_bytes
-        self.kind: Any = self.replay
         self.kept = frozen.map_shape[0]
         self.names: list[str | None] = []
         self.images: list[int] = []

@@ -109,8 +109,7 @@ def _strategy(
     from avalanche.logging import BaseLogger
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.methods.method_settings import LearningSettings
-    from crumb_avalanche.methods.registry import build_strategy
+    from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 
     strategy = build_strategy(
         method,

@@ -88,7 +88,7 @@ SETTINGS = {
     "length": Whole(1, size="length"),
     "own": Real(0, 1),
     "own_images": Real(0, 1e9),
-    "part_share": Real(0, 1),
+    "head_share": Real(0, 1),
     "projection": Whole(1, 50_000),
     "ridge": Real(0, 1e9),
     "seed": Whole(0, 2**32 - 1),

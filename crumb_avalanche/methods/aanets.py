@@ -14,11 +14,11 @@ from torch.nn.functional import kl_div, log_softmax, normalize, softmax
 from torch.utils.data import DataLoader
 
 from crumb_avalanche.methods.aggregated_layers import AggregatedLayers
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, herd
 from crumb_avalanche.methods.experience_replay import ChosenFrames, ImageMemoryPlugin, draw, memory_strategy
 from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.memory_settings import AANetsSettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.storage_policies import ImageBuffer
@@ -206,13 +206,12 @@ def fixed_bytes(model: SplitModel, settings: AANetsSettings, n_classes: int) -> 
     return count
 
 
-AANETS = Entry(
-    name="aanets",
+register(
+    "aanets",
     summary="a stable and a plastic branch, blended by a learned share; herded exemplars, distillation",
     source="Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021",
     stores="raw images, and a copy of the old plastic layers; its network has a second branch besides",
-    build=build_aanets,
-    method=AANetsSettings,
+    settings=AANetsSettings,
     buffer=ImageBuffer,
     fixed_bytes=fixed_bytes,
-)
+)(build_aanets)

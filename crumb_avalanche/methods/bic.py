@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.memory.selection import SelectionRule
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, trim
 from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, memory_strategy
 from crumb_avalanche.methods.memory_settings import BiCSettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import in_last_epoch
@@ -280,13 +280,12 @@ def build_bic(recipe: Recipe) -> StreamStrategy:
     return memory_strategy(recipe, BiCPlugin(buffer, old_network, method, recipe.n_classes))
 
 
-BIC = Entry(
-    name="bic",
+register(
+    "bic",
     summary="exemplars, distillation, and two scalars that correct the bias to new classes",
     source="Wu et al., Large Scale Incremental Learning, CVPR 2019",
     stores="raw images, a copy of the plastic layers for distillation, two scalars an experience",
-    build=build_bic,
-    method=BiCSettings,
+    settings=BiCSettings,
     buffer=ImageBuffer,
     fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network) + 8 * n_classes,
-)
+)(build_bic)

@@ -1,11 +1,12 @@
 """Bounds: fine-tuning, training on everything at once, and guessing."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from crumb_avalanche.methods.entry import Entry, Recipe
-from crumb_avalanche.methods.method_settings import OfflineSettings
+from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.system.setting_ranges import InRange, NotNegative
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -13,6 +14,24 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 def build_finetune(recipe: Recipe) -> StreamStrategy:
     """Build fine-tuning of the plastic layers on each batch; nothing is stored."""
     return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common())
+
+
+@dataclass(frozen=True)
+class OfflineSettings(InRange):
+    """Settings of training on all classes at once.
+
+    Attributes:
+        peak_rate: largest learning rate of one cycle over all epochs, in which the rate rises and falls to almost 0, as
+            in torch's ``OneCycleLR``; learning rate and momentum of the run are then not used. With 0 the learning rate
+            of the run is kept throughout.
+    """
+
+    peak_rate: NotNegative = 1e-2
+
+    @property
+    def own_rate(self) -> bool:
+        """Whether the method sets its own learning rate, so that none is tuned."""
+        return self.peak_rate > 0
 
 
 class OneCycle(StatefulPlugin):
@@ -87,27 +106,24 @@ class ChanceStrategy(StreamStrategy):
         self._random.set_state(state["method"]["random"])
 
 
-FINETUNE = Entry(
-    name="finetune",
+register(
+    "finetune",
     summary="fine-tuning of the plastic layers on each batch (lower bound)",
     source="Talbot et al., lower bound",
     stores="nothing",
-    build=build_finetune,
-)
-OFFLINE = Entry(
-    name="offline",
+)(build_finetune)
+register(
+    "offline",
     summary="all classes at once, shuffled, every epoch (upper bound)",
     source="Talbot et al., upper bound",
     stores="every image",
-    build=build_offline,
-    method=OfflineSettings,
+    settings=OfflineSettings,
     joint=True,
-)
-CHANCE = Entry(
-    name="chance",
+)(build_offline)
+register(
+    "chance",
     summary="a random class of those seen so far",
     source="Talbot et al., figure 3",
     stores="nothing",
-    build=lambda recipe: ChanceStrategy(seed=recipe.seed, optimizer=recipe.optimizer(), **recipe.common()),
     gradient=False,
-)
+)(lambda recipe: ChanceStrategy(seed=recipe.seed, optimizer=recipe.optimizer(), **recipe.common()))

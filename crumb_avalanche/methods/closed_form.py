@@ -1,27 +1,40 @@
-"""Base class of all classifiers in closed form."""
+"""Base class of all classifiers in closed form: statistics of features, plain torch."""
 
 import copy
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, wraps
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from crumb_avalanche.models.finite import LARGEST_FEATURE
-from crumb_avalanche.system.tensor_bytes import storage_bytes, tensors_of
+from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.setting_ranges import check_arguments
+from crumb_avalanche.system.tensor_bytes import storage_bytes, tensor_bytes, tensors_of
 from crumb_avalanche.system.tensor_file import StateError
 
 NO_DENSITY = -1e30  # score of a class without images: below all others, and finite in float32
 LOWEST_SCORE = -1e29  # of a class with images
 
 
-Statistics = TypeVar("Statistics", bound="ClassStatistics")
+Form = TypeVar("Form", bound="ClosedForm")
 
 
-class ClassStatistics(ABC):
+class BudgetError(ValueError):
+    """A class more does not fit into a budget."""
+
+
+class ClosedForm(ABC):
     """Statistics of features that are updated batch by batch, merged, saved and loaded, and score new features.
+
+    The positional arguments of a subclass's constructor follow from the stream and the budget: ``n_classes``, the
+    number of classes, which ``grow`` raises; ``length``, the number of features ``D``; and others, such as ``seed``.
+    Keyword-only arguments are the settings of the method, whose types carry their range; ``registry.register`` makes
+    flags of them.
 
     No number of classes has to be known in advance: ``grow`` adds classes at any time. The statistics of ``n_classes``
     classes do not depend on when the classes were added.
@@ -33,19 +46,30 @@ class ClassStatistics(ABC):
     returns an independent instance; both share the cached solution.
 
     Attributes:
+        moments: arguments of ``FeatureMoments`` that differ from its defaults in a run, where they are settings, too.
+        budgeted: whether the budget of a run decides how much is stored; see ``bought``.
         settings: arguments of the constructor by name; ``n_classes`` follows ``grow``.
     """
 
+    moments: ClassVar[dict[str, Any]] = {}
+    budgeted: ClassVar[bool] = False
     settings: dict[str, Any]
-    # Settings in which statistics that are merged may differ.
-    _free: frozenset[str] = frozenset({"n_classes"})
-    # Settings that older states lack, with the values that those have.
-    _older: ClassVar[dict[str, Any]] = {}
+    # Settings in which statistics that are merged may differ, and those that change while learning.
+    _free: ClassVar[frozenset[str]] = frozenset({"n_classes"})
+    _changing: ClassVar[frozenset[str]] = frozenset()
     _solution: Any = None  # cached by ``scores``; None after the statistics change
     _derived: tuple[Any, int] = (None, 0)  # what ``derived_bytes`` depends on, and the bytes
     _cached: ClassVar[tuple[str, ...]] = ("_solution",)  # attributes that are replaced, never changed in place
 
-    def __deepcopy__(self: Statistics, memo: dict) -> Statistics:
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", _recorded(cls.__init__))  # noqa: B010
+
+    @abstractmethod
+    def __init__(self, n_classes: int, length: int, *decided: Any, **settings: Any): ...
+
+    def __deepcopy__(self: Form, memo: dict) -> Form:
         memo.update({id(part): part for part in (getattr(self, name) for name in self._cached)})
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
@@ -155,7 +179,7 @@ class ClassStatistics(ABC):
             self._forget(label)
             self._solution = None
 
-    def merge(self, other: "ClassStatistics", labels: Mapping[int, int] | None = None) -> None:
+    def merge(self, other: "ClosedForm", labels: Mapping[int, int] | None = None) -> None:
         """Add the statistics of another instance.
 
         The result is that of one instance trained on both parts, up to rounding, unless the class says otherwise.
@@ -182,6 +206,133 @@ class ClassStatistics(ABC):
             self.grow(max(self.settings["n_classes"], *(number + 1 for number in numbers.values())))
             self._merge(other, numbers)
             self._solution = None
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def bytes_of(cls, n_classes: int, length: int, **arguments: Any) -> int:
+        """Return the bytes of an instance without images, from tensors without memory.
+
+        Args:
+            n_classes, length, arguments: see the constructor.
+        """
+        with torch.device("meta"):
+            return tensor_bytes(cls(n_classes, length, **arguments).tensors())
+
+    @classmethod
+    def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
+        """Return the bytes of what a budget buys more or less of in a run, in forms that are ``budgeted``.
+
+        Args:
+            length: number of features.
+            settings: settings of the method.
+        """
+        raise NotImplementedError(f"the size of {cls.__name__} is fixed")
+
+    @classmethod
+    def fixed_bytes(cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]) -> int:
+        """Return the bytes that are charged to the budget of a run before any item.
+
+        Args:
+            n_classes: number of classes of the stream.
+            length: number of features.
+            kept: number of the last features, those of the head's input; see ``narrow``.
+            settings: settings of the method.
+        """
+        return cls.bytes_of(n_classes, length, **settings)
+
+    @classmethod
+    def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the constructor that follow from the items that the budget of a run buys.
+
+        Raises:
+            ValueError: they are too few.
+        """
+        return {}
+
+    @classmethod
+    def for_stream(
+        cls: type[Form], n_classes: int, length: int, kept: int, items: int, seed: int, settings: Mapping[str, Any]
+    ) -> Form:
+        """Build an instance for a run; it may begin with fewer classes than come.
+
+        Args:
+            n_classes, length, kept, items, settings: see ``fixed_bytes`` and ``bought``.
+            seed: seed of random draws, in forms that have some.
+        """
+        drawn = {"seed": seed} if "seed" in inspect.signature(cls).parameters else {}
+        return cls(n_classes, length, **{**settings, **drawn, **cls.bought(n_classes, length, items, settings)})
+
+    @classmethod
+    def for_budget(cls: type[Form], length: int, budget: int, kept: int) -> Form:
+        """Build an instance without classes, of which nobody knows how many will come.
+
+        Args:
+            length: number of features.
+            budget: bytes.
+            kept: number of the last features, those of the head's input.
+        """
+        return cls(0, length)
+
+    @property
+    def places(self) -> int:
+        """Number of classes that memory is allocated for."""
+        return self.settings["n_classes"]
+
+    def least_bytes(self, classes: int) -> int:
+        """Return the fewest bytes that so many classes take."""
+        return self._bytes_without_images(classes)
+
+    def _bytes_without_images(self, classes: int) -> int:
+        return self.bytes_of(**{**self.settings, "n_classes": classes})
+
+    def class_bytes(self, label: int) -> int:
+        """Return the bytes that a class takes by itself."""
+        return self._bytes_without_images(1) - self._bytes_without_images(0)
+
+    def narrow(self, classes: int, budget: int, kept: int) -> str:
+        """Drop all features but the last ones, in forms that do so where a budget gets small.
+
+        Args:
+            classes: number of classes that have to fit.
+            budget: bytes.
+            kept: number of features that are never dropped.
+
+        Returns:
+            What is given up for it, or an empty text.
+        """
+        return ""
+
+    def share(self, classes: int, budget: int) -> str:
+        """Fit the statistics of a number of classes into a budget in bytes, in forms that can give something up.
+
+        Returns:
+            What is given up for it, or an empty text.
+        """
+        return ""
+
+    def keep_features(self, kept: int) -> None:
+        """Keep the last features; the statistics are those of them alone from then on."""
+        raise NotImplementedError(f"{type(self).__name__} drops no features")
+
+    def make_room(self, classes: int, budget: int, kept: int) -> str:
+        """Fit the statistics of a number of classes into a budget, before any image of a new one is learned.
+
+        Args:
+            classes, budget, kept: see ``narrow``.
+
+        Returns:
+            What is given up for it, or an empty text.
+
+        Raises:
+            BudgetError: even the least does not fit.
+        """
+        narrowed = self.narrow(classes, budget, kept)
+        if (needed := self.least_bytes(classes)) > budget:
+            raise BudgetError(
+                f"{needed:,} bytes are needed for {counted(classes, 'class')}, but the budget is {budget:,}: forget a "
+                "class, or make a learner with a larger budget_bytes and teach it again"
+            )
+        return "; ".join(filter(None, [narrowed, self.share(classes, budget)]))
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold the statistics."""
@@ -220,7 +371,7 @@ class ClassStatistics(ABC):
             StateError: the settings differ, or a tensor is missing or has another shape. The statistics are unchanged
                 then.
         """
-        self._check({**self._older, **state["settings"]}, "loaded")
+        self._check(state["settings"], "loaded")
         mine = self.named_tensors()
         if mine.keys() != state.keys() - {"settings"}:
             raise StateError(f"the state holds {', '.join(state)}, but {type(self).__name__} needs {', '.join(mine)}")
@@ -228,7 +379,7 @@ class ClassStatistics(ABC):
         self._solution = None
 
     @classmethod
-    def from_state(cls: type[Statistics], state: dict[str, Any]) -> Statistics:
+    def from_state(cls: type[Form], state: dict[str, Any]) -> Form:
         """Build an instance from what ``state_dict`` returned, with its number of classes.
 
         Raises:
@@ -239,13 +390,18 @@ class ClassStatistics(ABC):
             # Checked first, because the constructor allocates memory for this number.
             if len(counts) != settings["n_classes"]:
                 raise StateError(f"the state has counts of {len(counts)} classes, not of {settings['n_classes']}")
-            statistics = cls(**{**cls._older, **settings})
-        except (KeyError, TypeError) as error:
+            statistics = cls(**settings)
+        except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"this is no state of {cls.__name__} ({error}); give what its state_dict returned"
             ) from error
         statistics.load_state_dict(state)
         return statistics
+
+    def like(self: Form, state: dict[str, Any]) -> Form:
+        """Build an instance without images that can load a state of these settings, as they were when it was made."""
+        changed = {name: value for name, value in state["settings"].items() if name in self._changing}
+        return type(self)(**{**self.settings, **changed})
 
     def _load(self, tensors: dict[str, Tensor]) -> None:
         """Copy the values of all tensors, by name."""
@@ -282,6 +438,22 @@ class ClassStatistics(ABC):
             )
         for label in (labels.min(), labels.max()) if len(labels) else ():
             self._check_label(int(label))
+
+
+def _recorded(init: Callable) -> Callable:
+    """Return a constructor that checks its arguments by their types and records them as ``settings``."""
+    signature = inspect.signature(init)
+
+    @wraps(init)
+    def checked_init(self: ClosedForm, *arguments: Any, **keywords: Any) -> None:
+        bound = signature.bind(self, *arguments, **keywords)
+        bound.apply_defaults()
+        values = check_arguments(init, dict([*bound.arguments.items()][1:]))
+        if "settings" not in vars(self):  # else called by the constructor of a subclass
+            self.settings = dict(values)
+        init(self, **values)
+
+    return checked_init
 
 
 def grown(rows: Tensor, count: int) -> Tensor:

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, one_hot
 
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.exemplars import draw_from
 from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
 from crumb_avalanche.methods.features import feature_length
 from crumb_avalanche.methods.memory_settings import CoPESettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
@@ -195,13 +195,12 @@ def build_cope(recipe: Recipe) -> StreamStrategy:
     return memory_strategy(recipe, plugin)
 
 
-COPE = Entry(
-    name="cope",
+register(
+    "cope",
     summary="prototypes updated with every batch, balanced replay of images, nearest prototype",
     source="De Lange and Tuytelaars, Continual Prototype Evolution, ICCV 2021",
     stores="raw images, and a prototype of each class",
-    build=build_cope,
-    method=CoPESettings,
+    settings=CoPESettings,
     buffer=ImageBuffer,
     fixed_bytes=lambda model, method, n_classes: 4 * n_classes * feature_length(model),
-)
+)(build_cope)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.methods.closed_form import grown
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
 
 NO_ENERGY = 1e-12  # share of the largest energy of a class below which a direction is not stored
@@ -18,16 +19,6 @@ MOST_INT8 = 127  # of int8 rows, whose range is symmetric
 # class of CIFAR-100 one by one, with 54 directions a class, 67.6 % of others are right, and 68.6 % with blocks of 32.
 BLOCK = 32
 TINY = 2.0**-126  # the smallest normal float32
-
-
-def direction_bytes(length: int, eight_bits: bool) -> int:
-    """Return the bytes of a direction of so many features, with its scales if it has some."""
-    return length + 2 * math.ceil(length / BLOCK) if eight_bits else 2 * length
-
-
-def fixed_bytes(length: int, eight_bits: bool) -> int:
-    """Return the bytes of a class without directions: mean, number of images, number of directions, rest, scale."""
-    return 4 * (length + (3 if eight_bits else 4))
 
 
 class ClassDirections:
@@ -146,8 +137,8 @@ class ClassDirections:
     def grow(self, n_classes: int) -> None:
         """Add classes without directions, up to a larger number."""
         new = n_classes - len(self.rows)
-        self.rows += [torch.zeros(0, self.length, dtype=self.dtype)] * new
-        self.scales += [self._no_scales() for _ in range(new)]
+        self.rows += [self._empty(0)[0]] * new
+        self.scales += [self._empty(0)[1] for _ in range(new)]
         self._energies += [[]] * new
         self.outside, self.counts = grown(self.outside, n_classes), grown(self.counts, n_classes)
 
@@ -166,11 +157,19 @@ class ClassDirections:
         for label, rows in enumerate(narrow):
             self._store(label, _principal(rows))
 
-    def _no_scales(self) -> Tensor:
-        """Return the scales of a class without directions."""
+    def _empty(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return rows and scales of a class with directions of zeros."""
+        rows = torch.zeros(count, self.length, dtype=self.dtype)
         if self.dtype == torch.int8:
-            return torch.zeros(0, math.ceil(self.length / BLOCK), dtype=torch.bfloat16)
-        return torch.zeros(1)
+            return rows, torch.zeros(count, math.ceil(self.length / BLOCK), dtype=torch.bfloat16)
+        return rows, torch.zeros(1)
+
+    @classmethod
+    def bytes_of_one(cls, length: int, eight_bits: bool) -> int:
+        """Return the bytes of a direction of so many features, with its scales if it has some."""
+        with torch.device("meta"):
+            held = cls(0, length, 1, eight_bits=eight_bits)
+            return tensor_bytes(held._empty(1)) - tensor_bytes(held._empty(0))
 
     def forget(self, label: int) -> None:
         """Remove all that is held of a class."""
@@ -184,16 +183,16 @@ class ClassDirections:
     def named_tensors(self) -> dict[str, Tensor]:
         """Return the directions by name; those of all classes are copied into one tensor."""
         return {
-            "directions": torch.cat([torch.zeros(0, self.length, dtype=self.dtype), *self.rows]),
+            "directions": torch.cat([self._empty(0)[0], *self.rows]),
             "direction_counts": self.counts,
-            "direction_scales": torch.cat([self._no_scales()[:0], *self.scales]),
+            "direction_scales": torch.cat([self._empty(0)[1][:0], *self.scales]),
             "outside": self.outside,
         }
 
     def check(self, tensors: dict[str, Tensor]) -> None:
         """Raise ``StateError`` if named tensors cannot be those of as many classes."""
         rows, counts = tensors["directions"], tensors["direction_counts"]
-        none = self._no_scales()
+        none = self._empty(0)[1]
         scales = (len(rows), *none.shape[1:]) if self.dtype == torch.int8 else (len(self.rows),)
         if (
             {tensors[name].shape for name in ("direction_counts", "outside")} != {(len(self.rows),)}

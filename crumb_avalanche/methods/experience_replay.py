@@ -12,9 +12,9 @@ from torch import Tensor
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.exemplars import draw_from
 from crumb_avalanche.methods.memory_settings import DarkReplaySettings, ExperienceReplaySettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
@@ -278,21 +278,19 @@ def build_der(recipe: Recipe) -> StreamStrategy:
     return memory_strategy(recipe, DarkReplayPlugin(buffer, recipe.method))
 
 
-ER = Entry(
-    name="er",
+register(
+    "er",
     summary="raw images from rings or a reservoir, trained on in one step with each new batch",
     source="Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019",
     stores="raw images",
-    build=build_er,
-    method=ExperienceReplaySettings,
+    settings=ExperienceReplaySettings,
     buffer=ImageBuffer,
-)
-DER = Entry(
-    name="der",
+)(build_er)
+register(
+    "der",
     summary="raw images and their logits from a reservoir (DER++)",
     source="Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020",
     stores="raw images, and a float32 logit of each for every class",
-    build=build_der,
-    method=DarkReplaySettings,
+    settings=DarkReplaySettings,
     buffer=LogitImageBuffer,
-)
+)(build_der)

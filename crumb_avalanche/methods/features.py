@@ -1,6 +1,8 @@
 """Feature vectors of images: averages or moments of feature maps over locations."""
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch.nn import functional
 
 from crumb_avalanche.models.penultimate import evaluating, head_input, penultimate
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.setting_ranges import Factor, InRange, Range
 
 
 def feature_length(model: SplitModel) -> int:
@@ -28,37 +31,29 @@ def pooled_features(model: SplitModel, images: Tensor) -> Tensor:
         return penultimate(model, model.features(images))
 
 
-class FeatureMoments:
-    """Compute means and deviations over locations, of the feature map and of the head's input.
+@dataclass(frozen=True)
+class FeatureMoments(InRange):
+    """Compute means and deviations over locations, of the feature map and of the head's input; default its means.
 
-    Absolute values are raised to a power, which makes the skewed activations more Gaussian. Of a transformer's map,
-    class token and registers do not count; its class token is the head's input, if the network has one.
+    Of a transformer's map, class token and registers do not count; its class token is the head's input, if the network
+    has one.
 
-    Args:
+    Attributes:
         maps: include moments of the feature map that enters the plastic layers.
         deviations: include deviations besides means.
-        power: exponent of the absolute values; 1 leaves them unchanged.
+        power: exponent of the features' absolute values, which makes skewed activations more Gaussian; 1 leaves them
+            unchanged.
         equal_lengths: scale the features of each kind (means or deviations of one of the maps) to the length that
             features of size 1 have, so that no kind and no bright image outweighs the others.
         cells: take the means of the feature map over each cell of a grid of ``cells x cells``, which tells where in the
             image something is. The head's input has one mean.
-
-    Raises:
-        ValueError: ``cells`` is below 1.
     """
 
-    def __init__(
-        self,
-        maps: bool = True,
-        deviations: bool = True,
-        power: float = 0.7,
-        equal_lengths: bool = False,
-        cells: int = 1,
-    ):
-        if cells < 1:
-            raise ValueError(f"cells is {cells}; give the number of cells each way, at least 1")
-        self.maps, self.deviations, self.power, self.equal_lengths = maps, deviations, power, equal_lengths
-        self.cells = cells
+    maps: bool = False
+    deviations: bool = False
+    power: Factor = 1.0
+    equal_lengths: bool = False
+    cells: Annotated[int, Range(1, 8)] = 1
 
     @torch.no_grad()
     def __call__(self, model: SplitModel, images: Tensor) -> Tensor:
@@ -68,6 +63,10 @@ class FeatureMoments:
     def length(self, model: SplitModel) -> int:
         """Return ``D``, the number of features."""
         return self.of_maps(model, torch.zeros(1, *model.map_shape, device=model.pixel_mean.device)).shape[1]
+
+    def of_head(self) -> "FeatureMoments":
+        """Return the moments of the head's input alone: the last ones of these."""
+        return replace(self, maps=False, cells=1)
 
     @torch.no_grad()
     def of_maps(self, model: SplitModel, maps: Tensor) -> Tensor:
@@ -109,6 +108,12 @@ class FeatureMoments:
         return torch.cat(kinds, 1)
 
 
+def parts_of(settings: Any) -> tuple[FeatureMoments, dict[str, Any]]:
+    """Divide the settings of a closed form into its features and the arguments of its constructor."""
+    of_features = {item.name: getattr(settings, item.name) for item in fields(FeatureMoments)}
+    return FeatureMoments(**of_features), {k: v for k, v in asdict(settings).items() if k not in of_features}
+
+
 def cell_means(maps: Tensor, cells: int) -> Tensor:
     """Compute means over the cells of a grid, ``(B, C * cells**2)``, as ``adaptive_avg_pool2d`` does.
 
@@ -123,14 +128,6 @@ def cell_places(length: int, cells: int) -> list[slice]:
     """Return the places of each of ``cells`` parts of an axis; neighbours share one if the length is not divisible."""
     # Without negative numbers, whose quotients ONNX rounds otherwise.
     return [slice(cell * length // cells, ((cell + 1) * length + cells - 1) // cells) for cell in range(cells)]
-
-
-OF_HEAD = {"maps": False, "cells": 1}  # arguments of the features of the head's input alone
-
-
-def of_head(moments: FeatureMoments) -> FeatureMoments:
-    """Return the moments of the head's input alone: the last ones of ``moments``."""
-    return FeatureMoments(**{**vars(moments), **OF_HEAD})
 
 
 def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:

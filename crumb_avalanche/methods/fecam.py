@@ -1,15 +1,25 @@
 """Mahalanobis distances to class means (FeCAM; Goswami et al., NeurIPS 2023)."""
 
+from collections.abc import Mapping
+from typing import Any, Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.methods.gaussians import EQUAL, ClassGaussians, LowRankCovariance
+from crumb_avalanche.methods.registry import register
+from crumb_avalanche.system.setting_ranges import Factor, NotNegative, Positive
 
-COVARIANCES = ("class", "common")
 LEAST_ROUND = 1e-6  # share of the mean variance below which a covariance counts as singular
 
 
+@register(
+    "fecam",
+    summary="class means of frozen features, nearest by Mahalanobis distance",
+    source="Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions, NeurIPS 2023",
+    stores="a mean and principal directions for each class; or a mean for each class, and one covariance",
+)
 class FeCAM(ClassGaussians):
     """Classifier by the class mean with the smallest Mahalanobis distance.
 
@@ -25,11 +35,17 @@ class FeCAM(ClassGaussians):
 
     Args:
         n_classes, length: see ``ClassMeans``.
-        directions: largest number of principal directions of each class; 0 for one common covariance, ``length`` for
-            full covariances of all classes.
-        shrink_diagonal: ``s_1``, above 0.
-        shrink_others: ``s_2``, at least 0 and at most ``s_1``.
-        power: exponent of the features' absolute values.
+        directions: largest number of principal directions of each class, ``length`` for full covariances.
+        total_directions: see ``ClassGaussians.limit``.
+        covariance: ``class`` for a covariance of each class, as principal directions: as many as the budget buys, and
+            the full covariance where it buys as many as there are features (``2 D**2`` bytes a class). ``common`` for
+            one covariance of all classes, in ``2 D (D + 64)`` bytes.
+        shrink_diagonal: ``s_1``, shrinkage of variances, in units of their mean.
+        shrink_others: ``s_2``, shrinkage of other elements, in units of their mean; at most ``s_1``.
+        tukey: exponent of the features' absolute values.
+
+    Raises:
+        ValueError: ``shrink_others`` is above ``shrink_diagonal``.
     """
 
     def __init__(
@@ -37,22 +53,27 @@ class FeCAM(ClassGaussians):
         n_classes: int,
         length: int,
         directions: int = 0,
-        shrink_diagonal: float = 3.0,
-        shrink_others: float = 3.0,
-        power: float = 0.5,
+        total_directions: int | None = None,
+        *,
+        covariance: Literal["class", "common"] = "class",
+        shrink_diagonal: Positive = 3.0,
+        shrink_others: NotNegative = 3.0,
+        tukey: Factor = 0.5,
     ):
-        self.settings = {
-            "n_classes": n_classes,
-            "length": length,
-            "directions": directions,
-            "shrink_diagonal": shrink_diagonal,
-            "shrink_others": shrink_others,
-            "power": power,
-        }
-        self._hold(n_classes, length, directions, whole=not directions)
+        if shrink_others > shrink_diagonal:
+            raise ValueError(
+                f"shrink_diagonal is {shrink_diagonal} and shrink_others {shrink_others}; give shrink_others from 0 to "
+                "shrink_diagonal, or some covariance is singular"
+            )
+        common = covariance == "common"
+        self._hold(n_classes, length, 0 if common else directions, common, total_directions)
+
+    @classmethod
+    def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {} if settings["covariance"] == "common" else super().bought(n_classes, length, items, settings)
 
     def transformed(self, features):
-        return features.sign() * features.abs() ** self.settings["power"]
+        return features.sign() * features.abs() ** self.settings["tukey"]
 
     def _solve(self, seen):
         means = self.classes.means[seen].double()

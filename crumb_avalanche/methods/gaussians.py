@@ -1,17 +1,97 @@
 """Means and covariances of classes, from which several classifiers are computed."""
 
+import copy
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.closed_form import ClassStatistics, copy_tensors
+from crumb_avalanche.methods.closed_form import ClosedForm, Form, copy_tensors
 from crumb_avalanche.methods.directions import ClassDirections
 from crumb_avalanche.methods.ncm import ClassMeans
-from crumb_avalanche.methods.packed_scatter import PackedScatter
 
 EQUAL = 1e-10  # share of the mean square below which a variance is one of rounding
+MOST_DIRECTIONS = 64  # of a class, where the number of classes is not known; more do not help
+BLOCK = 64
 
 
-class ClassGaussians(ClassStatistics):
+class PackedScatter:
+    """Running sum ``X^T X`` of batches of rows, stored as strips of its lower half.
+
+    Takes ``2 * D * (D + 64)`` bytes instead of ``4 * D**2`` (8,650,752 at 2,048). Strips are replaced, never changed in
+    place: copies share them.
+
+    Args:
+        length: number of columns ``D``.
+
+    Attributes:
+        strips: float32; strip ``i`` holds rows ``64 i`` to ``64 (i + 1)``, up to and including the diagonal block.
+    """
+
+    def __init__(self, length: int):
+        self.length = length
+        self.strips = [
+            torch.zeros(min(BLOCK, length - start), min(start + BLOCK, length)) for start in range(0, length, BLOCK)
+        ]
+
+    def add(self, rows: Tensor) -> None:
+        """Add ``(n, D)`` rows."""
+        starts = range(0, self.length, BLOCK)
+        self.strips = [
+            strip + (rows[:, start : start + BLOCK].mT @ rows[:, : strip.shape[1]]).float()
+            for start, strip in zip(starts, self.strips, strict=True)
+        ]
+
+    def add_matrix(self, matrix: Tensor) -> None:
+        """Add a symmetric ``(D, D)`` matrix."""
+        starts = range(0, self.length, BLOCK)
+        self.strips = [
+            strip + matrix[start : start + BLOCK, : strip.shape[1]].float()
+            for start, strip in zip(starts, self.strips, strict=True)
+        ]
+
+    def merge(self, other: "PackedScatter") -> None:
+        """Add the rows of another matrix of the same length; exact up to rounding."""
+        self.strips = [mine + theirs for mine, theirs in zip(self.strips, other.strips, strict=True)]
+
+    def scale(self, factor: float) -> None:
+        """Multiply the matrix by a number."""
+        self.strips = [strip * factor for strip in self.strips]
+
+    def __deepcopy__(self, memo: dict) -> "PackedScatter":
+        copied = copy.copy(self)
+        copied.strips = list(self.strips)
+        return copied
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return the strips by name."""
+        return {f"strip{number}": strip for number, strip in enumerate(self.strips)}
+
+    def whole(self) -> Tensor:
+        """Return the full matrix, ``(D, D)`` float64; needs no further memory."""
+        matrix = torch.zeros(self.length, self.length, dtype=torch.float64)
+        for number, strip in enumerate(self.strips):
+            matrix[number * BLOCK : number * BLOCK + BLOCK, : strip.shape[1]] = strip
+        return mirrored(matrix)
+
+    @staticmethod
+    def bytes_of(length: int) -> int:
+        """Return the bytes of the strips for ``D = length``."""
+        return 4 * sum(min(BLOCK, length - start) * min(start + BLOCK, length) for start in range(0, length, BLOCK))
+
+
+def mirrored(matrix: Tensor) -> Tensor:
+    """Copy the lower half of a square matrix onto the upper one, in place; needs no further memory."""
+    for rows, start in zip(matrix.split(BLOCK), range(0, len(matrix), BLOCK)):
+        matrix[:start, start : start + BLOCK] = rows[:, :start].mT
+        diagonal = rows[:, start : start + BLOCK]
+        diagonal.copy_(diagonal.tril() + diagonal.tril(-1).mT)
+    return matrix
+
+
+class ClassGaussians(ClosedForm):
     """Base class of classifiers by class means, class covariances and a common covariance.
 
     A class covariance is stored as principal directions, in half precision if a subclass says nothing else. It is
@@ -32,11 +112,95 @@ class ClassGaussians(ClassStatistics):
     directions: ClassDirections | None
     scatter: PackedScatter | None
 
-    def _hold(self, n_classes: int, length: int, directions: int, whole: bool) -> None:
+    budgeted = True
+    _free = frozenset({"n_classes", "total_directions"})
+
+    @classmethod
+    def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
+        return ClassDirections.bytes_of_one(length, settings.get("eight_bits", False))
+
+    @staticmethod
+    def each(n_classes: int, items: int) -> int:
+        """Return the number of principal directions of each class that a budget buys.
+
+        Raises:
+            ValueError: it does not buy a direction for each class.
+        """
+        if items < n_classes:
+            raise ValueError(
+                f"the budget buys {items} principal directions, but the stream has {n_classes} classes, which need at "
+                "least one each; raise the budget (mem_size)"
+            )
+        return items // n_classes
+
+    @classmethod
+    def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {"directions": min(cls.each(n_classes, items), length)}
+
+    @classmethod
+    def for_budget(cls: type[Form], length: int, budget: int, kept: int) -> Form:
+        return cls(0, length, directions=MOST_DIRECTIONS)
+
+    @property
+    def places(self) -> int:
+        means = self.classes.means
+        return means.untyped_storage().nbytes() // means.stride(0) // means.element_size()
+
+    def class_bytes(self, label: int) -> int:
+        held = 0 if self.directions is None else int(self.directions.counts[label])
+        return super().class_bytes(label) + held * self._direction_bytes()
+
+    def least_bytes(self, classes: int) -> int:
+        """Return the bytes of so many classes with a direction each."""
+        return super().least_bytes(classes) + (0 if self.directions is None else classes * self._direction_bytes())
+
+    def _direction_bytes(self) -> int:
+        return self.item_bytes(self.settings["length"], self.settings)
+
+    def share(self, classes: int, budget: int) -> str:
+        """Let the classes with the most directions lose their weakest ones, where a budget in bytes is exceeded."""
+        if self.directions is None:
+            return ""
+        total = (budget - self._bytes_without_images(classes)) // self._direction_bytes()
+        held = len(self.directions)
+        self.limit(total)
+        return f"{held - total} of {held} directions of classes are given up, the weakest first" if total < held else ""
+
+    def limit(self, total_directions: int | None) -> None:
+        """Set the largest number of directions of all classes.
+
+        It holds at once and in every later ``update`` and ``merge``: the classes with the most directions lose their
+        weakest ones, which count as spread in no particular direction from then on. Where directions are lost, the time
+        of an update includes a look at the number of directions of each class.
+
+        Args:
+            total_directions: the number, or ``None`` for no limit.
+
+        Raises:
+            ValueError: the number is negative.
+        """
+        if total_directions is not None and total_directions < 0:
+            raise ValueError(f"total_directions is {total_directions}; give at least 0, or None for no limit")
+        self.settings["total_directions"] = total_directions
+        if self.directions is not None:
+            self.directions.total = total_directions
+            self.directions.trim()
+        self._solution = None
+
+    def _hold(
+        self,
+        n_classes: int,
+        length: int,
+        directions: int,
+        whole: bool,
+        total_directions: int | None = None,
+        eight_bits: bool = False,
+    ) -> None:
         """Allocate the statistics of features of ``length`` columns."""
         self.classes = ClassMeans(n_classes, length)
-        self.directions = ClassDirections(n_classes, length, directions) if directions or not whole else None
-        self.scatter = PackedScatter(length) if whole else None
+        self.directions, self.scatter = None, PackedScatter(length) if whole else None
+        if directions or not whole:
+            self.directions = ClassDirections(n_classes, length, directions, total_directions, eight_bits)
 
     def transformed(self, features: Tensor) -> Tensor:
         """Compute the values whose statistics are stored, from ``(B, D)`` float features."""
@@ -88,6 +252,8 @@ class ClassGaussians(ClassStatistics):
                 self.scatter.add(rows)
             if self.directions is not None:
                 self.directions.extend(label, rows)
+        if self.directions is not None:
+            self.directions.trim()
 
     def _parts(self) -> list[ClassMeans | ClassDirections | PackedScatter]:
         return [part for part in (self.classes, self.directions, self.scatter) if part is not None]
@@ -117,6 +283,8 @@ class ClassGaussians(ClassStatistics):
                 self.directions.outside[mine] += other.directions.outside[theirs]
         if self.scatter is not None:
             self.scatter.merge(other.scatter)
+        if self.directions is not None:
+            self.directions.trim()
 
     def _grow(self, n_classes):
         self.classes.grow(n_classes)
@@ -159,3 +327,49 @@ class LowRankCovariance:
         along = self.rows @ rest.mT
         solved = torch.linalg.lu_solve(self.factors, self.pivots, along)
         return (rest.square().sum(1) - (along * solved).sum(0)) / self.round_part
+
+
+class BlendedGaussians(ClassGaussians):
+    """Base class of classifiers by log-densities of Gaussians with the covariances ``a C_c + b S + r v I``.
+
+    ``C_c`` is the covariance of a class, ``S`` the common one within classes, and ``v`` the mean variance.
+    """
+
+    @abstractmethod
+    def _weights(self) -> tuple[float, float, float]:
+        """Return ``a``, ``b`` above 0, and ``r`` above 0."""
+
+    def _log_priors(self, counts):
+        """Return the logarithms of the classes' prior probabilities."""
+        return torch.zeros_like(counts)
+
+    def _rest(self, outside, rows, own, share):
+        """Return what the directions of a class leave out of its covariance, as a share of the common part."""
+        return 0.0
+
+    def _solve(self, seen):
+        own, share, ridge = self._weights()
+        common, rows, outside = self.covariances(seen)
+        variance = self.mean_variance(common, seen)
+        common *= share
+        common.diagonal().add_(ridge * variance)
+        root = torch.linalg.cholesky(common)
+        means = torch.linalg.solve_triangular(root, self.classes.means[seen].double().mT, upper=False).mT
+        # Where the common part is the unit matrix, the rows of a class are U root^-T.
+        covariances = [
+            LowRankCovariance(
+                own**0.5 * torch.linalg.solve_triangular(root, its.mT, upper=False).mT,
+                1 + self._rest(float(rest), its, own, share),
+            )
+            for its, rest in zip(rows, outside)
+        ]
+        return root, means, covariances, self._log_priors(self.classes.counts[seen].double())
+
+    def _answers(self, features, solution):
+        root, means, covariances, log_priors = solution
+        points = torch.linalg.solve_triangular(root, self.transformed(features).mT, upper=False).mT
+        scores = [
+            -(covariance.distances(points - mean) + covariance.log_determinant) / 2
+            for mean, covariance in zip(means, covariances)
+        ]
+        return torch.stack(scores, 1) + log_priors

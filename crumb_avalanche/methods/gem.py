@@ -10,8 +10,8 @@ from torch import Tensor
 
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.memory_settings import GEMSettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.storage_policies import ImageBuffer
@@ -192,12 +192,11 @@ def build_gem(recipe: Recipe) -> StreamStrategy:
     )
 
 
-GEM = Entry(
-    name="gem",
+register(
+    "gem",
     summary="gradients are projected so that no past experience's loss rises",
     source="Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017",
     stores="raw images, an equal share for every experience",
-    build=build_gem,
-    method=GEMSettings,
+    settings=GEMSettings,
     buffer=ImageBuffer,
-)
+)(build_gem)

@@ -9,10 +9,10 @@ from torch.nn.functional import cross_entropy, normalize
 
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.exemplars import draw_from
 from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
 from crumb_avalanche.methods.memory_settings import GSSSettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
@@ -204,13 +204,12 @@ def build_gss(recipe: Recipe) -> StreamStrategy:
     return memory_strategy(recipe, GSSPlugin(buffer, recipe.method))
 
 
-GSS = Entry(
-    name="gss",
+register(
+    "gss",
     summary="replay of images selected for diverse gradients",
     source="Aljundi et al., Gradient based sample selection for online continual learning, NeurIPS 2019",
     stores="raw images, and a score of each",
-    build=build_gss,
-    method=GSSSettings,
+    settings=GSSSettings,
     buffer=ImageBuffer,
     item_bytes=lambda model, method: ImageBuffer.item_bytes(model) + 4,
-)
+)(build_gss)

@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, herd, trim
 from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, memory_strategy
 from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.memory_settings import ICaRLSettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
@@ -231,14 +231,13 @@ def build_icarl(recipe: Recipe) -> StreamStrategy:
     return memory_strategy(recipe, ICaRLPlugin(buffer, OldNetwork(recipe.method.half_old_network)))
 
 
-ICARL = Entry(
-    name="icarl",
+register(
+    "icarl",
     summary="herded exemplars, distillation, nearest mean of exemplars",
     source="Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017",
     stores="raw images, and a copy of the plastic layers for distillation",
-    build=build_icarl,
-    method=ICaRLSettings,
+    settings=ICaRLSettings,
     buffer=ImageBuffer,
     scores_answer=True,
     fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network),
-)
+)(build_icarl)

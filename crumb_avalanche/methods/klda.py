@@ -1,14 +1,24 @@
 """Linear discriminant analysis of random Fourier features (KLDA; Momeni, Mazumder and Liu, AAAI 2025)."""
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from crumb_avalanche.methods.gaussians import ClassGaussians
+from crumb_avalanche.methods.ranpac import WITHOUT_BUDGET, FillsBudget, Projection
+from crumb_avalanche.methods.registry import register
+from crumb_avalanche.system.setting_ranges import Positive
 
 
-class KernelLDA(ClassGaussians):
+@register(
+    "klda",
+    summary="linear discriminant analysis of random Fourier features of frozen features",
+    source="Momeni et al., Continual Learning Using a Kernel-Based Method Over Foundation Models, AAAI 2025",
+    stores="a mean of the random features for each class, and one covariance; not the random matrix, which has a seed",
+)
+class KernelLDA(FillsBudget, ClassGaussians):
     """Linear discriminant analysis in the space of the kernel ``exp(-g |x - y|^2)``.
 
     Features become ``z = (2 / M)^(1/2) cos(x W + p)`` with Gaussian ``W`` of variance ``2 g`` and uniform phases ``p``;
@@ -21,39 +31,34 @@ class KernelLDA(ClassGaussians):
 
     Args:
         n_classes, length: see ``ClassMeans``.
-        projection: number ``M`` of random Fourier features.
-        gamma: ``g``, in units of 1 by the squared unit of the features.
-        shrinkage: ``e``, above 0.
         seed: seed of ``W`` and ``p``.
+        projection: number ``M`` of random Fourier features; 0 for as many as the budget buys, or 640 without a budget.
+        gamma: ``g``, in units of 1 by the squared unit of the features. In a run these have a mean square of 1
+            (``equal_lengths``), so that it does not depend on their scale.
+        shrinkage: ``e``, share of the unit matrix in the covariance, in units of the mean variance.
     """
 
+    moments: ClassVar = dict(equal_lengths=True)
     _cached = ("_solution", "_drawn")
 
     def __init__(
         self,
         n_classes: int,
         length: int,
-        projection: int = 640,
-        gamma: float = 1e-4,
-        shrinkage: float = 0.1,
         seed: int = 0,
+        *,
+        projection: Projection = 0,
+        gamma: Positive = 1e-4,
+        shrinkage: Positive = 0.1,
     ):
-        self.settings = {
-            "n_classes": n_classes,
-            "length": length,
-            "projection": projection,
-            "gamma": gamma,
-            "shrinkage": shrinkage,
-            "seed": seed,
-        }
-        self._hold(n_classes, projection, directions=0, whole=True)
+        self._hold(n_classes, projection or WITHOUT_BUDGET, directions=0, whole=True)
         self._drawn: tuple[Tensor, Tensor] | None = None
 
     def __getstate__(self):
         return {**self.__dict__, "_drawn": None}
 
     def transformed(self, features):
-        length, projection = self.settings["length"], self.settings["projection"]
+        length, projection = self.settings["length"], self.classes.means.shape[1]
         if self._drawn is None:
             generator = torch.Generator().manual_seed(self.settings["seed"])
             weights = torch.randn(length, projection, generator=generator, dtype=torch.float64)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.memory_settings import MemoryRecallSettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -102,14 +102,13 @@ def build_memory_recall(recipe: Recipe) -> StreamStrategy:
     )
 
 
-MEMORY_RECALL = Entry(
-    name="memory_recall",
+register(
+    "memory_recall",
     summary="maps drawn from a Gaussian of each class, replayed",
     source="Zhang et al., Memory Recall: A Simple Neural Network Training Framework Against Catastrophic Forgetting",
     stores="means and deviations of feature maps, for each class",
-    build=build_memory_recall,
-    method=MemoryRecallSettings,
+    settings=MemoryRecallSettings,
     buffer=GaussianBuffer,
     item_bytes=lambda model, method: 4 * (2 * method.values(model) + 2),
     each_class=True,
-)
+)(build_memory_recall)

@@ -1,13 +1,20 @@
-"""Nearest-class-mean classifier."""
+"""NCM: nearest class mean of frozen features, by cosine."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.methods.closed_form import ClassStatistics, grown
+from crumb_avalanche.methods.closed_form import ClosedForm, grown
+from crumb_avalanche.methods.registry import register
 
 
-class ClassMeans(ClassStatistics):
+@register(
+    "ncm",
+    summary="class means of frozen features, nearest by cosine",
+    source="Mensink et al., Distance-Based Image Classification, PAMI 2013; as in iCaRL, CVPR 2017",
+    stores="a mean for each class",
+)
+class ClassMeans(ClosedForm):
     """Classifier by the class mean with the largest cosine (NCM; Mensink et al., PAMI 2013; Rebuffi et al., CVPR 2017).
 
     The order of the images does not matter, up to rounding. ``forget`` leaves nothing of a class.
@@ -22,7 +29,6 @@ class ClassMeans(ClassStatistics):
     """
 
     def __init__(self, n_classes: int, length: int):
-        self.settings = {"n_classes": n_classes, "length": length}
         self.means = torch.zeros(n_classes, length)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.experience_replay import (
     ChosenFrames,
     ExperienceReplayPlugin,
@@ -16,6 +15,7 @@ from crumb_avalanche.methods.experience_replay import (
     memory_strategy,
 )
 from crumb_avalanche.methods.memory_settings import RainbowSettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.batch_plugin import frames
@@ -264,14 +264,13 @@ def build_rainbow(recipe: Recipe) -> StreamStrategy:
     return memory_strategy(recipe, plugin, nesterov=settings.momentum > 0)
 
 
-RAINBOW_MEMORY = Entry(
-    name="rainbow_memory",
+register(
+    "rainbow_memory",
     summary="raw images from easy to hard, trained on again with CutMix after each experience",
     source="Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021",
     stores="raw images",
-    build=build_rainbow,
-    method=RainbowSettings,
+    settings=RainbowSettings,
     buffer=ImageBuffer,
     each_class=True,
     tuning={"candidates": 8},
-)
+)(build_rainbow)

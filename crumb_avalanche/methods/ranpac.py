@@ -5,10 +5,21 @@ et al., NeurIPS 2022), GACL (NeurIPS 2024) and F-OAL (NeurIPS 2024) update inver
 ridge both give the same answers after every batch, up to rounding, so that one class serves all four.
 """
 
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.closed_form import ClassStatistics, grown
+from crumb_avalanche.methods.closed_form import ClosedForm, Form, grown
+from crumb_avalanche.methods.registry import register
+from crumb_avalanche.system.setting_ranges import NotNegative, Range
+
+Projection = Annotated[int, Range(0, 50_000)]
+PAGE = 4096
+WITHOUT_BUDGET = 640  # random features
+MOST_OF_LEARNER = 2000  # random features
+STORES = "the Gram matrix of the random features, and their sum and number for each class"
 
 RIDGES = tuple(10.0**power for power in range(-5, 3))  # smaller ones are near the rounding of a float32 matrix
 MOST_FITTED = 0.95  # share of the images beyond which so many effective parameters fit noise
@@ -41,56 +52,88 @@ def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
     return best
 
 
-class RandomProjection(ClassStatistics):
+class RandomFeatures(ClosedForm):
+    """Base of forms with ``projection`` random features, drawn from a seed."""
+
+    @classmethod
+    def for_budget(cls: type[Form], length: int, budget: int, kept: int) -> Form:
+        """Build an instance whose Gram matrix takes half of the budget."""
+        return cls(0, length, projection=min(MOST_OF_LEARNER, max(1, int((budget / 8) ** 0.5))))
+
+
+class FillsBudget(RandomFeatures):
+    """Base of forms with as many random features as the budget buys, where the setting ``projection`` is 0."""
+
+    budgeted = True
+
+    @classmethod
+    def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
+        # A random feature has no fixed bytes, as matrices grow with their square: they are bought by the page.
+        return PAGE
+
+    @classmethod
+    def fixed_bytes(cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]) -> int:
+        return super().fixed_bytes(n_classes, length, kept, settings) if settings["projection"] else 0
+
+    @classmethod
+    def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        if settings["projection"] or not items:
+            return {}
+        least, most = 1, 2  # the largest number that fits is at least 1 and below ``most``
+        while cls.bytes_of(n_classes, length, **{**settings, "projection": most}) <= items * PAGE:
+            most *= 2
+        while most - least > 1:
+            middle = (least + most) // 2
+            fits = cls.bytes_of(n_classes, length, **{**settings, "projection": middle}) <= items * PAGE
+            least, most = (middle, most) if fits else (least, middle)
+        return {"projection": least}
+
+
+@register(
+    "ranpac",
+    summary="ridge regression on a random projection of frozen features",
+    source="McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023",
+    stores=STORES,
+)
+class RandomProjection(RandomFeatures):
     """Ridge regression on a random projection of the features (RanPAC, section 4).
 
-    ``H = relu(X W)`` with a fixed Gaussian ``W``, or ``H = sigmoid(X W / D^(1/2))`` for features of size 1 (F-OAL). The
-    state holds the Gram matrix ``H^T H``, the class sums ``Y^T H`` and the seed of ``W``, which is drawn on first use.
-    The order of the images does not matter, up to rounding.
+    ``H = relu(X W)`` with a fixed Gaussian ``W``. The state holds the Gram matrix ``H^T H``, the class sums ``Y^T H``
+    and the seed of ``W``, which is drawn on first use. The order of the images does not matter, up to rounding.
 
     ``forget`` removes the sum of a class and leaves the Gram matrix: the removed images count from then on as images of
     none of the classes.
 
+    Deviation: RanPAC trains its network on the first experience, which stays frozen here.
+
     Args:
         n_classes, length: see ``ClassMeans``.
-        projection: number of columns ``M`` of ``W``.
+        seed: seed of ``W``.
+        projection: number of columns ``M`` of ``W``; the Gram matrix takes ``4 * M**2`` bytes. The authors' 10,000 take
+            400 MB; 640 fit into the 2.26 MB of 15 images for up to 240 classes.
         ridge: summand of the Gram matrix's diagonal, in units of the diagonal's mean. 0 chooses it from ``RIDGES`` by
             generalised cross validation (Golub, Heath and Wahba, 1979) whenever the regression is solved. RanPAC
             chooses it on a held-out fifth of every step, which needs a second Gram matrix; this needs no byte more.
-        seed: seed of ``W``.
-        activation: ``relu`` or ``sigmoid``.
 
     Attributes:
+        activation: ``relu``; or ``sigmoid``, for features of size 1.
         gram: ``(M, M)`` float32, 1,638,400 bytes at 640.
         sums: ``(n_classes, M)`` float32.
         counts: ``(n_classes,)`` int32, images of each class.
     """
 
+    activation: ClassVar[Literal["relu", "sigmoid"]] = "relu"
     remains_after_forget = "the share of the removed images in the Gram matrix"
     _cached = ("_solution", "_weights")
 
     def __init__(
-        self,
-        n_classes: int,
-        length: int,
-        projection: int = 640,
-        ridge: float = 1e-3,
-        seed: int = 0,
-        activation: str = "relu",
+        self, n_classes: int, length: int, seed: int = 0, *, projection: Projection = 640, ridge: NotNegative = 1e-3
     ):
-        self.settings = {
-            "n_classes": n_classes,
-            "length": length,
-            "projection": projection,
-            "ridge": ridge,
-            "seed": seed,
-        }
-        if activation != "relu":  # older states have no such setting
-            self.settings["activation"] = activation
+        projection = projection or WITHOUT_BUDGET
         self.gram = torch.zeros(projection, projection)
         self.sums = torch.zeros(n_classes, projection)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
-        self.length, self.ridge, self.seed, self.activation = length, ridge, seed, activation
+        self.length, self.ridge, self.seed = length, ridge, seed
         self._weights: Tensor | None = None
 
     def __getstate__(self):
@@ -145,3 +188,74 @@ class RandomProjection(ClassStatistics):
         self.counts[label] = 0
         if not self.counts.any():
             self.gram.zero_()
+
+
+@register(
+    "ranpac_gcv",
+    summary="ridge regression on a random projection of frozen features, its ridge chosen by cross validation",
+    source="McDonnell et al., RanPAC, NeurIPS 2023; ridge by generalised cross validation (Golub et al., 1979)",
+    stores=STORES,
+)
+class RanpacGCV(FillsBudget, RandomProjection):
+    """RanPAC that fills the budget and chooses its ridge as it learns.
+
+    Args:
+        n_classes, length, seed, ridge: see ``RandomProjection``.
+        projection: number of random features; 0 for as many as the budget buys, or 640 without a budget.
+    """
+
+    def __init__(
+        self, n_classes: int, length: int, seed: int = 0, *, projection: Projection = 0, ridge: NotNegative = 0.0
+    ):
+        super().__init__(n_classes, length, seed, projection=projection, ridge=ridge)
+
+
+@register(
+    "acil",
+    summary="ridge regression on a random projection of frozen features, as ranpac, filling the budget",
+    source="Zhuang et al., ACIL, NeurIPS 2022; GACL, NeurIPS 2024",
+    stores=STORES,
+)
+class ACIL(FillsBudget, RandomProjection):
+    """ACIL and GACL, whose recursion gives the weights that the Gram matrix and the class sums give at once.
+
+    Deviations: the ridge is in units of the mean of the Gram matrix's diagonal, so it grows with the images, where the
+    authors' is a constant: 0.1 for ACIL and 100 for GACL. ACIL trains its network on the first classes; here it stays
+    frozen.
+
+    Args:
+        n_classes, length, seed, ridge: see ``RandomProjection``.
+        projection: see ``RanpacGCV``.
+    """
+
+    def __init__(
+        self, n_classes: int, length: int, seed: int = 0, *, projection: Projection = 0, ridge: NotNegative = 1e-2
+    ):
+        super().__init__(n_classes, length, seed, projection=projection, ridge=ridge)
+
+
+@register(
+    "foal",
+    summary="ridge regression on a random sigmoid projection of frozen features of two layers",
+    source="Zhuang, Liu et al., F-OAL: Forward-only Online Analytic Learning, NeurIPS 2024",
+    stores=STORES,
+)
+class FOAL(FillsBudget, RandomProjection):
+    """F-OAL: ``H = sigmoid(X W / D^(1/2))``, of features of several layers.
+
+    Deviations: F-OAL averages the outputs of all blocks of a transformer, which have equal sizes; here the means of the
+    map at the cut and of the head's input, which may have different sizes, are joined, and the random projection adds
+    them up. The ridge is in units of the mean of the Gram matrix's diagonal; the authors' is 1.
+
+    Args:
+        n_classes, length, seed, ridge: see ``RandomProjection``.
+        projection: see ``RanpacGCV``.
+    """
+
+    moments: ClassVar = dict(maps=True, equal_lengths=True)
+    activation = "sigmoid"
+
+    def __init__(
+        self, n_classes: int, length: int, seed: int = 0, *, projection: Projection = 0, ridge: NotNegative = 1e-3
+    ):
+        super().__init__(n_classes, length, seed, projection=projection, ridge=ridge)

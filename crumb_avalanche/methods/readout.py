@@ -30,7 +30,7 @@ def fit_linear(features: Tensor, labels: Tensor, n_classes: int) -> dict[str, Te
         ``weights``, ``(D, C)`` float32; ``offsets``, ``(C,)`` float32; ``labels``, ``(C,)`` int64, the ``C`` classes
         with features.
     """
-    statistics = RegularizedDiscriminant(n_classes, features.shape[1], directions=0, whole=True, own=0.0)
+    statistics = RegularizedDiscriminant(n_classes, features.shape[1], whole=True, own=0.0, diagonal=False, span=True)
     statistics.update(features, labels)
     solution = statistics.solution()
     weights = solution.projection @ solution.means.mT
@@ -61,7 +61,7 @@ class ReadoutStrategy(CRUMBStrategy):
     def __init__(self, *, train_layers: bool = True, **crumb_arguments):
         super().__init__(**(crumb_arguments if train_layers else crumb_arguments | NOTHING_TRAINED))
         self.train_layers = train_layers
-        self.features = FeatureMoments(equal_lengths=True)
+        self.features = FeatureMoments(maps=True, deviations=True, power=0.7, equal_lengths=True)
         self._readout: dict[str, Tensor] | None = None  # of the present memories and layers
 
     @property

@@ -1,45 +1,318 @@
-"""Registry of all strategies by name."""
+"""All methods by name, with their settings, their bytes and what builds them.
 
-from typing import Any
+A method registers itself in its own file with ``register``. The names are read from the text of this folder's files;
+torch and Avalanche are imported when a method is looked up, and only its own file.
+"""
 
-from crumb_avalanche.methods.aanets import AANETS
-from crumb_avalanche.methods.analytic_entry import ACIL, FOAL, RANPAC_GCV
-from crumb_avalanche.methods.bic import BIC
-from crumb_avalanche.methods.blended_entry import LR_RGDA, SRDA
-from crumb_avalanche.methods.bounds import CHANCE, FINETUNE, OFFLINE
-from crumb_avalanche.methods.closed_form_strategy import NCM, SLDA
-from crumb_avalanche.methods.cope import COPE
-from crumb_avalanche.methods.crumb import CRUMB, IMAGE_REPLAY, MAP_REPLAY
-from crumb_avalanche.methods.entry import Entry, Recipe
-from crumb_avalanche.methods.experience_replay import DER, ER
-from crumb_avalanche.methods.fecam_entry import FECAM
-from crumb_avalanche.methods.gem import GEM
-from crumb_avalanche.methods.gss import GSS
-from crumb_avalanche.methods.icarl import ICARL
-from crumb_avalanche.methods.klda_entry import KLDA
-from crumb_avalanche.methods.memory_recall import MEMORY_RECALL
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.rainbow_memory import RAINBOW_MEMORY
-from crumb_avalanche.methods.ranpac_entry import RANPAC
-from crumb_avalanche.methods.rda_entry import RDA
-from crumb_avalanche.methods.regularizers import EWC, LWF, MAS, SI
-from crumb_avalanche.methods.remind import REMIND
-from crumb_avalanche.methods.stable_sgd import STABLE_SGD
-from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.stream_strategy import StreamStrategy
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from functools import cache
+from importlib import import_module
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["STRATEGIES", "Entry", "LearningSettings", "build_strategy", "get_strategy", "recommended_strategy"]
+from crumb_avalanche.system.setting_ranges import InRange, hints_of
+from crumb_avalanche.training.replay_settings import ReplaySettings
 
-STRATEGIES: dict[str, Entry] = {
-    entry.name: entry
-    for entry in (
-        *(CRUMB, FINETUNE, OFFLINE, CHANCE),
-        *(EWC, SI, MAS, LWF, STABLE_SGD),
-        *(GEM, ICARL, BIC, GSS, COPE, AANETS, REMIND, RAINBOW_MEMORY, MEMORY_RECALL),
-        *(IMAGE_REPLAY, MAP_REPLAY, ER, DER, NCM, SLDA, RANPAC, RDA),
-        *(FECAM, KLDA, ACIL, FOAL, RANPAC_GCV, SRDA, LR_RGDA),
+if TYPE_CHECKING:
+    import torch
+
+    from crumb_avalanche.methods.closed_form import ClosedForm
+    from crumb_avalanche.models.split_model import SplitModel
+    from crumb_avalanche.training.storage_policies import CompactBuffer
+    from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class LearningSettings(InRange):
+    """Settings that all strategies share.
+
+    Attributes:
+        learning_rate, momentum, weight_decay: arguments of SGD over all trainable weights, codebook included.
+        batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
+        replay_weight, replay_steps, replay_compute, fused, selection_rule: see ``ReplaySettings``.
+    """
+
+    learning_rate: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    batch_size: int = 21
+    eval_batch_size: int = 128
+    first_epochs: int = 10
+    epochs: int = 1
+    clamp_gradients: float | None = None
+    replay_weight: float | None = ReplaySettings.replay_weight
+    replay_steps: int = ReplaySettings.replay_steps
+    replay_compute: float | None = ReplaySettings.replay_compute
+    fused: bool = ReplaySettings.fused
+    selection_rule: str = ReplaySettings.selection_rule
+
+
+@dataclass(frozen=True)
+class NoSettings(InRange):
+    """Settings of a method that has none."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Arguments that a strategy is built from.
+
+    Attributes:
+        model: the split model, on its device; with a codebook if ``Entry.codebook``.
+        settings: settings that all strategies share.
+        method: settings of the method, of type ``Entry.settings``.
+        mem_size: number of memories that the budget buys; 0 for a method that stores none.
+        n_classes: number of classes of the whole stream, for statistics of a fixed size.
+        seed: seed of the method's random draws.
+        device: device of the strategy, as in Avalanche.
+        host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
+    """
+
+    model: "SplitModel"
+    settings: LearningSettings
+    method: Any
+    mem_size: int
+    n_classes: int
+    seed: int
+    device: str
+    host: dict
+
+    def optimizer(self, **changes: float) -> "torch.optim.SGD":
+        """Build SGD over all trainable weights, with the settings' rate, momentum and decay except for ``changes``."""
+        import torch
+
+        arguments = dict(
+            lr=self.settings.learning_rate,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+        )
+        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return torch.optim.SGD(learning, **{**arguments, **changes})
+
+    def common(self, *plugins: object) -> dict:
+        """Return the arguments of ``StreamStrategy`` that all methods share, with ``plugins`` after the host's."""
+        host = dict(self.host)
+        return dict(
+            model=self.model,
+            clamp_gradients=self.settings.clamp_gradients,
+            first_epochs=self.settings.first_epochs,
+            train_epochs=self.settings.epochs,
+            train_mb_size=self.settings.batch_size,
+            eval_mb_size=self.settings.eval_batch_size,
+            device=self.device,
+            plugins=[*host.pop("plugins", ()), *plugins],
+            **host,
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method.
+
+    Attributes:
+        name: name on the command line.
+        summary: description in one line.
+        source: publication of the method.
+        stores: description of what it stores besides the network.
+        build: function that builds the strategy.
+        settings: type of the method's settings, a frozen dataclass whose defaults are the values of its authors.
+        buffer: type of its replay buffer; ``None`` if it stores no memories or uses a storage of its own.
+        item_bytes: function of model and settings of the method that returns the bytes of one memory; default the
+            buffer's.
+        fixed_bytes: function of model, settings of the method and number of classes that returns the bytes that do not
+            depend on the number of memories (codebooks, class statistics). They are charged to the budget first.
+        round_up: whether the number of memories is rounded up if three quarters of a last one fit (CRUMB; gives the
+            paper's 417).
+        codebook: whether its model has a codebook.
+        joint: whether it trains on all classes at once, shuffled (a bound instead of a stream learner).
+        each_class: whether it needs a memory of each class.
+        scores_answer: whether it predicts by scores that are not logits, such as distances. The loss of its head then
+            decides the learning rate.
+        tuning: settings of the method to change while the learning rate is tuned, to save time.
+        gradient: whether it takes gradient steps, and needs a learning rate.
+        form: the class of a closed form; else ``None``.
+    """
+
+    name: str
+    summary: str
+    source: str
+    stores: str
+    build: "Callable[[Recipe], StreamStrategy]"
+    settings: type = NoSettings
+    buffer: "type[CompactBuffer] | None" = None
+    item_bytes: "Callable[[SplitModel, Any], int] | None" = None
+    fixed_bytes: "Callable[[SplitModel, Any, int], int]" = field(default=lambda model, method, n_classes: 0)
+    round_up: bool = False
+    codebook: bool = False
+    joint: bool = False
+    each_class: bool = False
+    scores_answer: bool = False
+    tuning: dict[str, Any] = field(default_factory=dict, hash=False)
+    gradient: bool = True
+    form: "type[ClosedForm] | None" = None
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether the budget decides how many memories there are."""
+        return self.buffer is not None or self.item_bytes is not None
+
+    def bytes_of_item(self, model: "SplitModel", method: Any) -> int:
+        """Return the bytes of one memory without its label."""
+        return self.buffer.item_bytes(model) if self.item_bytes is None else self.item_bytes(model, method)
+
+    def memories_in_budget(
+        self,
+        model: "SplitModel",
+        budget_bytes: int,
+        n_classes: int,
+        method: Any = None,
+        charged: bool = True,
+        exact: bool = False,
+    ) -> int:
+        """Compute how many memories a budget buys (supplement, S5): the rest after the fixed bytes by those of one.
+
+        Args:
+            model: model of the method.
+            budget_bytes: the whole budget.
+            n_classes: number of classes of the whole stream.
+            method: settings of the method; default its defaults.
+            charged: whether to subtract the fixed bytes from the budget.
+            exact: whether to charge CRUMB's codebook with its four bytes per value, and never to round up.
+
+        Raises:
+            ValueError: the budget is too small for one memory.
+        """
+        if not self.budgeted:
+            return 0
+        method = self.settings() if method is None else method
+        fixed = self.fixed_bytes(model, method, n_classes) if charged else 0
+        if self.codebook and exact:
+            fixed = model.codebook.blocks.nbytes
+        item = self.bytes_of_item(model, method)
+        count = (budget_bytes - fixed + (item // 4 if self.round_up and not exact else 0)) // item
+        if count < 1:
+            raise ValueError(
+                f"a budget of {budget_bytes} bytes holds no memory of {item} bytes"
+                f"{f' beside fixed {fixed} bytes (codebooks, statistics)' if fixed else ''}; raise --budget-images or "
+                "--budget-bytes"
+            )
+        return count
+
+    def method_settings(self, changes: dict[str, Any] | None = None) -> Any:
+        """Return the settings of the method with some values changed.
+
+        Args:
+            changes: values by name; the others keep their defaults.
+
+        Raises:
+            ValueError: a setting is unknown, or a value has another type or is out of its range.
+        """
+        known = [item.name for item in fields(self.settings)]
+        for name in changes or {}:
+            if name not in known:
+                has = f"has {', '.join(known)}" if known else "has none of its own"
+                raise ValueError(f"strategy {self.name} has no setting {name!r}; it {has}")
+        return self.settings(**(changes or {}))
+
+
+class Strategies(Mapping[str, Entry]):
+    """The methods by name, in the order of their files; an entry is imported when it is looked up."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._entries:
+            import_module(f"{__package__}.{_files()[name]}")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*_files(), *self._entries]))
+
+    def __len__(self) -> int:
+        return len([*self])
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry, or replace that of its name."""
+        self._entries[entry.name] = entry
+
+
+@cache
+def _files() -> dict[str, str]:
+    """Return the module of each method of this folder, by the names in its calls of ``register``."""
+    found: dict[str, str] = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        for name in re.findall(r'^@?register\(\s*"(\w+)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+            found[name] = path.stem
+    return found
+
+
+STRATEGIES = Strategies()
+
+
+def register(name: str, *, summary: str, source: str, stores: str, **more: Any) -> Callable[[Any], Any]:
+    """Register what is decorated as a method.
+
+    Args:
+        name: see ``Entry``; in this folder it stands in the text of the call, which ``STRATEGIES`` reads.
+        summary, source, stores, more: see ``Entry``.
+
+    Returns:
+        A decorator of a function that builds the strategy from a ``Recipe``, or of a subclass of ``ClosedForm``, whose
+        strategy, settings and bytes follow from it.
+    """
+
+    def add(method: Any) -> Any:
+        of_method = _of_form(method) if isinstance(method, type) else {"build": method}
+        STRATEGIES.add(Entry(name, summary, source, stores, **{**of_method, **more}))
+        return method
+
+    return add
+
+
+def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
+    """Return the fields of an entry that follow from a closed form."""
+    from crumb_avalanche.methods.features import parts_of
+
+    def build(recipe: Recipe) -> "StreamStrategy":
+        from crumb_avalanche.methods import closed_form_strategy
+
+        return closed_form_strategy.build(form, recipe)
+
+    def item_bytes(model: "SplitModel", method: Any) -> int:
+        features, settings = parts_of(method)
+        return form.item_bytes(features.length(model), settings)
+
+    def fixed_bytes(model: "SplitModel", method: Any, n_classes: int) -> int:
+        features, settings = parts_of(method)
+        return form.fixed_bytes(n_classes, features.length(model), features.of_head().length(model), settings)
+
+    return dict(
+        build=build,
+        settings=settings_of(form),
+        item_bytes=item_bytes if form.budgeted else None,
+        fixed_bytes=fixed_bytes,
+        gradient=False,
+        form=form,
     )
-}
+
+
+def settings_of(form: "type[ClosedForm]") -> type:
+    """Make the dataclass of a closed form's settings: those of its features, and its keyword-only arguments."""
+    from crumb_avalanche.methods.features import FeatureMoments
+
+    declared: list[Any] = [
+        (item.name, hints_of(FeatureMoments)[item.name], form.moments.get(item.name, item.default))
+        for item in fields(FeatureMoments)
+    ]
+    declared += [
+        (name, hints_of(form.__init__)[name], argument.default)
+        for name, argument in signature(form).parameters.items()
+        if argument.kind is Parameter.KEYWORD_ONLY
+    ]
+    return make_dataclass(f"{form.__name__}Settings", declared, bases=(InRange,), frozen=True)
 
 
 def get_strategy(name: str) -> Entry:
@@ -55,14 +328,14 @@ def get_strategy(name: str) -> Entry:
 
 def build_strategy(
     name: str,
-    model: SplitModel,
+    model: "SplitModel",
     settings: LearningSettings | None = None,
     mem_size: int = 0,
     seed: int = 0,
     device: str = "cpu",
     method: dict[str, Any] | None = None,
     **host,
-) -> StreamStrategy:
+) -> "StreamStrategy":
     """Build a strategy.
 
     Args:
@@ -90,7 +363,9 @@ def build_strategy(
     return entry.build(Recipe(model, settings, chosen, mem_size, model.n_classes, seed, device, host))
 
 
-def recommended_strategy(model: SplitModel, n_classes: int | None = None, *, mem_size: int, **host) -> StreamStrategy:
+def recommended_strategy(
+    model: "SplitModel", n_classes: int | None = None, *, mem_size: int, **host
+) -> "StreamStrategy":
     """Build the most accurate strategy at the same bytes: regularised discriminant analysis.
 
     It is not in the paper; ``methods.rda`` names the sources of its parts.

@@ -11,9 +11,9 @@ from avalanche.training.plugins import EWCPlugin, SupervisedPlugin
 from avalanche.training.utils import copy_params_dict
 from torch import Tensor, nn
 
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.exemplars import OldNetwork
 from crumb_avalanche.methods.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import (
     PatchedMAS,
@@ -206,35 +206,31 @@ def _builder(plugin: Callable[[Any], SupervisedPlugin]) -> Callable[[Recipe], St
     return build
 
 
-EWC = Entry(
-    name="ewc",
+register(
+    "ewc",
     summary="penalty on changes of weights by their Fisher information",
     source="Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017",
     stores="importances and old weights of every experience",
-    build=_builder(StreamEWC),
-    method=EWCSettings,
-)
-SI = Entry(
-    name="si",
+    settings=EWCSettings,
+)(_builder(StreamEWC))
+register(
+    "si",
     summary="penalty on changes of weights by their share in lowering the loss",
     source="Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017",
     stores="importances, path integrals and old weights",
-    build=_builder(StreamSI),
-    method=SISettings,
-)
-MAS = Entry(
-    name="mas",
+    settings=SISettings,
+)(_builder(StreamSI))
+register(
+    "mas",
     summary="penalty on changes of weights by how much the outputs depend on them",
     source="Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018",
     stores="importances and old weights",
-    build=_builder(StreamMAS),
-    method=MASSettings,
-)
-LWF = Entry(
-    name="lwf",
+    settings=MASSettings,
+)(_builder(StreamMAS))
+register(
+    "lwf",
     summary="distillation of the old plastic layers' answers on new images",
     source="Li and Hoiem, Learning without Forgetting, ECCV 2016",
     stores="the old plastic layers",
-    build=_builder(StreamLwF),
-    method=LwFSettings,
-)
+    settings=LwFSettings,
+)(_builder(StreamLwF))

@@ -10,9 +10,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.feature_crops import random_resized_crops
 from crumb_avalanche.methods.memory_settings import RemindSettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.remind_memory import LocationSample, PQCodeBuffer, balanced_choice
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.labels import labels_of
@@ -206,16 +206,15 @@ def build_remind(recipe: Recipe) -> StreamStrategy:
     )
 
 
-REMIND = Entry(
-    name="remind",
+register(
+    "remind",
     summary="product-quantizer codes, replayed with crops and mixup",
     source="Hayes et al., REMIND Your Neural Network to Prevent Catastrophic Forgetting, ECCV 2020",
     stores="codes of feature maps, and the tables of centroids",
-    build=build_remind,
-    method=RemindSettings,
+    settings=RemindSettings,
     buffer=PQCodeBuffer,
     item_bytes=lambda model, method: method.quantizer(model).map_bytes(*model.map_shape[1:]),
     fixed_bytes=lambda model, method, n_classes: (
         method.quantizer(model).table_bytes + (4 * n_classes if method.decay_per_class else 0)
     ),
-)
+)(build_remind)

@@ -1,12 +1,20 @@
-"""Streaming linear discriminant analysis (Hayes and Kanan, CVPR Workshops 2020)."""
+"""Streaming linear discriminant analysis of frozen features (Hayes and Kanan, CVPR Workshops 2020)."""
 
 import torch
 
-from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.registry import register
+from crumb_avalanche.system.setting_ranges import Factor
 
 
-class StreamingLDA(ClassStatistics):
+@register(
+    "slda",
+    summary="streaming linear discriminant analysis of frozen features",
+    source="Hayes and Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPRW 2020",
+    stores="a mean for each class, and one covariance",
+)
+class StreamingLDA(ClosedForm):
     """Linear discriminant analysis with one running covariance.
 
     Scores are ``w x - w mu / 2`` with ``w = ((1 - e) Sigma + e I)^-1 mu`` for class means ``mu``. ``Sigma`` is the
@@ -18,7 +26,7 @@ class StreamingLDA(ClassStatistics):
 
     Args:
         n_classes, length: see ``ClassMeans``.
-        shrinkage: share ``e`` of the unit matrix.
+        shrinkage: share ``e`` of the unit matrix in the covariance, in squared units of the features.
 
     Attributes:
         classes: means and counts.
@@ -27,8 +35,7 @@ class StreamingLDA(ClassStatistics):
 
     remains_after_forget = "the share of the removed images in the common covariance"
 
-    def __init__(self, n_classes: int, length: int, shrinkage: float = 1e-4):
-        self.settings = {"n_classes": n_classes, "length": length, "shrinkage": shrinkage}
+    def __init__(self, n_classes: int, length: int, *, shrinkage: Factor = 1e-4):
         self.classes = ClassMeans(n_classes, length)
         self.covariance = torch.zeros(length, length)
         self.shrinkage = shrinkage

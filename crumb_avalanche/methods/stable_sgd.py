@@ -4,8 +4,8 @@ import warnings
 
 from torch import nn
 
-from crumb_avalanche.methods.entry import Entry, Recipe
 from crumb_avalanche.methods.penalty_settings import StableSGDSettings
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -51,11 +51,10 @@ def build_stable_sgd(recipe: Recipe) -> StreamStrategy:
     return StreamStrategy(optimizer=recipe.optimizer(momentum=method.momentum), **common)
 
 
-STABLE_SGD = Entry(
-    name="stable_sgd",
+register(
+    "stable_sgd",
     summary="a rate that decays from experience to experience, small batches and dropout",
     source="Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020",
     stores="nothing",
-    build=build_stable_sgd,
-    method=StableSGDSettings,
-)
+    settings=StableSGDSettings,
+)(build_stable_sgd)

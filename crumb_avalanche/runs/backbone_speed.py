@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.backbones import split_backbone, usual_codebook_dim
 from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
 from crumb_avalanche.models.flops import PASSES, step_flops
@@ -85,7 +85,7 @@ def measured(name: str, image_size: int | None = None) -> BackboneFacts:
         cut=model.stages[-1] if model.stages else "",
         map_shape=model.map_shape,
         codebook_dim=usual_codebook_dim(model),
-        features=FeatureMoments(**KINDS["rda"].moments).length(model),
+        features=FeatureMoments(**RegularizedDiscriminant.moments).length(model),
         bytes=tensor_bytes(value for key, value in model.state_dict().items() if f".{model.head}." not in key),
         flops=extraction + training // PASSES,
         images_per_second=count / seconds,

@@ -9,7 +9,7 @@ import yaml
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
 from crumb_avalanche.methods.families import paper_method_settings, paper_settings
-from crumb_avalanche.methods.method_settings import METHOD_SETTINGS, LearningSettings, method_settings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_strategy
 from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
 from crumb_avalanche.runs.presets import DEFAULTS, PRESET_METHODS, PRESETS, preset_for
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
@@ -62,10 +62,8 @@ class RunPlan(RunSettings):
         if settings.replay_weight is None and given["replay_compute"] is not None:
             given["replay_weight"] = usual_replay_weight(given["replay_compute"])
         if is_timm(given["backbone"]):
-            from crumb_avalanche.methods.registry import get_strategy  # imports torch
-
             given |= settings_of_timm(settings, given, get_strategy(strategy).codebook)
-        given["method"] = asdict(method_settings(strategy, {**method, **settings.method}))
+        given["method"] = asdict(get_strategy(strategy).method_settings({**method, **settings.method}))
         images = benchmark.budget_images if settings.budget_images is None else settings.budget_images
         # The paper counts a budget in images of 224 pixels, also for methods whose network takes small images.
         side = PAPER_SIDE if settings.family == "paper" else given["image_size"]
@@ -102,7 +100,7 @@ class RunPlan(RunSettings):
 def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> dict[str, Any]:
     """Return the settings of a run that sets these only; those of the method are named ``method.NAME``."""
     usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(preset, {}) | {"preset": preset}
-    usual["method"] = asdict(method_settings(strategy)) if strategy in METHOD_SETTINGS else {}
+    usual["method"] = asdict(STRATEGIES[strategy].settings()) if strategy in STRATEGIES else {}
     if benchmark in BENCHMARKS:
         usual |= {name: getattr(BENCHMARKS[benchmark], name) for name in BENCHMARK_SETTINGS}
     return flat(usual)

@@ -1,6 +1,6 @@
 """Presets and defaults of the settings that are ``None``."""
 
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import LearningSettings
 from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
 
 CLIPS = "clip_folder"  # the benchmark of a user's own images

@@ -3,12 +3,11 @@
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from crumb_avalanche.methods.entry import Entry
-from crumb_avalanche.methods.registry import build_strategy, get_strategy
+from crumb_avalanche.methods.registry import Entry, build_strategy, get_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate, some_of
 from crumb_avalanche.models.codebook import Codebook
@@ -106,7 +105,6 @@ class Session:
             seconds = time.perf_counter() - start
             plan = replace(plan, runtime=use_runtime(model, plan.runtime, some_of(first.dataset)).name)
         if learner:
-            plan = replace(plan, method=fitted_method(plan, entry, model))
             plan = plan.with_capacity(capacity_of(plan, entry, model))
         session = cls(plan, entry, stream, model, cache, calibration_seconds=seconds)
         if cache is None and plan.feature_cache:
@@ -203,12 +201,6 @@ def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: 
     check_and_load(model, state, pretrained)
     model.reset_head(n_classes)
     return model
-
-
-def fitted_method(plan: RunPlan, entry: Entry, model: SplitModel) -> dict[str, Any]:
-    """Return the settings of the method with which the budget is used best."""
-    budget = plan.budget if plan.mem_size is None else None
-    return asdict(entry.fit(model, entry.method_settings(plan.method), model.n_classes, budget))
 
 
 def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:

@@ -86,18 +86,20 @@ table()
 # %% [markdown]
 # ## A method of your own
 #
-# Nearest class mean by Euclidean distance instead of the cosine: a closed form with other scores. The entry describes
-# it, `METHOD_SETTINGS` holds the type of its own settings, and `crumb run` takes it like any other.
+# Nearest class mean by Euclidean distance instead of the cosine: a closed form with other scores. `register` describes
+# it, and `crumb run` takes it like any other.
 
 # %%
-from crumb_avalanche.methods.closed_form_strategy import closed_form
-from crumb_avalanche.methods.entry import Entry
-from crumb_avalanche.methods.features import feature_length
-from crumb_avalanche.methods.method_settings import METHOD_SETTINGS, NoSettings
 from crumb_avalanche.methods.ncm import ClassMeans
-from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.methods.registry import register
 
 
+@register(
+    "euclidean_ncm",
+    summary="class means of frozen features, nearest by Euclidean distance",
+    source="this notebook",
+    stores="a mean for each class",
+)
 class EuclideanMeans(ClassMeans):
     """Class means, nearest by Euclidean distance."""
 
@@ -108,16 +110,6 @@ class EuclideanMeans(ClassMeans):
         return -torch.cdist(features, solution)
 
 
-METHOD_SETTINGS["euclidean_ncm"] = NoSettings
-STRATEGIES["euclidean_ncm"] = Entry(
-    name="euclidean_ncm",
-    summary="class means of frozen features, nearest by Euclidean distance",
-    source="this notebook",
-    stores="a mean for each class",
-    build=lambda recipe: closed_form(recipe, EuclideanMeans(recipe.n_classes, feature_length(recipe.model))),
-    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * (feature_length(model) + 1),
-    gradient=False,
-)
 run("euclidean_ncm")
 table()
 

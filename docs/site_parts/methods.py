@@ -28,7 +28,7 @@ def methods() -> str:
 
     lines, reached = [], accuracies()
     for name, entry in STRATEGIES.items():
-        default = entry.method()
+        default = entry.settings()
         own = [f"`--method.{item.name} {getattr(default, item.name)}`" for item in fields(default)]
         lines += [f"### `{name}`", "", f"{entry.summary[:1].upper()}{entry.summary[1:]}.", ""]
         lines += [f"- Source: {entry.source}", f"- Stores: {entry.stores}", f"- Budget: {budget_rule(entry)}"]

@@ -13,8 +13,7 @@ from torch import Tensor
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.confidence import Confidence, expected_calibration_error
 from crumb_avalanche.learner.evidence import Evidence, distances, evidence, typicality_without
-from crumb_avalanche.learner.kinds import KINDS
-from crumb_avalanche.methods.closed_form import ClassStatistics
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
@@ -24,9 +23,9 @@ from crumb_avalanche.models.split_model import SplitModel
 
 BUDGET, MOST_CLASSES = 2_941_700, 50  # the bytes of SqueezeNet, a learner's default; of which the means take a part
 LESSON = 20  # photos of a lesson, for classes that are one clip
-POOLED = FeatureMoments(maps=False, deviations=False, power=1)
-CELLS = FeatureMoments(**KINDS["rda"].moments)
-METHODS: dict[str, tuple[FeatureMoments, Callable[[int], ClassStatistics]]] = {
+POOLED = FeatureMoments()
+CELLS = FeatureMoments(**RegularizedDiscriminant.moments)
+METHODS: dict[str, tuple[FeatureMoments, Callable[[int], ClosedForm]]] = {
     "rda": (CELLS, lambda length, kept: discriminant(length, kept)),
     "slda": (POOLED, lambda length, kept: StreamingLDA(0, length)),
     "ncm": (POOLED, lambda length, kept: ClassMeans(0, length)),
@@ -41,8 +40,8 @@ def discriminant(length: int, kept: int) -> RegularizedDiscriminant:
         length: number of features.
         kept: number of the last ones, those of the head's input.
     """
-    statistics = KINDS["rda"].build(length, BUDGET, kept)
-    KINDS["rda"].make_room(statistics, MOST_CLASSES, BUDGET, length)
+    statistics = RegularizedDiscriminant.for_budget(length, BUDGET, kept)
+    statistics.make_room(MOST_CLASSES, BUDGET, length)
     return statistics
 
 
@@ -195,7 +194,7 @@ def run_stream(
 
 
 def candidate_scores(
-    statistics: ClassStatistics,
+    statistics: ClosedForm,
     confidence: Confidence,
     observed: Sequence[Evidence],
     found: Evidence,

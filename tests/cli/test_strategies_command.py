@@ -21,4 +21,4 @@ def test_one_method(crumb):
 
 def test_an_unknown_method(crumb):
     code, _, err = crumb("strategies", "ewk")
-    assert code == 1 and "strategy 'ewk' is unknown; known are crumb, " in err
+    assert code == 1 and "strategy 'ewk' is unknown; known are aanets, " in err

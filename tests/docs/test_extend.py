@@ -6,8 +6,7 @@ import pytest
 import torch
 from page_commands import ROOT, blocks
 
-from crumb_avalanche.methods.entry import Recipe
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.codebook_init import init_normal_
 
 
@@ -52,10 +51,19 @@ def test_the_gradients_are_clipped(names):
 
 
 def test_the_entry_builds_the_strategy_and_counts_its_memories(names, make_model):
-    model, entry = make_model(), names["entry"]
+    model, entry = make_model(), STRATEGIES["clipped_replay"]
     init_normal_(model.codebook, torch.zeros(1), torch.Generator().manual_seed(0))
-    recipe = Recipe(model, LearningSettings(), entry.method(), 8, 4, 0, "cpu", {})
+    recipe = Recipe(model, LearningSettings(), entry.method_settings({"norm": 2}), 8, 4, 0, "cpu", {})
     built = entry.build(recipe)
-    assert isinstance(built, names["ClippedReplay"]) and built.storage_policy.max_size == 8
+    assert isinstance(built, names["ClippedReplay"]) and built.norm == 2 and built.storage_policy.max_size == 8
     channels, height, width = model.map_shape
     assert entry.memories_in_budget(model, 10 * 2 * channels * height * width, 4) == 10
+
+
+def test_the_closed_form_learns_and_its_bytes_and_settings_follow_from_it(names):
+    strategy, entry = names["scaled"], STRATEGIES["scaled_means"]
+    accuracy = next(value for name, value in names["closed_form_results"].items() if name.startswith("Top1_Acc_Stream"))
+    assert accuracy > 0.5 and strategy.statistics.settings["least"] == 0.01
+    assert entry.fixed_bytes(strategy.model, entry.settings(), 4) == strategy.statistics_bytes
+    with pytest.raises(ValueError, match=r"least is 0.0; give more than 0"):
+        entry.method_settings({"least": 0})

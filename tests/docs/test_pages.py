@@ -14,7 +14,7 @@ from site_parts import figures, links, notebooks, reference, result_tables
 
 from crumb_avalanche.cli.parser import COMMANDS, present
 from crumb_avalanche.cli.parser import parser as build_parser
-from crumb_avalanche.methods import method_settings
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.system.setting_ranges import check_ranges
 
 README = ROOT / "README.md"
@@ -169,12 +169,7 @@ def test_commands_are_found():
 def test_flags_in_the_text_exist(texts, parser):
     known = {flag for name in command_pages.subparsers() for flag in flags_of(name)}
     known |= {flag for script in (ROOT / "experiments").glob("*.py") for flag in script_flags(script.name)}
-    methods = {
-        f"--method.{item.name}"
-        for kind in vars(method_settings).values()
-        if dataclasses.is_dataclass(kind)
-        for item in dataclasses.fields(kind)
-    }
+    methods = {f"--method.{item.name}" for entry in STRATEGIES.values() for item in dataclasses.fields(entry.settings)}
     unknown = {
         (name, flag)
         for name, text in texts.items()

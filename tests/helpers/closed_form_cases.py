@@ -4,32 +4,43 @@ import torch
 from torch.distributions import MultivariateNormal
 from torch.nn import functional
 
-from crumb_avalanche.methods.blended_gaussians import LowRankRda, StreamingRda
 from crumb_avalanche.methods.fecam import FeCAM
 from crumb_avalanche.methods.klda import KernelLDA
+from crumb_avalanche.methods.lr_rgda import LowRankRda
 from crumb_avalanche.methods.ncm import ClassMeans
-from crumb_avalanche.methods.ranpac import RandomProjection
+from crumb_avalanche.methods.ranpac import FOAL, RandomProjection
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
+from crumb_avalanche.methods.srda import StreamingRda
 
 D = 6
+
+
+def discriminant(*arguments, **changes):
+    """A regularised discriminant in the span of the class means, its directions in half precision."""
+    plain = dict(own=0.3, diagonal=False, span=True, eight_bits=False)
+    return RegularizedDiscriminant(*arguments, **{**plain, **changes})
+
+
 MAKE = {
     "ncm": lambda n_classes: ClassMeans(n_classes, D),
     "slda": lambda n_classes: StreamingLDA(n_classes, D, shrinkage=0.01),
     "ranpac": lambda n_classes: RandomProjection(n_classes, D, projection=20, ridge=0.01, seed=3),
-    "rda": lambda n_classes: RegularizedDiscriminant(n_classes, D, directions=D),
-    "rda, common scatter": lambda n_classes: RegularizedDiscriminant(n_classes, D, directions=D, whole=True),
-    "rda, all features": lambda n_classes: RegularizedDiscriminant(n_classes, D, D, own=0.1, span=False),
-    "rda, a part": lambda n_classes: RegularizedDiscriminant(
-        n_classes, D, D, own=0.1, span=False, part=2, part_share=0.4
-    ),
+    "rda": lambda n_classes: discriminant(n_classes, D, directions=D),
+    "rda, common scatter": lambda n_classes: discriminant(n_classes, D, directions=D, whole=True),
+    "rda, all features": lambda n_classes: discriminant(n_classes, D, D, own=0.1, span=False),
+    "rda, a part": lambda n_classes: discriminant(n_classes, D, D, own=0.1, span=False, part=2, head_share=0.4),
     "ranpac, chosen ridge": lambda n_classes: RandomProjection(n_classes, D, projection=20, ridge=0, seed=3),
-    "ranpac, sigmoid": lambda n_classes: RandomProjection(n_classes, D, 20, 0.01, seed=3, activation="sigmoid"),
+    "ranpac, sigmoid": lambda n_classes: FOAL(n_classes, D, projection=20, ridge=0.01, seed=3),
     "klda": lambda n_classes: KernelLDA(n_classes, D, projection=20, gamma=0.01, shrinkage=0.01, seed=3),
     "fecam": lambda n_classes: FeCAM(n_classes, D, directions=D, shrink_diagonal=2.0, shrink_others=1.0),
-    "fecam, common scatter": lambda n_classes: FeCAM(n_classes, D, shrink_diagonal=2.0, shrink_others=1.0),
+    "fecam, common scatter": lambda n_classes: FeCAM(
+        n_classes, D, covariance="common", shrink_diagonal=2.0, shrink_others=1.0
+    ),
     "srda": lambda n_classes: StreamingRda(n_classes, D, directions=D, own=0.4, shrinkage=0.1),
-    "lr-rgda, common scatter": lambda n_classes: LowRankRda(n_classes, D, D, own=0.5, common=0.8, ridge=0.1),
+    "lr-rgda, common scatter": lambda n_classes: LowRankRda(
+        n_classes, D, D, whole=True, own=0.5, common=0.8, ridge=0.1
+    ),
 }
 # Their answers are densities: they depend on the unit of the features, and are compared up to a constant.
 DENSITIES = ("rda", "srda", "lr-rgda")

@@ -30,8 +30,7 @@ from host_benchmarks import N_CLASSES, host_model, quiet, sgd
 from torch import nn
 
 from crumb_avalanche import CodeBuffer, CRUMBPlugin, CRUMBStrategy, SeenClassesPlugin, StreamStrategy
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.split_model import SplitModel
 
 COMMON = dict(train_mb_size=8, eval_mb_size=8, train_epochs=2)

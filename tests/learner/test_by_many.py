@@ -17,9 +17,9 @@ from crumb_avalanche.learner import by_many
 from crumb_avalanche.learner.by_many import GROUPS, shards_of
 from crumb_avalanche.learner.clip import ClipFiles
 from crumb_avalanche.learner.engine import Here
-from crumb_avalanche.learner.kinds import KINDS, BudgetError
+from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError
 from crumb_avalanche.system.ray_cluster import RayCalls
 from crumb_avalanche.system.tensor_file import flatten
@@ -174,23 +174,6 @@ def test_what_workers_cannot_do_is_refused(make, tree, monkeypatch):
     monkeypatch.setattr(learner.network.model, "runtime", Runtime("torch", "0.1"))
     with pytest.raises(RuntimeRefusedError, match=r"a worker has runtime torch .*began with torch 0\.1.*all nodes"):
         learner.teach(tree, engine=LossyEngine())
-
-
-def test_a_common_scatter_that_one_gave_up_is_given_up_by_the_merged():
-    random = np.random.default_rng(0)
-    features = torch.from_numpy(random.normal(size=(60, 6))).float()
-    labels = torch.arange(60) % 3
-    parts = []
-    for whole, rows in ((True, slice(0, 30)), (False, slice(30, 60))):
-        parts.append(RegularizedDiscriminant(3, 6, 6, whole=whole))
-        parts[-1].update(features[rows], labels[rows])
-    together = RegularizedDiscriminant(3, 6, 6)
-    together.update(features, labels)
-    for one, other in (parts, parts[::-1]):
-        merged = RegularizedDiscriminant.from_state(one.state_dict())
-        merged.merge(other)
-        assert merged.scatter is None and not merged.settings["whole"]
-        assert torch.allclose(merged.scores(features), together.scores(features), rtol=1e-2, atol=1e-2)
 
 
 def test_the_command(tree, weights_file, tmp_path, monkeypatch, capsys):

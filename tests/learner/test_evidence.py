@@ -2,19 +2,19 @@
 
 import pytest
 import torch
+from closed_form_cases import discriminant
 from torch.nn import functional
 
 from crumb_avalanche.learner.evidence import TEMPERATURES, distances, evidence, typicality_without
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
 
 D, CLASSES = 12, 5
 BUILD = {
-    "rda": lambda: RegularizedDiscriminant(CLASSES, D, directions=3),
-    "rda, many": lambda: RegularizedDiscriminant(CLASSES, D, directions=6),
-    "rda, whole": lambda: RegularizedDiscriminant(CLASSES, D, directions=4, whole=True),
+    "rda": lambda: discriminant(CLASSES, D, directions=3),
+    "rda, many": lambda: discriminant(CLASSES, D, directions=6),
+    "rda, whole": lambda: discriminant(CLASSES, D, directions=4, whole=True),
     "slda": lambda: StreamingLDA(CLASSES, D, shrinkage=0.05),
     "ncm": lambda: ClassMeans(CLASSES, D),
     "ranpac": lambda: RandomProjection(CLASSES, D, projection=30, ridge=0.1),

@@ -9,6 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from closed_form_cases import discriminant
 from PIL import Image
 from real_data import TEST_DATA
 
@@ -21,7 +22,6 @@ from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.methods.ncm import ClassMeans
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
 
 ETH80 = TEST_DATA / "eth80" / "eth80_128.zip"
 WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
@@ -115,11 +115,11 @@ def test_resizing_equals_pillow_within_a_level(size):
     assert difference.max() <= 1 and (size[0] > size[1] or not difference.any())
 
 
-@pytest.mark.parametrize("part", [{}, {"part": 5, "part_share": 0.3}])
+@pytest.mark.parametrize("part", [{}, {"part": 5, "head_share": 0.3}])
 @pytest.mark.parametrize("whole", [True, False])
 def test_gaussians_with_any_number_of_directions(whole, part):
     generator = torch.Generator().manual_seed(0)
-    statistics = RegularizedDiscriminant(7, 12, 5, whole, **part)
+    statistics = discriminant(7, 12, 5, whole, **part)
     for label, count in enumerate([1, 9, 2, 0, 5, 9, 1]):  # class 3 stays without images
         features = torch.randn(count, 12, generator=generator) + 3 * torch.randn(12, generator=generator)
         statistics.update(features, torch.full((count,), label))

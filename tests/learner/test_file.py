@@ -28,8 +28,7 @@ from crumb_avalanche.learner.file import (
 )
 from crumb_avalanche.learner.of_run import cannot_be_taught
 from crumb_avalanche.learner.store import holds_weights
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import Codebook

@@ -18,10 +18,11 @@ from small_lessons import METHODS, same, taught
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.learner.file import LearnerError
-from crumb_avalanche.learner.kinds import KINDS, REPLAY, BudgetError
+from crumb_avalanche.learner.kinds import KINDS, REPLAY
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.store import read_header
+from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.methods.features import feature_length
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
@@ -189,7 +190,7 @@ def test_the_budget_is_kept_to_the_last_class(method):
         for number in range(1000):
             known.learn(torch.randn(4, length, generator=generator), known.number_of(f"c{number}")[0])
             assert tensor_bytes(known.statistics.tensors()) <= budget_bytes
-    another = known.kind.class_bytes(known.statistics, 0)
+    another = known.statistics.class_bytes(0)
     assert tensor_bytes(known.statistics.tensors()) + another > budget_bytes
 
 

@@ -8,8 +8,8 @@ from patch_images import images
 from crumb_avalanche.learner.engine import Here
 from crumb_avalanche.learner.knowledge import Knowledge
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.methods.direction_budget import class_bytes
-from crumb_avalanche.methods.features import of_head
+from crumb_avalanche.methods.directions import ClassDirections
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
 
@@ -20,7 +20,8 @@ CLASSES = 24
 def small(make):
     """A learner with room for all features of 21 classes, not of 22."""
     length = make()._knowledge.length
-    return lambda: make(budget_bytes=21 * class_bytes(length, 8))
+    one = RegularizedDiscriminant.bytes_of(1, length) + 8 * ClassDirections.bytes_of_one(length, True)
+    return lambda: make(budget_bytes=21 * one)
 
 
 def taught(learner, numbers):
@@ -52,7 +53,7 @@ def test_the_statistics_are_those_of_the_heads_features(small, make):
     """Means of the features that stay equal those of a learner that never had others."""
     learner, _ = taught(small(), range(CLASSES))
     alone = Learner.__new__(Learner)
-    alone._set_up("rda", learner.network, 4_000_000, vars(of_head(learner._features)))
+    alone._set_up("rda", learner.network, 4_000_000, vars(learner._features.of_head()))
     taught(alone, range(CLASSES))
     for one, other in zip(
         learner._knowledge.statistics.classes.tensors(), alone._knowledge.statistics.classes.tensors()

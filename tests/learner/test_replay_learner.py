@@ -13,9 +13,10 @@ from torch import nn
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner import replay_knowledge
 from crumb_avalanche.learner.export import ExportError, export_onnx
-from crumb_avalanche.learner.kinds import REPLAY, BudgetError
+from crumb_avalanche.learner.kinds import REPLAY
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.replay_network import ReplayNetwork
+from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.system.tensor_file import flatten
 

@@ -10,14 +10,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 from watched import plugin_of
 
-from crumb_avalanche.methods.aanets import AANETS, AANetsPlugin, OldBranches, distillation_loss
-from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.aanets import AANetsPlugin, OldBranches, distillation_loss
 from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.memory_settings import AANetsSettings
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
+
+AANETS, FINETUNE = STRATEGIES["aanets"], STRATEGIES["finetune"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
@@ -97,7 +98,6 @@ def test_what_learns_when(ready):
 
 
 def test_the_first_experience_is_plain_training(ready):
-    from crumb_avalanche.methods.bounds import FINETUNE
 
     model, stream = ready()
     plain, _ = ready()

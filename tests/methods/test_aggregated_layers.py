@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from crumb_avalanche.methods.aanets import AANETS
 from crumb_avalanche.methods.aggregated_layers import AggregatedLayers, ScaledConv
-from crumb_avalanche.methods.entry import Recipe
 from crumb_avalanche.methods.features import pooled_features
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_at import split_at
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
+
+AANETS = STRATEGIES["aanets"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks")
 
@@ -88,7 +88,7 @@ def test_real_networks_keep_working(make):
     model.eval()
     before, features = model(images), pooled_features(model, images)
     parameters = sum(p.numel() for p in model.plastic_layers.parameters())
-    strategy = AANETS.build(Recipe(model, LearningSettings(), AANETS.method(), 4, 4, 0, "cpu", {"evaluator": None}))
+    strategy = AANETS.build(Recipe(model, LearningSettings(), AANETS.settings(), 4, 4, 0, "cpu", {"evaluator": None}))
     layers = model.plastic_layers
     assert isinstance(layers, AggregatedLayers) and model.n_classes == 4
     layers.aggregate()

@@ -18,8 +18,7 @@ from variants import VARIANTS, entry_of
 from watched import Answers, plugin_of
 
 import crumb_avalanche
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state
 from crumb_avalanche.training.ledger import LedgerMetric

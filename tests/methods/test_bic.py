@@ -10,12 +10,13 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from watched import Order, learn_stream, plugin_of, unseen_in
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.bic import BIC, BiCPlugin, SplitExemplars, fit_bias, spread
-from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.bic import BiCPlugin, SplitExemplars, fit_bias, spread
 from crumb_avalanche.methods.exemplars import OldNetwork, draw_from
 from crumb_avalanche.methods.memory_settings import BiCSettings
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.training.ledger import LedgerMetric
+
+BIC = STRATEGIES["bic"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
@@ -273,7 +274,7 @@ def test_unequal_groups_and_the_streams_order(make_model, make_stream):
 def test_bytes_are_images_the_old_network_and_the_scalars(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream)
     kept = OldNetwork.bytes_of(strategy.model, True) + 2 * 4 * 6
-    assert the(strategy).statistics_bytes == kept == BIC.fixed_bytes(strategy.model, BIC.method(), 6)
+    assert the(strategy).statistics_bytes == kept == BIC.fixed_bytes(strategy.model, BIC.settings(), 6)
     assert LedgerMetric().count(strategy)["memory_bytes"] == 14 * 768 + 14 * 2 + kept
     assert BIC.memories_in_budget(strategy.model, 14 * 768 + kept, 6) == 14
 

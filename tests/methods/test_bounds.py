@@ -5,9 +5,8 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from watched import Answers
 
-from crumb_avalanche.methods.bounds import one_cycle
-from crumb_avalanche.methods.method_settings import LearningSettings, OfflineSettings
-from crumb_avalanche.methods.registry import build_strategy
+from crumb_avalanche.methods.bounds import OfflineSettings, one_cycle
+from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from closed_form_cases import discriminant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crumb_avalanche.methods.directions import BLOCK, ClassDirections, direction_bytes
+from crumb_avalanche.methods.directions import BLOCK, ClassDirections
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.system.tensor_file import StateError
 
@@ -22,7 +23,7 @@ def clouds(counts, seed=0):
 
 
 def taught(counts, directions=D, seed=0, **arguments):
-    statistics = RegularizedDiscriminant(len(counts), D, directions, **arguments)
+    statistics = discriminant(len(counts), D, directions, **arguments)
     statistics.update(*clouds(counts, seed))
     return statistics
 
@@ -43,7 +44,7 @@ def with_energies(*classes, eight_bits=False):
 
 
 def test_directions_by_hand():
-    statistics = RegularizedDiscriminant(2, 2, directions=2)
+    statistics = discriminant(2, 2, directions=2)
     expected = torch.tensor([[2**0.5, 0], [0, 6**0.5]], dtype=torch.float64)
     for image, rows in (([0.0, 0], expected[:0]), ([2.0, 0], expected[:1]), ([1.0, 3], expected)):
         statistics.update(torch.tensor([image]), torch.tensor([0]))  # the last scatter is ((2, 0), (0, 6))
@@ -108,7 +109,7 @@ def test_the_limit_removes_one_direction_after_the_other(classes, total):
 def test_never_more_directions_than_images_need_and_no_energy_is_lost(counts, most, total, size, seed, eight_bits):
     features, labels = clouds(counts, seed)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    statistics = RegularizedDiscriminant(len(counts), D, most, total_directions=total, eight_bits=eight_bits)
+    statistics = discriminant(len(counts), D, most, total_directions=total, eight_bits=eight_bits)
     for part in order.split(size):
         statistics.update(features[part], labels[part])
         held, seen = statistics.directions.counts, statistics.image_counts
@@ -136,7 +137,7 @@ def test_many_images_at_once_are_decomposed_in_parts(monkeypatch):
 
 
 def test_equal_images_have_no_direction():
-    statistics = RegularizedDiscriminant(1, D, directions=4)
+    statistics = discriminant(1, D, directions=4)
     for size in (1, 3, 2):
         statistics.update(torch.full((size, D), 0.1), torch.zeros(size, dtype=torch.int64))
     assert statistics.directions.counts.tolist() == [0] and not statistics.directions.outside.any()
@@ -166,7 +167,7 @@ def test_a_limit_holds_in_every_later_step():
 def test_without_directions_the_covariances_are_round():
     features, labels = clouds([40, 40])
     features += 4 * labels[:, None]
-    statistics = RegularizedDiscriminant(2, D, directions=0)
+    statistics = discriminant(2, D, directions=0)
     statistics.update(features, labels)
     assert len(statistics.directions) == 0 and (statistics.scores(features).argmax(1) == labels).double().mean() > 0.9
 
@@ -203,7 +204,11 @@ def test_int8_values_have_a_scale_for_each_block(scale):
         for place in range(0, length, BLOCK):
             block = exact[place : place + BLOCK]
             assert (mine[place : place + BLOCK] - block).abs().max() <= 0.01 * block.abs().max() + 1e-9 * scale
-    assert direction_bytes(length, True) == length + 2 * 3 == sum(part[0].nbytes for part in directions.tensors()[:2])
+    assert (
+        ClassDirections.bytes_of_one(length, True)
+        == length + 2 * 3
+        == sum(part[0].nbytes for part in directions.tensors()[:2])
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -220,7 +225,7 @@ def test_rounding_to_int8_does_not_add_up_over_many_updates():
     """A class taught in forty clips of ten images: forty roundings move its scatter by a few percent."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(400, 4 * BLOCK, generator=generator) * torch.logspace(0, -1, 4 * BLOCK)
-    whole, eight = (RegularizedDiscriminant(1, 4 * BLOCK, 4 * BLOCK, eight_bits=bits) for bits in (False, True))
+    whole, eight = (discriminant(1, 4 * BLOCK, 4 * BLOCK, eight_bits=bits) for bits in (False, True))
     for statistics in (whole, eight):
         for clip in features.split(10):
             statistics.update(clip, torch.zeros(10, dtype=torch.int64))
@@ -260,7 +265,7 @@ def test_states_that_do_not_belong_to_the_settings():
 
 def test_two_thousand_classes_of_three_images_fit_into_64_megabytes():
     length, classes = 2048, 2000
-    statistics = RegularizedDiscriminant(0, length, directions=66)
+    statistics = discriminant(0, length, directions=66)
     generator = torch.Generator().manual_seed(0)
     for label in range(classes):
         statistics.grow(label + 1)

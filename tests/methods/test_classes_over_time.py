@@ -5,14 +5,13 @@ import pickle
 
 import pytest
 import torch
-from closed_form_cases import DENSITIES, HALF, MAKE, SCALED, D, feed, images
+from closed_form_cases import DENSITIES, HALF, MAKE, SCALED, D, discriminant, feed, images
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from crumb_avalanche.methods.closed_form import LOWEST_SCORE, NO_DENSITY, grown
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.system.tensor_file import StateError, read_state, write_state
 
@@ -140,7 +139,7 @@ def test_what_a_removed_class_leaves_by_hand():
     assert lda.covariance.tolist() == [[0.5, 0], [0, 2]] and lda.classes.means.tolist() == [[5, 0], [0, 0]]
     lda.update(features[:2], labels[:2])  # the covariance counts for two images, these for two more
     assert lda.covariance.tolist() == [[0.75, 0], [0, 1]]
-    rda = RegularizedDiscriminant(2, 2, directions=2, whole=True)
+    rda = discriminant(2, 2, directions=2, whole=True)
     rda.update(features, labels)
     assert rda.scatter.whole().tolist() == [[2, 0], [0, 8]]
     rda.forget(1)

@@ -136,7 +136,9 @@ def test_ridge_read_out_is_that_of_all_images_at_once():
 
 def test_the_projection_comes_from_its_seed_alone():
     features, labels = toy()
-    one, other, third = (feed(RandomProjection(CLASSES, D, 20, seed=seed), features, labels) for seed in (3, 3, 4))
+    one, other, third = (
+        feed(RandomProjection(CLASSES, D, projection=20, seed=seed), features, labels) for seed in (3, 3, 4)
+    )
     assert torch.equal(one.gram, other.gram) and not torch.equal(one.gram, third.gram)
     again = pickle.loads(pickle.dumps(one))
     assert again._weights is None and torch.equal(again.scores(features), one.scores(features))
@@ -161,7 +163,7 @@ def test_random_states_are_left_alone():
     np.random.seed(0)
     states = torch.get_rng_state(), np.random.get_state()[1].copy()
     features, labels = toy()
-    for statistics in (ClassMeans(CLASSES, D), StreamingLDA(CLASSES, D), RandomProjection(CLASSES, D, 8)):
+    for statistics in (ClassMeans(CLASSES, D), StreamingLDA(CLASSES, D), RandomProjection(CLASSES, D, projection=8)):
         feed(statistics, features, labels).scores(features)
     assert torch.equal(states[0], torch.get_rng_state()) and (states[1] == np.random.get_state()[1]).all()
 
@@ -187,7 +189,7 @@ def test_ridge_against_numpy(size):
     labels = generator.integers(5, size=600)
     features = (20 * np.abs(generator.normal(size=(600, 32)) + generator.normal(size=(5, 32))[labels])).astype("f")
     ridge = feed(
-        RandomProjection(5, 32, 48, ridge=1e-3, seed=7), torch.from_numpy(features), torch.from_numpy(labels), size
+        RandomProjection(5, 32, seed=7, projection=48), torch.from_numpy(features), torch.from_numpy(labels), size
     )
     drawn = torch.randn(32, 48, generator=torch.Generator().manual_seed(7), dtype=torch.float64).numpy()
     hidden = np.maximum(features.astype(np.float64) @ drawn, 0)
@@ -199,7 +201,9 @@ def test_ridge_against_numpy(size):
     assert (ours.argmax(1) == expected.argmax(1)).mean() > 0.995
 
 
-@pytest.fixture(params=[ClassMeans, StreamingLDA, lambda classes, length: RandomProjection(classes, length, 20)])
+@pytest.fixture(
+    params=[ClassMeans, StreamingLDA, lambda classes, length: RandomProjection(classes, length, projection=20)]
+)
 def learned_and_fresh(request):
     """Statistics that have learned the toy classes and were asked once, and others that have learned nothing."""
     statistics = feed(request.param(CLASSES, D), *toy())

@@ -15,14 +15,15 @@ from torch.nn.functional import normalize
 from watched import Order, learn_stream, plugin_of, unseen_in, without_and_with_cache
 
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
-from crumb_avalanche.methods.cope import COPE, CoPEPlugin, ppp_loss
-from crumb_avalanche.methods.entry import Recipe
+from crumb_avalanche.methods.cope import CoPEPlugin, ppp_loss
 from crumb_avalanche.methods.memory_settings import CoPESettings
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import ImageBuffer
+
+COPE = STRATEGIES["cope"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, weight_decay=0.0, batch_size=5, eval_batch_size=8, first_epochs=2)
@@ -255,7 +256,7 @@ def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
 
 def test_bytes_are_images_and_prototypes(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream)
-    assert the(strategy).statistics_bytes == 4 * 4 * 8 == COPE.fixed_bytes(strategy.model, COPE.method(), 4)
+    assert the(strategy).statistics_bytes == 4 * 4 * 8 == COPE.fixed_bytes(strategy.model, COPE.settings(), 4)
     assert LedgerMetric().count(strategy)["memory_bytes"] == 7 * (768 + 2) + 4 * 4 * 8
     assert COPE.memories_in_budget(strategy.model, 7 * 768 + 128, 4) == 7
 

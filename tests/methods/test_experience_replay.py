@@ -12,10 +12,7 @@ from watched import plugin_of
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods import experience_replay
-from crumb_avalanche.methods.entry import Recipe
 from crumb_avalanche.methods.experience_replay import (
-    DER,
-    ER,
     ChosenFrames,
     ImageMemoryPlugin,
     LogitImageBuffer,
@@ -25,12 +22,14 @@ from crumb_avalanche.methods.experience_replay import (
     held_slots,
 )
 from crumb_avalanche.methods.memory_settings import DarkReplaySettings, ExperienceReplaySettings
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+DER, ER = STRATEGIES["der"], STRATEGIES["er"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closed_form_cases import discriminant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
@@ -9,12 +10,10 @@ from torch.nn import functional
 from torch_versions import WITH_TRANSFORMERS
 
 from crumb_avalanche.methods.features import FeatureMoments, cell_means, mean_and_deviation
-from crumb_avalanche.methods.packed_scatter import PackedScatter
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.gaussians import PackedScatter
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_at import split_at
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.system.tensor_file import StateError
 
 D, CLASSES = 6, 4
 
@@ -59,7 +58,7 @@ def log_densities(features, labels, fresh, own, shrinkage):
 def test_scores_are_the_log_densities_of_the_definition(whole, own):
     features, labels = toy()
     fresh, truth = toy(seed=1)
-    ours = feed(RegularizedDiscriminant(CLASSES, D, directions=D, whole=whole, own=own), features, labels)
+    ours = feed(discriminant(CLASSES, D, directions=D, whole=whole, own=own), features, labels)
     scores, expected = ours.scores(fresh), log_densities(features, labels, fresh, own, 1.0)
     # A constant apart; half precision holds the directions.
     torch.testing.assert_close(scores - scores[:, :1], expected - expected[:, :1].to(scores), rtol=1e-2, atol=2e-2)
@@ -69,7 +68,7 @@ def test_scores_are_the_log_densities_of_the_definition(whole, own):
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_class_without_an_image_is_no_answer(whole):
     features, labels = toy()
-    ours = RegularizedDiscriminant(CLASSES + 1, D, directions=2, whole=whole)
+    ours = discriminant(CLASSES + 1, D, directions=2, whole=whole)
     feed(ours, features[labels != 1], labels[labels != 1])
     scores = ours.scores(features).float()
     assert scores.isfinite().all() and set(scores.argmax(1).tolist()) == {0, 2, 3}
@@ -82,9 +81,7 @@ def test_scores_where_directions_leave_a_rest(shrinkage, diagonal, images):
     # The definition again, of what is kept: a class's scatter is B^T B, and the rest of its trace lies all around.
     features, labels = toy()
     features, labels = (part[(labels != 1) | (torch.arange(len(labels)) % 3 == 0)] for part in (features, labels))
-    ours = RegularizedDiscriminant(
-        CLASSES, D, directions=2, own=0.4, shrinkage=shrinkage, own_images=images, diagonal=diagonal
-    )
+    ours = discriminant(CLASSES, D, directions=2, own=0.4, shrinkage=shrinkage, own_images=images, diagonal=diagonal)
     feed(ours, features, labels)
     kept = torch.stack([ours.directions.of_class(label) for label in range(CLASSES)])
     outside, counts = ours.directions.outside.double(), torch.bincount(labels).double()
@@ -108,20 +105,10 @@ def test_scores_where_directions_leave_a_rest(shrinkage, diagonal, images):
     torch.testing.assert_close(scores - scores[:, :1], expected - expected[:, :1], rtol=1e-4, atol=1e-4)
 
 
-def test_a_state_from_before_two_settings():
-    features, labels = toy()
-    state = feed(RegularizedDiscriminant(CLASSES, D, directions=2), features, labels).state_dict()
-    older = state | {"settings": {k: v for k, v in state["settings"].items() if k not in ("own_images", "diagonal")}}
-    loaded = RegularizedDiscriminant.from_state(older)
-    assert (loaded.own_images, loaded.diagonal) == (0, False)
-    with pytest.raises(StateError, match="diagonal"):
-        RegularizedDiscriminant(CLASSES, D, directions=2, diagonal=True).load_state_dict(older)
-
-
 def test_a_feature_that_never_varies_does_not_break_the_diagonal():
     features, labels = toy()
     features[:, 2] = labels.float()  # constant within each class
-    ours = feed(RegularizedDiscriminant(CLASSES, D, directions=D, diagonal=True), features, labels)
+    ours = feed(discriminant(CLASSES, D, directions=D, diagonal=True), features, labels)
     assert ours.scores(features).isfinite().all() and (ours.scores(features).argmax(1) == labels).all()
 
 
@@ -132,7 +119,7 @@ def test_a_class_of_another_spread_is_told_by_it():
     features[:, 0] += labels * 0.5
     found = {}
     for own in (0.0, 0.9):
-        ours = feed(RegularizedDiscriminant(2, 2, directions=2, own=own), features, labels)
+        ours = feed(discriminant(2, 2, directions=2, own=own), features, labels)
         found[own] = float((ours.scores(features).argmax(1) == labels).double().mean())
     assert found[0.9] > found[0.0] + 0.1
 
@@ -140,7 +127,7 @@ def test_a_class_of_another_spread_is_told_by_it():
 @pytest.mark.parametrize("size", [1, 7, 400])
 def test_few_directions_are_the_principal_ones_and_the_rest_is_counted(size):
     features, labels = toy()
-    ours = feed(RegularizedDiscriminant(CLASSES, D, directions=3), features, labels, size)
+    ours = feed(discriminant(CLASSES, D, directions=3), features, labels, size)
     for label in range(CLASSES):
         group = features[labels == label].double()
         scatter = (group - group.mean(0)).T @ (group - group.mean(0))
@@ -153,7 +140,7 @@ def test_few_directions_are_the_principal_ones_and_the_rest_is_counted(size):
 
 def test_directions_of_all_images_at_once_are_exact():
     features, labels = toy()
-    ours = RegularizedDiscriminant(CLASSES, D, directions=2)
+    ours = discriminant(CLASSES, D, directions=2)
     ours.update(features, labels)
     group = features[labels == 1].double()
     energies, vectors = torch.linalg.eigh((group - group.mean(0)).T @ (group - group.mean(0)))
@@ -178,7 +165,7 @@ def test_packed_scatter_is_the_matrix(length, sizes):
 
 def test_bytes_by_hand():
     assert PackedScatter.bytes_of(2048) == 2 * 2048 * (2048 + 64) == 8_650_752
-    ours = RegularizedDiscriminant(10, 2048, directions=5, whole=True)
+    ours = discriminant(10, 2048, directions=5, whole=True)
     means, counts = 10 * 2048 * 4, 10 * 4
     outside = direction_counts = direction_scales = 10 * 4
     fixed = means + counts + outside + direction_counts + direction_scales + 8_650_752
@@ -192,12 +179,15 @@ def test_bytes_by_hand():
 
 @pytest.mark.parametrize("images", [1, 2])
 def test_few_images_of_few_classes(images):
-    ours = RegularizedDiscriminant(CLASSES, D, directions=3)
+    ours = discriminant(CLASSES, D, directions=3)
     ours.update(torch.randn(1, D), torch.tensor([2]))
     assert ours.scores(torch.randn(5, D)).isfinite().all()
     for label in range(images):
         ours.update(torch.full((1, D), float(label)), torch.tensor([label]))
     assert ours.scores(torch.randn(5, D)).isfinite().all()
+
+
+MOMENTS = dict(maps=True, deviations=True, power=0.7)
 
 
 def test_moments_by_hand():
@@ -213,7 +203,7 @@ def test_moments_by_hand():
         ({"power": 1.0, "deviations": False}, [means, head]),
         ({"maps": False}, [head**0.7]),
     ):
-        features = FeatureMoments(**changes)
+        features = FeatureMoments(**{**MOMENTS, **changes})
         torch.testing.assert_close(features(model, images), torch.cat(parts, 1), rtol=1e-4, atol=1e-5)
         assert features.length(model) == features(model, images).shape[1]
         torch.testing.assert_close(features.of_maps(model, maps), features(model, images))
@@ -223,7 +213,7 @@ def test_moments_by_hand():
 def test_moments_of_equal_lengths():
     model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
     maps = model.features(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
-    plain, equal = FeatureMoments().of_maps(model, maps), FeatureMoments(equal_lengths=True).of_maps(model, maps)
+    plain, equal = (FeatureMoments(**MOMENTS, equal_lengths=equal).of_maps(model, maps) for equal in (False, True))
     sizes = [model.map_shape[0], model.map_shape[0], plain.shape[1] - 2 * model.map_shape[0]]
     for before, after, size in zip(plain.split(sizes, 1), equal.split(sizes, 1), sizes):
         lengths = before.norm(dim=1, keepdim=True)
@@ -236,8 +226,8 @@ def test_means_over_cells(deviations):
     maps = model.features(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
     channels, half = model.map_shape[0], model.map_shape[1] // 2
     assert model.map_shape[1] == model.map_shape[2] == 2 * half  # the cells do not overlap
-    cells = FeatureMoments(deviations=deviations, power=1, cells=2).of_maps(model, maps)
-    usual = FeatureMoments(deviations=deviations, power=1).of_maps(model, maps)
+    cells = FeatureMoments(maps=True, deviations=deviations, cells=2).of_maps(model, maps)
+    usual = FeatureMoments(maps=True, deviations=deviations).of_maps(model, maps)
     by_hand = [maps[:, :, y : y + half, x : x + half].mean((2, 3)) for y in (0, half) for x in (0, half)]
     torch.testing.assert_close(cells[:, : 4 * channels].view(2, channels, 4), torch.stack(by_hand, 2))
     torch.testing.assert_close(cells[:, 4 * channels :], usual[:, channels:])
@@ -268,7 +258,7 @@ def test_mean_and_deviation_are_those_of_torch(shape):
 def test_other_networks_need_no_constant(name):
     model = split_backbone(name, n_classes=3, weights=None, image_size=64, codebook=None)
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    assert FeatureMoments()(model, images).isfinite().all()
+    assert FeatureMoments(**MOMENTS)(model, images).isfinite().all()
 
 
 @WITH_TRANSFORMERS
@@ -276,7 +266,7 @@ def test_tokens_of_a_transformer():
     timm = pytest.importorskip("timm")
     network = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=6, img_size=64)
     model = split_at(network, "blocks.9", n_classes=3, image_size=64)
-    features = FeatureMoments()
+    features = FeatureMoments(**MOMENTS)
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     assert features.length(model) == 3 * 192, "two moments of the tokens, and the head's input"
     assert features(model, images).isfinite().all()

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.entry import Recipe
-from crumb_avalanche.methods.gem import GEM, ExperienceShares, GEMPlugin, dual_solution, project
+from crumb_avalanche.methods.gem import ExperienceShares, GEMPlugin, dual_solution, project
 from crumb_avalanche.methods.memory_settings import GEMSettings
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.training.feature_cache import FeatureCache
+
+GEM = STRATEGIES["gem"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

@@ -13,13 +13,14 @@ from torch.nn.functional import cross_entropy
 from watched import learn_stream, plugin_of, without_and_with_cache
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.entry import Recipe
 from crumb_avalanche.methods.exemplars import draw_from
-from crumb_avalanche.methods.gss import GSS, GreedyDiversity, GSSPlugin, sample_gradients
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.gss import GreedyDiversity, GSSPlugin, sample_gradients
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
+
+GSS = STRATEGIES["gss"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)

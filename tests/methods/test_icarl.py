@@ -11,14 +11,15 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch import nn
 from watched import learn_stream, plugin_of, unseen_in, without_and_with_cache
 
-from crumb_avalanche.methods.entry import Recipe
 from crumb_avalanche.methods.exemplars import OldNetwork, draw_from, herd
-from crumb_avalanche.methods.icarl import ICARL, ICaRLPlugin, Prioritised, icarl_targets
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.icarl import ICaRLPlugin, Prioritised, icarl_targets
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import ImageBuffer
+
+ICARL = STRATEGIES["icarl"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=3)
@@ -206,7 +207,7 @@ def test_bytes_are_images_and_the_old_network(make_model, make_stream):
     model = strategy.model
     assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4) == 7
     assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes - 1, 4) == 6
-    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4, ICARL.method(half_old_network=False)) == 5
+    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4, ICARL.settings(half_old_network=False)) == 5
 
 
 def test_the_last_look_learns_nothing_and_moves_no_random_numbers(make_model, make_stream):

@@ -7,11 +7,12 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.methods.entry import Recipe
-from crumb_avalanche.methods.memory_recall import MEMORY_RECALL, GaussianBuffer
+from crumb_avalanche.methods.memory_recall import GaussianBuffer
 from crumb_avalanche.methods.memory_settings import MemoryRecallSettings
-from crumb_avalanche.methods.method_settings import LearningSettings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.backbones import split_backbone
+
+MEMORY_RECALL = STRATEGIES["memory_recall"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
@@ -166,7 +167,10 @@ def test_bytes():
     model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
     assert [MEMORY_RECALL.bytes_of_item(model, settings) for settings in BOTH] == [4_104, 692_232]
     budget = 15 * 3 * 224**2
-    assert [MEMORY_RECALL.memories_in_budget(model, budget, 10, settings) for settings in BOTH] == [550, 3]
+    assert [MEMORY_RECALL.memories_in_budget(model, budget, 10, settings) for settings in BOTH] == [
+        550,
+        3,
+    ]
     assert GaussianBuffer.item_bytes(model) == 4_104
 
 

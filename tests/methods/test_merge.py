@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closed_form_cases import discriminant
 
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
@@ -13,9 +14,9 @@ D, CLASSES = 6, 4
 EXACT = {
     "class means": lambda: ClassMeans(CLASSES, D),
     "streaming LDA": lambda: StreamingLDA(CLASSES, D),
-    "random projection": lambda: RandomProjection(CLASSES, D, 20, seed=3),
-    "discriminant, all directions": lambda: RegularizedDiscriminant(CLASSES, D, D),
-    "discriminant, common scatter": lambda: RegularizedDiscriminant(CLASSES, D, D, whole=True),
+    "random projection": lambda: RandomProjection(CLASSES, D, projection=20, seed=3),
+    "discriminant, all directions": lambda: discriminant(CLASSES, D, D),
+    "discriminant, common scatter": lambda: discriminant(CLASSES, D, D, whole=True),
 }
 
 
@@ -71,7 +72,7 @@ def test_few_directions_merge_to_nearly_the_principal_ones():
     first = torch.arange(400) < 200
 
     def make():
-        return RegularizedDiscriminant(CLASSES, D, directions=3)
+        return discriminant(CLASSES, D, directions=3)
 
     merged, other = (fed(make, features[part], labels[part]) for part in (first, ~first))
     merged.merge(other)
@@ -92,10 +93,14 @@ def test_few_directions_merge_to_nearly_the_principal_ones():
     [
         (
             StreamingLDA(CLASSES, D),
-            StreamingLDA(CLASSES, D, 0.5),
+            StreamingLDA(CLASSES, D, shrinkage=0.5),
             r"shrinkage=0\.5 .* shrinkage=0\.0001",
         ),
-        (RandomProjection(CLASSES, D, 8), RandomProjection(CLASSES, D, 8, seed=1), "seed=1 .* seed=0"),
+        (
+            RandomProjection(CLASSES, D, projection=8),
+            RandomProjection(CLASSES, D, projection=8, seed=1),
+            "seed=1 .* seed=0",
+        ),
         (ClassMeans(CLASSES, D), ClassMeans(CLASSES, D + 1), "length=7 .* length=6"),
         (ClassMeans(CLASSES, D), StreamingLDA(CLASSES, D), "StreamingLDA .* ClassMeans; give the same kind"),
     ],

@@ -13,11 +13,8 @@ from torch import nn
 from watched import plugin_of
 
 from crumb_avalanche.methods import rainbow_memory
-from crumb_avalanche.methods.entry import Recipe
 from crumb_avalanche.methods.memory_settings import RainbowSettings
-from crumb_avalanche.methods.method_settings import LearningSettings
 from crumb_avalanche.methods.rainbow_memory import (
-    RAINBOW_MEMORY,
     Perturbation,
     augment,
     cutmix,
@@ -27,9 +24,12 @@ from crumb_avalanche.methods.rainbow_memory import (
     shift,
     uncertainties,
 )
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
+
+RAINBOW_MEMORY = STRATEGIES["rainbow_memory"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from closed_form_cases import discriminant
 from small_models import make_model, make_stream
 
-from crumb_avalanche.methods.crumb import CRUMB
-from crumb_avalanche.methods.method_settings import READOUTS, CrumbSettings, LearningSettings
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.crumb import CrumbSettings
 from crumb_avalanche.methods.readout import ReadoutStrategy, fit_linear
-from crumb_avalanche.methods.registry import build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.runs.tuning import trials
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import CodeBuffer
+
+CRUMB = STRATEGIES["crumb"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
@@ -73,7 +74,7 @@ def test_scores_are_those_of_the_discriminant_up_to_a_number_for_each_image():
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % 4
     features = torch.randn(40, 6, generator=generator) + labels[:, None]
-    statistics = RegularizedDiscriminant(4, 6, directions=0, whole=True, own=0.0)
+    statistics = discriminant(4, 6, whole=True, own=0.0)
     statistics.update(features, labels)
     new = torch.randn(9, 6, generator=generator)
     readout = fit_linear(features, labels, 4)
@@ -219,7 +220,11 @@ def test_another_readout_is_refused(value, facts):
 def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
     plan = SimpleNamespace(learning_rate=None, method={"readout": "closed_form_stock"})
     assert trials(SimpleNamespace(plan=plan, entry=CRUMB)) == []  # needs no stream
-    assert [CrumbSettings(readout=readout).own_rate for readout in READOUTS] == [False, False, True]
+    assert [CrumbSettings(readout=name).own_rate for name in ("head", "closed_form", "closed_form_stock")] == [
+        False,
+        False,
+        True,
+    ]
     assert CrumbSettings(**{"readout": "closed_form", **CRUMB.tuning}).readout == "head"
 
 

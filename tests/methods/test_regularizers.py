@@ -11,14 +11,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.methods.entry import Recipe
-from crumb_avalanche.methods.method_settings import LearningSettings
 from crumb_avalanche.methods.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.methods.regularizers import (
-    EWC,
-    LWF,
-    MAS,
-    SI,
     StreamEWC,
     StreamLwF,
     StreamMAS,
@@ -30,9 +25,21 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
+EWC, SI, MAS, LWF = (STRATEGIES[name] for name in ("ewc", "si", "mas", "lwf"))
+
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
-PLUGINS = {EWC: StreamEWC, SI: StreamSI, MAS: StreamMAS, LWF: StreamLwF}
-STRENGTH = {EWC: "weight", SI: "weight", MAS: "weight", LWF: "alpha"}
+PLUGINS = {
+    EWC: StreamEWC,
+    SI: StreamSI,
+    MAS: StreamMAS,
+    LWF: StreamLwF,
+}
+STRENGTH = {
+    EWC: "weight",
+    SI: "weight",
+    MAS: "weight",
+    LWF: "alpha",
+}
 RATE, MOMENTUM, BATCH, EPOCHS = 0.05, 0.9, 3, 3
 
 
@@ -207,9 +214,17 @@ def plain_loop(strength, measure=None, damping=None, decay=None):
 
 CASES = {
     "ewc": (EWC, dict(weight=1.5), dict(strength=1.5, measure=fisher)),
-    "ewc online": (EWC, dict(weight=1.5, online=True, decay=0.5), dict(strength=1.5, measure=fisher, decay=0.5)),
+    "ewc online": (
+        EWC,
+        dict(weight=1.5, online=True, decay=0.5),
+        dict(strength=1.5, measure=fisher, decay=0.5),
+    ),
     "mas": (MAS, dict(weight=0.1), dict(strength=0.1, measure=sensitivity, decay=1.0)),
-    "mas decaying": (MAS, dict(weight=0.1, decay=0.3), dict(strength=0.1, measure=sensitivity, decay=0.3)),
+    "mas decaying": (
+        MAS,
+        dict(weight=0.1, decay=0.3),
+        dict(strength=0.1, measure=sensitivity, decay=0.3),
+    ),
     "si": (SI, dict(weight=0.7, damping=0.05), dict(strength=0.7, damping=0.05)),
 }
 
@@ -353,7 +368,13 @@ def test_lwf_at_half_precision_distils_at_half_precision(make_model, make_stream
 
 @pytest.mark.parametrize(
     "entry, settings, copies",
-    [(EWC, {}, [2, 4]), (EWC, {"online": True}, [2, 2]), (MAS, {}, [2, 2]), (SI, {}, [7, 7]), (LWF, {}, [1, 1])],
+    [
+        (EWC, {}, [2, 4]),
+        (EWC, {"online": True}, [2, 2]),
+        (MAS, {}, [2, 2]),
+        (SI, {}, [7, 7]),
+        (LWF, {}, [1, 1]),
+    ],
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
 def test_bytes_are_copies_of_the_weights_that_learn(entry, settings, copies, make_model, make_stream):

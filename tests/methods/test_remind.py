@@ -13,15 +13,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.memory.packing import unpack
-from crumb_avalanche.methods.bounds import FINETUNE
-from crumb_avalanche.methods.entry import Recipe
 from crumb_avalanche.methods.memory_settings import RemindSettings
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.remind import REMIND
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.methods.remind_memory import PQCodeBuffer, make_quantizer
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
+
+REMIND, FINETUNE = STRATEGIES["remind"], STRATEGIES["finetune"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 BATCH, RATE = 5, 0.002

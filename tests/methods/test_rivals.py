@@ -7,12 +7,12 @@ import torch
 from avalanche.models.fecam import FeCAMClassifier, compute_covariance, compute_means
 from torch.distributions import MultivariateNormal
 
-from crumb_avalanche.methods.blended_gaussians import LowRankRda, StreamingRda
 from crumb_avalanche.methods.fecam import FeCAM
-from crumb_avalanche.methods.gaussians import LowRankCovariance
+from crumb_avalanche.methods.gaussians import LowRankCovariance, PackedScatter
 from crumb_avalanche.methods.klda import KernelLDA
-from crumb_avalanche.methods.packed_scatter import PackedScatter
-from crumb_avalanche.methods.ranpac import RIDGES, RandomProjection, chosen_ridge
+from crumb_avalanche.methods.lr_rgda import LowRankRda
+from crumb_avalanche.methods.ranpac import FOAL, RIDGES, RandomProjection, chosen_ridge
+from crumb_avalanche.methods.srda import StreamingRda
 
 D, CLASSES = 6, 4
 
@@ -32,27 +32,27 @@ def feed(statistics, features, labels, size=7):
     return statistics
 
 
-@pytest.mark.parametrize("directions", [2, 0])
-def test_fecam_by_hand(directions):
+@pytest.mark.parametrize("covariance", ["class", "common"])
+def test_fecam_by_hand(covariance):
     """Roots of the images are (1, 1) and (3, 3) of class 0, and (2, 0) of class 1.
 
     The covariance of class 0 has four elements of 1, so that V_1 = V_2 = 1. With 2 V_1 on the diagonal and 1 V_2 beside
     it, it becomes ((3, 2), (2, 3)), and ((1, 2/3), (2/3, 1)) after scaling; its inverse is 9/5 ((1, -2/3), (-2/3, 1)).
     The common covariance has elements of 2/3, and the same form. Class 1 alone has no variance, so the unit matrix.
     """
-    fecam = FeCAM(2, 2, directions, shrink_diagonal=2.0, shrink_others=1.0)
+    fecam = FeCAM(2, 2, 2, covariance=covariance, shrink_diagonal=2.0, shrink_others=1.0)
     fecam.update(torch.tensor([[1.0, 1], [9, 9], [4, 0]]), torch.tensor([0, 0, 1]))
     r = 0.5**0.5  # class 0 has its mean at (r, r) on the circle, class 1 at (1, 0)
     scores = fecam.scores(torch.tensor([[1.0, 0], [0, 16]]))
     first = 9 / 5 * ((1 - r) ** 2 + r**2 + 4 / 3 * r * (1 - r))
-    second = 2.0 if directions else 9 / 5 * (1 + 1 + 4 / 3)  # from (0, 1) to (1, 0)
+    second = 2.0 if covariance == "class" else 9 / 5 * (1 + 1 + 4 / 3)  # from (0, 1) to (1, 0)
     expected = torch.tensor([[-first, 0], [-first, -second]], dtype=torch.float64)
     torch.testing.assert_close(scores, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_fecam_keeps_signs_and_undoes_negative_correlation():
     """Images (1, -1) and (-1, 1) of a class around (0, 0) and two features: V_2 = -1, off the diagonal stays -1 - 1."""
-    fecam = FeCAM(1, 2, 2, shrink_diagonal=3.0, shrink_others=1.0, power=1.0)
+    fecam = FeCAM(1, 2, 2, shrink_diagonal=3.0, shrink_others=1.0, tukey=1.0)
     fecam.update(torch.tensor([[1.0, -1], [-1, 1]]), torch.tensor([0, 0]))
     # ((4, -2), (-2, 4)), scaled ((1, -1/2), (-1/2, 1)), inverse 4/3 ((1, 1/2), (1/2, 1)).
     scores = fecam.scores(torch.tensor([[1.0, 0], [3, 4], [-3, 4]]))
@@ -76,7 +76,7 @@ def test_answers_of_avalanches_fecam():
 
 def test_fecams_rest_of_the_variance_is_spread_evenly():
     features, labels = toy()
-    ours = FeCAM(CLASSES, D, directions=2, shrink_diagonal=2.0, shrink_others=1.0, power=1.0)
+    ours = FeCAM(CLASSES, D, directions=2, shrink_diagonal=2.0, shrink_others=1.0, tukey=1.0)
     ours.update(features, labels)
     fresh = torch.nn.functional.normalize(toy(seed=1)[0].double())
     for label in range(CLASSES):
@@ -140,12 +140,12 @@ class Recursion:
         self.weights = self.weights + self.inverse @ hidden.T @ (targets - hidden @ self.weights)
 
 
-@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
-def test_the_recursion_gives_the_answers_of_the_gram_matrix_after_every_batch(activation):
+@pytest.mark.parametrize("form", [RandomProjection, FOAL])
+def test_the_recursion_gives_the_answers_of_the_gram_matrix_after_every_batch(form):
     features, labels = toy()
     order = labels.argsort(stable=True)  # classes one after the other
     features, labels, fresh = features[order], labels[order], toy(seed=1)[0]
-    ours = RandomProjection(CLASSES, D, projection=30, seed=3, activation=activation)
+    ours = form(CLASSES, D, projection=30, seed=3)
     slow = Recursion(30, ridge=2.0)
     for some, its_labels in zip(features.split(7), labels.split(7)):
         ours.update(some, its_labels)
@@ -166,10 +166,9 @@ def test_the_recursion_by_hand():
 
 
 def test_sigmoid_features_by_hand():
-    ridge = RandomProjection(1, 4, projection=1, activation="sigmoid")
+    ridge = FOAL(1, 4, projection=1)
     ridge._weights = torch.tensor([[1.0], [1], [0], [0]], dtype=torch.float64)
     assert ridge.project(torch.tensor([[1.0, 3, 9, 9]])).item() == pytest.approx(1 / (1 + math.exp(-2)))
-    assert ridge.settings["activation"] == "sigmoid" and "activation" not in RandomProjection(1, 4).settings
 
 
 def test_the_chosen_ridge_by_hand():
@@ -252,7 +251,7 @@ def test_lr_rgda_by_hand(whole):
 @pytest.mark.parametrize("directions", [1, 3, D])
 def test_lr_rgda_is_the_gaussian_of_the_strongest_directions(directions):
     features, labels = toy()
-    ours = LowRankRda(CLASSES, D, directions, own=0.6, common=0.5, ridge=0.02)
+    ours = LowRankRda(CLASSES, D, directions, whole=True, own=0.6, common=0.5, ridge=0.02)
     ours.update(features, labels)
     groups = [features[labels == label].double() for label in range(CLASSES)]
     covariances = [torch.cov(group.T, correction=0) for group in groups]
@@ -303,18 +302,18 @@ def test_bytes_by_hand():
     counted = 4 * 10 * (512 + 1)  # means and counts of ten classes
     beside = 3 * 4 * 10  # scales, counts and rest of the directions
     empty = {
-        FeCAM(10, 512): counted + PackedScatter.bytes_of(512),
+        FeCAM(10, 512, covariance="common"): counted + PackedScatter.bytes_of(512),
         FeCAM(10, 512, 512): counted + beside,
-        KernelLDA(10, 512, 100): 4 * 10 * (100 + 1) + PackedScatter.bytes_of(100),
+        KernelLDA(10, 512, projection=100): 4 * 10 * (100 + 1) + PackedScatter.bytes_of(100),
         StreamingRda(10, 512, 512): counted + beside,
-        LowRankRda(10, 512, 64): counted + beside + PackedScatter.bytes_of(512),
-        LowRankRda(10, 512, 64, whole=False): counted + beside,
+        LowRankRda(10, 512, 64, whole=True): counted + beside + PackedScatter.bytes_of(512),
+        LowRankRda(10, 512, 64): counted + beside,
     }
     assert [statistics.held_bytes for statistics in empty] == list(empty.values())
     generator = torch.Generator().manual_seed(0)
     features, labels = torch.randn(80, 512, generator=generator), torch.arange(80) // 70  # 70 and 10 images
     for statistics, before in empty.items():
         statistics.update(features, labels)
-        limit = statistics.settings.get("directions", 0)
+        limit = 0 if statistics.directions is None else statistics.directions.most
         rows = min(limit, 69) + min(limit, 9)
         assert statistics.held_bytes == before + 2 * 512 * rows

@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from watched import unseen_in
 
-from crumb_avalanche.methods.entry import Recipe
-from crumb_avalanche.methods.method_settings import LearningSettings
 from crumb_avalanche.methods.penalty_settings import StableSGDSettings
-from crumb_avalanche.methods.stable_sgd import STABLE_SGD
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
+
+STABLE_SGD = STRATEGIES["stable_sgd"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

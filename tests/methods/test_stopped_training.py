@@ -11,8 +11,7 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
 from crumb_avalanche.training.crumb import CRUMBStrategy
 

@@ -8,13 +8,11 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.methods.bounds import FINETUNE
-from crumb_avalanche.methods.entry import Recipe
-from crumb_avalanche.methods.gem import GEM
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.regularizers import EWC, LWF, MAS, SI
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.methods.task_incremental import TaskIncrementalPlugin
 from crumb_avalanche.models.calibration import calibrate
+
+GEM, EWC, SI, MAS, LWF, FINETUNE = (STRATEGIES[name] for name in ("gem", "ewc", "si", "mas", "lwf", "finetune"))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
@@ -122,7 +120,13 @@ def fine_tuned(make_model, stream):
 
 @pytest.mark.parametrize(
     "entry, method",
-    [(EWC, {"weight": 1000.0}), (SI, {"weight": 100.0}), (MAS, {"weight": 100.0}), (LWF, {"alpha": 10.0}), (GEM, {})],
+    [
+        (EWC, {"weight": 1000.0}),
+        (SI, {"weight": 100.0}),
+        (MAS, {"weight": 100.0}),
+        (LWF, {"alpha": 10.0}),
+        (GEM, {}),
+    ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_methods_forget_less_than_fine_tuning(entry, method, make_model, stream, fine_tuned):

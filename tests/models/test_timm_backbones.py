@@ -107,7 +107,7 @@ def test_a_family_keeps_the_contract(family, weights):
     torch.testing.assert_close(last, model.places(maps))
 
     # Closed forms, costs, copies.
-    moments = FeatureMoments()
+    moments = FeatureMoments(maps=True, deviations=True)
     assert moments.length(model) == features and moments(model, pixels).isfinite().all()
     assert min(step_flops(model)) > 0
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -138,7 +138,7 @@ def test_class_token_and_registers_are_no_places_of_the_image():
     assert torch.equal(places.flatten(2), maps[:, :, 5:, 0])
     other = maps.clone()
     other[:, :, :5] += 1000
-    of_map = FeatureMoments(power=1)
+    of_map = FeatureMoments(maps=True, deviations=True)
     features, changed = of_map.of_maps(model, maps), of_map.of_maps(model, other)
     assert torch.equal(features[:, :64], changed[:, :64])  # means and deviations
     assert not torch.allclose(features[:, 64:], changed[:, 64:])  # the class token, at the head
@@ -237,4 +237,4 @@ def test_larger_networks_at_their_own_size(name):
     assert (model.stages[-1], model.map_shape) == LARGER[name]
     pixels = images(1, model.image_size)
     assert model(pixels).shape == (1, 5)
-    assert FeatureMoments()(model, pixels).isfinite().all()
+    assert FeatureMoments(maps=True)(model, pixels).isfinite().all()

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import crumb_avalanche
-from crumb_avalanche.methods.method_settings import METHOD_SETTINGS, method_settings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.training.replay_settings import ReplaySettings
@@ -67,28 +66,16 @@ def test_integers_are_accepted_as_floats():
         RunSettings(method={"direct_weight": 1.0})
     )
     for wrong in ("much", True, None):
-        with pytest.raises(ValueError, match=r"direct_weight of strategy crumb .* type float"):
+        with pytest.raises(ValueError, match=r"direct_weight is .*; give a number"):
             RunPlan.of(RunSettings(method={"direct_weight": wrong}))
 
 
-def test_the_registry_has_the_settings_of_the_table():
-    from crumb_avalanche.methods.registry import STRATEGIES
-
-    assert list(STRATEGIES) == list(METHOD_SETTINGS)
-    for name, entry in STRATEGIES.items():
-        assert entry.method is METHOD_SETTINGS[name] and entry.method_settings() == method_settings(name)
-
-
-def test_a_wrong_setting_is_refused_before_torch_is_loaded():
+def test_a_wrong_name_is_refused_before_torch_is_loaded():
     code = "import sys; from crumb_avalanche.cli import main; main({!r}); print('torch' in sys.modules)"
-    for arguments, known in (
-        (["--strategy", "ewk"], "known are crumb"),
-        (["--method.omw", "1"], "it has direct_weight"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(["run", *arguments])], capture_output=True, text=True, check=True
-        )
-        assert known in done.stderr and done.stdout.strip() == "False"
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(["run", "--strategy", "ewk"])], capture_output=True, text=True, check=True
+    )
+    assert "known are aanets, bic" in done.stderr and done.stdout.strip() == "False"
 
 
 def literal_defaults(path):

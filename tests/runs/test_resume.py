@@ -9,8 +9,7 @@ import yaml
 from avalanche.training.plugins import EvaluationPlugin
 from learned import tensors_of, weights_of
 
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.registry import build_strategy
+from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.tensor_file import checksum

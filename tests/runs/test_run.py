@@ -12,8 +12,7 @@ import yaml
 from learned import buffer_of, tensors_of, weights_of
 
 from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.registry import build_strategy
+from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.runs.predictions import read_predictions

@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from crumb_avalanche.cli.parser import COMMANDS
-from crumb_avalanche.methods.method_settings import METHOD_SETTINGS, method_settings
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.setting_ranges import HIGHEST, check_range, check_ranges
 
@@ -28,15 +28,15 @@ def test_numbers_of_commands_have_an_upper_bound(name):
                 check_range(name, value)
 
 
-@pytest.mark.parametrize("method", METHOD_SETTINGS)
+@pytest.mark.parametrize("method", STRATEGIES)
 def test_numbers_of_methods_have_an_upper_bound(method):
-    default = METHOD_SETTINGS[method]()
+    default = STRATEGIES[method].settings()
     for item in fields(default):
         usual = getattr(default, item.name)
         if isinstance(usual, bool) or not isinstance(usual, int | float):
             continue
-        with pytest.raises(ValueError, match=f"{item.name} .*give .* less"):
-            method_settings(method, {item.name: type(usual)(10**18)})
+        with pytest.raises(ValueError, match=f"{item.name} is .*give .* less"):
+            STRATEGIES[method].method_settings({item.name: type(usual)(10**18)})
         if isinstance(usual, float):
             for value in (float("nan"), float("inf")):
                 with pytest.raises(ValueError, match=f"{item.name} is {value}; give a finite number"):

@@ -8,8 +8,7 @@ from avalanche.training.supervised import ER_ACE, Naive
 from stored_memories import ForeignPass, assert_memories_are_of_the_stream
 from torch import nn
 
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin

@@ -11,8 +11,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from variants import VARIANTS, entry_of
 from watched import Answers
 
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
 from crumb_avalanche.system.tensor_file import flatten, read_state, write_state

@@ -8,8 +8,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from small_models import coloured, make_model
 from torch.utils.data import Dataset, Subset
 
-from crumb_avalanche.methods.method_settings import LearningSettings
-from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.labels import labels_of
 

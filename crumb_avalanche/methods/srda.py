@@ -1,0 +1,59 @@
+"""Deep SRDA: streaming regularised discriminant analysis of frozen features.
+
+Khawand, Hanappe and Colliaux, "Continual Learning with Deep Streaming Regularized Discriminant Analysis", ICCV
+Workshops 2023 (arXiv 2309.08353).
+"""
+
+from crumb_avalanche.methods.gaussians import BlendedGaussians
+from crumb_avalanche.methods.registry import register
+from crumb_avalanche.system.setting_ranges import PositiveShare, Share
+
+
+@register(
+    "srda",
+    summary="a Gaussian of frozen features for each class, its covariance blended with the common one",
+    source="Khawand et al., Continual Learning with Deep Streaming Regularized Discriminant Analysis, ICCVW 2023",
+    stores="a mean and principal directions for each class, all of them where the budget buys as many",
+    each_class=True,
+)
+class StreamingRda(BlendedGaussians):
+    """Streaming regularised discriminant analysis (Deep SRDA; Khawand, Hanappe and Colliaux, ICCV Workshops 2023).
+
+    Scores are log-densities with the covariances ``(1 - e) (a C_c + (1 - a) S) + e v I``, plus the logarithms of the
+    classes' shares of the images. ``own`` 0 is streaming LDA, and 1 quadratic discriminant analysis.
+
+    Deviations: means and covariances are exact at any time, those of a first image included (the paper starts at
+    another matrix); the unit matrix is weighed by the mean variance ``v``, so that the scale of the features does not
+    matter; covariances are not initialised on base classes. With fewer ``directions`` than a class needs, the part of
+    its covariance that they leave out has the shape of the common one.
+
+    Args:
+        n_classes, length: see ``ClassMeans``.
+        directions: largest number of principal directions of each class; ``length`` for full covariances.
+        total_directions: see ``ClassGaussians.limit``.
+        own: share ``a`` of a class's own covariance; the rest is the common one.
+        shrinkage: share ``e`` of the unit matrix, in units of the mean variance.
+    """
+
+    def __init__(
+        self,
+        n_classes: int,
+        length: int,
+        directions: int = 0,
+        total_directions: int | None = None,
+        *,
+        own: Share = 0.1,
+        shrinkage: PositiveShare = 0.1,
+    ):
+        self._hold(n_classes, length, directions, False, total_directions)
+
+    def _weights(self):
+        own, shrinkage = self.settings["own"], self.settings["shrinkage"]
+        return (1 - shrinkage) * own, (1 - shrinkage) * (1 - own), shrinkage
+
+    def _log_priors(self, counts):
+        return (counts / counts.sum()).log()
+
+    def _rest(self, outside, rows, own, share):
+        left_out = outside / (outside + float(rows.square().sum()) or 1.0)
+        return own / share * left_out

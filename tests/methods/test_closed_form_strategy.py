@@ -1,0 +1,374 @@
+"""The strategy of the closed forms: settings, features, budget, bytes, classes over time."""
+
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+
+from crumb_avalanche.methods.closed_form_strategy import ClosedFormStrategy
+from crumb_avalanche.methods.features import FeatureMoments, feature_length, pooled_features
+from crumb_avalanche.methods.gaussians import PackedScatter
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.ranpac import PAGE
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
+
+pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+FORMS = [name for name, entry in STRATEGIES.items() if entry.form is not None]
+FILLING = ["acil", "foal", "klda", "ranpac_gcv"]
+FIXED = ["ncm", "slda", "ranpac"]
+CLASSES, BUDGET = 8, 15 * 3 * 224**2
+LENGTH = 4 * 512 + 512  # of rda: cells of the map, and the head's input
+
+
+@pytest.fixture(scope="module")
+def model():
+    return split_backbone("squeezenet1_0", n_classes=CLASSES, weights=None, codebook=None)
+
+
+def built(name, model, budget=BUDGET, classes=CLASSES, **method):
+    entry = STRATEGIES[name]
+    count = entry.memories_in_budget(model, budget, classes, entry.method_settings(method), exact=True)
+    return build_strategy(name, model, LearningSettings(batch_size=6), count, 5, method=method, evaluator=quiet())
+
+
+def quiet():
+    return EvaluationPlugin(loggers=[])
+
+
+def fill(strategy, images):
+    """Teach so many images of every class."""
+    labels = torch.arange(CLASSES).repeat_interleave(images)
+    length = strategy.features.length(strategy.model)
+    strategy._learn(torch.randn(len(labels), length, generator=torch.Generator().manual_seed(0)), labels)
+
+
+# Learning
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_statistics_of_a_stream_are_those_of_its_features_in_one_pass(name, make_model, make_stream):
+    strategies = [built(name, make_model(codebook=False), 20_000, 4) for _ in range(2)]
+    learner, expected = strategies
+    learner.train_epochs, stream = 3, make_stream()
+    weights = {key: value.clone() for key, value in learner.model.state_dict().items()}
+    for experience in stream.train_stream:
+        learner.train(experience)
+        images, labels = zip(*((item[0], item[1]) for item in experience.dataset))
+        features = learner.features(learner.model, torch.stack(images))
+        for some, its_labels in zip(features.split(6), torch.tensor(labels).split(6)):
+            expected._learn(some, its_labels)
+    assert learner.statistics.image_counts.tolist() == [10] * 4
+    for ours, theirs in zip(learner.statistics.tensors(), expected.statistics.tensors(), strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-3, atol=1e-3)
+    assert all(torch.equal(value, weights[key]) for key, value in learner.model.state_dict().items())
+    assert LedgerMetric().count(learner)["memory_bytes"] == statistics_bytes(learner) == learner.statistics.held_bytes
+
+
+def test_the_loss_is_zero_and_the_recipe_makes_a_single_pass(make_model, make_stream):
+    class Losses(SupervisedPlugin):
+        values = ()
+
+        def after_training_iteration(self, strategy, **kwargs):
+            self.values = (*self.values, float(strategy.loss))
+
+    losses, stream, model = Losses(), make_stream(), make_model(codebook=False)
+    settings = LearningSettings(batch_size=6, first_epochs=10, epochs=3)
+    learner = build_strategy("slda", model, settings, plugins=[losses], evaluator=quiet())
+    for experience in stream.train_stream:
+        learner.train(experience)
+    assert losses.values == (0.0,) * 8  # twice 20 images in batches of 6
+    given = ClosedFormStrategy(
+        statistics=ClassMeans(4, feature_length(model)),
+        model=model,
+        first_epochs=3,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1),
+        evaluator=quiet(),
+    )
+    given.train(stream.train_stream[0])
+    assert given.statistics.counts.sum() == 20
+
+
+def test_the_ledger_counts_what_is_derived_from_the_statistics_apart(make_model, make_stream):
+    stream = make_stream()
+    for name in ("ncm", "slda", "ranpac", "rda"):
+        learner = build_strategy(name, make_model(codebook=False), None, 8, evaluator=quiet())
+        assert LedgerMetric().count(learner)["derived_bytes"] == 0
+        learner.train(stream.train_stream[0])  # two classes
+        length, r = learner.statistics.settings["length"], 1
+        k = int(learner.statistics.directions.counts.sum()) if name == "rda" else 0
+        whole = length * (1 + r) + 2 * r + 2 + (2 + k) * length + k + (k // 2) ** 2 * 2 + 3 * 2 + length**2
+        by_hand = {
+            "ncm": 2 * length,  # unit means
+            "slda": 2 * (length + 1),  # weights and offsets
+            "ranpac": 640 * (2 + length),  # weights; and the projection, drawn from its seed
+            # Centre, projection to the span, and means there; deviations; means; spreads, their products with the means
+            # and among themselves; parts, logarithms and numbers of classes; root. Then those of the head's input.
+            "rda": whole,
+        }
+        derived = LedgerMetric().count(learner)["derived_bytes"]
+        assert derived == 8 * by_hand[name] or (name == "rda" and derived > 8 * whole)
+
+
+def test_huge_scores_leave_no_room_for_unseen_classes(make_model, make_stream):
+    learner, stream = built("slda", make_model(codebook=False), shrinkage=1e-9), make_stream()
+    learner.train(stream.train_stream[0])
+    learner.statistics.classes.means *= 1e4  # scores far below the -10,000 of an unseen class
+    outputs = []
+    learner._after_eval_iteration = lambda **kwargs: outputs.append(learner.mb_output)
+    learner.eval(stream.test_stream[:1])
+    outputs, seen = torch.cat(outputs), learner.seen_classes.seen
+    assert set(outputs.argmax(1).tolist()) <= set(seen) and outputs.max(1).values.eq(0).all()
+
+
+def test_features_are_those_of_the_settings(model):
+    images = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pooled = pooled_features(model, images)
+    torch.testing.assert_close(FeatureMoments()(model, images), pooled, rtol=1e-4, atol=1e-5)
+    fused = built("foal", model).features(model, images)  # two layers, each image of each at a mean square of 1
+    assert fused.shape == (2, 1024)
+    torch.testing.assert_close(fused.view(2, 2, 512).square().mean(2), torch.ones(2, 2))
+    torch.testing.assert_close(fused[:, 512:], pooled * (512**0.5 / pooled.norm(dim=1, keepdim=True)))
+    raised = built("srda", model, power=0.5).features(model, images)
+    torch.testing.assert_close(raised, pooled.sqrt(), rtol=1e-4, atol=1e-4)
+
+
+# Settings and budget
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("slda", dict(shrinkage=0.5)),
+        ("ranpac", dict(projection=30, ridge=0.5)),
+        ("ranpac_gcv", dict(ridge=0.0)),
+        ("acil", dict(ridge=0.5)),
+        ("klda", dict(gamma=0.2, shrinkage=0.3)),
+        ("fecam", dict(shrink_diagonal=2.0, shrink_others=1.0, tukey=0.4)),
+        ("srda", dict(own=0.7, shrinkage=0.2)),
+        ("lr_rgda", dict(own=0.1, common=0.6, ridge=0.2)),
+        ("rda", dict(own=0.0, shrinkage=1e-4, own_images=2.0, diagonal=False, head_share=0.1)),
+    ],
+)
+def test_settings_reach_the_statistics(model, name, method):
+    held = built(name, model, **method).statistics.settings
+    assert {key: held[key] for key in method} == method and held.get("seed", 5) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "facts"),
+    [
+        ("slda", {"shrinkage": 0.0}, "shrinkage is 0.0; give more than 0, but 1 or less"),
+        ("fecam", {"covariance": "all"}, "covariance is 'all'; give one of class, common"),
+        ("klda", {"gamma": 0.0}, "gamma is 0.0; give more than 0"),
+        ("klda", {"projection": -1}, "projection is -1; give 0 or more"),
+        ("foal", {"power": 1.5}, "power is 1.5; give more than 0, but 1 or less"),
+        ("srda", {"own": 1.0}, "own is 1.0; give 0 or more, but less than 1"),
+        ("rda", {"own": float("nan")}, "own is nan; give a finite number"),
+        ("rda", {"cells": 9}, "cells is 9; give 1 or more, but 8 or less"),
+        ("rda", {"span": 1}, "span is 1; give true or false"),
+        ("lr_rgda", {"rank": 0}, "rank is 0; give 1 or more"),
+        ("lr_rgda", {"ridge": "much"}, "ridge is 'much'; give a number"),
+    ],
+)
+def test_wrong_settings_are_refused(model, name, method, facts):
+    with pytest.raises(ValueError, match=facts):
+        built(name, model, **method)
+
+
+def test_settings_that_exclude_each_other_are_refused(model):
+    with pytest.raises(ValueError, match=r"shrink_diagonal is 3.0 and shrink_others 4.0; .*from 0 to shrink_diagonal"):
+        built("fecam", model, shrink_others=4.0)
+
+
+def test_bytes_at_the_papers_cut(model):
+    sizes = [STRATEGIES[name].fixed_bytes(model, STRATEGIES[name].settings(), 10) for name in FIXED]
+    assert sizes == [20_520, 1_048_576 + 20_520, 640 * 640 * 4 + 640 * 10 * 4 + 10 * 4]
+    assert STRATEGIES["ranpac"].fixed_bytes(model, STRATEGIES["ranpac"].settings(), 240) < BUDGET
+
+
+@pytest.mark.parametrize("name", FILLING)
+def test_random_features_fill_the_budget(model, name):
+    statistics = built(name, model).statistics
+    number, pages = statistics.settings["projection"], BUDGET // PAGE
+
+    def by_hand(projection):
+        if name == "klda":  # strips of 64 rows, means and counts
+            strips = sum(min(64, projection - at) * min(at + 64, projection) for at in range(0, projection, 64))
+            return 4 * (strips + CLASSES * (projection + 1))
+        return 4 * (projection * (projection + CLASSES) + CLASSES)  # Gram matrix, sums and counts
+
+    assert by_hand(number) <= pages * PAGE < by_hand(number + 1) and statistics.held_bytes == by_hand(number)
+    assert built(name, model, projection=50).statistics.held_bytes == by_hand(50)
+    given = STRATEGIES[name].method_settings({"projection": 50})
+    assert STRATEGIES[name].fixed_bytes(model, given, CLASSES) == by_hand(50)
+    without_budget = build_strategy(name, model).statistics
+    assert without_budget.held_bytes == by_hand(640)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "directions", "scatter"),
+    [
+        ("fecam", {}, 273, False),  # (2,257,920 - 16,512) / 1,024 by eight classes
+        ("fecam", {"covariance": "common"}, 0, True),
+        ("srda", {}, 273, False),
+        ("lr_rgda", {}, 64, True),  # 201 beside the common scatter; the paper's rank is less
+        ("lr_rgda", {"rank": 250}, 201, True),
+        ("lr_rgda", {"maps": True, "deviations": True, "rank": 250}, 66, False),  # 2,048 features
+    ],
+)
+def test_what_a_budget_buys_of_covariances(model, name, method, directions, scatter):
+    strategy = built(name, model, **method)
+    statistics = strategy.statistics
+    held = 0 if statistics.directions is None else statistics.directions.most
+    assert held == directions and (statistics.scatter is not None) == scatter
+    fill(strategy, directions + 2)
+    assert statistics.held_bytes <= BUDGET
+    if directions:
+        assert statistics.directions.counts.tolist() == [directions] * CLASSES
+    if not scatter:
+        assert BUDGET - statistics.held_bytes < CLASSES * 2 * statistics.settings["length"]
+
+
+def test_a_common_covariance_needs_its_bytes(model):
+    entry = STRATEGIES["fecam"]
+    settings = entry.method_settings({"covariance": "common"})
+    fixed = entry.fixed_bytes(model, settings, CLASSES)
+    assert fixed == 4 * CLASSES * 513 + PackedScatter.bytes_of(512) == 606_240
+    with pytest.raises(ValueError, match="fixed 606240 bytes"):
+        entry.memories_in_budget(model, fixed, CLASSES, settings)
+    assert built("fecam", model, fixed + 1024, covariance="common").statistics.held_bytes == fixed
+
+
+@pytest.mark.parametrize("name", ["fecam", "srda", "lr_rgda", "rda"])
+def test_a_budget_without_a_direction_for_each_class(model, name):
+    with pytest.raises(ValueError, match="the budget buys 7 principal directions, but the stream has 8 classes"):
+        build_strategy(name, model, mem_size=7)
+
+
+@pytest.mark.parametrize("changes", [{}, {"drop_features": False}, {"maps": False}])
+def test_the_budget_of_rda_is_that_of_the_run(model, changes):
+    strategy, entry = built("rda", model, **changes), STRATEGIES["rda"]
+    assert BUDGET - entry.bytes_of_item(model, entry.method_settings(changes)) < strategy.budget <= BUDGET
+    fill(strategy, 70)
+    assert BUDGET - strategy.budget + 2 * LENGTH > strategy.budget - statistics_bytes(strategy) >= 0 or (
+        strategy.statistics.directions.counts.tolist() == [64] * CLASSES
+    )
+
+
+# Classes over time, within the budget of rda: features of the map are dropped on the way
+
+OF_MAP, OF_HEAD = 4 * 8, 8  # features of the small network
+
+
+@pytest.fixture
+def make_learner(make_model):
+    def make(n_classes, budget=40_000, **method):
+        entry, model = STRATEGIES["rda"], make_model(n_classes=n_classes, codebook=False)
+        memories = entry.memories_in_budget(model, budget, n_classes, entry.method_settings(method))
+        learner = build_strategy("rda", model, LearningSettings(), memories, 0, method=method)
+        learner.budget = budget  # without what is too little for a direction, which depends on the number of classes
+        return learner
+
+    return make
+
+
+def gaussians(classes, each, seed=0):
+    """Features of classes with covariances of their own, and their labels, class by class."""
+    draws = torch.Generator().manual_seed(7)
+    means = torch.randn(classes, OF_MAP + OF_HEAD, generator=draws)
+    spreads = 0.4 + torch.rand(classes, OF_MAP + OF_HEAD, generator=draws)
+    labels = torch.arange(classes).repeat_interleave(each)
+    noise = torch.randn(len(labels), OF_MAP + OF_HEAD, generator=torch.Generator().manual_seed(seed))
+    return means[labels] + spreads[labels] * noise, labels
+
+
+def taught(learner, features, labels, size=16):
+    for step, some in enumerate(torch.arange(len(labels)).split(size)):
+        learner._learn(features[some], labels[some])
+        assert step % 25 or learner.statistics_bytes <= learner.budget
+    assert learner.statistics_bytes <= learner.budget
+    return learner
+
+
+def accuracy(learner, features, labels):
+    length = learner.statistics.settings["length"]
+    return float((learner.statistics.scores(features[:, -length:]).argmax(1) == labels).double().mean())
+
+
+def same_statistics(one, other):
+    pairs = zip(one.statistics.tensors(), other.statistics.tensors(), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def test_the_number_of_classes_to_come_changes_nothing(make_learner):
+    features, labels = gaussians(12, 20)
+    assert same_statistics(*(taught(make_learner(n_classes), features, labels) for n_classes in (12, 60)))
+
+
+def test_the_order_of_the_classes_and_their_return_change_little(make_learner):
+    features, labels = gaussians(40, 30)
+    fresh, truth = gaussians(40, 10, seed=1)
+    order, halves = torch.randperm(40, generator=torch.Generator().manual_seed(2)), torch.arange(1200).view(40, 2, 15)
+    orders = {
+        "class by class": torch.arange(1200),
+        "other order": torch.arange(1200).view(40, 30)[order].flatten(),
+        "each class comes back": halves.transpose(0, 1).flatten(),
+        "shuffled": torch.randperm(1200, generator=torch.Generator().manual_seed(3)),
+    }
+    learners = {name: taught(make_learner(40), features[rows], labels[rows]) for name, rows in orders.items()}
+    held = {name: int(learner.statistics.directions.counts.max()) for name, learner in learners.items()}
+    assert max(held.values()) - min(held.values()) <= 1 and held["shuffled"] < 29, "the budget limits the directions"
+    found = {name: accuracy(learner, fresh, truth) for name, learner in learners.items()}
+    assert max(found.values()) - min(found.values()) <= 0.01 and min(found.values()) > 0.9, found
+
+
+@pytest.mark.parametrize("classes", [150, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_classes_one_by_one(make_learner, classes):
+    features, labels = gaussians(classes, 3)
+    fresh, truth = gaussians(classes, 2000 // classes, seed=1)
+    budget = 150 * classes
+    growing = taught(make_learner(classes, budget), features, labels, size=3)
+    assert growing.statistics.settings["length"] == OF_HEAD
+    assert growing.decided_settings == {"maps": False, "cells": 1}
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
+    mixed = taught(make_learner(classes, budget), features[shuffled], labels[shuffled], size=100)
+    narrow = taught(make_learner(classes, budget, maps=False), features[:, OF_MAP:], labels, size=100)
+    found = [accuracy(learner, fresh, truth) for learner in (growing, mixed, narrow)]
+    assert max(found) - min(found) <= 0.02 and min(found) > 30 / classes, found
+
+
+def test_features_are_kept_where_the_settings_say_so(make_learner):
+    learner = taught(make_learner(60, 14_000, drop_features=False), *gaussians(60, 6))
+    assert learner.statistics.settings["length"] == OF_MAP + OF_HEAD and learner.decided_settings == {}
+
+
+@pytest.mark.parametrize("deviations", [False, True])
+@pytest.mark.parametrize("classes", [3, 60])
+def test_a_state_can_be_loaded_and_learning_resumes(make_learner, classes, deviations):
+    method = dict(deviations=deviations)
+    features, labels = gaussians(60, 6)
+    length = make_learner(60, 24_000, **method).features.length(make_learner(60, 24_000).model)
+    features = torch.cat([features, features], 1)[:, :length]
+    rows = 6 * classes
+    whole, half = (taught(make_learner(60, 24_000, **method), features[:rows], labels[:rows]) for _ in range(2))
+    fresh = make_learner(60, 24_000, **method)
+    fresh.load_state_dict(half.state_dict())
+    assert (fresh.decided_settings == {}) == (classes == 3)
+    for learner in (whole, fresh):
+        taught(learner, *(tensor.flip(0) for tensor in (features, labels)))
+    assert same_statistics(whole, fresh)
+    with pytest.raises(StateError, match=f"the state has .* features, but this strategy {OF_HEAD}"):
+        make_learner(60, 24_000, maps=False).load_state_dict(make_learner(3, drop_features=False).state_dict())
+
+
+def test_features_that_are_dropped_leave_the_statistics_of_the_others(make_learner):
+    features, labels = gaussians(3, 30)
+    learner = taught(make_learner(3), features, labels)
+    of_head = taught(make_learner(3, maps=False), features[:, OF_MAP:], labels)
+    learner.statistics.keep_features(OF_HEAD)
+    ours, theirs = learner.statistics, of_head.statistics
+    fresh = gaussians(3, 10, seed=1)[0][:, OF_MAP:]
+    torch.testing.assert_close(ours.scores(fresh), theirs.scores(fresh), rtol=0.02, atol=0.2)
+    assert torch.equal(ours.classes.means, theirs.classes.means) and ours.settings["length"] == OF_HEAD
