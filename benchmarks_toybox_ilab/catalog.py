@@ -60,6 +60,7 @@ class Benchmark:
         reference: bool = False,
         fps: float | None = None,
         bad_videos: list[str] | None = None,
+        new_class: bool = False,
     ) -> FrameTable:
         """Make the table of a run.
 
@@ -68,7 +69,7 @@ class Benchmark:
             run: Number of the run.
             reference: Whether to choose frames as the paper's published code does.
             fps: Frames per second taken from a video of a clip folder.
-            bad_videos: See `ClipFolderFrames`.
+            bad_videos, new_class: See `ClipFolderFrames`.
 
         Returns:
             The table of frames, with the split of the run.
@@ -83,6 +84,7 @@ class Benchmark:
         if fps is not None and "fps" not in self.options:
             raise FrameTableError(f"benchmark {self.name} reads no video files; fps={fps:g} is for clip_folder.")
         given = {"reference": reference, "fps": 1.0 if fps is None else fps, "bad_videos": bad_videos}
+        given["new_class"] = new_class
         return self.frames(root, run, **{name: given[name] for name in self.options})
 
 
@@ -130,7 +132,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         ),
         Benchmark(
             *("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True),
-            *(clip_folder.LAYOUT, "your own images and videos", ("fps", "bad_videos")),
+            *(clip_folder.LAYOUT, "your own images and videos", ("fps", "bad_videos", "new_class")),
         ),
         Benchmark(
             *("toy_shapes", _streamed_shapes, 2, 21, 15, False),

@@ -102,7 +102,7 @@ def ClipFolderFrames(
     split_clips = {} if held_out == 0 else only_clips(tree)
     images = {clip: _images(clip, listed) for clip in clip_paths(tree) if clip.is_dir()}
     if ignored := ignored_files(sum((entries.ignored for entries in listed.values()), Counter())):
-        warnings.warn(printable(f"below {root} are ignored: {ignored}"), stacklevel=2)
+        warnings.warn(printable(f"below {root} are ignored: {ignored}"), stacklevel=1)
     check_two_images(split_clips, images)
     videos = [clip for clip in clip_paths(tree) if clip not in images]
     images |= _video_images(root, videos, fps, bad_videos)

@@ -11,7 +11,7 @@ _SPLIT = re.compile(
     r"([ _-]*(set|data|split|images))?"
 )
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060-\u206f\ufe00-\ufe0f\ufeff]")  # joiners, selectors and the like
-INSIST = "pass new_class=True (--new-class)"
+INSIST = "pass new_class=True (--new-class true)"
 
 
 class DoubtfulNameError(FrameTableError):

@@ -16,7 +16,7 @@ PRETRAINED = "with CRUMB on ImageNet"  # for the paper's main results; preset pa
 PAPER = usual_settings("", "paper")
 # Not settings but facts about a run, or what is compared: methods, presets and protocols.
 IGNORED = {*NOT_COMPARED, "benchmark", "protocol", "strategy", "preset", "family", "device", "on_bad_frame", "fps"}
-IGNORED |= {"pretrained", "experiences", "classes", "dataset_root"}
+IGNORED |= {"new_class", "pretrained", "experiences", "classes", "dataset_root"}
 
 
 class Deviation(NamedTuple):

@@ -33,7 +33,8 @@ def provenance(plan: RunPlan) -> dict[str, str]:
             state = Path(value).stat()
             found[name] = _file_hash(str(Path(value).resolve()), state.st_mtime_ns, state.st_size)
     if plan.benchmark == CLIPS:
-        table = get_benchmark(CLIPS).table(plan.dataset_root, plan.run, fps=plan.fps, bad_videos=_left_out(plan))
+        bad_videos = [] if plan.on_bad_frame == "skip" else None
+        table = get_benchmark(CLIPS).table(plan.dataset_root, plan.run, False, plan.fps, bad_videos, plan.new_class)
         paths = [table.root / path for path in table.path]
         listed = "".join(f"{path}\n{file.stat().st_size}\n" for path, file in zip(table.path, paths))
         found["dataset_root"] = f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
@@ -55,19 +56,16 @@ def frame_table_hash(plan: RunPlan, bad_frames: list[str]) -> str | None:
     benchmark = get_benchmark(plan.benchmark)
     if bad_frames or (benchmark.needs_root and not (plan.dataset_root and Path(plan.dataset_root).is_dir())):
         return None
-    skip = plan.on_bad_frame == "skip"
-    return _table_hash(plan.benchmark, plan.dataset_root, plan.run, plan.reference_stream, plan.fps, skip)
+    given = plan.dataset_root, plan.run, plan.reference_stream, plan.fps
+    return _table_hash(plan.benchmark, *given, plan.on_bad_frame == "skip", plan.new_class)
 
 
 @lru_cache(maxsize=256)
-def _table_hash(benchmark: str, root: str | None, run: int, reference: bool, fps: float | None, skip: bool) -> str:
+def _table_hash(
+    benchmark: str, root: str | None, run: int, reference: bool, fps: float | None, skip: bool, new_class: bool
+) -> str:
     """Hash a frame table; cached because a sweep asks once for each of its rows."""
-    return get_benchmark(benchmark).table(root, run, reference, fps, [] if skip else None).content_hash()
-
-
-def _left_out(plan: RunPlan) -> list[str] | None:
-    """A list for the messages of the videos that a plan leaves out; ``None`` if they are errors."""
-    return [] if plan.on_bad_frame == "skip" else None
+    return get_benchmark(benchmark).table(root, run, reference, fps, [] if skip else None, new_class).content_hash()
 
 
 def versions() -> dict[str, str]:

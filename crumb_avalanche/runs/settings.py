@@ -49,6 +49,7 @@ class RunSettings:
         protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience.
         reference_stream: choose frames, orders and labels as the paper's published code does.
         fps: frames per second to take from the video files of a clip_folder; default 1.
+        new_class: take every class folder of a clip_folder for a class, also near twins of names and train, test.
         on_bad_frame: raise stops at an unreadable image, a damaged video, or an image whose features are not finite;
             skip leaves it out and counts it.
         classes_per_experience: default the benchmark's.
@@ -112,6 +113,7 @@ class RunSettings:
     protocol: Protocol = "class_instance"
     reference_stream: bool = False
     fps: float | None = None
+    new_class: bool = False
     on_bad_frame: Literal["raise", "skip"] = "raise"
     classes_per_experience: int | None = None
     batch_size: int | None = None

@@ -57,7 +57,8 @@ def open_stream(plan: RunPlan, joint: bool | None = None, left_out: Sequence[str
     entry = get_benchmark(plan.benchmark)
     skipped: list[str] = []
     skip = plan.on_bad_frame == "skip"
-    table = entry.table(plan.dataset_root, plan.run, plan.reference_stream, plan.fps, skipped if skip else None)
+    bad_videos = skipped if skip else None
+    table = entry.table(plan.dataset_root, plan.run, plan.reference_stream, plan.fps, bad_videos, plan.new_class)
     if skip:
         with progress_bar(len(table), "checking frames", show=plan.progress) as bar:
             bad = table.bad_rows(progress=lambda done, total: bar.update(1))

@@ -5,6 +5,7 @@ import pytest
 from fake_data import held_out, write_clip_folder, write_image
 from fake_videos import write_video
 
+from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolder, ClipFolderFrames, held_out_of
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.names import DoubtfulNameError
@@ -247,7 +248,7 @@ def test_folders_that_look_like_splits_or_twins_are_asked_about(tmp_path):
         write_image(tmp_path / name)
     with pytest.raises(DoubtfulNameError, match=r"looks like the splits .*: Test, train\. Give .*new_class=True"):
         ClipFolderFrames(tmp_path)
-    assert ClipFolderFrames(tmp_path, new_class=True).classes == ("Test", "train")
+    assert get_benchmark("clip_folder").table(tmp_path, 0, new_class=True).classes == ("Test", "train")
     write_image(tmp_path / "train" / " mug" / "1.png")
     with pytest.raises(DoubtfulNameError, match=r"'mug' is nearly the name of class ' mug'.*new_class=True"):
         ClipFolderFrames(tmp_path / "train", held_out=0)
