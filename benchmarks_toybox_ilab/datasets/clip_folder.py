@@ -239,7 +239,7 @@ def _video_images(root: Path, videos: list[Path], fps: float, bad_videos: list[s
     from tqdm import tqdm
 
     folder = root / FRAMES_FOLDER / f"{str(fps).removesuffix('.0')}fps"
-    jobs = [Job(video, folder / video.relative_to(root), "%06d.png", fps, SHORT_SIDE) for video in videos]
+    jobs = [Job(video, folder / video.relative_to(root), "", 6, fps, SHORT_SIDE) for video in videos]
     bad = set()
     if any(job.finished() is None for job in jobs):
         _check_writable(root, folder)

@@ -50,7 +50,7 @@ def extract_toybox(
     """
     source, images = Path(source), Path(root) / "images"
     jobs = [
-        Job(video, images / supercategory / video.parent.name, f"{video.stem}_%d.png", fps, SIZE)
+        Job(video, images / supercategory / video.parent.name, f"{video.stem}_", 1, fps, SIZE)
         for supercategory, video in _clips(source)
     ]
     return extract_many(jobs, (os.cpu_count() or 1) if workers is None else workers, progress)

@@ -23,9 +23,8 @@ from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
 from benchmarks_toybox_ilab.video.processes import run_in_processes
 from benchmarks_toybox_ilab.video.sampling import Size, VideoError, expected_frames, load_av, sampled_frames
 
-__all__ = ["Job", "VideoError", "extract_frames", "extract_many", "frame_rate"]
+__all__ = ["Job", "VideoError", "extract_many", "frame_rate"]
 
-_PATTERN = re.compile(r"(?P<before>[^/\\]*)%(?:0(?P<digits>\d+))?d(?P<after>[^/\\]*\.png)")
 _BYTES_A_PIXEL = 3 * 0.6  # size of a photograph as PNG
 _PROBES = 50  # number of videos opened to estimate the size of all frames
 
@@ -43,110 +42,134 @@ def frame_rate(fps: float) -> float:
 
 @dataclass(frozen=True)
 class Job:
-    """One video to extract frames from; see the arguments of `extract_frames`.
+    """The frames of a video at times 0, 1/fps, 2/fps ... after its first frame, as PNG files.
+
+    Attributes:
+        video: The file.
+        folder: Folder for the frames; created if missing.
+        prefix: What the names of frames begin with, before their number, which counts from 1.
+        digits: Least number of digits of the number.
+        fps: Frames per second of the video.
+        size: Size of the images: None (that of the video), the largest short side in pixels, or (width, height).
 
     Raises:
-        ValueError: If pattern, fps or size breaks its rule.
+        ValueError: If fps or size breaks its rule.
     """
 
     video: Path
     folder: Path
-    pattern: str
+    prefix: str = ""
+    digits: int = 1
     fps: float = 1.0
     size: Size = None
 
     def __post_init__(self) -> None:
-        if _PATTERN.fullmatch(self.pattern) is None:
-            raise ValueError(f"pattern is {self.pattern!r}, but must be a file name such as clip_%d.png or %06d.png.")
         frame_rate(self.fps)
-        for pixels in self.size if isinstance(self.size, tuple) else () if self.size is None else (self.size,):
-            whole_number("size", pixels, 1)
-        if isinstance(self.size, tuple) and len(self.size) != 2:
+        sides = self.size if isinstance(self.size, tuple) else (self.size,) * 2
+        if len(sides) != 2:
             raise ValueError(f"size is {self.size!r}, but must be width and height, the short side's limit, or None.")
+        for pixels in sides if self.size is not None else ():
+            whole_number("size", pixels, 1)
 
     def name(self, number: int) -> str:
         """File name of frame `number`, which counts from 1."""
-        parts = _PATTERN.fullmatch(self.pattern)
-        return f"{parts['before']}{number:0{parts['digits'] or 1}d}{parts['after']}"
-
-    def is_name(self, name: str) -> bool:
-        """Whether a file name is that of a frame of this clip."""
-        parts = _PATTERN.fullmatch(self.pattern)
-        return re.fullmatch(rf"{re.escape(parts['before'])}\d+{re.escape(parts['after'])}", name) is not None
+        return f"{self.prefix}{number:0{self.digits}d}.png"
 
     @property
-    def hidden_stem(self) -> str:
-        """The first part of the names of this clip's hidden files."""
-        return "." + (_PATTERN.fullmatch(self.pattern)["before"].strip("._- ") or "frames")
+    def _hidden(self) -> str:
+        """What the names of this clip's hidden files begin with."""
+        return "." + (self.prefix.strip("._- ") or "frames")
 
     @property
-    def marker(self) -> Path:
-        """The file that is written last and marks a finished clip."""
-        return self.folder / f"{self.hidden_stem}.json"
+    def _marker(self) -> Path:
+        """The file that is written last: it marks a finished clip, and holds what its frames depend on."""
+        return self.folder / f"{self._hidden}.json"
 
-    def is_part(self, name: str) -> bool:
-        """Whether a folder name is that of unfinished frames of this clip."""
-        return re.fullmatch(rf"{re.escape(self.hidden_stem)}\.[^.]+\.part", name) is not None
-
-    def record(self) -> dict:
-        """What the frames depend on; saved in the marker."""
+    def _record(self) -> dict:
         try:
             status = self.video.stat()
         except OSError as error:
             raise VideoError(f"there is no video file {self.video}; restore it.") from error
         size = list(self.size) if isinstance(self.size, tuple) else self.size
-        return {
-            "video_bytes": status.st_size,
-            "video_mtime_ns": status.st_mtime_ns,
-            "pattern": self.pattern,
-            "fps": float(self.fps),
-            "size": size,
-        }
+        video = {"video_bytes": status.st_size, "video_mtime_ns": status.st_mtime_ns}
+        return {**video, "first": self.name(1), "fps": float(self.fps), "size": size}
 
     def finished(self) -> list[str] | None:
-        """Names of the frames if all are as written and neither the video nor the arguments have changed, else None.
-
-        Frames of earlier versions have no digests; it is enough that they exist.
-        """
+        """Names of the frames if all are as written and neither the video nor the job has changed, else None."""
         try:
-            marked = json.loads(self.marker.read_text(encoding="utf-8"))
+            marked = json.loads(self._marker.read_text(encoding="utf-8"))
             names = [self.name(number + 1) for number in range(marked.pop("frames"))]
-            digest = marked.pop("frames_sha256", None)
-            there = set(os.listdir(self.folder))
-            if not names or marked != self.record() or not there.issuperset(names):
+            digest = marked.pop("frames_sha256")
+            if not names or marked != self._record():
                 return None
-            return names if digest in (None, digest_of([self.folder / name for name in names])) else None
+            return names if digest == digest_of([self.folder / name for name in names]) else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
+    def extract(self, threads: int = 0) -> list[str]:
+        """Write the frames, rotated as players show them; nothing is done if that is `finished`.
 
-def extract_frames(
-    video: str | Path, folder: str | Path, pattern: str, fps: float = 1.0, size: Size = None, threads: int = 0
-) -> list[str]:
-    """Write the frames of a video at times 0, 1/fps, 2/fps ... after its first frame as PNG files.
+        They are written to a hidden folder and moved at the end.
 
-    Frames are written to a hidden folder and moved to `folder` at the end; then a hidden marker file records that the
-    clip is finished. Nothing is done if the marker exists and neither the video (its size and modification time), the
-    frames (their content), nor the arguments have changed. Frames are rotated as players show them.
+        Args:
+            threads: Number of decoder threads; 0 lets the decoder choose.
 
-    Args:
-        video: The file.
-        folder: Folder for the frames; created if missing.
-        pattern: File name of a frame with %d or %06d for its number, which counts from 1; ends in .png.
-        fps: Frames per second of the video.
-        size: Size of the images: None (that of the video), the largest short side in pixels, or (width, height).
-        threads: Number of decoder threads; 0 lets the decoder choose.
+        Returns:
+            The file names of the frames in order; at least one.
 
-    Returns:
-        The file names of the frames in order; at least one.
+        Raises:
+            VideoError: If the file cannot be opened, has no video stream or no frame, or is damaged or truncated.
+            FrameTableError: If the frames cannot be written.
+            ImportError: If PyAV is not installed.
+        """
+        record = self._record()
+        names = self.finished()
+        if names is not None:
+            return names
+        with closing(sampled_frames(self.video, self.fps, self.size, threads)) as images:
+            first = next(images)  # a bad file fails here, before anything is written
+            try:
+                return self._write(record, chain([first], images))
+            except OSError as error:
+                names = self.finished()
+                if names is not None:  # another process finished the same clip and removed our folder
+                    return names
+                raise FrameTableError(
+                    f"the frames of {self.video} cannot be written to {self.folder}: {error.strerror or error}. Make "
+                    "the folder writable or make room there, and run the same again; finished clips are kept."
+                ) from error
 
-    Raises:
-        VideoError: If the file cannot be opened, has no video stream or no frame, or is damaged or truncated.
-        FrameTableError: If the frames cannot be written.
-        ImportError: If PyAV is not installed.
-        ValueError: If pattern, fps or size breaks its rule.
-    """
-    return _extract(Job(Path(video), Path(folder), pattern, fps, size), threads)
+    def _write(self, record: dict, images: Iterable[Image.Image]) -> list[str]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{self._hidden}.", suffix=".part", dir=self.folder))
+        try:
+            names = []
+            for number, image in enumerate(images, 1):
+                names.append(self.name(number))
+                _save(image, part / names[-1])
+            digest = digest_of([part / name for name in names])
+            finished = self.finished()
+            if finished is not None:
+                return finished
+            self._marker.unlink(missing_ok=True)
+            frame = re.compile(rf"{re.escape(self.prefix)}\d+\.png")
+            for entry in filter(frame.fullmatch, os.listdir(self.folder)):
+                os.unlink(self.folder / entry)  # of another rate or video, or left by a killed process
+            for name in names:
+                os.replace(part / name, self.folder / name)
+            marked = {**record, "frames": len(names), "frames_sha256": digest}
+            (part / "marker").write_text(json.dumps(marked), encoding="utf-8")
+            os.replace(part / "marker", self._marker)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        left = re.compile(rf"{re.escape(self._hidden)}\.[^.]+\.part")  # by a process that was killed
+        for entry in filter(left.fullmatch, os.listdir(self.folder)):
+            shutil.rmtree(self.folder / entry, ignore_errors=True)
+        return names
+
+
+def _save(image: Image.Image, path: Path) -> None:
+    image.save(path, compress_level=1)  # of PNG: a third of the time of the usual 6, for a quarter more bytes
 
 
 def extract_many(
@@ -174,7 +197,7 @@ def extract_many(
     workers = whole_number("workers", workers, 1)
     todo, done, frames = [], 0, 0
     for job in jobs:
-        names = job.finished() if job.video.is_file() else None
+        names = job.finished()
         if names is None:
             todo.append(job)
         else:
@@ -197,58 +220,6 @@ def extract_many(
     return [(todo[position].video, failures[position]) for position in sorted(failures)]
 
 
-def _extract(job: Job, threads: int) -> list[str]:
-    record = job.record()
-    names = job.finished()
-    if names is not None:
-        return names
-    with closing(sampled_frames(job.video, job.fps, job.size, threads)) as images:
-        first = next(images)  # a bad file fails here, before anything is written
-        try:
-            return _write(job, record, chain([first], images))
-        except OSError as error:
-            names = job.finished()
-            if names is not None:  # another process finished the same clip and removed our folder
-                return names
-            raise FrameTableError(
-                f"the frames of {job.video} cannot be written to {job.folder}: {error.strerror or error}. Make the "
-                "folder writable or make room there, and run the same again; finished clips are kept."
-            ) from error
-
-
-def _write(job: Job, record: dict, images: Iterable[Image.Image]) -> list[str]:
-    job.folder.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f"{job.hidden_stem}.", suffix=".part", dir=job.folder))
-    try:
-        names = []
-        for number, image in enumerate(images, 1):
-            names.append(job.name(number))
-            _save(image, part / names[-1])
-        digest = digest_of([part / name for name in names])
-        finished = job.finished()
-        if finished is not None:
-            return finished
-        job.marker.unlink(missing_ok=True)
-        for entry in os.listdir(job.folder):
-            if job.is_name(entry):  # of another rate or video, or left by a killed process
-                os.unlink(job.folder / entry)
-        for name in names:
-            os.replace(part / name, job.folder / name)
-        marked = {**record, "frames": len(names), "frames_sha256": digest}
-        (part / "marker").write_text(json.dumps(marked), encoding="utf-8")
-        os.replace(part / "marker", job.marker)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    for entry in os.listdir(job.folder):
-        if job.is_part(entry):  # left by a process that was killed
-            shutil.rmtree(job.folder / entry, ignore_errors=True)
-    return names
-
-
-def _save(image: Image.Image, path: Path) -> None:
-    image.save(path, compress_level=1)  # of PNG: a third of the time of the usual 6, for a quarter more bytes
-
-
 def _expected_bytes(jobs: list[Job]) -> int:
     """Estimate the size of all frames from the lengths of some videos and the file sizes of all."""
     probed_bytes = probed_frames_bytes = 0
@@ -266,7 +237,7 @@ def _expected_bytes(jobs: list[Job]) -> int:
 def _attempt(job: Job, threads: int = 1) -> tuple[int, str | None]:
     """Extract a clip; return the number of frames and None, or 0 and an error message."""
     try:
-        return len(_extract(job, threads)), None
+        return len(job.extract(threads)), None
     except VideoError as error:
         return 0, str(error)
 

@@ -1,6 +1,5 @@
 """A folder of clips with videos: frames extracted from them, bad videos, and what is refused."""
 
-import json
 import os
 import sys
 
@@ -115,18 +114,6 @@ def test_damaged_frames_of_a_video_are_taken_out_again(tmp_path, damage):
     ClipFolderFrames(tmp_path)
     assert path.read_bytes() == whole
     assert path.stat().st_mtime_ns > 0
-
-
-def test_frames_that_an_earlier_version_took_out_are_used(tmp_path):
-    write_mixed(tmp_path)
-    ClipFolderFrames(tmp_path)
-    times = {path: path.stat().st_mtime_ns for path in map(tmp_path.joinpath, frame_files(tmp_path))}
-    for marker in (tmp_path / ".crumb_frames").rglob(".*.json"):
-        marked = json.loads(marker.read_text())
-        assert len(marked.pop("frames_sha256")) == 64
-        marker.write_text(json.dumps(marked))
-    ClipFolderFrames(tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from fake_videos import write_sound, write_video
 from PIL import Image
-from video_clips import files, jobs, shown, whole_and_cut
+from video_clips import extract, files, jobs, shown, whole_and_cut
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video import sampling
-from benchmarks_toybox_ilab.video.extract import Job, extract_frames, extract_many
+from benchmarks_toybox_ilab.video.extract import Job, extract_many
 from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, picture, sampled_frames, upright
 
 # Display matrices: x' = ax + cy, y' = bx + dy as a, b, 0, c, d, 0, then where the origin goes; 1 is 65536.
@@ -41,7 +41,7 @@ def clips(tmp_path_factory):
 def test_one_frame_per_second(tmp_path, name, codec):
     pytest.importorskip("av")
     clip = write_video(tmp_path / name, seconds=3.2, codec=codec)
-    names = extract_frames(clip, tmp_path / "out", "%d.png")
+    names = extract(clip, tmp_path / "out")
     assert names == ["1.png", "2.png", "3.png", "4.png"]
     assert shown(tmp_path / "out", names) == [0, 10, 20, 30]
     with Image.open(tmp_path / "out" / "1.png") as image:
@@ -51,7 +51,7 @@ def test_one_frame_per_second(tmp_path, name, codec):
 def test_a_container_whose_time_stamps_do_not_begin_at_0(tmp_path):
     pytest.importorskip("av")
     clip = write_video(tmp_path / "clip.mpg", seconds=2, rate=25)
-    assert shown(tmp_path, extract_frames(clip, tmp_path, "f%03d.png")) == [0, 25]
+    assert shown(tmp_path, extract(clip, tmp_path, "f", digits=3)) == [0, 25]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_a_container_whose_time_stamps_do_not_begin_at_0(tmp_path):
     [(2, [0, 5, 10, 15, 20, 25]), (0.5, [0, 20]), (1 / 3, [0]), (4, [0, 3, 5, 8, 10, 13, 15, 18, 20, 23, 25, 28])],
 )
 def test_other_rates(clips, tmp_path, fps, expected):
-    assert shown(tmp_path, extract_frames(clips / "whole.mp4", tmp_path, "%06d.png", fps)) == expected
+    assert shown(tmp_path, extract(clips / "whole.mp4", tmp_path, "", fps, digits=6)) == expected
 
 
 def test_a_rate_above_the_videos_repeats_frames(clips, tmp_path):
-    numbers = shown(tmp_path, extract_frames(clips / "whole.mp4", tmp_path, "%d.png", 20))
+    numbers = shown(tmp_path, extract(clips / "whole.mp4", tmp_path, "", 20))
     assert numbers[:6] == [0, 1, 1, 2, 2, 3] and len(numbers) == 59
 
 
@@ -72,7 +72,7 @@ def test_a_variable_rate_follows_the_time_stamps(tmp_path):
     # Since the first: 0, 100, 900, 997, 1002, 1100, 3400 ms. 997 is near enough to 1 s; 2 and 3 s are not over before
     # 3400.
     clip = write_video(tmp_path / "clip.mp4", stamps=[500, 600, 1400, 1497, 1502, 1600, 3900])
-    assert shown(tmp_path, extract_frames(clip, tmp_path, "%d.png")) == [0, 3, 6, 6]
+    assert shown(tmp_path, extract(clip, tmp_path)) == [0, 3, 6, 6]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_time_stamps_that_are_missing_or_jump(stamps, times):
     ("size", "expected"), [((224, 112), (224, 112)), (24, (32, 24)), (512, (64, 48)), (None, (64, 48))]
 )
 def test_sizes(clips, tmp_path, size, expected):
-    names = extract_frames(clips / "whole.mp4", tmp_path, "%d.png", size=size)
+    names = extract(clips / "whole.mp4", tmp_path, "", size=size)
     with Image.open(tmp_path / names[1]) as image:
         assert image.size == expected
     assert shown(tmp_path, names) == [0, 10, 20]
@@ -128,7 +128,7 @@ def test_a_clip_of_a_rotated_phone_is_upright(tmp_path, matrix, corner, size):
     if not hasattr(av.video.stream.VideoStream, "set_display_matrix"):
         pytest.skip("this PyAV cannot write display matrices")
     clip = write_video(tmp_path / "clip.mp4", seconds=0.1, matrix=matrix)
-    (name,) = extract_frames(clip, tmp_path, "%d.png", size=size)
+    (name,) = extract(clip, tmp_path, "", size=size)
     with Image.open(tmp_path / name) as image:
         turned = matrix[0] == 0
         expected = {None: (48, 64) if turned else (64, 48), 24: (24, 32) if turned else (32, 24)}
@@ -152,8 +152,8 @@ def test_colours_follow_the_standard_that_the_video_states(colorspace, expected)
     assert np.asarray(picture(frame, None))[20, 20] == pytest.approx(expected, abs=2)
 
 
-def test_a_pattern_counts_from_1_with_the_given_zeros(clips, tmp_path):
-    names = extract_frames(clips / "whole.mp4", tmp_path, "100%_a_%02d.png")
+def test_names_count_from_1_with_the_given_zeros(clips, tmp_path):
+    names = extract(clips / "whole.mp4", tmp_path, "100%_a_", digits=2)
     assert names == ["100%_a_01.png", "100%_a_02.png", "100%_a_03.png"]
     assert files(tmp_path) == [".100%_a.json", *names]
 
@@ -161,9 +161,6 @@ def test_a_pattern_counts_from_1_with_the_given_zeros(clips, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"pattern": "frame.png"}, "pattern is 'frame.png', but must be a file name such as"),
-        ({"pattern": "a/%d.png"}, "pattern is 'a/%d.png'"),
-        ({"pattern": "%d.jpg"}, "pattern is '%d.jpg'"),
         ({"fps": 0}, "fps is 0, but must be a number above 0"),
         ({"fps": float("nan")}, "fps is nan"),
         ({"fps": True}, "fps is True"),
@@ -174,7 +171,7 @@ def test_a_pattern_counts_from_1_with_the_given_zeros(clips, tmp_path):
 )
 def test_arguments_out_of_range(tmp_path, arguments, words):
     with pytest.raises(ValueError, match=words):
-        extract_frames(tmp_path / "clip.mp4", **{"folder": tmp_path, "pattern": "%d.png", **arguments})
+        Job(tmp_path / "clip.mp4", tmp_path, **arguments)
 
 
 def bad_file(folder, kind):
@@ -213,7 +210,7 @@ def test_a_bad_file_is_named_and_leaves_nothing(tmp_path, kind, words):
     pytest.importorskip("av")
     clip = bad_file(tmp_path, kind)
     with pytest.raises(VideoError, match=words):
-        extract_frames(clip, tmp_path / "out", "%d.png")
+        extract(clip, tmp_path / "out")
     assert files(tmp_path / "out") == []
 
 
@@ -221,7 +218,7 @@ def test_a_file_of_an_unknown_codec_is_named(tmp_path):
     film = write_video(tmp_path / "film.avi", seconds=1, codec="mpeg4")
     film.write_bytes(film.read_bytes().replace(b"FMP4", b"FMP?"))
     with pytest.raises(VideoError, match=r"film.avi is of a codec that FFmpeg does not know"):
-        extract_frames(film, tmp_path / "out", "%d.png")
+        extract(film, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -229,7 +226,7 @@ def test_a_truncated_file_leaves_nothing(clips, tmp_path):
     with pytest.raises(
         VideoError, match=r"cut.mp4 (is damaged or truncated|cannot be decoded).*`ffmpeg -i cut.mp4 repaired"
     ):
-        extract_frames(clips / "cut.mp4", tmp_path / "out", "%d.png")
+        extract(clips / "cut.mp4", tmp_path / "out")
     assert files(tmp_path / "out") == []
 
 
@@ -278,14 +275,14 @@ def test_without_pyav(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     (tmp_path / "clip.mp4").write_bytes(b"x")
     with pytest.raises(ImportError, match=r'with PyAV: pip install "crumb-avalanche\[video\]"'):
-        extract_frames(tmp_path / "clip.mp4", tmp_path, "%d.png")
+        extract(tmp_path / "clip.mp4", tmp_path)
     with pytest.raises(ImportError, match=r'pip install "crumb-avalanche\[video\]"'):
-        extract_many([Job(tmp_path / "clip.mp4", tmp_path, "%d.png")])
+        extract_many([Job(tmp_path / "clip.mp4", tmp_path, "")])
 
 
 def test_finished_clips_are_read_without_pyav(clips, tmp_path, monkeypatch):
     job = jobs(clips, tmp_path, ["whole"])[0]
-    names = extract_frames(job.video, job.folder, job.pattern)
+    names = job.extract()
     monkeypatch.setitem(sys.modules, "av", None)
-    assert extract_frames(job.video, job.folder, job.pattern) == names
+    assert job.extract() == names
     assert extract_many([job]) == []

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from fake_videos import write_video
-from video_clips import files, jobs, shown, whole_and_cut
+from video_clips import extract, files, jobs, shown, whole_and_cut
 
 from benchmarks_toybox_ilab.tables import disk
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video import extract as video
-from benchmarks_toybox_ilab.video.extract import Job, extract_frames, extract_many
+from benchmarks_toybox_ilab.video.extract import Job, extract_many
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_a_finished_clip_is_not_touched_until_something_changes(clips, tmp_path,
 
     def written(fps=1.0, size=None):
         before = len(saved)
-        extract_frames(clip, tmp_path / "out", "a_%d.png", fps, size)
+        extract(clip, tmp_path / "out", "a_", fps, size)
         return len(saved) - before
 
     assert [written(), written()] == [3, 0]
@@ -67,9 +67,9 @@ def test_an_interrupted_clip_is_extracted_again(clips, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         count_saves(patch, fail_at=2)
         with pytest.raises(KeyboardInterrupt):
-            extract_frames(clips / "whole.mp4", tmp_path, "%d.png")
+            extract(clips / "whole.mp4", tmp_path)
     assert files(tmp_path) == []
-    assert shown(tmp_path, extract_frames(clips / "whole.mp4", tmp_path, "%d.png")) == [0, 10, 20]
+    assert shown(tmp_path, extract(clips / "whole.mp4", tmp_path)) == [0, 10, 20]
 
 
 def test_files_left_by_a_killed_process_are_removed(clips, tmp_path):
@@ -77,7 +77,7 @@ def test_files_left_by_a_killed_process_are_removed(clips, tmp_path):
     for name in (".a.1234.part/a_1.png", ".a.1234.part/marker", "a_9.png", "a_2.png", *other):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"left")
-    names = extract_frames(clips / "whole.mp4", tmp_path, "a_%d.png")
+    names = extract(clips / "whole.mp4", tmp_path, "a_")
     assert files(tmp_path) == sorted([".a.json", *names, *other])
     assert shown(tmp_path, names) == [0, 10, 20]
     assert not (tmp_path / ".a.1234.part").exists()
@@ -95,13 +95,13 @@ def kill(image, path):
         os.kill(os.getpid(), signal.SIGKILL)
 video._save = kill
 clip, out = Path({str(clips / "whole.mp4")!r}), Path({str(tmp_path)!r})
-video.extract_many([video.Job(clip, out, f"{{name}}_%d.png") for name in "abc"])
+video.extract_many([video.Job(clip, out, f"{{name}}_") for name in "abc"])
 """
     killed = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
     assert killed.returncode == -signal.SIGKILL
     a_frames = ["a_1.png", "a_2.png", "a_3.png"]
     assert [name for name in files(tmp_path) if "part/" not in name] == [".a.json", *a_frames]
-    again = [Job(clips / "whole.mp4", tmp_path, f"{name}_%d.png") for name in "abc"]
+    again = [Job(clips / "whole.mp4", tmp_path, f"{name}_") for name in "abc"]
     steps = []
     assert extract_many(again, progress=lambda *step: steps.append(step)) == []
     assert steps == [(1, 3, 3), (2, 3, 6), (3, 3, 9)]
@@ -113,11 +113,11 @@ def test_another_process_finishes_the_clip_first(clips, tmp_path, monkeypatch):
 
     def overtaken(image, path):
         monkeypatch.setattr(video, "_save", save)
-        extract_frames(clip, tmp_path, "%d.png")
+        extract(clip, tmp_path)
         save(image, path)  # the other one has cleared our folder away
 
     monkeypatch.setattr(video, "_save", overtaken)
-    assert extract_frames(clip, tmp_path, "%d.png") == ["1.png", "2.png", "3.png"]
+    assert extract(clip, tmp_path) == ["1.png", "2.png", "3.png"]
     assert files(tmp_path) == [".frames.json", "1.png", "2.png", "3.png"]
 
 
@@ -126,7 +126,7 @@ def test_frames_that_cannot_be_written(clips, tmp_path):
     with pytest.raises(
         FrameTableError, match=r"whole.mp4 cannot be written to .*out: File exists. Make the folder wri"
     ):
-        extract_frames(clips / "whole.mp4", tmp_path / "out", "%d.png")
+        extract(clips / "whole.mp4", tmp_path / "out")
 
 
 def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(clips, tmp_path):
@@ -134,7 +134,7 @@ def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(clips, 
     steps, failures = {1: [], 2: []}, {}
     for workers in (1, 2):
         todo = jobs(clips, tmp_path / str(workers), names)
-        todo.append(Job(tmp_path / "none.mp4", tmp_path / str(workers) / "frames", "none_%d.png"))
+        todo.append(Job(tmp_path / "none.mp4", tmp_path / str(workers) / "frames", "none_"))
         failures[workers] = extract_many(todo, workers, lambda *step, at=steps[workers]: at.append(step))
         assert [path.name for path, _ in failures[workers]] == ["cut1.mp4", "cut4.mp4", "none.mp4"]
         assert all(str(path) in message for path, message in failures[workers])
@@ -149,7 +149,7 @@ def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(clips, 
 def crash_on_cut(job):
     if "cut" in job.video.name:
         os._exit(1)
-    return len(extract_frames(job.video, job.folder, job.pattern)), None
+    return len(job.extract()), None
 
 
 def test_a_video_that_crashes_its_process_does_not_stop_the_others(clips, tmp_path, monkeypatch):

@@ -17,6 +17,11 @@ def whole_and_cut(folder):
     return folder
 
 
+def extract(video, folder, prefix="", fps=1.0, size=None, digits=1):
+    """Extract the frames of a video; return their names."""
+    return Job(Path(video), Path(folder), prefix, digits, fps, size).extract()
+
+
 def shown(folder, names):
     return [video_frame_number(folder / name) for name in names]
 
@@ -31,4 +36,4 @@ def jobs(clips, out, names):
     for name in names:
         (out / "videos").mkdir(parents=True, exist_ok=True)
         shutil.copy(clips / f"{name.rstrip('0123456789')}.mp4", out / "videos" / f"{name}.mp4")
-    return [Job(out / "videos" / f"{name}.mp4", out / "frames", f"{name}_%d.png") for name in names]
+    return [Job(out / "videos" / f"{name}.mp4", out / "frames", f"{name}_") for name in names]
