@@ -20,7 +20,7 @@ from PIL import Image
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
 
-pytest.importorskip("starlette")
+pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 

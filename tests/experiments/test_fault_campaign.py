@@ -28,7 +28,7 @@ def judged(kind, count, name="planted"):
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_some_cases_of_each_kind_are_clean(tmp_path, name):
     if name == "serve":
-        pytest.importorskip("starlette")
+        pytest.importorskip("fastapi")
     kind = kind_named(name)(tmp_path)
     found = judged(kind, 6, name)
     kind.close()
