@@ -1,5 +1,7 @@
 """A page of answers: each with its image, runners-up and heat map, mistakes first."""
 
+import base64
+import io
 import os
 from bisect import insort
 from collections import Counter
@@ -8,21 +10,27 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+import torch
 from markupsafe import Markup
 from PIL import Image
+from torch import Tensor
 
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clip import BadImage, Frames, OnBad
 from crumb_avalanche.learner.sources import clips_to_ask
-from crumb_avalanche.report.images import heat_map, thumbnail
+from crumb_avalanche.learner.thumbnails import small_jpeg
 from crumb_avalanche.report.page import render
-from crumb_avalanche.report.table import EMPTY, Cell, Column, Matrix, Table, count
+from crumb_avalanche.report.table import EMPTY, Cell, Matrix, Table, count
 from crumb_avalanche.system.counted import counted
 
 MOST_CARDS = 300
 MOST_COLUMNS = 40  # classes of a confusion table
 SMALL_COLUMNS = 10  # more are set in small type
 AT_A_TIME = 64  # photos of a folder, and small copies of a clip's frames
+SIDE = 192  # pixels of the longer side of a thumbnail
+HEAT_SIDE = 28  # pixels of the longer side of a heat map, which the browser enlarges
+STRONGEST = 0.65  # opacity of a heat map where the evidence is strongest
+SPEAKS_FOR, SPEAKS_AGAINST = (213, 94, 0), (0, 114, 178)  # orange and blue, distinct for every kind of colour vision
 
 
 @dataclass(order=True)
@@ -163,7 +171,7 @@ def confusion_matrix(pairs: Counter[tuple[str, str]]) -> Matrix | None:
 
 def confused_table(pairs: Counter[tuple[str, str]]) -> Table:
     """A line for each pair of classes that were mistaken, the most frequent first."""
-    columns = [Column("truth", "is"), Column("answer", "taken for"), Column("images", "images or clips")]
+    columns = {"truth": "is", "answer": "taken for", "images": "images or clips"}
     mistaken = [(pair, number) for pair, number in pairs.most_common() if pair[0] != pair[1]]
     return Table(columns, [[Cell(truth), Cell(label), count(number)] for (truth, label), number in mistaken])
 
@@ -172,3 +180,29 @@ def listed(names: list[str], most: int = 20) -> str:
     """Join names; of more than ``most`` the first."""
     more = f" and {len(names) - most} more" * (len(names) > most)
     return ", ".join(names[:most]) + more
+
+
+def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
+    """Encode an image as ``small_jpeg`` does."""
+    return _uri(small_jpeg(image, side), "jpeg")
+
+
+def heat_map(shares: Tensor, shape: tuple[int, int]) -> Markup:
+    """Encode the evidence of ``Learner.explain`` as PNG to lay over a thumbnail.
+
+    Args:
+        shares: ``(H, W)``; orange where positive, blue where negative, transparent where 0.
+        shape: width and height of the image, whose proportions the map gets.
+    """
+    width, height = (max(1, round(HEAT_SIDE * side / max(shape))) for side in shape)
+    small = torch.nn.functional.adaptive_avg_pool2d(shares[None].float(), (height, width))[0]
+    strength = small.abs() / small.abs().max().clamp_min(1e-12)
+    pixels = torch.tensor([SPEAKS_AGAINST, SPEAKS_FOR], dtype=torch.uint8)[(small > 0).long()]
+    alpha = (255 * STRONGEST * strength).round().to(torch.uint8)
+    file = io.BytesIO()
+    Image.fromarray(torch.cat([pixels, alpha[:, :, None]], 2).numpy(), "RGBA").save(file, "PNG", optimize=True)
+    return _uri(file.getvalue(), "png")
+
+
+def _uri(data: bytes, kind: str) -> Markup:
+    return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")

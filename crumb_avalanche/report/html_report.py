@@ -1,18 +1,29 @@
 """``report.html``: one page about finished runs that makes no request and is readable without its script."""
 
+import io
+import re
 import statistics
+from xml.etree import ElementTree
 
-from crumb_avalanche.report.deviations import deviations_of, meanings
-from crumb_avalanche.report.html_figures import CROWDED, curves_figure, finals_figure, inline_svg
+import matplotlib
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from benchmarks_toybox_ilab.tables.text import printable
+from crumb_avalanche.report.curves import Curve, chance_of, draw_curves, draw_finals
 from crumb_avalanche.report.page import render
-from crumb_avalanche.report.runs import IDENTITY, Group, differences, notes_on, streams_of
-from crumb_avalanche.report.summary import curves_table, seconds, setting
-from crumb_avalanche.report.table import EMPTY, Cell, Column, Matrix, Table, count
-from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
+from crumb_avalanche.report.palette import PAGE_COLOURS
+from crumb_avalanche.report.pictures import STYLE
+from crumb_avalanche.report.run_tables import curves_table, deviations_table, ledger_tables, settings_tables
+from crumb_avalanche.report.runs import Group, notes_on, streams_of
+from crumb_avalanche.report.table import EMPTY, Cell, Matrix, Table
+from crumb_avalanche.runs.tables import cell
 from crumb_avalanche.system.counted import counted
 
 OPEN_MATRICES = 6  # groups; with more, the matrices are collapsed
 WIDE = 12  # experiences; with more, the matrices are set smaller
+DROPPED = {"metadata", "style", "title"}
+CROWDED = 8  # curves; with more, bands would cover each other
 
 
 def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list[str]) -> str:
@@ -30,7 +41,8 @@ def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list
     lead = f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}; the runs of a group differ in their "
     lead += "seed only. Accuracy is in percent of the test images, mean ± standard deviation over runs (n - 1)."
     times = "times of different runs are comparable only when measured side by side on the same machine"
-    differ, same = _settings(groups)
+    differ, same = settings_tables(groups)
+    kept, spent = ledger_tables(groups)
     return render(
         "report.html",
         title=f"{names if len(names) <= 80 else 'Finished runs'}: {counted(total, 'run')}",
@@ -41,12 +53,12 @@ def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list
         notes=[*notes_on(groups), *left_out, times],
         streams=_streams(groups),
         matrices=[(group, _matrix(group), _classes(group)) for group in groups],
-        ledger_bytes=_ledger(groups, ("buffer_items", "memories stored"), LEDGER_BYTES, "bytes", count),
-        ledger_seconds=_ledger(groups, ("train_seconds", "training, s"), LEDGER_SECONDS, "s", seconds),
+        ledger_bytes=kept,
+        ledger_seconds=spent,
         runs=runs,
         settings_differ=differ,
         settings_same=same,
-        deviations=_deviations(groups),
+        deviations=deviations_table(groups),
         OPEN_MATRICES=OPEN_MATRICES,
     )
 
@@ -66,13 +78,13 @@ def _streams(groups: list[Group]) -> list[dict]:
             curve.label = label
         banded = len(curves) <= CROWDED and any(curve.std for curve in curves)
         band = ", band of one standard deviation" if banded else ""
-        figures = {
-            "curves": (curves_figure(curves), f"Accuracy over all classes seen: mean of runs{band}"),
-            "finals": (finals_figure(curves), "Final accuracy: bar mean, line one standard deviation, dots runs"),
-        }
+        labels = (
+            f"Accuracy over all classes seen: mean of runs{band}",
+            "Final accuracy: bar mean, line one standard deviation, dots runs",
+        )
         drawn = [
             (inline_svg(figure, f"{kind}-{place}-", f"{label}; {name}", numbers), label)
-            for kind, (figure, label) in figures.items()
+            for kind, figure, label in zip(("curves", "finals"), _figures(curves), labels)
         ]
         found.append({"name": name, "figures": drawn, "table": curves_table(shown), "numbers": numbers})
     return found
@@ -115,31 +127,60 @@ def _classes(group: Group) -> list[list]:
     return [run.result["classes_order"][old:new] for old, new in zip([0, *run.classes_seen], run.classes_seen)]
 
 
-def _ledger(groups: list[Group], first: tuple[str, str], entries: dict[str, str], unit: str, shown) -> Table:
-    """Means over runs of some entries of the ledger, a line for each group."""
-    columns = [Column("group", "group"), Column(*first)]
-    columns += [Column(name, f"{label}, {unit}") for name, label in entries.items()]
-    columns += [Column("images_per_second", "images/s")] * (unit == "s")
-    return Table(columns, [[Cell(g.label), *[shown(g.average(c.name)) for c in columns[1:]]] for g in groups])
+def _figures(curves: list[Curve]) -> tuple[Figure, Figure]:
+    """Draw the accuracy after each experience, and the final accuracy; of one height, as they stand side by side."""
+    height, chance = max(4.6, 1 + 0.4 * len(curves)), chance_of(curves)
+    with matplotlib.rc_context(STYLE):
+        after, finals = (Figure(figsize=(8, height), layout="constrained") for _ in range(2))
+        left, right = after.subplots(), finals.subplots()
+        draw_curves(left, curves, chance, bands=len(curves) <= CROWDED)
+        after.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        draw_finals(right, curves, chance[-1] if chance else None)
+        right.set_ylim(max(len(curves), 4) - 0.4, -0.6)
+        left.set_title("")  # the page shows it as a caption
+        right.set_title("")
+    return after, finals
 
 
-def _settings(groups: list[Group]) -> tuple[Table | None, Table]:
-    """The settings in which the groups differ, if there are any, and all others."""
-    varying, meaning, first = differences(groups), meanings(), groups[0].settings
-    columns = [Column("group", "group"), *[Column(str(name), str(name)) for name in varying]]
-    rows = [[Cell(group.label), *[setting(group.settings.get(name)) for name in varying]] for group in groups]
-    shared = [name for name in first if all(name in group.settings for group in groups)]
-    same = [name for name in dict.fromkeys([*filter(shared.__contains__, IDENTITY), *shared]) if name not in varying]
-    same_rows = [[Cell(str(name)), setting(first[name]), Cell(meaning.get(name, ""))] for name in same]
-    same_columns = [Column(name, name) for name in ("setting", "value", "meaning")]
-    return Table(columns, rows) if varying else None, Table(same_columns, same_rows)
+def inline_svg(figure: Figure, prefix: str, label: str, groups: list[int]) -> Markup:
+    """Draw a figure as an ``svg`` element.
+
+    Args:
+        figure: what to draw.
+        prefix: of all ids in it, which are unique on the page with it.
+        label: what the figure shows, for screen readers.
+        groups: for each curve, the page's number of its group of runs; elements of a curve get it as ``data-group``.
+    """
+    file = io.BytesIO()
+    with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    root = ElementTree.fromstring(file.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if _local(child.tag) in DROPPED:
+                parent.remove(child)
+    for node in root.iter():
+        node.tag = _local(node.tag)
+        node.text, node.tail = (node.text or "").strip(), (node.tail or "").strip()
+        node.attrib = _for_page({_local(key): " ".join(text.split()) for key, text in node.items()}, prefix, groups)
+    root.attrib = {"viewBox": root.get("viewBox"), "role": "img", "aria-label": printable(label)}
+    return Markup(ElementTree.tostring(root, "unicode", short_empty_elements=False))
 
 
-def _deviations(groups: list[Group]) -> Table:
-    """A line for each setting that differs from preset ``paper``."""
-    heads = {"setting": "setting", "paper": "preset paper", "run": "these runs", "groups": "groups"}
-    rows = []
-    for found in deviations_of(groups):
-        labels = "all" if len(found.groups) == len(groups) > 1 else "; ".join(found.groups)
-        rows.append([Cell(found.setting), found.paper, found.run, Cell(labels)])
-    return Table([Column(*head) for head in heads.items()], rows)
+def _for_page(attributes: dict[str, str], prefix: str, groups: list[int]) -> dict[str, str]:
+    """Attributes with ids prefixed, and with colours and fonts of the page."""
+    colours = [f"{key}: {attributes.pop(key)}" for key in ("fill", "stroke") if key in attributes]
+    if style := "; ".join([*colours, *filter(None, [attributes.get("style")])]):  # var() works in a style only
+        style = re.sub(r"#[0-9a-f]{6}", lambda found: PAGE_COLOURS.get(found[0], found[0]), style)
+        attributes["style"] = re.sub(r"font-family: [^;]*;? ?", "", style)
+    if drawn := re.match(r"group-(\d+)-", attributes.get("id", "")):
+        attributes["data-group"] = str(groups[int(drawn[1])])
+    if "id" in attributes:
+        attributes["id"] = prefix + attributes["id"]
+    if "href" in attributes:
+        attributes["href"] = attributes["href"].replace("#", f"#{prefix}", 1)
+    return {key: text.replace("url(#", f"url(#{prefix}") for key, text in attributes.items()}
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]

@@ -1,7 +1,13 @@
-"""``mistakes.html`` of a run on own clips: what it got wrong, from how much it learned, and what would help."""
+"""``mistakes.html`` of a run on own clips: what it got wrong, from how much it learned, and what would help most.
+
+The advice follows a few rules, each stated with the counts it rests on.
+"""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from markupsafe import Markup
@@ -9,15 +15,45 @@ from markupsafe import Markup
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.report.advice import ClassCounts, advice, training_size
-from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion_matrix
-from crumb_avalanche.report.images import thumbnail
+from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion_matrix, thumbnail
 from crumb_avalanche.report.page import render
-from crumb_avalanche.report.table import Cell, Column, Table, count
+from crumb_avalanche.report.table import Cell, Table, count
 from crumb_avalanche.runs.run_folder import MISTAKES, write_text
 from crumb_avalanche.system.counted import counted
 
 MOST_MISTAKES = 200  # with images
+FEW_OBJECTS = 3  # a class with fewer is learned from few examples of what it may look like
+FEW_IMAGES = 50
+FEW_TESTED = 20  # images of a class; one of them more or less is 5 percentage points
+OF_MISTAKES = 0.25  # share of all mistakes above which two classes count as confused
+LEAST_CONFUSED = 3
+UNREAD = 0.05  # share of unread files that is worth mending
+NAMED = 3  # classes or pairs that a line names
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """Counts of a class.
+
+    Attributes:
+        name: its name.
+        objects, clips, images: learned from.
+        tested, right: test images, and the right answers for them.
+        tested_objects: objects of the test images.
+    """
+
+    name: str
+    objects: int
+    clips: int
+    images: int
+    tested: int
+    right: int
+    tested_objects: int = 1
+
+    @property
+    def share(self) -> float:
+        """Share of right answers; 1 without a test image."""
+        return self.right / self.tested if self.tested else 1.0
 
 
 def write_mistakes(
@@ -85,13 +121,13 @@ def counts_of(table: FrameTable, pairs: Counter[tuple[str, str]]) -> list[ClassC
 
 def class_table(classes: list[ClassCounts]) -> Table:
     """A line for each class: accuracy, and what it was learned from; the worst first."""
-    heads = ("class", "right, %", "test images", "test objects", "objects learned", "clips learned", "images learned")
-    names = ("class", "accuracy", "tested", "tested_objects", "objects", "clips", "images")
+    columns = {"class": "class", "accuracy": "right, %", "tested": "test images", "tested_objects": "test objects"}
+    columns |= {"objects": "objects learned", "clips": "clips learned", "images": "images learned"}
     rows = []
     for one in sorted(classes, key=lambda one: one.share):
         numbers = (one.tested, one.tested_objects, one.objects, one.clips, one.images)
         rows.append([Cell(one.name), Cell(f"{100 * one.share:.1f}" if one.tested else ""), *map(count, numbers)])
-    return Table([Column(*pair) for pair in zip(names, heads)], rows)
+    return Table(columns, rows)
 
 
 def _card(table: FrameTable, predictions: dict[str, np.ndarray], place: int) -> Card:
@@ -102,3 +138,96 @@ def _card(table: FrameTable, predictions: dict[str, np.ndarray], place: int) -> 
     except BadFrameError:  # changed since the run read it
         image = Markup()
     return Card((False, -confidence, place), Answer(label, confidence, None, (), table.path[row], truth), image)
+
+
+def training_size(classes: Sequence[ClassCounts]) -> str:
+    """Say what the classes were learned from, and whether that is few."""
+    images, objects = [one.images for one in classes], [one.objects for one in classes]
+    text = f"Each class was learned from {_range(objects, 'object')} and {_range(images, 'image')}. "
+    few = [one for one in classes if one.objects < FEW_OBJECTS or one.images < FEW_IMAGES]
+    if not few:
+        return text + f"None has fewer than {FEW_OBJECTS} objects or {FEW_IMAGES} images."
+    names = "All classes have" if len(few) == len(classes) else f"{_names(few)} {'has' if len(few) == 1 else 'have'}"
+    return text + f"{names} fewer than {FEW_OBJECTS} objects or {FEW_IMAGES} images, which is few."
+
+
+def advice(
+    classes: Sequence[ClassCounts],
+    confused: Counter[tuple[str, str]],
+    unread: int = 0,
+    preset: str = "recommended",
+    strategy: str = "rda",
+) -> list[str]:
+    """Return what would help most, the most helpful first as far as the counts tell.
+
+    Args:
+        classes: the classes of the run.
+        confused: number of mistakes by true and answered class.
+        unread: files that were left out.
+        preset, strategy: of the run.
+    """
+    found = []
+    read = sum(one.images + one.tested for one in classes)
+    if unread >= UNREAD * (read + unread):
+        found.append(f"Restore or convert the files that could not be read: {unread} of {read + unread}.")
+    found += _few_objects(classes)
+    found += _confused(confused)
+    if preset != "recommended" and sum(confused.values()):
+        found.append(
+            f"Try --preset recommended: this run had preset {preset} and strategy {strategy}; the README compares the "
+            "presets on other images than yours."
+        )
+    uncertain = [one for one in classes if one.tested and (one.tested < FEW_TESTED or one.tested_objects == 1)]
+    if uncertain:
+        counted = ", ".join(
+            f"{one.name} ({_count(one.tested, 'image')} of {_count(one.tested_objects, 'object')})"
+            for one in uncertain[:NAMED]
+        )
+        found.append(
+            f"Do not trust the accuracy of single classes too much: {len(uncertain)} of {len(classes)} were tested on "
+            f"fewer than {FEW_TESTED} images or on one object, such as {counted}. More objects make the test firmer."
+        )
+    return found
+
+
+def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
+    """Name the classes with fewer right answers than all together and fewer objects than most, the worst first."""
+    tested = sum(one.tested for one in classes)
+    overall = sum(one.right for one in classes) / tested if tested else 1.0
+    usual = median(one.objects for one in classes)
+    few = [one for one in classes if one.share < overall and one.objects < max(FEW_OBJECTS, usual)]
+    return [
+        f"Show other objects of {one.name}: {one.right} of {one.tested} test images right, learned from "
+        f"{_count(one.objects, 'object')} in {_count(one.clips, 'clip')} ({_count(one.images, 'image')}); the median "
+        f"of the classes is {_count(usual, 'object')}."
+        for one in sorted(few, key=lambda one: (one.share, one.objects))[:NAMED]
+    ]
+
+
+def _confused(confused: Counter[tuple[str, str]]) -> list[str]:
+    """Name the pairs of classes that a large part of all mistakes is between."""
+    pairs: Counter[tuple[str, str]] = Counter()
+    for (truth, label), number in confused.items():
+        pairs[min(truth, label), max(truth, label)] += number
+    total = sum(pairs.values())
+    return [
+        f"Look at {one} and {other}: {number} of {total} mistakes are between them ({one} taken for {other}: "
+        f"{confused[one, other]}, {other} for {one}: {confused[other, one]}). Check the names of their folders, add "
+        "clips that show how they differ, or make them one class."
+        for (one, other), number in pairs.most_common(NAMED)
+        if number >= LEAST_CONFUSED and number >= OF_MISTAKES * total
+    ]
+
+
+def _names(classes: Sequence[ClassCounts]) -> str:
+    more = f" and {len(classes) - NAMED} more" * (len(classes) > NAMED)
+    return ", ".join(one.name for one in classes[:NAMED]) + more
+
+
+def _range(values: Sequence[int], noun: str) -> str:
+    low, high = min(values), max(values)
+    return _count(low, noun) if low == high else f"{low:,} to {high:,} {noun}s (median {median(values):g})"
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:,g} {noun}{'s' * (number != 1)}"

@@ -4,10 +4,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.text import ListedError
-from crumb_avalanche.report.files import write_table
 from crumb_avalanche.report.html_report import report_page
 from crumb_avalanche.report.page import MARK
 from crumb_avalanche.report.pictures import comparison_picture, run_picture, save
+from crumb_avalanche.report.run_tables import runs_table, summary_table
 from crumb_avalanche.report.runs import (
     IDENTITY,
     NOT_COMPARED,
@@ -19,7 +19,6 @@ from crumb_avalanche.report.runs import (
     notes_on,
     read_run,
 )
-from crumb_avalanche.report.summary import runs_table, summary_table
 from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.plan import usual_settings
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others, write_csv, write_text
@@ -80,8 +79,8 @@ def report_files(groups: list[Group], left_out: list[str], output: Path) -> list
     """
     summary, runs = summary_table(groups), runs_table(groups, output)
     write_text(output / PAGE, report_page(groups, summary, runs, left_out))
-    write_table(output / "report.csv", runs)
-    write_table(output / "report.tex", summary)
+    runs.write(output / "report.csv")
+    summary.write(output / "report.tex")
     return [output / f"report.{kind}" for kind in ("html", "csv", "tex")]
 
 

@@ -15,7 +15,7 @@ from site_parts import result_figures
 from crumb_avalanche.memory.selection import EveryJth
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.report.html_figures import inline_svg
+from crumb_avalanche.report.html_report import inline_svg
 from crumb_avalanche.report.palette import COLOURS
 from crumb_avalanche.report.pictures import STYLE
 

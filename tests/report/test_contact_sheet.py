@@ -12,8 +12,7 @@ from PIL import Image
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clip import BadImage, Clip
 from crumb_avalanche.learner.knowledge import ClassInfo
-from crumb_avalanche.report.contact_sheet import ContactSheet
-from crumb_avalanche.report.images import heat_map
+from crumb_avalanche.report.contact_sheet import ContactSheet, heat_map
 
 
 class Stub:

@@ -8,11 +8,9 @@ import subprocess
 import pytest
 from fake_runs import fake_run, report, sweep
 
-from crumb_avalanche.report.deviations import deviations_of, meanings
-from crumb_avalanche.report.files import tex_escaped, tex_text, write_table
+from crumb_avalanche.report.run_tables import curves_table, deviations_table, meanings, summary_table
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
-from crumb_avalanche.report.summary import curves_table, percent, setting, summary_table
-from crumb_avalanche.report.table import Cell, Column, Table
+from crumb_avalanche.report.table import Cell, Table, percent, setting, tex_escaped
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 
@@ -114,10 +112,9 @@ NASTY = 'a\\b{c}$d&e#f_g%h~i^j<k>l|m"n[o*p, q\nr'
 
 
 def test_csv_gives_back_what_went_in(tmp_path):
-    table = Table(
-        [Column("a", "A"), Column("b", "B")], [[Cell(NASTY), setting([1, 2])], [Cell("1,234", "1234"), Cell("")]]
+    Table({"a": "A", "b": "B"}, [[Cell(NASTY), setting([1, 2])], [Cell("1,234", "1234"), Cell("")]]).write(
+        tmp_path / "a.csv"
     )
-    write_table(tmp_path / "a.csv", table)
     with open(tmp_path / "a.csv", newline="") as file:
         assert list(csv.reader(file)) == [["a", "b"], [NASTY, "1, 2"], ["1234", ""]]
 
@@ -125,7 +122,7 @@ def test_csv_gives_back_what_went_in(tmp_path):
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on this machine")
 def test_latex_sets_it(tmp_path):
     rows = [[Cell(NASTY), Cell("70.00 ± 10.00")], [Cell("[2]"), Cell("*")]]
-    body = tex_text(Table([Column("a", "A_1"), Column("b", "B, %")], rows))
+    body = Table({"a": "A_1", "b": "B, %"}, rows).tex
     (tmp_path / "a.tex").write_text("\\documentclass{article}\\begin{document}\n" + body + "\\end{document}\n")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -135,10 +132,14 @@ def test_latex_sets_it(tmp_path):
 # deviations
 
 
-def differences(folder, **settings) -> dict[str, tuple[str, str]]:
-    """Of a run, the setting, its text in preset paper, and its own."""
-    found = deviations_of(groups_in(fake_run(folder, **settings)))
-    return {deviation.setting: (deviation.paper.text, deviation.run.text) for deviation in found}
+def deviations(folder) -> dict[str, list[str]]:
+    """Of the runs in a folder, by setting its text in preset paper, their own, and the groups."""
+    return {row[0].text: [cell.text for cell in row[1:]] for row in deviations_table(groups_in(folder)).rows}
+
+
+def differences(folder, **settings) -> dict[str, tuple[str, ...]]:
+    """Of a run, by setting its text in preset paper, and its own."""
+    return {name: tuple(found[:2]) for name, found in deviations(fake_run(folder, **settings)).items()}
 
 
 def test_deviations(tmp_path):
@@ -168,14 +169,14 @@ def test_deviations(tmp_path):
 def test_a_run_as_in_the_paper_has_none(tmp_path):
     settings = as_dict(RunPlan.of(RunSettings(benchmark="core50", strategy="finetune")))
     fake_run(tmp_path / "a", **{name: value for name, value in settings.items() if name != "run"})
-    assert deviations_of(groups_in(tmp_path)) == []
+    assert deviations(tmp_path) == {}
 
 
 def test_deviations_that_groups_share_are_listed_once(tmp_path):
     for strategy in ("ewc", "gem", "si"):
         fake_run(tmp_path / strategy, strategy=strategy, first_epochs=3, epochs=1 + (strategy == "si"))
-    found = {deviation.setting: deviation.groups for deviation in deviations_of(groups_in(tmp_path))}
-    assert found["first_epochs"] == ["ewc", "gem", "si"] and found["epochs"] == ["si"]
+    found = {name: groups for name, (_, _, groups) in deviations(tmp_path).items()}
+    assert found["first_epochs"] == "all" and found["epochs"] == "si"
 
 
 def test_a_tuned_learning_rate_and_an_unknown_setting(tmp_path):
@@ -183,16 +184,16 @@ def test_a_tuned_learning_rate_and_an_unknown_setting(tmp_path):
         folder = fake_run(tmp_path / str(run), run=run, learning_rate=None, family="fair", odd=3)
         text = (folder / "result.json").read_text()
         (folder / "result.json").write_text(text.replace("{", f'{{"learning_rate": {rate}, ', 1))
-    found = {item.setting: (item.paper.text, item.run.text) for item in deviations_of(groups_in(tmp_path))}
-    assert found["learning_rate"] == ("0.001", "tuned: 0.0003, 0.001")
-    assert found["odd"] == ("unknown setting", "3")
+    found = deviations(tmp_path)
+    assert found["learning_rate"][:2] == ["0.001", "tuned: 0.0003, 0.001"]
+    assert found["odd"][:2] == ["unknown setting", "3"]
 
 
 def test_a_method_without_gradients_has_no_learning_rate(tmp_path):
     folder = fake_run(tmp_path / "a", learning_rate=None, family="fair", strategy="slda")
     text = (folder / "result.json").read_text()
     (folder / "result.json").write_text(text.replace("{", '{"learning_rate": null, ', 1))
-    assert "learning_rate" not in {item.setting for item in deviations_of(groups_in(folder))}
+    assert "learning_rate" not in deviations(folder)
 
 
 def test_every_setting_has_a_meaning():

@@ -9,8 +9,7 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.report.advice import ClassCounts, advice, training_size
-from crumb_avalanche.report.mistakes import counts_of, write_mistakes
+from crumb_avalanche.report.mistakes import ClassCounts, advice, counts_of, training_size, write_mistakes
 from crumb_avalanche.runs.run_folder import MISTAKES
 
 

@@ -1,0 +1,154 @@
+"""Tables of finished runs: accuracy and cost, settings, and what differs from the paper."""
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from crumb_avalanche.report.runs import IDENTITY, NOT_COMPARED, Group, Run, differences
+from crumb_avalanche.report.table import EMPTY, Cell, Table, count, percent, seconds, setting
+from crumb_avalanche.runs.plan import usual_settings
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
+
+BENCHMARKS = ("core50", "toybox", "ilab", "icub", "ilab_core50", "cifar100", "imagenet")
+PRETRAINED = "with CRUMB on ImageNet"  # for the paper's main results; preset paper has no such file to download
+PAPER = usual_settings("", "paper")
+# Not settings but facts about a run, or what is compared: methods, presets and protocols.
+IGNORED = {*NOT_COMPARED, "benchmark", "protocol", "strategy", "preset", "family", "device", "on_bad_frame", "fps"}
+IGNORED |= {"new_class", "pretrained", "experiences", "classes", "dataset_root"}
+SUMMARY = {
+    "memory_bytes": ("memory, bytes", count),
+    "buffer_items": ("memories", count),
+    "images_per_second": ("images/s", seconds),
+    "train_seconds": ("training, s", seconds),
+}
+
+
+def summary_table(groups: list[Group]) -> Table:
+    """Return a line for each group: accuracy and cost."""
+    columns = {"group": "group", "runs": "runs", "final_accuracy": "final accuracy, %"}
+    columns |= {name: head for name, (head, _) in SUMMARY.items()}
+    rows = []
+    for group in groups:
+        costs = [shown(group.average(name)) for name, (_, shown) in SUMMARY.items()]
+        rows.append([Cell(group.label), Cell(str(len(group.runs))), percent(group.curve.finals), *costs])
+    return Table(columns, rows)
+
+
+def ledger_tables(groups: list[Group]) -> tuple[Table, Table]:
+    """Return the means over runs of the ledger's bytes, and of its seconds; a line for each group."""
+    kept = {"buffer_items": "memories stored", **{name: f"{label}, bytes" for name, label in LEDGER_BYTES.items()}}
+    spent = {"train_seconds": "training, s", **{name: f"{label}, s" for name, label in LEDGER_SECONDS.items()}}
+
+    def table(entries: dict[str, str], shown: Callable[[float], Cell]) -> Table:
+        rows = [[Cell(group.label), *(shown(group.average(name)) for name in entries)] for group in groups]
+        return Table({"group": "group", **entries}, rows)
+
+    return table(kept, count), table({**spent, "images_per_second": "images/s"}, seconds)
+
+
+def curves_table(groups: list[Group]) -> Table:
+    """Return a line for each group: accuracy over all seen classes after each experience (joint: the last)."""
+    width = max(_width(run) for group in groups for run in group.runs)
+    rows = []
+    for group in groups:
+        after = list(zip(*(_after(run, width) for run in group.runs)))
+        rows.append([Cell(group.label), *[EMPTY if None in values else percent(values) for values in after]])
+    return Table({"group": "group", **{f"after_{i}": f"exp {i}" for i in range(1, width + 1)}}, rows)
+
+
+def runs_table(groups: list[Group], beside: Path) -> Table:
+    """Return a line for each run: accuracy, bytes, seconds, and the settings that vary.
+
+    Args:
+        groups: the runs.
+        beside: folder to which paths of runs are relative.
+    """
+    width = max(_width(run) for group in groups for run in group.runs)
+    names = dict.fromkeys(["strategy", "benchmark", "protocol", *map(str, differences(groups))])
+    columns = {"group": "group", "run": "run", "final_accuracy": "final accuracy, %"}
+    columns |= {f"accuracy_after_{i}": f"after exp {i}" for i in range(1, width + 1)}
+    columns |= {"memory_bytes": "memory, bytes", "train_seconds": "training, s", **{name: name for name in names}}
+    rows = []
+    for group, run in [(one, run) for one in groups for run in one.runs]:
+        row = {"group": Cell(group.label), "run": setting(run.result["run"])}
+        row["final_accuracy"] = percent([run.result["final_accuracy"]])
+        for number, value in enumerate(_after(run, width), 1):
+            row[f"accuracy_after_{number}"] = EMPTY if value is None else percent([value])
+        row |= {name: SUMMARY[name][1](run.ledger[name]) for name in ("memory_bytes", "train_seconds")}
+        row |= {name: setting(group.settings.get(name)) for name in names}
+        tuned = run.result.get("learning_rate") if run.settings.get("learning_rate") is None else None
+        row |= {} if tuned is None else {"tuned_learning_rate": setting(tuned)}
+        rows.append(row | {"folder": Cell(os.path.relpath(run.folder, beside))})
+    return Table.of({**columns, "tuned_learning_rate": "tuned learning rate", "folder": "folder"}, rows)
+
+
+def _width(run: Run) -> int:
+    """Number of experiences of the stream."""
+    return len(run.matrix[-1]) if run.joint else len(run.matrix)
+
+
+def _after(run: Run, width: int) -> list[float | None]:
+    """Accuracy after each of ``width`` experiences; ``None`` where there is none."""
+    before = [None] * (_width(run) - 1) if run.joint else []  # a joint learner compares with the end of a stream
+    values = [*before, *run.result["accuracy_after"]]
+    return values + [None] * (width - len(values))
+
+
+def settings_tables(groups: list[Group]) -> tuple[Table | None, Table]:
+    """Return the settings in which the groups differ, if there are any, and all others with their meaning."""
+    varying, meaning, first = list(map(str, differences(groups))), meanings(), groups[0].settings
+    rows = [[Cell(group.label), *[setting(group.settings.get(name)) for name in varying]] for group in groups]
+    differ = Table({"group": "group", **{name: name for name in varying}}, rows) if varying else None
+    shared = [name for name in first if all(name in group.settings for group in groups)]
+    same = [name for name in dict.fromkeys([*filter(shared.__contains__, IDENTITY), *shared]) if name not in varying]
+    rows = [[Cell(str(name)), setting(first[name]), Cell(meaning.get(name, ""))] for name in same]
+    return differ, Table({name: name for name in ("setting", "value", "meaning")}, rows)
+
+
+def meanings() -> dict[str, str]:
+    """What each setting of ``crumb run`` means, as its documentation says; empty where Python strips docstrings."""
+    text = inspect.cleandoc(RunSettings.__doc__ or "")  # from Python 3.13 on, docstrings come without indentation
+    lines = re.sub(r"\n {8,}", " ", text)
+    return dict(re.findall(r"^ {4}(\w+): (.+)$", lines, re.MULTILINE))
+
+
+def deviations_table(groups: list[Group]) -> Table:
+    """Return a line for each setting that differs from preset ``paper``, in the order of the settings."""
+    found: dict[tuple[str, Cell, Cell], list[str]] = {}
+    for group in groups:
+        for difference in _deviations(group):
+            found.setdefault(difference, []).append(group.label)
+    order = {name: number for number, name in enumerate(["benchmark", *PAPER])}
+    rows = []
+    for difference in sorted(found, key=lambda one: order.get(one[0], len(order))):
+        labels = found[difference]
+        who = "all" if len(labels) == len(groups) > 1 else "; ".join(labels)
+        rows.append([Cell(difference[0]), *difference[1:], Cell(who)])
+    return Table({"setting": "setting", "paper": "preset paper", "run": "these runs", "groups": "groups"}, rows)
+
+
+def _deviations(group: Group) -> Iterable[tuple[str, Cell, Cell]]:
+    """Yield the settings of a group that differ, with the value in preset ``paper`` and its own."""
+    settings = group.settings
+    usual = PAPER | usual_settings(settings["benchmark"], "paper", settings["strategy"])
+    if settings["benchmark"] not in BENCHMARKS:
+        yield "benchmark", Cell("one of " + ", ".join(BENCHMARKS)), setting(settings["benchmark"])
+    if "pretrained" in settings and (settings["strategy"] == "crumb" or settings["pretrained"] is not None):
+        yield "pretrained", Cell(PRETRAINED), setting(settings["pretrained"])
+    for name, value in settings.items():
+        if name in IGNORED or value in (usual.get(name), PAPER.get(name)):
+            continue
+        run, paper = _or_default(value), _or_default(usual[name]) if name in usual else Cell("unknown setting")
+        if name == "learning_rate" and value is None:
+            rates = dict.fromkeys(run.result.get("learning_rate") for run in group.runs)
+            if list(rates) == [None]:
+                continue  # a method without gradient steps
+            run = Cell("tuned: " + ", ".join(cell(rate) for rate in rates if rate is not None))
+        yield str(name), paper, run
+
+
+def _or_default(value: object) -> Cell:
+    return Cell("default") if value is None else setting(value)
