@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,6 +36,11 @@ class StreamBatch:
     feature_map: Tensor
     codes: Tensor | None
     pixels: Callable[[Sequence[int]], Tensor]
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The labels as numbers, for which a GPU is waited for once."""
+        return self.labels.tolist()
 
 
 class MemoryBuffer(ABC):
@@ -104,7 +110,7 @@ class MemoryBuffer(ABC):
     @torch.no_grad()
     def store(self, batch: StreamBatch, model: SplitModel) -> int:
         """Offer a batch to the selection rule, write what it chose, and return the number of memories written."""
-        labels = batch.labels.tolist()
+        labels = batch.numbers
         chosen = {slot: position for position, slot in self.rule.choose(self.slots, labels)}
         if chosen:
             positions = list(chosen.values())
@@ -256,7 +262,7 @@ class CodeMemory(MemoryBuffer):
         else:
             codes = batch.codes[positions]
         flat = codes.permute(0, 2, 3, 1).reshape(len(positions), -1)
-        return pack(flat, bits_per_code(model.codebook.codebook_size))
+        return pack(flat.cpu(), bits_per_code(model.codebook.codebook_size))  # packing would wait for a GPU as well
 
     def to_maps(self, rows, model):
         channels, height, width = model.map_shape

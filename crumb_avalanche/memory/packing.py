@@ -37,7 +37,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """
     _check_width(bits)
     if codes.numel():
-        lowest, highest = int(codes.min()), int(codes.max())
+        lowest, highest = torch.stack(codes.aminmax()).tolist()
         if lowest < 0 or highest >= 2**bits:
             raise ValueError(
                 f"codes from {lowest} to {highest} do not fit in {bits} bits (0 to {2**bits - 1}); take a larger width"

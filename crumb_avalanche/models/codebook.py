@@ -103,7 +103,7 @@ class Codebook(nn.Module):
         return channels // self.codebook_dim
 
     @torch.no_grad()
-    def encode(self, feature_map: Tensor) -> Tensor:
+    def encode(self, feature_map: Tensor, usable: Tensor | None = None) -> Tensor:
         """Replace every slice by the index of the unit-length row with the largest dot product (eq. 1-2).
 
         All-zero rows are never chosen. Ties go to the lowest index; an all-zero slice ties everywhere, so it gets the
@@ -111,6 +111,8 @@ class Codebook(nn.Module):
 
         Args:
             feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
+            usable: whether the map is (see ``models.finite``), a bool on its device; default it is checked here. A GPU
+                is then waited for once.
 
         Returns:
             ``(B, G, H, W)`` codes, ``uint8`` up to 256 rows and ``int16`` above; ``(B, H, W, G)`` in memory.
@@ -122,22 +124,27 @@ class Codebook(nn.Module):
         batch, channels, height, width = feature_map.shape
         groups = self.groups(channels)
         rows = self.blocks.detach().float()
-        candidates = rows.any(dim=1).nonzero().squeeze(1)
-        if len(candidates) == 0:
+        filled = rows.any(dim=1)
+        checks = [filled.any(), filled.all(), rows.isfinite().all(), *([] if usable is None else [usable])]
+        some_filled, all_filled, finite, *sound = torch.stack(checks).tolist()
+        if not some_filled:
             raise ValueError(
                 "all rows of the codebook are zero; fill it with calibrate(model, images), or load its weights"
             )
-        if not bool(rows.isfinite().all()):
+        if not finite:
             raise ValueError(
                 "the codebook holds NaN or infinite values: the weights it was loaded from are damaged, or a learning "
                 "rate was too high; load or initialise it again"
             )
         slices = feature_map.permute(0, 2, 3, 1).reshape(-1, self.codebook_dim).float()
-        unit_rows = functional.normalize(rows[candidates], dim=1)
+        candidates = None if all_filled else filled.nonzero().squeeze(1)
+        unit_rows = functional.normalize(rows if candidates is None else rows[candidates], dim=1)
         indices = self.search(slices, unit_rows)
-        if indices.numel() and indices.min() < 0:
+        if not all(sound) or (usable is None and indices.numel() and indices.min() < 0):
             raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
-        codes = candidates.to(code_dtype(self.codebook_size)).index_select(0, indices)
+        if candidates is not None:
+            indices = candidates.index_select(0, indices)
+        codes = indices.to(code_dtype(self.codebook_size))
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -19,6 +19,20 @@ class BadFeaturesError(ValueError):
         self.images = images
 
 
+def usable(maps: Tensor) -> Tensor:
+    """Return whether feature maps are finite and at most 1e12 in absolute value, as a bool on their device.
+
+    Args:
+        maps: ``(B, C, H, W)``.
+    """
+    if not maps.numel():
+        return torch.ones((), dtype=torch.bool, device=maps.device)
+    last = maps.is_contiguous(memory_format=torch.channels_last)
+    # In the order of memory, which is a hundred times faster; NaN if a value is.
+    low, high = (maps.permute(0, 2, 3, 1) if last else maps).aminmax()
+    return (low >= -LARGEST_FEATURE) & (high <= LARGEST_FEATURE)
+
+
 def check_maps(maps: Tensor, images: Tensor) -> None:
     """Check the feature maps of a batch.
 
@@ -29,12 +43,7 @@ def check_maps(maps: Tensor, images: Tensor) -> None:
     Raises:
         BadFeaturesError: a value is NaN, infinite, or above 1e12 in absolute value; says of which images.
     """
-    if not maps.numel():
-        return
-    last = maps.is_contiguous(memory_format=torch.channels_last)
-    # In the order of memory, which is a hundred times faster; NaN if a value is.
-    low, high = (maps.permute(0, 2, 3, 1) if last else maps).aminmax()
-    if low >= -LARGEST_FEATURE and high <= LARGEST_FEATURE:
+    if usable(maps):
         return
     odd = ~(maps.flatten(1).abs() <= LARGEST_FEATURE)  # comparisons with NaN are false
     rows = odd.any(1).nonzero().flatten()

@@ -23,7 +23,7 @@ def pixels_of(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     if images.dtype == torch.uint8:
         return images
     pixels = (images * std + mean) * 255
-    low, high = map(float, pixels.aminmax())
+    low, high = torch.stack(pixels.aminmax()).tolist()
     if not (low > -0.51 and high < 255.51):  # half a level is lost by rounding
         means, deviations = _rounded(mean), _rounded(std)
         raise ValueError(

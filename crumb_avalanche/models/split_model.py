@@ -17,7 +17,7 @@ from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.engines import TORCH, Runtime, compiled
 from crumb_avalanche.models.feature_memo import FeatureMemo
 from crumb_avalanche.models.feature_scale import multiply_biases, scale_of
-from crumb_avalanche.models.finite import check_maps
+from crumb_avalanche.models.finite import check_maps, usable
 from crumb_avalanche.models.head import head_like, head_outputs
 from crumb_avalanche.models.in_parts import classify_in_parts, extract_in_parts
 from crumb_avalanche.models.int8 import open_int8
@@ -170,7 +170,9 @@ class SplitModel(nn.Module):
                 f"the weights of a {type(self).__name__} stay float32, which codes and sums need, so it cannot become "
                 f"{dtype}; for a faster F and P call set_precision('bf16')"
             )
-        return super()._apply(fn, *arguments, **keywords)
+        super()._apply(fn, *arguments, **keywords)
+        self.stopwatch.device = self.pixel_mean.device
+        return self
 
     def __getstate__(self):
         runtime = TORCH if self.runtime.calibration is None else replace(self.runtime, run=None)
@@ -330,13 +332,18 @@ class SplitModel(nn.Module):
             BadFeaturesError: the maps of an image are not finite or too large.
             ValueError: the images do not have 3 channels.
         """
-        if images.shape[1] == self.map_shape[0] != 3:
-            maps = images
-        elif self.feature_memo is not None and images.dtype == torch.uint8:
-            maps = self.feature_memo.maps(images, self.extract)
-        else:
-            maps = self.extract(images)
+        maps = self._maps(images)
         check_maps(maps, images)
+        return self._scaled(maps)
+
+    def _maps(self, images: Tensor) -> Tensor:
+        if images.shape[1] == self.map_shape[0] != 3:
+            return images
+        if self.feature_memo is not None and images.dtype == torch.uint8:
+            return self.feature_memo.maps(images, self.extract)
+        return self.extract(images)
+
+    def _scaled(self, maps: Tensor) -> Tensor:
         # One pass over the memory if a cache gives half precision or another order of axes.
         copied = maps.to(torch.float32, memory_format=torch.channels_last)
         return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)
@@ -351,17 +358,18 @@ class SplitModel(nn.Module):
             return maps
         return maps[:, :, -math.prod(self.token_grid) :, 0].unflatten(2, self.token_grid)
 
-    def encode(self, feature_map: Tensor) -> Tensor:
+    def encode(self, feature_map: Tensor, usable: Tensor | None = None) -> Tensor:
         """Encode maps ``(B, C, H, W)`` as codes ``(B, G, H, W)``, uint8 or int16; see ``Codebook.encode``.
 
         Args:
             feature_map: ``(B, C, H, W)`` float.
+            usable: see ``Codebook.encode``.
 
         Raises:
             ValueError: all rows of the codebook are zero, or the codebook or the map is not finite.
         """
         with self.stopwatch.measure("search"):
-            return self.codebook.encode(feature_map)
+            return self.codebook.encode(feature_map, usable)
 
     def classify(self, feature_map: Tensor) -> Tensor:
         """Run P: logits ``(B, classes)`` float32 of maps ``(B, C, H, W)``.
@@ -381,11 +389,19 @@ class SplitModel(nn.Module):
         Raises:
             ValueError: see ``features`` and ``encode``.
         """
-        feature_map = self.features(images)
+        with torch.no_grad():
+            maps = self._maps(images)
+            feature_map = self._scaled(maps)
         quantized = self.quantized_training if self.training else self.quantized_evaluation
         codes = None
-        if quantized and self.codebook is not None:
-            codes = self.encode(feature_map)
+        if not quantized or self.codebook is None:
+            check_maps(maps, images)
+        else:
+            try:
+                codes = self.encode(feature_map, usable(maps))  # one wait for a GPU, not one more for the maps
+            except ValueError:
+                check_maps(maps, images)
+                raise
         if self.training and self._map_hooks:
             record = ForwardRecord(images, feature_map, codes)
             for hook in tuple(self._map_hooks.values()):

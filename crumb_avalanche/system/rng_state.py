@@ -10,8 +10,8 @@ import torch
 
 
 def get_rng_state() -> dict:
-    """Return the RNG state as plain values and tensors."""
-    devices = range(torch.cuda.device_count())
+    """Return the RNG state as plain values and tensors; of GPUs only if this process uses one."""
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # to ask would initialise them all
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -25,7 +25,8 @@ def set_rng_state(state: dict) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    saved, present = len(state["cuda"]), torch.cuda.device_count()
+    saved = len(state["cuda"])
+    present = torch.cuda.device_count() if saved else 0
     if saved > present:
         warnings.warn(
             f"the RNG state is of {saved} GPUs, but {present} are here: the others are skipped, so random numbers "

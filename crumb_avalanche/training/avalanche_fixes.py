@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
+from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import AGEMPlugin, MASPlugin, SynapticIntelligencePlugin
 from avalanche.training.utils import ParamData
 from torch import Tensor, nn
@@ -257,9 +258,16 @@ def check_strategy(strategy) -> None:
     """Check a strategy's model and plugins before training.
 
     Raises:
+        RuntimeError: the process is one of several of ``torch.distributed``, each of which would learn on its own.
         TypeError: the head of a ``SplitModel`` was replaced by a growing one, such as ``IncrementalClassifier``.
         ValueError: a plugin is Avalanche's ``AGEMPlugin``, which fails in the second experience of a ``SplitModel``.
     """
+    if DistributedHelper.world_size > 1:
+        raise RuntimeError(
+            f"this is one of {DistributedHelper.world_size} processes of torch.distributed; memories, class statistics "
+            "and steps on them are not synchronised, so each process would learn another model: train in one process, "
+            "without torchrun, or pretrain in several (crumb pretrain)"
+        )
     if isinstance(strategy.model, SplitModel):
         strategy.model.n_classes  # noqa: B018 (raises)
     unpatched = [one for one in strategy.plugins if isinstance(one, AGEMPlugin)]

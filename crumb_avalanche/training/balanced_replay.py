@@ -59,7 +59,7 @@ class BalancedReplay:
         """
         random = memories.slots.random
         positions: dict[int, list[int]] = {}
-        for position, label in enumerate(batch.labels.tolist()):
+        for position, label in enumerate(batch.numbers):
             positions.setdefault(label, []).append(position)
         classes = list(dict.fromkeys([*memories.classes, *positions]))
         drawn: list[int] = []

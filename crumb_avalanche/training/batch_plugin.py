@@ -62,6 +62,8 @@ class BatchPlugin(StatefulPlugin):
         places = range(self._position, self._position + len(strategy.mb_y))
         pixels = pixels_of(strategy, record.images, places)
         self.batch = StreamBatch(strategy.mb_y, record.feature_map, record.codes, pixels)
+        if (numbers := getattr(strategy, "label_numbers", None)) is not None:
+            self.batch.numbers = numbers
 
     def after_training_iteration(self, strategy, **kwargs):
         self._position += len(strategy.mb_y)
@@ -145,7 +147,7 @@ class StoringPlugin(BatchPlugin):
     def after_training_iteration(self, strategy, **kwargs):
         if self.offers(strategy):
             self.offer(strategy, self.batch)
-            self._offered.update(strategy.mb_y.tolist())
+            self._offered.update(self.batch.numbers)
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):

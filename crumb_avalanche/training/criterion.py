@@ -26,10 +26,11 @@ class SeenClassesLoss:
 
     Args:
         criterion: loss of ``(logits, labels)``: a module, a function or a partial function of one.
-        unseen: returns which of a number of classes are not seen yet, ``(classes,)`` bool; all before training.
+        unseen: returns which of a number of classes are not seen yet, ``(classes,)`` bool on a device; all before
+            training.
     """
 
-    def __init__(self, criterion: Callable[[Tensor, Tensor], Tensor], unseen: Callable[[int], Tensor]):
+    def __init__(self, criterion: Callable[[Tensor, Tensor], Tensor], unseen: Callable[[int, torch.device], Tensor]):
         self.criterion = criterion
         self.unseen = unseen
 
@@ -45,7 +46,7 @@ class SeenClassesLoss:
                 a function with a table of all classes.
         """
         loss = self._loss(logits, labels)
-        if isinstance(loss, Tensor) and loss.dim():
+        if isinstance(loss, Tensor) and loss.numel() != 1:
             raise ValueError(
                 f"the criterion returns a loss of shape {tuple(loss.shape)}; a step needs one number: use "
                 "reduction='mean' or 'sum'"
@@ -56,8 +57,8 @@ class SeenClassesLoss:
         if getattr(self.criterion, "all_outputs", False) or not isinstance(logits, Tensor) or logits.dim() != 2:
             return self.criterion(logits, labels)
         classes = logits.shape[1]
-        unseen = self.unseen(classes)
-        unseen = unseen.logical_and(~unseen.all()).to(logits.device)  # before training, all outputs count
+        unseen = self.unseen(classes, logits.device)
+        unseen = unseen & ~unseen.all()  # before training, all outputs count
         by_column = labels.shape == logits.shape
         if type(self.criterion) is nn.CrossEntropyLoss and self.criterion.label_smoothing == 0:
             ruled_out = unseen & (logits <= UNSEEN_LOGIT).all(0) if by_column else None

@@ -158,7 +158,7 @@ class CRUMBPlugin(StoringPlugin):
                 direct = self.logits(strategy.model, self.batch.feature_map)
                 strategy.loss = strategy.loss + self.direct_weight * strategy._criterion(direct, self.batch.labels)
         if self.balanced is not None and self._replays(strategy):
-            new = set(self.batch.labels.tolist())
+            new = set(self.batch.numbers)
             strategy.loss = strategy.loss * (len(new) / len(new.union(self.storage_policy.classes)))
         if self.fused:
             for _ in range(self._steps(strategy)):
@@ -190,10 +190,10 @@ class CRUMBPlugin(StoringPlugin):
 
     def _replay_loss(self, strategy, **kwargs) -> Tensor | None:
         """Compute the weighted loss of a replay batch; ``None`` if no memory may be replayed."""
-        labels = self.batch.labels
+        labels = self.batch.numbers
         slots = None
         if self.balanced is None:
-            slots = self.storage_policy.sample(set(labels.tolist()) - self.returning, at_least=len(labels))
+            slots = self.storage_policy.sample(set(labels) - self.returning, at_least=len(labels))
             if len(slots) == 0:
                 return None
         if not self.fused:

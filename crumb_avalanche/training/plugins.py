@@ -104,7 +104,7 @@ class SeenClassesPlugin(StatefulPlugin):
         Raises:
             ValueError: the head has no output for a class that was seen.
         """
-        return logits.masked_fill(self.unseen(logits.shape[1]).to(logits.device), UNSEEN_LOGIT)
+        return logits.masked_fill(self.unseen(logits.shape[1], logits.device), UNSEEN_LOGIT)
 
     def mask_answers(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``(B, classes)`` logits in evaluation; see ``give_unseen_probability``.
@@ -115,21 +115,23 @@ class SeenClassesPlugin(StatefulPlugin):
         Raises:
             ValueError: the head has no output for a class that was seen.
         """
-        return give_unseen_probability(logits, self.unseen(logits.shape[1])) if self.seen else logits
+        return give_unseen_probability(logits, self.unseen(logits.shape[1], logits.device)) if self.seen else logits
 
-    def unseen(self, classes: int) -> Tensor:
+    def unseen(self, classes: int, device: torch.device | str = "cpu") -> Tensor:
         """Return which outputs of a head are of classes not seen yet, ``(classes,)`` bool.
 
         Args:
             classes: number of outputs of the head.
+            device: of what is returned.
 
         Raises:
             ValueError: the head has no output for a class that was seen.
         """
         check_outputs(self.seen, classes)
-        if self._unseen is None or len(self._unseen) != classes:
-            self._unseen = torch.ones(classes, dtype=torch.bool)
-            self._unseen[self.seen] = False
+        if self._unseen is None or len(self._unseen) != classes or self._unseen.device != torch.device(device):
+            unseen = torch.ones(classes, dtype=torch.bool)
+            unseen[self.seen] = False
+            self._unseen = unseen.to(device)
         return self._unseen
 
     def after_forward(self, strategy, **kwargs):
@@ -218,8 +220,10 @@ class TrainingDivergedError(RuntimeError):
 class DivergenceGuard(StatefulPlugin):
     """Stops at a loss that is not finite and restores the last weights with a finite one.
 
-    Keeps one copy of the trainable weights and of the running statistics of the plastic layers, taken before each step.
+    Keeps a copy of the trainable weights and of the running statistics of the plastic layers, taken before each step.
     The copy is not part of the state: the first step after a resume takes it anew.
+
+    On a GPU, each reading of a loss waits for it: those of an iteration are read at its end, and it keeps two copies.
 
     Raises:
         TrainingDivergedError: in training, a loss is NaN or infinite.
@@ -228,6 +232,23 @@ class DivergenceGuard(StatefulPlugin):
     def __init__(self):
         super().__init__()
         self._good: list[Tensor] = []
+        self._latest: list[Tensor] = []  # of the iteration whose losses were not read yet
+        self._unread: list[Tensor] | None = None  # losses of the iteration; None outside of one
+
+    def before_training_iteration(self, strategy, **kwargs):
+        self._unread = []
+
+    def after_training_iteration(self, strategy, **kwargs):
+        losses, self._unread = self._unread, None
+        if not losses:
+            return
+        if not torch.stack([loss.isfinite().all() for loss in losses]).all():
+            for state in strategy.optimizer.state.values():  # the steps were taken
+                for value in state.values():
+                    if isinstance(value, Tensor) and value.is_floating_point():
+                        value.nan_to_num_(0, 0, 0)
+            self._stop(strategy, next(loss for loss in losses if not loss.isfinite().all()))
+        self._good, self._latest = self._latest, self._good
 
     def before_backward(self, strategy, **kwargs):
         self.check(strategy, strategy.loss)
@@ -235,9 +256,8 @@ class DivergenceGuard(StatefulPlugin):
     def on_replay_loss(self, strategy, **kwargs):
         self.check(strategy, strategy.replay_loss)
 
-    @torch.no_grad()
     def check(self, strategy, loss: Tensor) -> None:
-        """Copy the weights if ``loss`` is finite; otherwise restore the copy and stop.
+        """Copy the weights if ``loss`` is finite; otherwise restore the copy and stop, on a GPU after the iteration.
 
         Args:
             strategy: whose model is watched; it is stopped if the loss is not finite.
@@ -246,18 +266,36 @@ class DivergenceGuard(StatefulPlugin):
         Raises:
             TrainingDivergedError: the loss is NaN or infinite.
         """
-        model = strategy.model
+        weights = self._weights(strategy.model)
+        if not weights:
+            return
+        if self._unread is not None and loss.device.type != "cpu":
+            if not self._unread:
+                self._latest = self._copy(weights, self._latest)
+            self._unread.append(loss.detach())
+        elif bool(torch.isfinite(loss)):
+            self._good = self._copy(weights, self._good)
+        else:
+            self._stop(strategy, loss)
+
+    @staticmethod
+    def _weights(model: nn.Module) -> list[Tensor]:
         if isinstance(model, SplitModel):  # to list the frozen F takes longer than to copy all the rest
             model = nn.ModuleList(part for part in (model.plastic_layers, model.codebook) if part is not None)
         weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        weights += [statistic for statistic in model.buffers() if statistic.is_floating_point()]
-        if not weights:
-            return
-        if bool(torch.isfinite(loss)):
-            if len(self._good) != len(weights):
-                self._good = [torch.empty_like(weight) for weight in weights]
-            torch._foreach_copy_(self._good, weights)
-            return
+        return weights + [statistic for statistic in model.buffers() if statistic.is_floating_point()]
+
+    @staticmethod
+    @torch.no_grad()
+    def _copy(weights: list[Tensor], to: list[Tensor]) -> list[Tensor]:
+        if len(to) != len(weights):
+            to = [torch.empty_like(weight) for weight in weights]
+        torch._foreach_copy_(to, weights)
+        return to
+
+    @torch.no_grad()
+    def _stop(self, strategy, loss: Tensor) -> None:
+        weights = self._weights(strategy.model)
         if len(self._good) == len(weights):
             torch._foreach_copy_(weights, self._good)
         clock = strategy.clock

@@ -151,6 +151,17 @@ class StreamStrategy(SupervisedTemplate):
         self.frames_in_order = not shuffle
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
+    def _unpack_minibatch(self):
+        on_host = self.mbatch[1]
+        super()._unpack_minibatch()
+        self._labels = self.mb_y, self.mb_y._version, on_host
+
+    @property
+    def label_numbers(self) -> list[int] | None:
+        """The labels of the batch as the loader gave them, in CPU memory; ``None`` if a plugin changed them since."""
+        labels, version, on_host = self._labels
+        return on_host.tolist() if labels is self.mb_y and labels._version == version else None
+
     def _before_training(self, **kwargs):
         check_strategy(self)
         group_frozen_weights(self)

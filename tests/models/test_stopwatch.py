@@ -38,17 +38,35 @@ def test_an_error_ends_the_part(clock):
     assert dict(watch.seconds) == {"search": 1.0, "plastic": 2.0}
 
 
-@pytest.mark.parametrize("in_use", [False, True])
-def test_a_part_ends_when_the_gpu_has_done_it(clock, monkeypatch, in_use):
-    def finish():
-        clock[0] += waiting.pop() if waiting else 0
+def test_a_stopwatch_asks_its_own_gpu_and_waits_where_it_is_read(monkeypatch):
+    streams, waited = [], []
 
-    monkeypatch.setattr(module.torch.cuda, "is_initialized", lambda: in_use)
-    monkeypatch.setattr(module.torch.cuda, "synchronize", finish)
-    watch, waiting = Stopwatch(), [32]  # seconds of work ordered before
-    with watch.measure("replay"):
-        clock[0] += 1
-        waiting.append(4)
-        with watch.measure("plastic"):  # counted with the outer part, so nothing waits for it
-            assert waiting == ([4] if in_use else [32, 4])
-    assert dict(watch.seconds) == {"replay": 5.0 if in_use else 1.0}
+    class Event:
+        now = 0.0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            streams.append(stream)
+            Event.now += 1000
+            self.at = Event.now
+
+        def query(self):
+            return False
+
+        def synchronize(self):
+            waited.append(self)
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    monkeypatch.setattr(module.torch.cuda, "Event", Event)
+    monkeypatch.setattr(module.torch.cuda, "current_stream", str)
+    monkeypatch.setattr(module.torch.cuda, "synchronize", lambda: waited.append("all"))
+    watch = Stopwatch("cuda:1")
+    for _ in range(3):
+        with watch.measure("search"), watch.measure("plastic"):
+            pass
+    assert set(streams) == {"cuda:1"} and not waited
+    assert watch.seconds == {"search": 3.0} and len(waited) == 3

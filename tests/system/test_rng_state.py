@@ -33,3 +33,15 @@ def test_rng_states_of_as_many_gpus_as_there_are(monkeypatch, here):
     assert taken == [("of 0", 0), ("of 1", 1)][:here]
     words = rf"of 2 GPUs, but {here} are here.*use 2 GPUs"
     assert [bool(re.search(words, str(one.message))) for one in said] == [True] * (here < 2)
+
+
+def test_gpus_that_are_not_in_use_are_not_asked(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("this initialises them"))
+    state = get_rng_state()
+    assert state["cuda"] == []
+    set_rng_state(state)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: f"of {device}")
+    assert get_rng_state()["cuda"] == ["of 0", "of 1"]

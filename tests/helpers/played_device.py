@@ -1,0 +1,96 @@
+"""A device that is played on the CPU: its tensors say that they are on ``meta``, and waits for them are recorded.
+
+Tensors on a GPU make the host wait where their values are read: by ``item``, ``bool``, ``tolist``, a copy to the CPU,
+``nonzero``, or an index of bools.
+"""
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+DEVICE = torch.device("meta")
+aten = torch.ops.aten
+READS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten._unique2, aten.unique_dim}
+
+
+class OnDevice(Tensor):
+    """A tensor of the device; ``held`` is on the CPU."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor):
+        """Wrap a tensor in CPU memory."""
+        layout = dict(strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=DEVICE)
+        wrapper = Tensor._make_wrapper_subclass(cls, held.shape, requires_grad=False, **layout)
+        wrapper.held = held
+        return wrapper
+
+    def tolist(self):
+        """Return the values; torch refuses those of subclasses."""
+        return self.cpu().tolist()
+
+    def __getitem__(self, index):
+        """Index by tensors of the device: torch makes empty ones of lists and of tensors on the CPU."""
+        return super().__getitem__(_moved(index))
+
+    def __setitem__(self, index, value):
+        """See ``__getitem__``."""
+        super().__setitem__(_moved(index), value)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+        """Run on the CPU, outside of ``PlayedDevice``."""
+        return run(function, arguments, keywords or {}, Counter())
+
+
+def _moved(index):
+    if isinstance(index, tuple):
+        return tuple(map(_moved, index))
+    index = torch.tensor(index) if isinstance(index, list) else index
+    return OnDevice(index) if isinstance(index, Tensor) and not isinstance(index, OnDevice) else index
+
+
+def run(function, arguments, keywords, waits: Counter):
+    """Run an operation on the CPU, and wrap what it returns if it is on the device."""
+    packet = function._overloadpacket
+    inputs: list[OnDevice] = []
+    tree_map_only(OnDevice, inputs.append, (arguments, keywords))
+    to = keywords.get("device")
+    on_device = bool(inputs) if to is None else torch.device(to).type == DEVICE.type
+    if inputs:
+        bools = packet in (aten.index, aten.index_put, aten.index_put_) and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1]
+        )
+        copied = packet is aten.copy_ and not isinstance(arguments[0], OnDevice)
+        if packet in READS or bools or copied or (to is not None and not on_device):
+            waits[packet.__name__] += 1
+    if to is not None:
+        keywords = {**keywords, "device": "cpu"}
+    given = tree_map_only(OnDevice, lambda tensor: tensor.held, (arguments, keywords))
+    result = function(*given[0], **given[1])
+    if packet is aten._to_copy and inputs == [] and on_device:
+        result = result.clone() if result is given[0][0] else result
+    if not on_device:
+        return result
+    known = {id(tensor.held): tensor for tensor in inputs}  # an operation in place returns its input
+    return tree_map_only(Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else OnDevice(tensor), result)
+
+
+class PlayedDevice(TorchDispatchMode):
+    """Plays the device within a ``with`` block.
+
+    Attributes:
+        waits: how often the host waited, by operation.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        """Run an operation."""
+        return run(function, arguments, keywords or {}, self.waits)

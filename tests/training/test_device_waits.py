@@ -1,0 +1,109 @@
+"""How often the host waits for a GPU, counted on a device that is played, and that a CPU run uses none."""
+
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from played_device import DEVICE, OnDevice, PlayedDevice
+from small_crumb import DIRECT, SGD, train
+
+from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.plugins import TrainingDivergedError
+from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
+
+pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+
+
+class Waits(SupervisedPlugin):
+    """The waits of each iteration."""
+
+    def __init__(self, device: PlayedDevice):
+        super().__init__()
+        self.device, self.counts = device, []
+
+    def before_training_iteration(self, strategy, **kwargs):
+        self.device.waits.clear()
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self.counts.append(self.device.waits.total())
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """Two GPUs that must not be touched."""
+
+    def touched(*arguments, **keywords):
+        raise AssertionError("a GPU was touched")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("_lazy_init", "synchronize", "get_rng_state", "set_rng_state", "current_device", "Event"):
+        monkeypatch.setattr(torch.cuda, name, touched)
+
+
+@pytest.mark.parametrize(
+    "buffer, settings, most",
+    [
+        (CodeBuffer, {}, 3),
+        (CodeBuffer, {"direct_weight": 1.0, "replay_steps": 2}, 3),
+        (CodeBuffer, {"replay_compute": 2.0}, 3),
+        (CodeBuffer, {"fused": True}, 3),
+        (MapBuffer, DIRECT, 3),
+        (ImageBuffer, DIRECT, 5),  # pixels are checked where they are stored, and F's maps of memories
+    ],
+)
+def test_a_step_waits_at_most_thrice(buffer, settings, most, model, make_stream):
+    with PlayedDevice() as device:
+        waits = Waits(device)
+        strategy = CRUMBStrategy(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), **SGD),
+            storage_policy=buffer(7),
+            train_mb_size=6,
+            device=DEVICE,
+            evaluator=EvaluationPlugin(loggers=[]),
+            **settings,
+        )
+        strategy.plugins.insert(-1, waits)  # before the clock alone
+        for experience in make_stream().train_stream:
+            strategy.train(experience)
+    assert isinstance(model.codebook.blocks, OnDevice)
+    assert len(strategy.storage_policy) == 7 and 0 < max(waits.counts) <= most
+
+
+def test_a_gpu_learns_what_a_cpu_learns(make_model, make_stream):
+    models = [make_model(), make_model()]
+    train(models[0], make_stream(), CodeBuffer(7))
+    with PlayedDevice():
+        train(models[1], make_stream(), CodeBuffer(7), device=DEVICE)
+    for name, weight in models[0].state_dict().items():
+        torch.testing.assert_close(
+            models[1].state_dict()[name].held if name != "calibrated" else weight, weight, msg=name
+        )
+
+
+def test_a_loss_of_memories_that_is_read_late_stops_too(make_model, make_stream):
+    class Break(SupervisedPlugin):
+        def before_replay_step(self, strategy, **kwargs):
+            strategy.model.plastic_layers.head.weight.detach().fill_(torch.inf)
+
+    model = make_model()
+    with PlayedDevice(), pytest.raises(TrainingDivergedError, match="the loss became nan in experience 1"):
+        train(model, make_stream(), CodeBuffer(7), [Break()], device=DEVICE)
+    assert all(weight.held.isfinite().all() for weight in model.parameters())
+
+
+def test_missing_maps_are_computed_at_once(model, pixels):
+    model.use_feature_memo(FeatureMemo())
+    sizes, extract = [], model.extract
+    model.extract = lambda images: (sizes.append(len(images)), extract(images))[1]
+    with PlayedDevice():
+        model.to(DEVICE)
+        for images in (pixels[[0, 1, 1]], pixels):
+            model.features(images.to(DEVICE))
+    assert sizes == [2, 4]
+
+
+def test_a_run_on_a_cpu_touches_no_gpu(no_gpu, crumb, tiny, tmp_path):
+    code, _, err = crumb(*tiny, "--device", "cpu", "--output", tmp_path / "run", "--runs", "1")
+    assert code == 0, err
