@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks_toybox_ilab.datasets.ilab_core50 import CORE50, ILAB
 from benchmarks_toybox_ilab.prepare.archives import archives_in, holds
 from benchmarks_toybox_ilab.prepare.download import DownloadError
-from benchmarks_toybox_ilab.prepare.sources import BRING, DATA_SETS, DataSet, Job, Progress
+from benchmarks_toybox_ilab.prepare.sources import DATA_SETS, DataSet, Job, Progress
 from benchmarks_toybox_ilab.tables.frame import BadFrameError, Frame, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -77,7 +77,7 @@ def prepare(
     try:
         if _is_ready(job):
             return []
-        failures = _prepare_both(job) if name == "ilab_core50" else BRING[name](job)
+        failures = _prepare_both(job) if data.bring is None else data.bring(job)
         try:
             table = data.frames(job.root)
         except FrameTableError as error:

@@ -15,12 +15,6 @@ from benchmarks_toybox_ilab.tables.folders import files_below
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-CORE50_URL = "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip"
-CORE50_MD5 = "745f3373fed08d69343f1058ee559e13"
-CORE50_ZIP = "core50_128x128.zip"
-TINY_IMAGENET_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-TINY_IMAGENET_ZIP = f"{tiny_imagenet.FOLDER}.zip"
 DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
 VIDEOS = "videos"
 
@@ -43,8 +37,11 @@ class DataSet:
         tops: Folder names; the folder that contains one of them is that of the data set.
         inner: Folders below a root that may contain the data set, besides the root itself.
         chosen: Returns the path of an archive's file below the root; None leaves the file out.
+        bring: Brings the download to the root; returns a line for each video that cannot be read. None: its parts are
+            prepared one by one.
         within: Whether the root itself may be one of `tops`.
         whole: Where the numbers of COUNTS are from, for messages.
+        url, md5: Address and MD5 checksum of the archive, if it can be downloaded.
     """
 
     module: ModuleType
@@ -52,8 +49,11 @@ class DataSet:
     tops: tuple[str, ...]
     inner: tuple[str, ...]
     chosen: Callable[[str], str | None]
+    bring: Callable[["Job"], list[str]] | None = None
     within: bool = False
     whole: str = "the paper"
+    url: str = ""
+    md5: str = ""
 
     def folder(self, root: Path) -> Path | None:
         """The folder of the data set: root or a folder below it, or None if it is not there."""
@@ -124,33 +124,24 @@ def bring_archives(job: Job) -> list[str]:
     return []
 
 
-def bring_core50(job: Job) -> list[str]:
-    """Download and unpack CORe50, or unpack the source."""
-    return _bring_zip(job, CORE50_ZIP, CORE50_URL, CORE50_MD5)
-
-
-def bring_tiny_imagenet(job: Job) -> list[str]:
-    """Download and unpack Tiny-ImageNet without its unlabelled test images, or unpack the source."""
-    return _bring_zip(job, TINY_IMAGENET_ZIP, TINY_IMAGENET_URL, TINY_IMAGENET_MD5)
-
-
-def _bring_zip(job: Job, name: str, url: str, md5: str) -> list[str]:
-    """Download and unpack one archive, or unpack the source."""
+def bring_zip(job: Job) -> list[str]:
+    """Download the archive and unpack it, or unpack the source."""
+    name = job.data.url.rpartition("/")[2]
     if job.needs_nothing(name):
         return []
     archives = _archives(job.source or job.root / name)
     if job.source is None and not archives:
         file = job.root / DOWNLOADS / name
         with job.bar(f"downloading {name}", "B") as step:
-            download(url, file, md5, step)
+            download(job.data.url, file, job.data.md5, step)
         job.unpack(file)
         job.say(f"{file} is no longer needed")
         return []
     for archive in archives:
-        if (got := md5_of(archive)) != md5:
-            words = f"{archive} has the MD5 checksum {got}, while that of {name} is {md5}"
+        if (got := md5_of(archive)) != job.data.md5:
+            words = f"{archive} has the MD5 checksum {got}, while that of {name} is {job.data.md5}"
             if archive.name == name:
-                raise FrameTableError(f"{words}: it is damaged or incomplete. Download it: {url}")
+                raise FrameTableError(f"{words}: it is damaged or incomplete. Download it: {job.data.url}")
             job.say(f"warning: {words}; used as it is")
     return bring_archives(job)
 
@@ -261,14 +252,18 @@ DATA_SETS = {
         tuple(f"s{session}" for session in range(1, core50.SESSIONS + 1)),
         ("core50_128x128", "core50", "core50/core50_128x128"),
         _ending(r"s\d+/o\d+/", r"[^/]+\.png", "core50_128x128/"),
+        bring_zip,
+        url="http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip",
+        md5="745f3373fed08d69343f1058ee559e13",
     ),
-    "toybox": DataSet(toybox, toybox.ToyboxFrames, ("images",), ("toybox",), _toybox_video),
+    "toybox": DataSet(toybox, toybox.ToyboxFrames, ("images",), ("toybox",), _toybox_video, bring_toybox),
     "ilab": DataSet(
         ilab,
         ilab.ILabFrames,
         ("train_img",),
         (ilab.FOLDER, "ilab"),
         _ending("train_img/", r"(?:[^/]+/)?[^/]+\.jpe?g"),
+        bring_archives,
         within=True,
     ),
     "icub": DataSet(
@@ -277,6 +272,7 @@ DATA_SETS = {
         (*icub.PARTS, *icub.CLASSES),
         ("icub",),
         _ending(rf"(?:part\d/)?(?:{'|'.join(icub.CLASSES)})/", r"(?:[^/]+/){4}[^/]+\.jpg"),
+        bring_archives,
     ),
     "ilab_core50": DataSet(
         ilab_core50,
@@ -291,8 +287,9 @@ DATA_SETS = {
         ("train", "test"),
         ("cifar100",),
         _ending(r"(?:train|test)/", r"[^/]+/[^/]+\.(?:png|jpe?g)"),
+        bring_cifar100,
     ),
-    "imagenet": DataSet(imagenet, imagenet.ImageNetFrames, imagenet.FOLDERS, ("imagenet",), _nothing),
+    "imagenet": DataSet(imagenet, imagenet.ImageNetFrames, imagenet.FOLDERS, ("imagenet",), _nothing, bring_imagenet),
     "tiny_imagenet": DataSet(
         tiny_imagenet,
         tiny_imagenet.TinyImageNetFrames,
@@ -302,16 +299,9 @@ DATA_SETS = {
             "(?:train|val|test)/",
             r"(?:n\d{8}/(?:images/)?[^/]+\.(?:jpe?g|png)|images/val_[^/]+\.jpe?g|val_annotations\.txt)",
         ),
+        bring_zip,
         whole="the data set",
+        url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        md5="90528d7ca1a48142e341f4ef8d21d0de",
     ),
-}
-
-BRING: dict[str, Callable[[Job], list[str]]] = {
-    "core50": bring_core50,
-    "toybox": bring_toybox,
-    "ilab": bring_archives,
-    "icub": bring_archives,
-    "cifar100": bring_cifar100,
-    "imagenet": bring_imagenet,
-    "tiny_imagenet": bring_tiny_imagenet,
 }

@@ -1,5 +1,6 @@
 import hashlib
 import shutil
+from dataclasses import replace
 
 import pytest
 from fake_data import (
@@ -23,6 +24,7 @@ from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNetFrames
 from benchmarks_toybox_ilab.prepare import sources as _prepare_sources
 from benchmarks_toybox_ilab.prepare.core import check
 from benchmarks_toybox_ilab.prepare.download import DownloadError
+from benchmarks_toybox_ilab.prepare.sources import DATA_SETS
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -42,14 +44,19 @@ def said(run):
     return run.said
 
 
+def published_at(monkeypatch, name, url, md5=None):
+    """Let a data set be published elsewhere, with another checksum."""
+    data = DATA_SETS[name]
+    monkeypatch.setitem(DATA_SETS, name, replace(data, url=url, md5=md5 or data.md5))
+
+
 def test_core50_is_downloaded_unpacked_and_listed(tmp_path, run, said, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     folder = write_files(tmp_path / "made", CORE50)
     content = pack(tmp_path / "x.zip", folder, "core50_128x128/").read_bytes()
     root = tmp_path / "root"
     with LocalServer(content) as server:
-        monkeypatch.setattr(_prepare_sources, "CORE50_URL", f"{server.url}/core50_128x128.zip")
-        monkeypatch.setattr(_prepare_sources, "CORE50_MD5", server.md5)
+        published_at(monkeypatch, "core50", f"{server.url}/core50_128x128.zip", server.md5)
         server.stop_after = len(content) // 2
         with pytest.raises(DownloadError, match=r"core50_128x128.zip: the connection ended .*give it with --source"):
             run("core50", root)
@@ -96,7 +103,7 @@ def test_core50_from_a_zip_file(tmp_path, run, said):
 
 def test_a_zip_file_in_the_root_is_found(tmp_path, run, monkeypatch):
     archive = pack(tmp_path / "x.zip", write_files(tmp_path / "made", CORE50))
-    monkeypatch.setattr(_prepare_sources, "CORE50_MD5", hashlib.md5(archive.read_bytes()).hexdigest())
+    published_at(monkeypatch, "core50", DATA_SETS["core50"].url, hashlib.md5(archive.read_bytes()).hexdigest())
     (tmp_path / "root").mkdir()
     archive.rename(tmp_path / "root/core50_128x128.zip")
     run("core50", tmp_path / "root")
@@ -133,10 +140,10 @@ def test_tiny_imagenet_is_downloaded_without_its_unlabelled_images(tmp_path, run
     content = pack(tmp_path / "x.zip", folder, "tiny-imagenet-200/").read_bytes()
     root = tmp_path / "root"
     with LocalServer(content) as server:
-        monkeypatch.setattr(_prepare_sources, "TINY_IMAGENET_URL", f"{server.url}/tiny-imagenet-200.zip")
+        published_at(monkeypatch, "tiny_imagenet", f"{server.url}/tiny-imagenet-200.zip")
         with pytest.raises(DownloadError, match="but 90528d7ca1a48142e341f4ef8d21d0de is expected, so it was deleted"):
             run("tiny_imagenet", root)
-        monkeypatch.setattr(_prepare_sources, "TINY_IMAGENET_MD5", server.md5)
+        published_at(monkeypatch, "tiny_imagenet", f"{server.url}/tiny-imagenet-200.zip", server.md5)
         assert run("tiny_imagenet", root) == []
     kept = {path for path in files(folder) if path.endswith(".JPEG") and not path.startswith("test/")}
     assert set(files(root)) == kept | {
@@ -251,7 +258,7 @@ def test_imagenet_that_is_not_sorted(tmp_path, run):
 
 @pytest.mark.parametrize("name", ["toybox", "ilab", "icub", "imagenet"])
 def test_errors_say_where_to_get_a_data_set(tmp_path, run, name):
-    source = _prepare_sources.DATA_SETS[name].module.SOURCE
+    source = DATA_SETS[name].module.SOURCE
     for root in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(FrameTableError) as raised:
             run(name, root)
