@@ -330,7 +330,7 @@ def _is_hdr(image: Image.Image) -> bool:
 
 def _chunk(image: Image.Image, name: bytes) -> bytes:
     """A chunk that lies before the pixels of a PNG file and that Pillow skips; empty if there is none."""
-    file = image.fp
+    file = getattr(image, "fp", None)
     if image.format != "PNG" or file is None:
         return b""
     place = file.tell()

@@ -32,7 +32,12 @@ FILES = {
     "pgm": ((1,), (8, 16)),
     "jp2": ((1, 3, 4), (8,)),
 }
-MEMORY = {"array": ((3, 4), (8, 10, 16)), "tensor": ((3, 4), (8, 12, 16)), "pil": ((1, 2, 3, 4), (8,))}
+MEMORY = {
+    "array": ((3, 4), (8, 10, 16)),
+    "tensor": ((3, 4), (8, 12, 16)),
+    "pil": ((1, 2, 3, 4), (8,)),
+    "deep pil": ((1,), (10, 16)),
+}
 TURNED = {  # EXIF orientation: how a viewer turns the stored pixels
     1: lambda pixels: pixels,
     2: np.fliplr,
@@ -94,6 +99,8 @@ def written(folder, name, pixels, bits, orientation):
     if name == "tensor":
         shallow = pixels.astype(np.uint8) if bits == 8 else pixels
         return torch.from_numpy(np.moveaxis(shallow, -1, 0).copy())
+    if name == "deep pil":
+        return Image.fromarray(pixels[..., 0])
     image = Image.fromarray(pixels.astype(np.uint8)[..., 0] if channels == 1 else pixels.astype(np.uint8))
     if name == "pil":
         return image
@@ -129,7 +136,7 @@ def check(folder, name, pixels, bits, orientation, damage):
 
 @KINDS
 @given(data=st.data())
-@settings(max_examples=8)  # of 15 kinds
+@settings(max_examples=8)  # of 16 kinds
 def test_an_image_is_read_right_or_refused(tmp_path_factory, name, data):
     check(tmp_path_factory.mktemp("image"), name, *data.draw(images(name)))
 

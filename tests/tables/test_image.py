@@ -103,6 +103,12 @@ def test_sixteen_bit_greys_keep_their_upper_eight_bits(tmp_path):
     assert np.array_equal(np.asarray(read_image(tmp_path / "deep.tif")), np.asarray(image))
 
 
+@pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i4"])
+def test_greys_of_16_bits_in_memory(dtype):
+    image = Image.fromarray(np.array([[1023, 40, 0]], dtype))
+    assert np.asarray(to_rgb(image, upright=True)).tolist() == [[[255] * 3, [10] * 3, [0] * 3]]
+
+
 @pytest.mark.parametrize("kind", ["grey.png", "colour.png", "grey.tif", "colour.tif", "big endian.tif", "deflate.tif"])
 @pytest.mark.parametrize("bits", [10, 12, 14, 16])
 def test_cameras_of_10_to_16_bits(tmp_path, kind, bits):
