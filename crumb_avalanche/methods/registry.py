@@ -232,7 +232,7 @@ class Strategies(Mapping[str, Entry]):
         return iter(dict.fromkeys([*_files(), *self._entries]))
 
     def __len__(self) -> int:
-        return len([*self])
+        return len([*iter(self)])  # a list of the mapping itself would ask for its length
 
     def add(self, entry: Entry) -> None:
         """Add an entry, or replace that of its name."""
