@@ -1,5 +1,6 @@
 """The command line of ``crumb``, built without importing torch."""
 
+import io
 import os
 import re
 from dataclasses import fields
@@ -19,7 +20,7 @@ from crumb_avalanche.runs.command_settings import (
     StrategiesSettings,
     TeachSettings,
 )
-from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.settings import MOST_CHARACTERS, RunSettings, load_yaml
 
 COMMANDS = {
     "demo": (DemoSettings, "compare strategies on rendered shapes: a few minutes, no download"),
@@ -77,6 +78,18 @@ def parser(only: str | None = None) -> Any:
             command = getattr(ex, "subcommand_parser", None) or self
             self.exit(2, f"{command.prog.replace(' [options]', '')}: {line}\n")
 
+    class ConfigFile(ActionConfigFile):
+        """Read a file only if its values can be counted."""
+
+        def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+            try:
+                with open(values, encoding="utf-8") if os.path.isfile(values) else io.StringIO(values) as file:
+                    load_yaml(file.read(MOST_CHARACTERS + 1))
+            except (OSError, ValueError) as error:
+                line = f"{shorten(values, 200)} is no file of settings ({error}); give one, or leave --config out"
+                parser.exit(2, f"{parser.prog.replace(' [options]', '')}: {line}\n")
+            super().__call__(parser, cfg, values, option_string)
+
     from crumb_avalanche import __version__
 
     main_parser = Parser(
@@ -94,7 +107,7 @@ def parser(only: str | None = None) -> Any:
             description=(settings.__doc__ or "").split("\n")[0],
             allow_abbrev=False,
         )
-        command.add_argument("--config", action=ActionConfigFile, help="a YAML file of settings")
+        command.add_argument("--config", action=ConfigFile, help="a YAML file of settings")
         if only in (None, name):
             _add_options(command, settings)
         commands.add_subcommand(name, command, help=summary)

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations
 from pathlib import Path
 
-import yaml
-
 from crumb_avalanche.report.curves import Curve
 from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, DamagedRunError, check_digests
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat, load_yaml
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 
 # Settings in which the runs of a group may differ: paths, display and the seed.
@@ -147,7 +145,7 @@ def read_run(folder: Path) -> Run:
     """
     result = _read(folder / RESULT, _result)
     check_digests(folder, result)
-    settings = _read(folder / "config.yaml", lambda text: _mapping(yaml.safe_load(text), IDENTITY[:4]))
+    settings = _read(folder / "config.yaml", lambda text: _mapping(load_yaml(text), IDENTITY[:4]))
     settings = flat(settings)
     ledger = _read(folder / "ledger.json", lambda text: _mapping(json.loads(text), LEDGER_ENTRIES, int | float))
     return Run(folder, settings, result, ledger, _read(folder / "accuracy_matrix.csv", lambda t: _matrix(t, result)))
@@ -156,7 +154,7 @@ def read_run(folder: Path) -> Run:
 def _read(path: Path, parse):
     try:
         return parse(path.read_text())
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError, csv.Error) as error:
+    except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
         reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
         cure = f"restore it, repeat the run with --overwrite true, or move {path.parent} elsewhere"
         text = (

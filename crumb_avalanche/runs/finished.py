@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import yaml
-
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.provenance import IMAGES, frame_table_hash, provenance
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, FinishedRunError, check_digests
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict, flat
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict, flat, load_yaml
 
 
 def finished_result(folder: Path, plan: RunPlan) -> dict:
@@ -22,7 +20,7 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
         raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
     result = read_mapping(folder / RESULT, json.loads)
     check_digests(folder, result)
-    then = read_mapping(folder / "config.yaml", yaml.safe_load)
+    then = read_mapping(folder / "config.yaml", load_yaml)
     start_over = "use another --output, or start over with crumb run --overwrite true"
     hashes_then, hashes_now = result.get("provenance", {}), provenance(plan)
     for name in hashes_then.keys() & hashes_now.keys():
@@ -73,7 +71,7 @@ def read_mapping(path: Path, parse) -> dict:
     """
     try:
         found = parse(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError) as error:
         found, reason = None, " ".join(str(error).split())
     else:
         reason = f"it holds a {type(found).__name__}, not names and values"

@@ -1,7 +1,9 @@
 """Typed settings of ``crumb run``. Imports neither torch nor Avalanche, to keep ``crumb --help`` fast."""
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
+
+import yaml
 
 from crumb_avalanche.system.setting_ranges import check_range, check_ranges
 from crumb_avalanche.training.replay_settings import ReplaySettings
@@ -9,6 +11,32 @@ from crumb_avalanche.training.replay_settings import ReplaySettings
 Protocol = Literal["class_instance", "class_iid"]
 Value = int | float | bool | str | None
 MOST_RUNS = 10_000
+MOST_CHARACTERS = 1_000_000  # of a file of settings
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses aliases: a few lines of them stand for more values than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it names a value by an alias (*); write the value out")
+        return super().compose_node(parent, index)
+
+
+def load_yaml(text: str) -> Any:
+    """Return what a YAML text holds.
+
+    Raises:
+        ValueError: it is no YAML, too long, nested too deep, or has aliases.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has {len(text):,} characters; settings take at most {MOST_CHARACTERS:,}")
+    try:
+        return yaml.load(text, _PlainLoader)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 @dataclass(frozen=True)

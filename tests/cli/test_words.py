@@ -130,8 +130,10 @@ def test_a_value_of_another_type_is_one_line(crumb, arguments, said):
 
 def test_nested_settings(crumb, tmp_path):
     file = tmp_path / "config.yaml"
-    file.write_text("[" * 500)
-    assert f"{file} is no file of settings" in fails(crumb, "run", "--config", file)
+    bomb = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
+    for text in ("[" * 500, "\n".join(bomb)):
+        file.write_text(text)
+        assert f"{file} is no file of settings" in fails(crumb, "run", "--config", file)
     file.write_bytes(b"\xff\xfe\x00\xd8")
     assert f"{file} is no file of settings" in fails(crumb, "run", "--config", file)
     assert "nested too deeply" in fails(crumb, "run", "--method.alpha", "[" * 500)
