@@ -6,21 +6,21 @@ import shutil
 import time
 import warnings
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from crumb_avalanche.models.finite import LARGEST_FEATURE, check_maps
+from crumb_avalanche.models.finite import check_maps
 from crumb_avalanche.models.map_key import map_key
-from crumb_avalanche.models.missing_rows import MissingRows
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.progress import progress_bar
-from crumb_avalanche.system.row_file import RowFile, resize
 from crumb_avalanche.system.sizes import bytes_text
 
 FILL_BATCH = 32
@@ -63,8 +63,7 @@ class MapStore:
     are stored before the feature scale. Several processes may fill one store at the same time.
 
     ``dataset`` verifies the checksum of each map that this process has not verified yet; a damaged map is computed
-    again, with a warning. Every later reading verifies it, too, and raises where the file was changed in between. Maps
-    of version 0.1 have no checksums; they are used with one warning.
+    again, with a warning. Every later reading verifies it, too, and raises where the file was changed in between.
 
     Args:
         folder: folder of the files.
@@ -94,11 +93,10 @@ class MapStore:
         progress: bool = True,
         half: bool = False,
     ):
-        path = Path(folder) / map_key(model, count, key, half)
         self.model = model
         self.workers = workers
         self.progress = progress
-        self.path = path.with_suffix(".maps")
+        self.path = Path(folder) / f"{map_key(model, count, key, half)}.maps"
         self.count = count
         self.shape = tuple(model.map_shape)
         self.dtype = np.dtype(np.float16 if half else np.float32)
@@ -107,28 +105,14 @@ class MapStore:
         self.filled = 0
         self.damaged = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._writing():
-            complete = self._open()
-        self._verified = np.zeros(count, np.uint64)  # entries of the maps that this process has verified, else 0
-        self._older = np.zeros(count, bool)
-        older = path.with_suffix(".done")  # of version 0.1: one byte per map, no checksums
-        if complete and older.is_file() and older.stat().st_size == count:
-            self._older = (np.fromfile(older, np.uint8) == 1) & (self._entries() == 0)
-
-    def _open(self) -> bool:
-        """Open both files, at their full size; returns whether the file of maps had it before."""
-        size = self.count * self.bytes_per_map
-        if not self.path.is_file() or self.path.stat().st_size != size:
-            # First, since a file of full size would make it count again.
-            self.path.with_suffix(".done").unlink(missing_ok=True)
-        complete = resize(self.path, size)
         checksums = self.path.with_suffix(".crc32")
-        if not complete:  # new, removed to make room, or cut off while it was copied
-            resize(checksums, 0)
-        resize(checksums, self.count * ENTRY_BYTES)
-        self._maps = RowFile(self.path, self.bytes_per_map, writable=True)
-        self._checksums = RowFile(checksums, ENTRY_BYTES, writable=True)
-        return complete
+        with self._writing():
+            if not _resize(self.path, count * self.bytes_per_map):  # new, removed to make room, or cut off in a copy
+                _resize(checksums, 0)
+            _resize(checksums, count * ENTRY_BYTES)
+            self._maps = RowFile(self.path, self.bytes_per_map)
+            self._checksums = RowFile(checksums, ENTRY_BYTES)
+        self._verified = np.zeros(count, np.uint64)  # entries of the maps that this process has verified, else 0
 
     def __enter__(self) -> "MapStore":
         return self
@@ -164,7 +148,7 @@ class MapStore:
 
     def present(self) -> np.ndarray:
         """Return whether each map is stored, ``(count,)`` bool."""
-        return (self._entries() != 0) | self._older
+        return self._entries() != 0
 
     def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
         """Return the maps of a data set of images; computes those that are missing or damaged.
@@ -207,42 +191,31 @@ class MapStore:
         """Compare maps not yet verified by this process with their checksums; damaged ones count as missing then."""
         values = np.empty(self.shape, self.dtype)
         entries = self._entries()
-        older = self._older & (entries == 0)
-        first_use = not self._verified[self._older].any()
-        damaged, unverifiable = 0, 0
-        for row in rows[(self._verified[rows] == 0) & ((entries[rows] != 0) | older[rows])]:
+        damaged = 0
+        for row in rows[(self._verified[rows] == 0) & (entries[rows] != 0)]:
             self._maps.read_into(values, row)
-            found = _entry(values)
-            usable = not older[row] or np.abs(values).max() <= LARGEST_FEATURE  # false for NaN
-            if older[row] and usable:
-                unverifiable += 1
-            elif found != entries[row]:
+            if _entry(values) == entries[row]:
+                self._verified[row] = entries[row]
+            else:
                 damaged += 1
-                self._older[row] = False
                 with self._writing():
                     self._checksums.write(np.zeros(1, np.uint64), row)
-                continue
-            self._verified[row] = found
         if damaged:
             self.damaged += damaged
             warnings.warn(
                 f"{damaged} of {len(rows)} maps in {self.path} are damaged; they are computed again", stacklevel=3
             )
-        if unverifiable and first_use:
-            warnings.warn(
-                f"{self.path} was written by version 0.1, without checksums; its maps are not verified. Remove it to "
-                "compute them again",
-                stacklevel=3,
-            )
 
     def _fill(self, images: Dataset, rows: np.ndarray) -> None:
-        order = MissingRows(self._entries, rows, FILL_BATCH)
+        taken: deque[np.ndarray] = deque()  # rows of the batches that the loader has drawn
         # A loader draws a seed; with a generator of its own, filling leaves the global RNG state unchanged.
-        loader = DataLoader(images, batch_sampler=order, num_workers=self.workers, generator=torch.Generator())
+        loader = DataLoader(
+            images, batch_sampler=self._batches(rows, taken), num_workers=self.workers, generator=torch.Generator()
+        )
         device = self.model.pixel_mean.device
         with progress_bar(len(rows), "feature cache", show=self.progress) as bar:
             for image, *_ in loader:
-                batch = rows[order.taken.popleft()]
+                batch = taken.popleft()
                 extracted = self.model.extract(image.to(device)).cpu()
                 check_maps(extracted, image)
                 maps = self._converted(extracted.numpy())
@@ -251,6 +224,19 @@ class MapStore:
                 self.filled += len(batch)
                 bar.update(len(batch))
             bar.total = bar.n  # other processes computed the rest
+
+    def _batches(self, rows: np.ndarray, taken: deque[np.ndarray]) -> Iterator[list[int]]:
+        """Yield the places of the rows whose maps are missing at the time of the batch, in a random order of batches.
+
+        Processes that fill one store at the same time share the work because each has its own order, which does not
+        change which images make a batch. Drawing it leaves the global RNG state unchanged.
+        """
+        for start in np.random.default_rng().permutation(np.arange(0, len(rows), FILL_BATCH)):
+            places = np.arange(start, min(start + FILL_BATCH, len(rows)))
+            places = places[self._entries(rows[places]) == 0]
+            if len(places):
+                taken.append(rows[places])
+                yield places.tolist()
 
     def _write(self, row: int, values: np.ndarray) -> None:
         # On some devices the same map has other bits in another batch: the first process to write it is right.
@@ -286,3 +272,61 @@ class MapStore:
 def _entry(values: np.ndarray) -> np.uint64:
     """Entry of a map in the checksum file."""
     return np.uint64(WRITTEN | zlib.crc32(values))
+
+
+class RowFile:
+    """Rows of ``row_bytes`` bytes each in a file that several processes may share, read and written in place.
+
+    Reads and writes are plain system calls: pages of a memory map would count as memory of the process, and a full disk
+    or a file truncated by another process would end it with SIGBUS instead of an ``OSError``.
+
+    Args:
+        path: an existing file.
+        row_bytes: size of a row.
+    """
+
+    def __init__(self, path: Path, row_bytes: int):
+        self.path, self.row_bytes = path, row_bytes
+        self._file: Any = open(path, "r+b", buffering=0)  # noqa: SIM115 - close() does
+
+    def __getstate__(self) -> dict[str, Any]:  # for loader processes that are not forked; they only read
+        return {**self.__dict__, "_file": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - close() does
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def read_into(self, values: np.ndarray, row: int) -> int:
+        """Read as many rows as an array holds, from ``row`` on; returns the number of bytes read.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        place = int(row) * self.row_bytes
+        if hasattr(os, "preadv"):  # leaves alone the position in the file, which forked loader processes share
+            return os.preadv(self._file.fileno(), [values.data], place)
+        self._file.seek(place)
+        return self._file.readinto(values.data)
+
+    def write(self, values: np.ndarray, row: int) -> None:
+        """Write a contiguous array of rows, from ``row`` on.
+
+        Raises:
+            OSError: for instance, the disk is full; a part may be written.
+        """
+        rest = values.data.cast("B")
+        self._file.seek(int(row) * self.row_bytes)
+        while rest:  # a nearly full disk takes a part first
+            rest = rest[self._file.write(rest) :]
+
+
+def _resize(path: Path, size: int) -> bool:
+    """Set the size of a file, with zeros at its end, or create it; returns whether it had the size before."""
+    with open(path, "ab") as file:
+        complete = file.tell() == size
+        file.truncate(size)
+    return complete

@@ -100,8 +100,8 @@ def fill_by_many(
     shards = np.array_split(missing, -(-len(missing) // IMAGES))
     filled = [engine.call(fill_shard, sent, shard) for shard in shards]
     with progress_bar(len(missing), "feature cache", show=plan.progress) as bar:
-        cache.filled += sum(engine.fetch(filled, bar.update))
-    cache.seconds += time.perf_counter() - start
+        cache.store.filled += sum(engine.fetch(filled, bar.update))
+    cache.store.seconds += time.perf_counter() - start
 
 
 def missing_rows(stream: Stream, cache: FeatureCache) -> np.ndarray:

@@ -45,8 +45,8 @@ class Recorder:
         self.predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in tests]))
         write_matrix(folder / "accuracy_matrix.csv", progress.matrix)
         ledger, cache = progress.ledgers[-1], session.cache
-        ledger["feature_cache_seconds"] = cache.seconds if cache else 0.0
-        ledger["feature_cache_images_filled"] = cache.filled if cache else 0
-        ledger["feature_cache_images_damaged"] = cache.damaged if cache else 0
+        ledger["feature_cache_seconds"] = cache.store.seconds if cache else 0.0
+        ledger["feature_cache_images_filled"] = cache.store.filled if cache else 0
+        ledger["feature_cache_images_damaged"] = cache.store.damaged if cache else 0
         write_json(folder / "ledger.json", {**ledger, "after_experience": progress.ledgers})
         return ledger

@@ -40,9 +40,7 @@ class FeatureCache(StatefulPlugin):
         ValueError: in training or evaluation, a data set has no ``frame_row``.
 
     Attributes:
-        seconds: time spent filling, in all processes of a resumed run.
-        filled: images computed, in all processes of a resumed run.
-        damaged: maps that were computed again because their checksum did not match, in all processes of a resumed run.
+        store: holds the maps; its ``seconds``, ``filled`` and ``damaged`` are those of all processes of a resumed run.
     """
 
     def __init__(
@@ -62,9 +60,6 @@ class FeatureCache(StatefulPlugin):
         room = MEMO_BYTES // (4 * math.prod(model.map_shape))
         self.memo = FeatureMemo(max(USUAL_CAPACITY, min(stored_images, room)))
         self.model: SplitModel | None = None
-        self.seconds = 0.0
-        self.filled = 0
-        self.damaged = 0
 
     def __enter__(self) -> "FeatureCache":
         return self
@@ -101,13 +96,7 @@ class FeatureCache(StatefulPlugin):
             BadFeaturesError: a map is not finite or too large.
             FeatureCacheError: the disk has too little room, or a map does not fit into float16.
         """
-        store = self.store
-        filled, damaged, seconds = store.filled, store.damaged, store.seconds
-        maps = store.dataset(images, rows, labels)
-        self.filled += store.filled - filled
-        self.damaged += store.damaged - damaged
-        self.seconds += store.seconds - seconds
-        return maps
+        return self.store.dataset(images, rows, labels)
 
     def before_training(self, strategy, **kwargs):
         self._set_memo_of(strategy.model if isinstance(strategy.model, SplitModel) else None)
@@ -133,8 +122,7 @@ class FeatureCache(StatefulPlugin):
         return AvalancheDataset([maps], data_attributes=attributes)
 
     def state_dict(self):
-        return {"filled": self.filled, "damaged": self.damaged, "seconds": self.seconds}
+        return {name: getattr(self.store, name) for name in ("filled", "damaged", "seconds")}
 
     def load_state_dict(self, state):
-        self.filled, self.seconds = state["filled"], state["seconds"]
-        self.damaged = state.get("damaged", 0)  # checkpoints of older versions do not count them
+        self.store.filled, self.store.damaged, self.store.seconds = state["filled"], state["damaged"], state["seconds"]

@@ -11,11 +11,10 @@ import sys
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from stored_maps import ROWS, overwrite_row, stacked, store_of
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from crumb_avalanche.models.map_store import FeatureCacheError
 
@@ -77,44 +76,6 @@ def test_no_flipped_bit_is_used_silently(tmp_path, model, images):
         assert (len(caught), store.damaged) == (filled, filled), place
         shutil.rmtree(tmp_path / "flipped")
     assert 80 < found < 160
-
-
-def older(folder, done=ROWS):
-    """Turn a store into one of version 0.1: a byte for each map that is there, and no checksums."""
-    (path,) = folder.glob("*.crc32")
-    path.unlink()
-    there = np.zeros(10, np.uint8)
-    there[done] = 1
-    there.tofile(path.with_suffix(".done"))
-
-
-def test_maps_of_version_0_1_are_used_with_one_warning(tmp_path, model, pixels, images):
-    wanted = stacked(store_of(tmp_path, model).dataset(images, ROWS, [0] * 6))
-    older(tmp_path, done=ROWS[:4])
-    store = store_of(tmp_path, model)
-    with pytest.warns(UserWarning, match=r"written by version 0\.1, without checksums.*not verified") as caught:
-        for rows in (ROWS[:2], ROWS[:3], ROWS):
-            maps = store.dataset(TensorDataset(pixels[: len(rows)]), rows, [0] * len(rows))
-    assert len(caught) == 1 and store.filled == 2  # the last two were missing
-    assert torch.equal(stacked(maps), wanted)
-    flip(store.path, 9 * store.bytes_per_map)  # row 9 is an older one
-    again = store_of(tmp_path, model)
-    with pytest.warns(UserWarning, match="not verified"):
-        maps = again.dataset(images, ROWS, [0] * 6)
-    assert again.filled == 0 and not torch.equal(stacked(maps), wanted)
-
-
-def test_maps_of_version_0_1_that_were_removed_are_computed_again(tmp_path, model, pixels, images):
-    store = store_of(tmp_path, model)
-    wanted = stacked(store.dataset(images, ROWS, [0] * 6))
-    store.close()
-    older(tmp_path)
-    store.path.unlink()  # as the warning says
-    with store_of(tmp_path, model) as some:
-        some.dataset(TensorDataset(pixels[:2]), ROWS[:2], [0] * 2)
-    again = store_of(tmp_path, model)  # the file has its size now, but four maps are missing
-    assert torch.equal(stacked(again.dataset(images, ROWS, [0] * 6)), wanted)
-    assert again.filled == 4
 
 
 def test_a_file_that_was_truncated_in_use_is_an_error(tmp_path, model, images):

@@ -114,7 +114,7 @@ def test_only_missing_maps_are_sent_and_a_full_cache_needs_no_cluster(plan, work
         engine = Workers()
         fill(session, engine)
         assert [len(rows) for _, rows in engine.calls] == [40, 40, 40]
-        assert session.cache.filled == 120 and not len(missing(session))
+        assert session.cache.store.filled == 120 and not len(missing(session))
         session.cache.store._checksums.write(np.zeros(2, np.uint64), 70)
         np.testing.assert_array_equal(missing(session), [70, 71])
         fill(session, engine)
@@ -131,7 +131,7 @@ def test_workers_write_the_maps_of_the_run(plan, workers, tmp_path, precision):
     with Session.build(plan, learner=False) as session:
         fill(session, Workers())
         session.cache.dataset(images_of(session), np.arange(120), [0] * 120)  # verifies them
-        assert session.cache.damaged == 0 and session.cache.filled == 120
+        assert session.cache.store.damaged == 0 and session.cache.store.filled == 120
         found = maps_of(session)
         expected = torch.stack(
             [session.model.extract(image[None])[0] for image, _ in map(images_of(session).__getitem__, range(120))]
@@ -182,4 +182,4 @@ def test_the_loss_of_a_ray_node_leaves_a_whole_cache(plan, tmp_path, monkeypatch
             fill(session, engine)
         assert lost and not len(missing(session))
         maps = session.cache.dataset(images_of(session), np.arange(120), [0] * 120)
-        assert len(maps) == 120 and session.cache.damaged == 0 and session.cache.filled == 120
+        assert len(maps) == 120 and session.cache.store.damaged == 0 and session.cache.store.filled == 120

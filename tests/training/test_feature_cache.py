@@ -64,7 +64,7 @@ def test_training_and_evaluation_read_maps(tmp_path, make_model, make_stream):
         assert set(watch.shapes) == {(8, 4, 4) if cached else (3, 16, 16)}
         results.append(torch.cat(watch.outputs))
         if cached:
-            assert plugins[0].filled == 20 + 20  # training and test frames, once each
+            assert plugins[0].store.filled == 20 + 20  # training and test frames, once each
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
