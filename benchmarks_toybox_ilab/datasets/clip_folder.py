@@ -1,24 +1,19 @@
 """A folder of clips as a data set: `class/object/clip/frame.jpg` or `class/object/clip.mp4`."""
 
+import math
 import os
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.datasets.held_out import (
-    Tree,
-    check_two_images,
-    clip_paths,
-    clips_to_test,
-    fifth,
-    only_clips,
-)
 from benchmarks_toybox_ilab.tables.folders import Entries, entries_of, ignored_files, walk
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -33,6 +28,15 @@ LAYOUT = (
 )
 FRAMES_FOLDER = ".crumb_frames"  # below the root: the frames of its videos
 SHORT_SIDE = 512  # pixels; frames of larger videos are reduced
+
+
+class _Clip(NamedTuple):
+    """A clip: the names of its class, its object and itself, and its folder of images or its video."""
+
+    class_name: str
+    object_name: str
+    name: str
+    path: Path
 
 
 def ClipFolderFrames(
@@ -94,55 +98,73 @@ def ClipFolderFrames(
     if not new_class:
         check_not_splits(root, {one.name: [inner.name for inner in listed[one].folders] for one in class_folders})
         check_near(one.name for one in class_folders)
-    tree = {class_folder: _objects(class_folder, listed) for class_folder in class_folders}
-    for name in (folder for clip in clip_paths(tree) for folder in clip.relative_to(root).parts):
+    clips = [clip for folder in class_folders for clip in _clips_of_class(folder, listed)]
+    for name in (folder for clip in clips for folder in clip.path.relative_to(root).parts):
         if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
             raise FrameTableError(f"the name {os.fsencode(name)!r} below {root} is not UTF-8 text; rename that folder.")
-    test_clips = _test_clips(tree, run, held_out)
-    split_clips = {} if held_out == 0 else only_clips(tree)
-    images = {clip: _images(clip, listed) for clip in clip_paths(tree) if clip.is_dir()}
+    tested, parted = _held_out(clips, run, held_out)
+    images = {clip.path: _images(clip.path, listed) for clip in clips if clip.path.is_dir()}
     if ignored := ignored_files(sum((entries.ignored for entries in listed.values()), Counter())):
         warnings.warn(printable(f"below {root} are ignored: {ignored}"), stacklevel=1)
-    check_two_images(split_clips, images)
-    videos = [clip for clip in clip_paths(tree) if clip not in images]
-    images |= _video_images(root, videos, fps, bad_videos)
-    if not images.keys() >= set(videos):
-        tree = _only(tree, images)
-        test_clips, split_clips = _test_clips(tree, run, held_out), {} if held_out == 0 else only_clips(tree)
-    check_two_images(split_clips, images)
+    _check_two_images(parted, images)
+    images |= _video_images(root, [clip.path for clip in clips if clip.path not in images], fps, bad_videos)
+    clips = [clip for clip in clips if clip.path in images]  # without videos that cannot be read
+    tested, parted = _held_out(clips, run, held_out)
+    _check_two_images(parted, images)
 
     frames = []
-    for class_folder, objects in tree.items():
-        for object_folder, clips in objects.items():
-            for clip, source in clips.items():
-                trained = 0 if source in test_clips else len(images[source])
-                trained -= fifth(trained) if source in split_clips else 0
-                names = class_folder.name, object_folder.name, clip
-                for position, image in enumerate(images[source]):
-                    split = "train" if position < trained else "test"
-                    frames.append(Frame(image.relative_to(root).as_posix(), *names, position, split))
+    for clip in clips:
+        trained = 0 if clip in tested else len(images[clip.path])
+        trained -= _fifth(trained) if clip in parted else 0
+        for position, image in enumerate(images[clip.path]):
+            split = "train" if position < trained else "test"
+            frames.append(Frame(image.relative_to(root).as_posix(), *clip[:3], position, split))
     return FrameTable(frames, root, UprightImages(root), root.name)
 
 
-def _test_clips(tree: Tree, run: int, held_out: int | None) -> set[Path]:
-    """The clips in the test split."""
-    found = set()
-    for class_folder, objects in tree.items():
-        found |= clips_to_test(class_folder.name, objects, run, held_out)
-    return found
+def _held_out(clips: list[_Clip], run: int, held_out: int | None) -> tuple[set[_Clip], list[_Clip]]:
+    """The clips that are wholly in the test split, and those of which a part is: the only ones of their classes.
+
+    Raises:
+        FrameTableError: If `held_out` leaves nothing of a class for training.
+    """
+    tested: set[_Clip] = set()
+    parted: list[_Clip] = []
+    for name, found in groupby(clips, lambda clip: clip.class_name):
+        groups, kind = [list(group) for _, group in groupby(found, lambda clip: clip.object_name)], "object"
+        if len(groups) == 1:
+            groups, kind = [[clip] for clip in groups[0]], "clip"
+        number = len(groups)
+        if number == 1:
+            parted += groups[0] if held_out != 0 else []
+            continue
+        count = _fifth(number) if held_out is None else held_out
+        if count >= number:
+            raise FrameTableError(
+                f"class {name!r} has {number} {kind}s, so held_out={held_out} leaves none for training; give "
+                f"held_out=None to hold out a fifth, or at most {number - 1}, or add {kind}s."
+            )
+        # Neighbours on a circle: those after the last run's, shifted by one after each full turn.
+        common = math.gcd(number, count)
+        first = run * count + run // (number // common) % common
+        tested |= {clip for step in range(count) for clip in groups[(first + step) % number]}
+    return tested, parted
 
 
-def _only(tree: Tree, kept: Collection[Path]) -> Tree:
-    """The tree with some clips only, without objects and classes that have none of them."""
-    clips = {
-        class_folder: {
-            object_folder: {name: source for name, source in clips.items() if source in kept}
-            for object_folder, clips in objects.items()
-        }
-        for class_folder, objects in tree.items()
-    }
-    objects = {folder: {one: left for one, left in found.items() if left} for folder, found in clips.items()}
-    return {folder: left for folder, left in objects.items() if left}
+def _fifth(number: int) -> int:
+    """A fifth of a number, rounded, at least one."""
+    return max(1, round(number / 5))
+
+
+def _check_two_images(parted: Iterable[_Clip], images: dict[Path, list[Path]]) -> None:
+    """Raise FrameTableError if the only clip of a class has a single image."""
+    for clip in parted:
+        if len(images.get(clip.path, ())) == 1:
+            more = "add images" if clip.path.is_dir() else "take more frames (a higher fps)"
+            raise FrameTableError(
+                f"class {clip.class_name!r} has a single image, that of {clip.path}, but a class needs one for "
+                f"training and another for testing; {more}, add another clip, or remove the class."
+            )
 
 
 def held_out_of(table: FrameTable) -> dict[str, str]:
@@ -193,18 +215,19 @@ def _empty(folder: Path, what: str, entries: Entries) -> str:
     return f"{folder} holds no {what}{ignored}; fill it or remove it. The layout is {LAYOUT}"
 
 
-def _objects(class_folder: Path, listed: _Listed) -> dict[Path, dict[str, Path]]:
-    """The clips of each object of a class; a class folder without subfolders is its only object."""
+def _clips_of_class(class_folder: Path, listed: _Listed) -> Iterator[_Clip]:
+    """The clips of a class, in natural order; a class folder without subfolders is its only object."""
     entries = listed[class_folder]
     alone = (entries.images or entries.videos) and not entries.folders
-    objects = [class_folder] if alone else _folders(class_folder, "object", listed)
-    return {folder: _clips(folder, listed[folder]) for folder in objects}
+    for folder in [class_folder] if alone else _folders(class_folder, "object", listed):
+        for name, path in _clips_of_object(folder, listed[folder]):
+            yield _Clip(class_folder.name, folder.name, name, path)
 
 
-def _clips(object_folder: Path, entries: Entries) -> dict[str, Path]:
-    """The folders and videos of an object by clip name, in natural order; a folder of photos is its only clip."""
+def _clips_of_object(folder: Path, entries: Entries) -> list[tuple[str, Path]]:
+    """Names and folders or videos of an object's clips, in natural order; a folder of photos is its only clip."""
     if entries.images and not entries.folders and not entries.videos:
-        return {object_folder.name: object_folder}
+        return [(folder.name, folder)]
     if entries.images:
         raise FrameTableError(f"image {entries.images[0]} lies where clip folders are expected; the layout is {LAYOUT}")
     clips: dict[str, Path] = {}
@@ -213,8 +236,8 @@ def _clips(object_folder: Path, entries: Entries) -> dict[str, Path]:
         if earlier is not entry:
             raise FrameTableError(f"{earlier} and {entry} are both clip {name!r}; rename or remove one.")
     if not clips:
-        raise FrameTableError(_empty(object_folder, "clip folders and no videos", entries))
-    return dict(sorted(clips.items(), key=lambda clip: natural_key(clip[0])))
+        raise FrameTableError(_empty(folder, "clip folders and no videos", entries))
+    return sorted(clips.items(), key=lambda clip: natural_key(clip[0]))
 
 
 def _images(clip: Path, listed: _Listed) -> list[Path]:
