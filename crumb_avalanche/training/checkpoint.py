@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from crumb_avalanche.system.tensor_file import StateError, TensorFileError, read_state, write_state
 
-FORMAT = "crumb-checkpoint-2"
-OLDER = ("crumb-checkpoint-1",)
+FORMAT = "crumb-checkpoint-1"
 KEPT = 2
 HISTORY = "history.jsonl"
 
@@ -168,7 +167,7 @@ class CheckpointFolder:
         """Read the newest undamaged checkpoint, with a warning for each damaged one; ``None`` if the folder has none.
 
         Raises:
-            CheckpointError: the checkpoint has other settings or was written by an older version, or all are damaged.
+            CheckpointError: the checkpoint has other settings, or all are damaged.
         """
         for number in self.numbers():
             path = self.path(number)
@@ -180,11 +179,6 @@ class CheckpointFolder:
                 self._check(path, found["settings"])
                 records = self.history.read(found["records"])
             except (TensorFileError, StateError, SafetensorError, OSError, KeyError, TypeError) as error:
-                if _format_of(path) in OLDER:
-                    raise CheckpointError(
-                        f"{path} was written by an older version ({_format_of(path)}), which this one cannot resume; "
-                        "finish the run with that version, or remove the folder to start over"
-                    ) from error
                 self._damaged.add(number)
                 warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
                 continue
@@ -206,12 +200,3 @@ class CheckpointFolder:
                     f"{mine.get(name)!r}; resume with the same settings, use another --output, or remove that folder "
                     "to start over"
                 )
-
-
-def _format_of(path: Path) -> str | None:
-    """Return the format in the metadata of a file, without verifying its checksums."""
-    try:
-        with safe_open(path, "pt") as file:
-            return (file.metadata() or {}).get("format")
-    except (SafetensorError, OSError, ValueError):
-        return None
