@@ -72,8 +72,8 @@ def built(name: str, settings: RunSettings, stream, cache):
     from avalanche.training.plugins import EvaluationPlugin
 
     from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.process import set_up_process
     from crumb_avalanche.runs.session import Session
+    from crumb_avalanche.system.process import set_up_process
 
     strategy, method = LEARNERS[name]
     plan = RunPlan.of(replace(settings, strategy=strategy, method=method))
@@ -183,8 +183,8 @@ def main(settings: RunSettings, cost: CostSettings) -> None:
     """Measure all learners."""
     from crumb_avalanche.methods.memory_settings import RemindSettings
     from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.process import set_up_process
     from crumb_avalanche.runs.stream import open_stream
+    from crumb_avalanche.system.process import set_up_process
     from crumb_avalanche.training.ledger import LedgerMetric
 
     plan, output, usual = RunPlan.of(settings), Path(cost.output), RemindSettings()

@@ -25,12 +25,12 @@ from torch.utils.data import TensorDataset
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.process import set_up_process
 from crumb_avalanche.runs.recorder import Recorder
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run import build_session, learn
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.stream import Stream
+from crumb_avalanche.system.process import set_up_process
 from crumb_avalanche.system.setting_ranges import NEVER
 
 STRATEGIES = ("ncm", "slda", "rda", "crumb")

@@ -1,12 +1,20 @@
-"""``crumb backbones``: list networks with cut, map, size and speed."""
+"""``crumb backbones``: list networks with cut, map, size, and images per second measured on this computer."""
+
+import time
+from dataclasses import dataclass
 
 import torch
 
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.backbone_names import PREFIX, full_name
-from crumb_avalanche.models.backbones import BACKBONES
-from crumb_avalanche.runs.backbone_speed import TESTED, measured
+from crumb_avalanche.models.backbones import BACKBONES, split_backbone, usual_codebook_dim
+from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
+from crumb_avalanche.models.flops import PASSES, step_flops
 from crumb_avalanche.runs.command_settings import BackbonesSettings
 from crumb_avalanche.runs.tables import table
+from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 COLUMNS = ["backbone", "pixels", "cut after", "map", "d", "features", "MB", "GFLOPs", "images/s"]
 
@@ -28,3 +36,82 @@ def main(settings: BackbonesSettings) -> None:
     if not settings.names:
         print(f"{PREFIX}NAME is any network of timm (pip install 'crumb-avalanche[timm]'). Tested families:")
         print("\n".join(f"  {family}: {', '.join(PREFIX + name for name in some)}" for family, some in TESTED.items()))
+
+
+SECONDS = 0.5  # of measured passes
+# Built-in networks for small images.
+SIDES = {"small_cnn": 64, "slim_resnet18": 32, "resnet32": 32, "mlp": 32}
+# Networks of timm that the tests build, by family.
+TESTED = {
+    "ResNet": ("resnet10t", "test_resnet"),
+    "ConvNeXt": ("convnext_atto", "test_convnext"),
+    "MobileNetV3": ("mobilenetv3_small_050",),
+    "MobileNetV4": ("mobilenetv4_conv_small_035",),
+    "EfficientNet": ("efficientnet_lite0", "test_efficientnet"),
+    "RegNet": ("regnetx_002",),
+    "DenseNet": ("densenet121",),
+    "ViT": ("vit_tiny_patch16_224", "test_vit"),
+    "DINOv2 with registers": ("vit_small_patch14_reg4_dinov2",),
+    "DINOv3": ("vit_small_patch16_dinov3",),
+    "Swin": ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"),
+}
+
+
+@dataclass(frozen=True)
+class BackboneFacts:
+    """What a backbone is and costs.
+
+    Attributes:
+        image_size: side of the images in pixels.
+        cut: name of the last module of F; empty if the whole network is trained.
+        map_shape: ``(C, H, W)`` at the cut.
+        codebook_dim: usual length of a memory block.
+        features: number of features of ``FeatureMoments``.
+        bytes: of the weights, without the head.
+        flops: operations of a forward pass of one image.
+        images_per_second: images that pass the whole network, eight at a time.
+    """
+
+    image_size: int
+    cut: str
+    map_shape: tuple[int, int, int]
+    codebook_dim: int
+    features: int
+    bytes: int
+    flops: int
+    images_per_second: float
+
+
+@torch.no_grad()
+def measured(name: str, image_size: int | None = None) -> BackboneFacts:
+    """Build a backbone with random weights and measure it for half a second. Does not change the RNG state.
+
+    Args:
+        name: as for ``split_backbone``.
+        image_size: side of the images in pixels; default that of the backbone.
+
+    Raises:
+        ImportError, ValueError: see ``split_backbone``.
+    """
+    with preserve_rng_state():
+        size = image_size or SIDES.get(name)
+        model = split_backbone(name, None, n_classes=1, codebook=None, image_size=size).eval()
+        side = model.image_size
+        images = torch.randint(0, 256, (IMAGES_AT_A_TIME, 3, side, side), dtype=torch.uint8)
+    model(images)  # the first pass takes longer
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < SECONDS:
+        model(images)
+        count += len(images)
+    seconds = time.perf_counter() - start
+    extraction, training = step_flops(model)
+    return BackboneFacts(
+        image_size=side,
+        cut=model.stages[-1] if model.stages else "",
+        map_shape=model.map_shape,
+        codebook_dim=usual_codebook_dim(model),
+        features=FeatureMoments(**RegularizedDiscriminant.moments).length(model),
+        bytes=tensor_bytes(value for key, value in model.state_dict().items() if f".{model.head}." not in key),
+        flops=extraction + training // PASSES,
+        images_per_second=count / seconds,
+    )

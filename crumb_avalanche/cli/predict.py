@@ -66,7 +66,7 @@ def opened(settings: PredictSettings) -> Any:
         DamagedRunError: a file of the run's folder is not what the run wrote.
     """
     if Path(settings.model).is_dir():
-        from crumb_avalanche.runs.finished import check_run
+        from crumb_avalanche.runs.run_folder import check_run
 
         check_run(Path(settings.model))
     if not can_only_answer(settings.model):

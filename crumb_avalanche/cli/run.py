@@ -24,7 +24,7 @@ def main(settings: RunSettings) -> None:
 def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
     """Write the mistakes of a finished run on own clips as a page."""
     from crumb_avalanche.report.mistakes import write_mistakes
-    from crumb_avalanche.runs.predictions import read_predictions
+    from crumb_avalanche.runs.recorder import read_predictions
 
     predictions = read_predictions(folder, confidence=True)
     if plan.benchmark == CLIPS and "confidence" in predictions:

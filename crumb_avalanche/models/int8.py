@@ -28,7 +28,7 @@ from crumb_avalanche.models.engines import (
     refuse_elsewhere,
 )
 from crumb_avalanche.models.quantization import quantized
-from crumb_avalanche.system.allocator import return_freed_memory
+from crumb_avalanche.system.process import return_freed_memory
 
 IMAGES = 64  # that ranges are measured on
 SAME = 1e-2  # largest relative rms difference of ``Calibration.means`` from those where the ranges were measured

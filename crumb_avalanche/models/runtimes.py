@@ -35,8 +35,8 @@ from crumb_avalanche.models.engines import (
     refuse_elsewhere,
 )
 from crumb_avalanche.models.int8 import open_int8
-from crumb_avalanche.system.allocator import return_freed_memory
 from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.system.process import return_freed_memory
 
 COUNTS = (8, 1, 2, 4)  # of images at a time, in a trial; those that must be measured first
 TRIAL_SECONDS = 1.0  # for each runtime that is compared with torch

@@ -13,11 +13,10 @@ from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.small_cnn import SmallCNN
 from crumb_avalanche.runs import pretrain, run
 from crumb_avalanche.runs.command_settings import DemoSettings, PretrainSettings
-from crumb_avalanche.runs.finished import finished_result
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.process import set_up_process
-from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError
+from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, finished_result
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.process import set_up_process
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.tensor_file import format_of, write_tensors
 from crumb_avalanche.training.pretraining import FORMAT, read_pretrained

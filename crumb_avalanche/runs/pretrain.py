@@ -25,13 +25,13 @@ from crumb_avalanche.models.map_store import MapDataset, MapStore
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import settings_of_timm
-from crumb_avalanche.runs.process import check_device, set_up_process
 from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import as_dict, part_for
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
+from crumb_avalanche.system.process import check_device, set_up_process
 from crumb_avalanche.system.tensor_file import format_of, read_metadata
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining import (

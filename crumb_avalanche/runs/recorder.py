@@ -1,18 +1,28 @@
-"""What is measured and predicted in a run, and the files that it is written to."""
+"""What is measured, predicted and learned in a run, and the files that it is written to."""
 
 import warnings
+import zipfile
+import zlib
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
-from crumb_avalanche.runs.predictions import PredictionsPlugin
-from crumb_avalanche.runs.progress import ProgressPlugin
-from crumb_avalanche.runs.resume import Progress
-from crumb_avalanche.runs.run_folder import metrics_csv, write_json, write_matrix
-from crumb_avalanche.runs.session import Session
+from crumb_avalanche.learner.file import LEARNER, NOT_KEPT, Keep, LearnerHeader, save_learner
+from crumb_avalanche.learner.run_learner import probabilities
+from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.resume import Progress, Resume
+from crumb_avalanche.runs.run_folder import metrics_csv, versions, write_json, write_matrix
+from crumb_avalanche.runs.session import Session, network_of
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict
+from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.training.ledger import LedgerMetric
+from crumb_avalanche.training.stateful import StatefulPlugin
 
 
 class Recorder:
@@ -50,3 +60,194 @@ class Recorder:
         ledger["feature_cache_images_damaged"] = cache.store.damaged if cache else 0
         write_json(folder / "ledger.json", {**ledger, "after_experience": progress.ledgers})
         return ledger
+
+
+class ProgressPlugin(StatefulPlugin):
+    """Show a progress bar with images/s for each training experience, over all its epochs.
+
+    Args:
+        total: number of experiences, for the title.
+        show: whether to print anything.
+    """
+
+    def __init__(self, total: int, show: bool = True):
+        super().__init__()
+        self.total = total
+        self.show = show
+        self._bar = None
+
+    def before_training_epoch(self, strategy, **kwargs):
+        if self._bar is None:
+            number = strategy.clock.train_exp_counter + 1
+            images = len(strategy.adapted_dataset) * strategy.train_epochs
+            self._bar = progress_bar(images, f"experience {number}/{self.total}", show=self.show)
+
+    def after_training_iteration(self, strategy, **kwargs):
+        self._bar.update(len(strategy.mb_y))
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.close()
+
+    def close(self) -> None:
+        """Close the bar if one is open."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+PREDICTIONS = "predictions.npz"
+
+
+class PredictionsPlugin(StatefulPlugin):
+    """Record labels, predicted classes and their probabilities of the latest evaluation, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.labels: list[int] = []
+        self.answers: list[int] = []
+        self.confidence: list[float] = []
+
+    def before_eval(self, strategy, **kwargs):
+        self.labels, self.answers, self.confidence = [], [], []
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.labels += strategy.mb_y.tolist()
+        self.answers += strategy.mb_output.argmax(1).tolist()
+        self.confidence += probabilities(strategy, strategy.mb_output).amax(1).tolist()
+
+    def write(self, folder: Path, rows: np.ndarray) -> None:
+        """Write ``predictions.npz`` atomically.
+
+        Args:
+            folder: folder of the run.
+            rows: ``(N,)``, row of each image in the frame table, in the order of the evaluation.
+        """
+        values = {"row": rows, "label": self.labels, "answer": self.answers}
+        columns = {name: np.asarray(column, np.int32) for name, column in values.items()}
+        if len(self.confidence) == len(rows):  # else resumed from a checkpoint of an earlier version
+            columns["confidence"] = np.asarray(self.confidence, np.float32)
+        with atomic_write(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
+            np.savez_compressed(file, **columns)
+
+    def state_dict(self):
+        state = {name: np.asarray(getattr(self, name), np.int32) for name in ("labels", "answers")}
+        return state | {"confidence": np.asarray(self.confidence, np.float32)}
+
+    def load_state_dict(self, state):
+        self.labels, self.answers = state["labels"].tolist(), state["answers"].tolist()
+        self.confidence = state["confidence"].tolist() if "confidence" in state else []
+
+
+def read_predictions(folder: Path, confidence: bool = False) -> dict[str, np.ndarray]:
+    """Read the predictions of a run, sorted by row: those of runs on the same test set align.
+
+    Args:
+        folder: folder of the run.
+        confidence: whether to read the probabilities of the answers, too, if they were recorded.
+
+    Returns:
+        ``row``, ``label`` and ``answer``, each ``(N,)`` int32; ``confidence``, ``(N,)`` float32: softmax of the
+        outputs, not calibrated.
+
+    Raises:
+        ValueError: the file is absent or damaged.
+    """
+    path = folder / PREDICTIONS
+    if not path.is_file():
+        raise ValueError(f"there are no predictions in {folder}; it was made by an earlier version: run it again")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = ["row", "label", "answer", *["confidence"] * (confidence and "confidence" in file)]
+            columns = {name: file[name] for name in names}
+    except (OSError, KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{path} is damaged ({error}); run it again with --overwrite true") from error
+    order = np.argsort(columns["row"], kind="stable")
+    return {name: values[order] for name, values in columns.items()}
+
+
+def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
+    """Return the values of ``result.json`` from plan, stream and progress."""
+    progress, stream = resume.progress, session.stream
+    benchmark = stream.benchmark
+    return {
+        "benchmark": plan.benchmark,
+        "protocol": plan.protocol,
+        "strategy": plan.strategy,
+        "strategy_settings": plan.method,
+        "plan_sha256": plan.sha256,
+        "family": plan.family,
+        "preset": plan.preset,
+        "learning_rate": session.plan.learning_rate,
+        "learning_rate_trials": [asdict(trial) for trial in progress.trials],
+        "tuning_seconds": progress.tuning_seconds,
+        "run": plan.run,
+        "diverged_in_experience": progress.diverged,
+        "final_accuracy": progress.accuracy_after[-1],
+        "accuracy_after": progress.accuracy_after,
+        "final_accuracy_per_experience": progress.matrix[-1],
+        "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
+        "classes_per_experience": [len(test.classes_in_this_experience) for test in benchmark.test_stream],
+        "mem_size": session.plan.capacity,
+        "runtime": str(session.model.runtime),
+        "feature_scale": float(session.model.feature_scale),
+        "bad_frames_skipped": len(stream.bad_frames),
+        "bad_frames": stream.bad_frames,
+        "frame_table_sha256": stream.table.content_hash(),
+        "seconds": resume.seconds,
+        "versions": versions(),
+    }
+
+
+def keep_learner(folder: Path, session: Session, experiences: int, interrupted: bool = False) -> bool:
+    """Write ``learner.safetensors`` according to the plan's ``keep_learner``; of an interrupted run, always in full.
+
+    Args:
+        folder: folder of the run, or ``interrupted`` in it.
+        session: a trained session.
+        experiences: number of experiences trained on to the end.
+        interrupted: whether the run was; without a checkpoint, this file is all that is left of it.
+
+    Returns:
+        Whether a file was written: none for ``keep_learner="none"`` and for the strategies in ``NOT_KEPT``.
+
+    Raises:
+        OSError: the file cannot be written, for instance because the disk is full.
+    """
+    keep = "full" if interrupted else session.plan.keep_learner
+    if keep == "none" or session.plan.strategy in NOT_KEPT:
+        return False
+    save_learner(folder / LEARNER, session.strategy, header_of(session, experiences, keep))
+    return True
+
+
+def header_of(session: Session, experiences: int, keep: Keep = "full") -> LearnerHeader:
+    """Build the header of a session's learner file."""
+    plan, benchmark, model = session.plan, session.stream.benchmark, session.model
+    labels = [list(map(int, one.dataset.targets)) for one in benchmark.train_stream[:experiences]]
+    images = Counter(label for experience in labels for label in experience)
+    names = benchmark.class_names
+    blocks, expected = model.codebook, preprocessing_of(plan.backbone).as_dict()
+    network = {**network_of(plan), "n_classes": model.n_classes}
+    if is_timm(plan.backbone):
+        network["preprocessing"] = expected
+    return LearnerHeader(
+        strategy=plan.strategy,
+        method={**plan.method, **getattr(session.strategy, "decided_settings", {})},
+        learning=asdict(plan.learning),
+        mem_size=plan.capacity,
+        seed=plan.run,
+        network=network,
+        codebook=None if blocks is None else (blocks.codebook_size, blocks.codebook_dim),
+        precision=plan.precision,
+        evaluate_quantized=plan.evaluate_quantized,
+        transform={**expected, "size": plan.image_size},
+        classes=[dict(label=label, name=names[label], images=count) for label, count in images.items()],
+        lessons=[
+            dict(experience=number, labels=sorted(set(given)), images=len(given)) for number, given in enumerate(labels)
+        ],
+        budget=dict(bytes=plan.budget, mem_size=plan.mem_size),
+        calibration=dict(feature_scale=float(model.feature_scale), codebook_init=plan.codebook_init),
+        keep=keep,
+        versions={**versions(), "runtime": str(model.runtime)},
+        plan={name: value for name, value in as_dict(plan).items() if name not in NON_RESULT_SETTINGS},
+    )

@@ -53,7 +53,7 @@ class Resume:
     Args:
         folder: folder of the run; its subfolder ``resume`` holds the checkpoints until the run is finished.
         settings: settings before tuning; a checkpoint with other settings is refused.
-        files: hashes of the run's input files (see ``runs.provenance``) and other values that must be the same.
+        files: hashes of the run's input files (see ``runs.run_folder``) and other values that must be the same.
         start: start of the run in this process, by ``time.perf_counter``.
 
     Attributes:

@@ -1,6 +1,7 @@
 """``crumb run``: learn a stream, print the accuracy after every experience, and write the run folder."""
 
 import gc
+import json
 import statistics
 import sys
 import time
@@ -10,38 +11,39 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from crumb_avalanche.learner.file import LEARNER, LearnerError
-from crumb_avalanche.models.finite import BadFeaturesError
-from crumb_avalanche.runs import tuning
-from crumb_avalanche.runs.finished import finished_result
-from crumb_avalanche.runs.kept_learner import keep_learner
-from crumb_avalanche.runs.left_out import leave_out_more, left_out_before
+from crumb_avalanche.methods.registry import get_strategy
+from crumb_avalanche.models.backbone_names import preprocessing_of
+from crumb_avalanche.models.finite import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.process import check_device, set_up_process
-from crumb_avalanche.runs.provenance import provenance
-from crumb_avalanche.runs.recorder import Recorder
-from crumb_avalanche.runs.result import result_of
+from crumb_avalanche.runs.recorder import Recorder, keep_learner, result_of
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import (
     INTERRUPTED,
+    LEFT_OUT,
     MISTAKES,
     PLAN,
     RESULT,
     SUMMARY,
     claim,
+    finished_result,
+    provenance,
     refuse_others,
     tidy_up,
     with_digests,
     write_json,
     write_text,
 )
-from crumb_avalanche.runs.session import Session
+from crumb_avalanche.runs.session import Session, build_model, trials_text
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.stream import Stream, describe, open_stream
-from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text
-from crumb_avalanche.runs.usage import usage_of
+from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked
+from crumb_avalanche.system.process import check_device, set_up_process
+from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.checkpoint_plugin import Position
 from crumb_avalanche.training.ledger import LedgerMetric
@@ -203,7 +205,7 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
     if session.plan.runtime != "torch":
         print(session.model.runtime.described, flush=True)
     if progress.trials:
-        print(tuning.described(progress.trials))
+        print(trials_text(progress.trials))
     recorder.ledger.storage_policy = getattr(session.strategy, "storage_policy", None)
     if resume.found:
         print(f"resuming: {resume.position.described(len(stream.benchmark.train_stream))}", flush=True)
@@ -282,3 +284,56 @@ def keep_interrupted(folder: Path, session: Session, experiences: int) -> None:
         keep_learner(folder, session, experiences, interrupted=True)
     except (OSError, LearnerError) as error:
         print(f"what was learned so far could not be kept in {folder}: {error}", file=sys.stderr)
+
+
+AT_A_TIME = 32  # images
+
+
+def left_out_before(plan: RunPlan) -> list[str]:
+    """Return the paths of the frames that an interrupted attempt of the same run left out."""
+    path = Path(plan.output) / LEFT_OUT
+    if plan.overwrite or plan.on_bad_frame != "skip" or not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return []  # they are found again
+    same = isinstance(found, dict) and found.get("plan") == plan.sha256 and found.get("provenance") == provenance(plan)
+    return list(found["frames"]) if same else []
+
+
+def leave_out_more(plan: RunPlan, left_out: list[str]) -> list[str]:
+    """Find the frames whose features cannot be used, and prepare the folder for another attempt without them.
+
+    Args:
+        plan: plan of the run.
+        left_out: paths of frames that are left out already.
+
+    Returns:
+        The paths of all frames to leave out; as many as before if there are no others.
+    """
+    every = left_out + unusable_frames(plan, left_out)
+    if len(every) > len(left_out):
+        folder = Path(plan.output)
+        tidy_up(folder)
+        write_json(folder / LEFT_OUT, {"plan": plan.sha256, "provenance": provenance(plan), "frames": every})
+    return every
+
+
+@torch.no_grad()
+def unusable_frames(plan: RunPlan, left_out: list[str]) -> list[str]:
+    """Return the paths of the frames whose feature maps are not finite or too large, besides those left out already."""
+    from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+
+    stream = open_stream(plan, left_out=left_out)
+    model = build_model(plan, stream.benchmark.n_classes, get_strategy(plan.strategy).codebook).to(plan.device).eval()
+    model.set_precision(plan.precision)
+    transform = pixel_transform(plan.image_size, preprocessing_of(plan.backbone).interpolation)
+    table, found = stream.table, []
+    with progress_bar(len(table), "checking features", show=plan.progress) as bar:
+        for rows in torch.arange(len(table)).split(AT_A_TIME):
+            pixels = torch.stack([transform(table.read(row)) for row in rows.tolist()])
+            usable = (model.extract(pixels.to(plan.device)).flatten(1).abs() <= LARGEST_FEATURE).all(1)  # not if NaN
+            found += [table.path[row] for row in rows[~usable.cpu()].tolist()]
+            bar.update(len(rows))
+    return found

@@ -1,13 +1,20 @@
-"""Files of a run folder, written atomically."""
+"""Files of a run folder, written atomically; where a run came from, and whether a finished one is what is asked for."""
 
 import hashlib
 import json
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.csv import csv_text
+from benchmarks_toybox_ilab.tables.digests import add_rest, digest_of
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.presets import CLIPS
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict, flat, load_yaml
 from crumb_avalanche.system.atomic_file import atomic_write
 
 RESULT = "result.json"
@@ -139,3 +146,159 @@ def metrics_csv(path: Path, evaluator) -> None:
     metrics = evaluator.get_all_metrics().items()
     rows = ([name, step, value] for name, series in metrics for step, value in zip(*series))
     write_csv(path, [["metric", "step", "value"], *rows])
+
+
+IMAGES = "images"  # entry of the content of all images of a clip folder
+LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu", "timm")
+
+
+def provenance(plan: RunPlan) -> dict[str, str]:
+    """Hash the input files of a run.
+
+    Returns:
+        ``sha256:`` and a hash by the name of the setting. ``weights`` and ``pretrained``: tensors of the file (its
+        bytes if it is not a ``.safetensors`` file), if the setting is a file. ``dataset_root``: names and sizes of all
+        images of a clip folder, also those taken out of videos; ``images``: their content.
+
+    Raises:
+        ValueError: a clip folder cannot be read.
+    """
+    found = {}
+    for name in ("weights", "pretrained"):
+        value = getattr(plan, name)
+        if value is not None and Path(value).is_file():
+            state = Path(value).stat()
+            found[name] = _file_hash(str(Path(value).resolve()), state.st_mtime_ns, state.st_size)
+    if plan.benchmark == CLIPS:
+        bad_videos = [] if plan.on_bad_frame == "skip" else None
+        table = get_benchmark(CLIPS).table(plan.dataset_root, plan.run, False, plan.fps, bad_videos, plan.new_class)
+        paths = [table.root / path for path in table.path]
+        listed = "".join(f"{path}\n{file.stat().st_size}\n" for path, file in zip(table.path, paths))
+        found["dataset_root"] = f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
+        found[IMAGES] = f"sha256:{digest_of(paths)}"
+    return found
+
+
+def frame_table_hash(plan: RunPlan, bad_frames: list[str]) -> str | None:
+    """Hash the present frame table of a plan.
+
+    Args:
+        plan: plan of the run.
+        bad_frames: messages of the frames that the run left out.
+
+    Returns:
+        The hash; ``None`` if the images are not on this machine, or if the run left frames out, since only reading all
+        images again would find them.
+    """
+    benchmark = get_benchmark(plan.benchmark)
+    if bad_frames or (benchmark.needs_root and not (plan.dataset_root and Path(plan.dataset_root).is_dir())):
+        return None
+    given = plan.dataset_root, plan.run, plan.reference_stream, plan.fps
+    return _table_hash(plan.benchmark, *given, plan.on_bad_frame == "skip", plan.new_class)
+
+
+@lru_cache(maxsize=256)
+def _table_hash(
+    benchmark: str, root: str | None, run: int, reference: bool, fps: float | None, skip: bool, new_class: bool
+) -> str:
+    """Hash a frame table; cached because a sweep asks once for each of its rows."""
+    return get_benchmark(benchmark).table(root, run, reference, fps, [] if skip else None, new_class).content_hash()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that influence results."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+@lru_cache(maxsize=64)
+def _file_hash(path: str, changed: int, size: int) -> str:
+    """Hash a file; cached by modification time and size because a sweep asks once for each of its runs."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        if path.endswith(".safetensors"):  # leave out the metadata, whose order is random
+            length = int.from_bytes(file.read(8), "little")
+            try:
+                header = json.loads(file.read(length) if length < size else b"")
+                header.pop("__metadata__", None)
+                digest.update(json.dumps(header, sort_keys=True).encode())
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                file.seek(0)  # what reads the file says that it is damaged
+        add_rest(digest, file)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def finished_result(folder: Path, plan: RunPlan) -> dict:
+    """Read the result of a finished run with the same settings, input files and frames.
+
+    Raises:
+        FinishedRunError: the settings, files or frames differ, or are not recorded.
+        DamagedRunError: a file of the run cannot be read, or was changed.
+    """
+    if not (folder / "config.yaml").exists():
+        raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
+    result = read_mapping(folder / RESULT, json.loads)
+    check_digests(folder, result)
+    then = read_mapping(folder / "config.yaml", load_yaml)
+    start_over = "use another --output, or start over with crumb run --overwrite true"
+    hashes_then, hashes_now = result.get("provenance", {}), provenance(plan)
+    for name in hashes_then.keys() & hashes_now.keys():
+        if hashes_then[name] == hashes_now[name]:
+            if name != IMAGES:
+                then[name] = getattr(plan, name)  # the same content, perhaps at another path
+        elif name in ("dataset_root", IMAGES):
+            raise FinishedRunError(
+                f"{folder} holds a finished run of other clips: some in {plan.dataset_root} were added, removed or "
+                f"changed since; {start_over}"
+            )
+        else:
+            raise FinishedRunError(
+                f"{folder} holds a finished run with {name}={hashes_then[name]!r}, not {hashes_now[name]!r} (contents "
+                f"are compared, not paths); {start_over}"
+            )
+    if plan.runtime == "auto":
+        then["runtime"] = "auto"  # whichever it chose
+    for name, new in flat(as_dict(plan)).items():
+        old = flat(then).get(name)
+        if name not in NON_RESULT_SETTINGS and old != new:
+            raise FinishedRunError(f"{folder} holds a finished run with {name}={old!r}, not {new!r}; {start_over}")
+    frames_then = result.get("frame_table_sha256")
+    frames_now = frame_table_hash(plan, result.get("bad_frames", []))
+    if None not in (frames_then, frames_now) and frames_then != frames_now:
+        raise FinishedRunError(
+            f"{folder} holds a finished run on other frames: the SHA-256 of its frame table was {frames_then[:16]} and "
+            f"is now {frames_now[:16]}; {start_over}"
+        )
+    return result
+
+
+def check_run(folder: Path) -> None:
+    """Compare the files of a run with the digests in its result; an unfinished run has none.
+
+    Raises:
+        DamagedRunError: a file cannot be read, or was changed.
+    """
+    if (folder / RESULT).exists():
+        check_digests(folder, read_mapping(folder / RESULT, json.loads))
+
+
+def read_mapping(path: Path, parse) -> dict:
+    """Read a mapping from a JSON or YAML file of a finished run.
+
+    Raises:
+        DamagedRunError: the file cannot be parsed, or holds something else.
+    """
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        found, reason = None, " ".join(str(error).split())
+    else:
+        reason = f"it holds a {type(found).__name__}, not names and values"
+    if not isinstance(found, dict):
+        raise DamagedRunError(f"{path} is damaged ({reason}); restore it, or run it again with --overwrite true")
+    return found

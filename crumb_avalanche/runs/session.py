@@ -14,17 +14,17 @@ from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
-from crumb_avalanche.runs import tuning
 from crumb_avalanche.runs.cache_by_many import fill_by_many, missing_rows
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.process import check_device
 from crumb_avalanche.runs.stream import Stream, open_stream
+from crumb_avalanche.runs.tables import table
+from crumb_avalanche.system.process import check_device
 from crumb_avalanche.system.ray_cluster import RayCalls
 from crumb_avalanche.system.setting_ranges import HIGHEST
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.frame_names import named_frames
-from crumb_avalanche.training.lr_search import Trial
+from crumb_avalanche.training.lr_search import Trial, small_stream, tune
 from crumb_avalanche.training.pretraining import read_pretrained
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -132,10 +132,10 @@ class Session:
         )
 
     def tune(self, trials: list[Trial] | None = None) -> None:
-        """Set the plan's learning rate to that of the best trial, if it has none; see ``tuning.trials``."""
+        """Set the plan's learning rate to that of the best trial, if it has none; see ``rate_trials``."""
         start = time.perf_counter()
         if trials is None:
-            trials = tuning.trials(self)
+            trials = rate_trials(self)
             self.tuning_seconds = time.perf_counter() - start if trials else 0.0
         self.trials = trials
         if trials:
@@ -238,3 +238,43 @@ def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
             f"--budget-images or --budget-bytes until it is at least {n_classes}"
         )
     return count
+
+
+def rate_trials(session) -> list[Trial]:
+    """Try learning rates on copies of a session's model, on a small stream made of the first experience.
+
+    A joint bound is tuned on the first experience of the stream as a whole.
+
+    Args:
+        session: a ``Session`` without a strategy.
+
+    Returns:
+        The trials, the chosen one first; none if the plan has a rate, or the strategy has its own or takes no gradient
+        steps.
+    """
+    plan, entry = session.plan, session.entry
+    own_rate = getattr(entry.method_settings(plan.method), "own_rate", False)
+    if plan.learning_rate is not None or not entry.gradient or own_rate:
+        return []
+    stream = open_stream(plan, joint=False, left_out=session.stream.left_out) if entry.joint else session.stream
+
+    def learner(rate, evaluator):
+        trial = replace(plan, learning_rate=rate, method={**plan.method, **entry.tuning})
+        return session.new_strategy(trial, session.copied_model(), evaluator=evaluator)
+
+    first = stream.benchmark.train_stream[0]
+    objects = [stream.table.object_name[row] for row in first.dataset.frame_row]
+    parts = small_stream(first) if entry.joint else small_stream(first, objects, session.model.n_classes)
+    return tune(learner, parts, head_loss=entry.scores_answer, num_workers=plan.workers)
+
+
+def trials_text(trials: list[Trial]) -> str:
+    """Format the trials as a table."""
+    rows = [
+        [f"{trial.learning_rate:g}", f"{trial.accuracy:.1f}", f"{trial.loss:.4f}", "chosen" if not place else ""]
+        for place, trial in enumerate(trials)
+    ]
+    return (
+        "learning rates on held-out frames of the first experience, whose classes or objects arrive in turn\n"
+        + table(["rate", "accuracy", "loss", ""], rows)
+    )

@@ -1,8 +1,10 @@
 """Text tables of results."""
 
 import os
+import shlex
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.text import printable
 
@@ -95,3 +97,27 @@ def ledger_table(ledger: dict[str, float]) -> str:
 def markdown(rows: Iterable[Sequence[str]]) -> str:
     """Format rows of a Markdown table; the caller includes the header and its rule."""
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+# As in learner.file and learner.kinds, which import torch.
+LEARNER = "learner.safetensors"
+TEACHABLE = ("rda", "slda", "ncm", "ranpac")
+
+
+def usage_of(folder: Path, strategy: str) -> list[str]:
+    """Return the commands that ask the learner of a finished run and, if it can be taught on, teach it.
+
+    Args:
+        folder: folder of the run.
+        strategy: of the run.
+    """
+    file = folder / LEARNER
+    if not file.exists():
+        return []
+    lines = [f"ask it: crumb predict {shlex.quote(str(folder))} photo.jpg"]
+    if strategy in TEACHABLE:
+        lines.append(
+            f"teach a copy: cp {shlex.quote(str(file))} mine.safetensors, then crumb teach mine.safetensors FOLDER "
+            "--label NAME, or crumb serve mine.safetensors"
+        )
+    return lines

@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.methods.readout import ReadoutStrategy
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.process import set_up_process
 from crumb_avalanche.runs.recorder import Recorder
 from crumb_avalanche.runs.session import Session
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.stream import open_stream
 from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.system.process import set_up_process
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.crumb import CRUMBStrategy
 

@@ -120,9 +120,9 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
     from crumb_avalanche.learner.file import LEARNER, load_learner
     from crumb_avalanche.models.weights import load_weights
     from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.process import set_up_process
     from crumb_avalanche.runs.session import Session
     from crumb_avalanche.runs.stream import open_stream
+    from crumb_avalanche.system.process import set_up_process
 
     learned, older = folder / LEARNER, folder / "checkpoint" / "model.safetensors"
     if not learned.is_file() and not older.is_file():

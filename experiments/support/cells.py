@@ -75,8 +75,8 @@ def is_finished(cell: Cell) -> bool:
     """
     if cell.settings.overwrite or not (cell.folder / RESULT).exists():
         return False
-    from crumb_avalanche.runs.finished import finished_result
     from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.run_folder import finished_result
 
     finished_result(cell.folder, RunPlan.of(cell.settings))
     tidy_up(cell.folder)

@@ -58,7 +58,7 @@ class FinishedRun:
     @cached_property
     def predictions(self) -> dict[str, np.ndarray] | None:
         """`row`, `label` and `answer` of each test image; None if the run has no `predictions.npz`."""
-        from crumb_avalanche.runs.predictions import PREDICTIONS, read_predictions
+        from crumb_avalanche.runs.recorder import PREDICTIONS, read_predictions
 
         return read_predictions(self.folder) if (self.folder / PREDICTIONS).exists() else None
 

@@ -1,6 +1,6 @@
 """The paper's statistics (supplement, S4): batches of 100 test images, paired tests, the first-task filter.
 
-Predictions are those of `crumb_avalanche.runs.predictions.read_predictions`: `row`, `label` and `answer` of each test
+Predictions are those of `crumb_avalanche.runs.recorder.read_predictions`: `row`, `label` and `answer` of each test
 image, sorted by row.
 """
 

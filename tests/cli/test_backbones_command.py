@@ -8,9 +8,9 @@ import timm_models  # noqa: F401 - registers networks
 import torch
 from PIL import Image
 
+from crumb_avalanche.cli import backbones
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.store import LearnerError
-from crumb_avalanche.runs import backbone_speed
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings
 
@@ -24,7 +24,7 @@ def photos(colour, count=4):
 
 
 def test_named_backbones_are_measured(crumb, monkeypatch):
-    monkeypatch.setattr(backbone_speed, "SECONDS", 0.01)
+    monkeypatch.setattr(backbones, "SECONDS", 0.01)
     code, out, _ = crumb("backbones", "small_cnn", "timm:test_convnext")
     assert code == 0
     own, other = (line.split() for line in out.splitlines() if line.startswith(("small_cnn ", "timm:test_convnext")))

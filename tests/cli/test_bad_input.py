@@ -120,7 +120,7 @@ def test_left_out_frames_are_the_same_with_a_cache_and_after_an_interrupt(
     with monkeypatch.context() as patched:
         patched.setattr("crumb_avalanche.runs.recorder.Recorder.write", lambda *_: signal.raise_signal(signal.SIGTERM))
         assert crumb(*options("stopped"))[0] == 128 + signal.SIGTERM
-    monkeypatch.setattr("crumb_avalanche.runs.left_out.unusable_frames", lambda *_: pytest.fail("they are known"))
+    monkeypatch.setattr("crumb_avalanche.runs.run.unusable_frames", lambda *_: pytest.fail("they are known"))
     assert "resuming" in crumb(*options("stopped"))[1]
     assert differences(tmp_path / "skipped", tmp_path / "stopped") == []
     assert not (tmp_path / "stopped" / "left_out.json").exists()

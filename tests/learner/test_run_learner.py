@@ -12,7 +12,7 @@ from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_learner import RunLearner
-from crumb_avalanche.runs.predictions import read_predictions
+from crumb_avalanche.runs.recorder import read_predictions
 
 
 @pytest.fixture(scope="module")

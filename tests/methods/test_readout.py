@@ -14,7 +14,7 @@ from crumb_avalanche.methods.crumb import CrumbSettings
 from crumb_avalanche.methods.readout import ReadoutStrategy, fit_linear
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.runs.tuning import trials
+from crumb_avalanche.runs.session import rate_trials
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import CodeBuffer
@@ -219,7 +219,7 @@ def test_another_readout_is_refused(value, facts):
 
 def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
     plan = SimpleNamespace(learning_rate=None, method={"readout": "closed_form_stock"})
-    assert trials(SimpleNamespace(plan=plan, entry=CRUMB)) == []  # needs no stream
+    assert rate_trials(SimpleNamespace(plan=plan, entry=CRUMB)) == []  # needs no stream
     assert [CrumbSettings(readout=name).own_rate for name in ("head", "closed_form", "closed_form_stock")] == [
         False,
         False,

@@ -10,7 +10,7 @@ from learned import tensors_of
 
 from crumb_avalanche.methods.families import PAPER, paper_method_settings, paper_settings
 from crumb_avalanche.methods.registry import STRATEGIES
-from crumb_avalanche.runs import tuning
+from crumb_avalanche.runs import session
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
@@ -64,7 +64,7 @@ def test_tuning_sees_the_first_experience_only(crumb, tiny, tmp_path, monkeypatc
         seen.append([sorted(set(labels_of(one.dataset))) for one in parts.train_stream])
         return tune(make, parts, **loader)
 
-    monkeypatch.setattr(tuning, "tune", watched)
+    monkeypatch.setattr(session, "tune", watched)
     fair = ("--family", "fair", "--strategy")
     result, _ = run(crumb, tiny, tmp_path / "cycle", *fair, "offline")
     assert not seen and result["learning_rate"] is None, "one cycle has its own rate"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from crumb_avalanche.runs.predictions import PREDICTIONS, PredictionsPlugin, read_predictions
+from crumb_avalanche.runs.recorder import PREDICTIONS, PredictionsPlugin, read_predictions
 
 
 def evaluated(batches):

@@ -154,7 +154,7 @@ def test_the_ledger_counts_cached_maps_of_earlier_processes(crumb, tiny, tmp_pat
 
 
 def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
-    from crumb_avalanche.runs import run, tuning
+    from crumb_avalanche.runs import run, session
 
     arguments = (*tiny, "--family", "fair", "--mem-size", "8")
     assert crumb(*arguments, "--output", tmp_path / "undisturbed")[0] == 0
@@ -174,7 +174,7 @@ def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
     with pytest.raises(PowerCut):
         crumb(*arguments, "--output", tmp_path / "cut")
     monkeypatch.undo()
-    monkeypatch.setattr(tuning, "tune", lambda *args, **kwargs: pytest.fail("tuned again"))
+    monkeypatch.setattr(session, "tune", lambda *args, **kwargs: pytest.fail("tuned again"))
     assert crumb(*arguments, "--output", tmp_path / "cut")[0] == 0
     again = json.loads((tmp_path / "cut" / "result.json").read_text())
     assert again["learning_rate_trials"] == whole["learning_rate_trials"]

@@ -15,7 +15,7 @@ from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.runs.predictions import read_predictions
+from crumb_avalanche.runs.recorder import read_predictions
 from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.plugins import ClampGradients
 

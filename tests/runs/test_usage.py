@@ -4,7 +4,7 @@ import pytest
 
 from crumb_avalanche.learner import file
 from crumb_avalanche.learner.kinds import KINDS
-from crumb_avalanche.runs.usage import LEARNER, TEACHABLE, usage_of
+from crumb_avalanche.runs.tables import LEARNER, TEACHABLE, usage_of
 
 
 def test_names_are_those_of_the_learner():

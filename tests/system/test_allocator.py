@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from crumb_avalanche.system.allocator import keep_freed_memory, return_freed_memory
+from crumb_avalanche.system.process import keep_freed_memory, return_freed_memory
 
 PAGES = """
 import resource, torch
-from crumb_avalanche.system.allocator import keep_freed_memory
+from crumb_avalanche.system.process import keep_freed_memory
 torch.set_num_threads(1)
 def faults():
     for _ in range(10):

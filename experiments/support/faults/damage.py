@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks_toybox_ilab.tables import digests
-from crumb_avalanche.runs import provenance
+from crumb_avalanche.runs import run_folder
 
 SECTOR = 512
 
@@ -110,8 +110,8 @@ def damage_some(paths: Iterable[Path], random: Random) -> str:
 def forget_digests() -> None:
     """Forget digests of files that keep size and time, as a new process would."""
     digests._content.cache_clear()
-    provenance._file_hash.cache_clear()
-    provenance._table_hash.cache_clear()
+    run_folder._file_hash.cache_clear()
+    run_folder._table_hash.cache_clear()
 
 
 class Tree:

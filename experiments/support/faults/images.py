@@ -12,7 +12,7 @@ from support.faults.run_folders import plan_of
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.runs.finished import finished_result
+from crumb_avalanche.runs.run_folder import finished_result
 
 ENDINGS = (".png", ".jpg", ".bmp", ".webp", ".tif")
 

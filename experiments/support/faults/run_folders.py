@@ -10,9 +10,9 @@ from support.faults.damage import Tree, damage_some
 from support.faults.material import finished_run
 
 from crumb_avalanche.report.runs import groups_of, read_run
-from crumb_avalanche.runs.finished import finished_result
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.predictions import read_predictions
+from crumb_avalanche.runs.recorder import read_predictions
+from crumb_avalanche.runs.run_folder import finished_result
 from crumb_avalanche.runs.settings import RunSettings
 
 

@@ -13,10 +13,8 @@ from support.faults.material import write_weights
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.weights import read_weights
-from crumb_avalanche.runs.finished import finished_result
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.provenance import provenance
-from crumb_avalanche.runs.run_folder import with_digests, write_json, write_text
+from crumb_avalanche.runs.run_folder import finished_result, provenance, with_digests, write_json, write_text
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.tensor_file import checksum, flatten
 from crumb_avalanche.training.checkpoint import CheckpointFolder

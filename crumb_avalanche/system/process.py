@@ -1,11 +1,42 @@
-"""The C library's allocator: whether freed memory is kept for the next batch or returned to the system."""
+"""Set up this process: device, threads, seeds, and whether the C library keeps freed memory."""
 
 import contextlib
 import ctypes
+import random
+
+import numpy as np
+import torch
+
+from crumb_avalanche.system.threads import set_threads
 
 # From malloc.h. A block of M_MMAP_THRESHOLD bytes or more is a mapping of its own and returns to the system when freed;
 # so does free memory above M_TRIM_THRESHOLD bytes at the end of the heap.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def check_device(name: str) -> None:
+    """Raise if a device does not exist.
+
+    Raises:
+        ValueError: the name is neither cpu nor cuda, or torch does not see the GPU.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}; give cpu, cuda, or one of several such as cuda:1") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name}, but only cpu and cuda are supported; give --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {name}, but torch sees {torch.cuda.device_count()} GPUs here; give --device cpu")
+
+
+def set_up_process(threads: int, seed: int) -> None:
+    """Set CPU threads and all global seeds, and let the allocator keep freed memory for the next batch."""
+    keep_freed_memory()
+    set_threads(threads)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def keep_freed_memory(limit: int = 512 * 2**20) -> bool:
