@@ -55,7 +55,6 @@ def run_command(given: list[str], output: Stream) -> int:
         with interrupted_later():
             # Here, because they take a while.
             from crumb_avalanche.cli.parser import COMMANDS, usable_paths
-            from crumb_avalanche.system.setting_ranges import check_ranges
 
             chosen = parsed(given)
         name = chosen.command
@@ -63,7 +62,6 @@ def run_command(given: list[str], output: Stream) -> int:
         values = usable_paths(chosen[name].as_dict())
         values.pop("config", None)
         settings = COMMANDS[name][0](**values)
-        check_ranges(settings)
         with short_warnings():
             with interrupted_later():
                 command = import_module(f"crumb_avalanche.cli.{name}")

@@ -17,7 +17,7 @@ from crumb_avalanche.memory.packing import bits_per_code, pack, packed_bytes, un
 from crumb_avalanche.memory.selection import EveryJth, SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.setting_ranges import check_count
+from crumb_avalanche.system.setting_ranges import Memories, check_count
 from crumb_avalanche.system.tensor_file import StateError
 
 
@@ -60,7 +60,7 @@ class MemoryBuffer(ABC):
     extracts = False
 
     def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0):
-        check_count("mem_size", mem_size)
+        check_count("mem_size", mem_size, Memories)
         if mem_size < 1:
             raise ValueError(f"mem_size is {mem_size}; a buffer holds at least 1 memory: raise mem_size or the budget")
         if not isinstance(rule, SelectionRule | None):

@@ -64,10 +64,7 @@ def replay_strategy(
         storage_policy=buffer(recipe.mem_size, make_rule(settings.selection_rule), recipe.seed),
         direct_weight=direct_weight,
         codebook_weight=codebook_weight,
-        replay_weight=settings.replay_weight,
-        replay_steps=settings.replay_steps,
-        fused=settings.fused,
-        replay_compute=settings.replay_compute,
+        **settings.replay,
         **recipe.common(),
     )
 

@@ -11,7 +11,7 @@ another source.
 
 from dataclasses import asdict, dataclass, field, replace
 
-from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
+from crumb_avalanche.training.replay_settings import ReplaySettings
 
 FAMILIES = ("fair", "paper")
 
@@ -29,7 +29,7 @@ class PaperSettings:
         batch_size: images per batch; ``None`` is the benchmark's (21 for video, 128 for images).
         first_epochs: epochs on the first experience.
         head_kernel, relu_logits: SqueezeNet's head.
-        clamp_gradients, replay_weight, selection_rule: values of CRUMB's published code.
+        clamp_gradients, selection_rule: values of CRUMB's published code.
         method: settings of the method that differ from their defaults.
         on: changes by name of the benchmark.
     """
@@ -46,7 +46,6 @@ class PaperSettings:
     head_kernel: int = 3
     relu_logits: bool = True
     clamp_gradients: float = 0.0
-    replay_weight: float = usual_replay_weight(None)
     selection_rule: str = ReplaySettings.selection_rule
     method: dict = field(default_factory=dict, hash=False)
     on: dict[str, dict] = field(default_factory=dict, hash=False)

@@ -150,13 +150,11 @@ class GSSPlugin(ImageMemoryPlugin):
     Args:
         storage_policy: an image buffer with the rule ``GreedyDiversity``.
         settings: see ``GSSSettings``.
-        replay_weight: factor of the replay loss.
     """
 
-    def __init__(self, storage_policy: CompactBuffer, settings: GSSSettings, replay_weight: float = 1.0):
+    def __init__(self, storage_policy: CompactBuffer, settings: GSSSettings):
         super().__init__(storage_policy)
         self.settings = settings
-        self.weight = replay_weight
         self._drawn: tuple[Tensor, Tensor, Tensor] | None = None  # slots, maps, labels; within a step
 
     @property
@@ -174,7 +172,7 @@ class GSSPlugin(ImageMemoryPlugin):
                 slots = draw_from(storage.slots.random, held, count)
                 maps, labels = storage.replay(slots, model)
                 replay_loss = strategy._criterion(self.logits(model, maps[:batch]), labels[:batch])
-                strategy.loss = strategy.loss + self.weight * replay_loss
+                strategy.loss = strategy.loss + replay_loss
             compared = slice(self.settings.compared)
             self._drawn = slots[compared], maps[compared], labels[compared]
 

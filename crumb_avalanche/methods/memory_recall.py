@@ -95,9 +95,7 @@ def build_memory_recall(recipe: Recipe) -> StreamStrategy:
         storage_policy=GaussianBuffer(recipe.n_classes, recipe.seed, recipe.method),
         direct_weight=1.0,
         codebook_weight=0.0,
-        replay_weight=settings.replay_weight,
-        replay_steps=settings.replay_steps,
-        fused=settings.fused,
+        **{**settings.replay, "replay_compute": None},
         **recipe.common(),
     )
 

@@ -13,8 +13,8 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crumb_avalanche.system.setting_ranges import InRange, hints_of
-from crumb_avalanche.training.replay_settings import ReplaySettings
+from crumb_avalanche.system.setting_ranges import Count, Decay, Epochs, InRange, NotNegative, Rate, Share, hints_of
+from crumb_avalanche.training.replay_settings import Replay
 
 if TYPE_CHECKING:
     import torch
@@ -26,28 +26,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LearningSettings(InRange):
-    """Settings that all strategies share.
+class LearningSettings(Replay):
+    """Settings that all strategies share, with those of ``Replay``.
 
     Attributes:
         learning_rate, momentum, weight_decay: arguments of SGD over all trainable weights, codebook included.
         batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
-        replay_weight, replay_steps, replay_compute, fused, selection_rule: see ``ReplaySettings``.
     """
 
-    learning_rate: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    batch_size: int = 21
-    eval_batch_size: int = 128
-    first_epochs: int = 10
-    epochs: int = 1
-    clamp_gradients: float | None = None
-    replay_weight: float | None = ReplaySettings.replay_weight
-    replay_steps: int = ReplaySettings.replay_steps
-    replay_compute: float | None = ReplaySettings.replay_compute
-    fused: bool = ReplaySettings.fused
-    selection_rule: str = ReplaySettings.selection_rule
+    learning_rate: Rate = 1e-3
+    momentum: Share = 0.9
+    weight_decay: Decay = 1e-4
+    batch_size: Count = 21
+    eval_batch_size: Count = 128
+    first_epochs: Epochs = 10
+    epochs: Epochs = 1
+    clamp_gradients: NotNegative | None = None
+
+    @property
+    def replay(self) -> dict[str, Any]:
+        """Arguments of ``CRUMBPlugin`` for the replay of its memories."""
+        return {item.name: getattr(self, item.name) for item in fields(Replay) if item.name != "selection_rule"}
 
 
 @dataclass(frozen=True)

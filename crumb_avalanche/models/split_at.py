@@ -5,7 +5,7 @@ from torch import nn
 
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.setting_ranges import check_count
+from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
 
 class _MapOnly(nn.Module):
@@ -47,7 +47,7 @@ def split_at(
     """
     from torchvision.models.feature_extraction import NodePathTracer, create_feature_extractor, get_graph_node_names
 
-    check_count("image_size", image_size)
+    check_count("image_size", image_size, ImageSize)
     growing = [name or "network" for name, module in network.named_modules() if _is_dynamic(module)]
     if growing:
         raise TypeError(

@@ -27,7 +27,7 @@ from crumb_avalanche.models.normalization import normalized, pixels_of, warn_of_
 from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow, without_autocast
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.stopwatch import Stopwatch
-from crumb_avalanche.system.setting_ranges import check_count
+from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class SplitModel(nn.Module):
         image_size: int = 224,
     ):
         super().__init__()
-        check_count("image_size", image_size)
+        check_count("image_size", image_size, ImageSize)
         self.feature_extractor = feature_extractor.requires_grad_(False).eval()
         self.plastic_layers = replace_dropout(plastic_layers)
         self.codebook = codebook

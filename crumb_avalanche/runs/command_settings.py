@@ -1,14 +1,34 @@
 """Typed settings of all commands but ``crumb run``. Imports neither torch nor Avalanche."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from crumb_avalanche.system.setting_ranges import (
+    Bytes,
+    CodebookSize,
+    Count,
+    Decay,
+    Epochs,
+    ImageSize,
+    InRange,
+    NotNegative,
+    Number,
+    Range,
+    Rate,
+    Seconds,
+    Seed,
+    Share,
+    Threads,
+    Upper,
+    Workers,
+)
 
 # auto: the fastest that is installed; see models.runtimes.
 RuntimeName = Literal["auto", "torch", "compiled", "folded", "openvino", "onnxruntime", "int8"]
 
 
 @dataclass
-class PretrainSettings:
+class PretrainSettings(InRange):
     """Pretrain plastic layers and codebook on labelled images, with direct and codebook-out loss.
 
     Attributes:
@@ -52,33 +72,33 @@ class PretrainSettings:
     overwrite: bool = False
     weights: str = "torchvision"
     backbone: str = "squeezenet1_0"
-    cut_layer: int | str | None = None
-    image_size: int | None = None
-    images_per_class: int = 0
-    epochs: int = 10
-    batch_size: int = 128
-    learning_rate: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    codebook_size: int = 256
-    codebook_dim: int | None = None
+    cut_layer: Number | str | None = None
+    image_size: ImageSize | None = None
+    images_per_class: Upper = 0
+    epochs: Epochs = 10
+    batch_size: Count = 128
+    learning_rate: Rate = 1e-3
+    momentum: Share = 0.9
+    weight_decay: Decay = 1e-4
+    codebook_size: CodebookSize = 256
+    codebook_dim: Count | None = None
     codebook_init: str = "matched"
-    direct_weight: float = 1.0
-    codebook_weight: float = 1.0
+    direct_weight: NotNegative = 1.0
+    codebook_weight: NotNegative = 1.0
     relu_logits: bool = False
-    head_kernel: int = 1
+    head_kernel: Count = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     feature_cache: str | None = None
     cache_precision: Literal["fp32", "fp16"] = "fp32"
     device: str = "cpu"
-    threads: int = 0
-    workers: int = 0
-    seed: int = 0
+    threads: Threads = 0
+    workers: Workers = 0
+    seed: Seed = 0
     progress: bool = True
 
 
 @dataclass
-class DemoSettings:
+class DemoSettings(InRange):
     """Pretrain on rendered shapes, learn a stream of other shapes, and compare CRUMB with its bounds; no download.
 
     Attributes:
@@ -91,13 +111,13 @@ class DemoSettings:
 
     output: str = "runs/demo"
     overwrite: bool = False
-    threads: int = 0
-    seed: int = 0
+    threads: Threads = 0
+    seed: Seed = 0
     progress: bool = True
 
 
 @dataclass
-class PrepareSettings:
+class PrepareSettings(InRange):
     """Convert a downloaded data set to the layout that its benchmark reads, or check a folder.
 
     Attributes:
@@ -114,12 +134,12 @@ class PrepareSettings:
     dataset_root: str
     source: str | None = None
     check: bool = False
-    workers: int = 0
+    workers: Workers = 0
     progress: bool = True
 
 
 @dataclass
-class ReportSettings:
+class ReportSettings(InRange):
     """Show finished runs as tables and pictures.
 
     Attributes:
@@ -133,7 +153,7 @@ class ReportSettings:
 
 
 @dataclass
-class StrategiesSettings:
+class StrategiesSettings(InRange):
     """List the methods of crumb run: where each comes from, what it stores, and what a budget buys.
 
     Attributes:
@@ -144,7 +164,7 @@ class StrategiesSettings:
 
 
 @dataclass
-class BackbonesSettings:
+class BackbonesSettings(InRange):
     """List backbones: cut, map, size, and images per second measured on this computer with random weights.
 
     Attributes:
@@ -154,12 +174,12 @@ class BackbonesSettings:
     """
 
     names: list[str]
-    image_size: int | None = None
-    threads: int = 0
+    image_size: ImageSize | None = None
+    threads: Threads = 0
 
 
 @dataclass
-class TeachSettings:
+class TeachSettings(InRange):
     """Teach a learner what images show: makes the file MODEL or goes on with it.
 
     Attributes:
@@ -193,25 +213,25 @@ class TeachSettings:
     label: str | None = None
     new_class: bool = False
     camera: str | None = None
-    seconds: float = 10.0
+    seconds: Seconds = 10.0
     method: str = "recommended"
     weights: str | None = None
     backbone: str = "squeezenet1_0"
-    cut_layer: int | str | None = None
-    image_size: int | None = None
-    budget_bytes: int | None = None
+    cut_layer: Number | str | None = None
+    image_size: ImageSize | None = None
+    budget_bytes: Bytes | None = None
     without_weights: bool | None = None
     thumbnails: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
     runtime: RuntimeName = "auto"
     engine: Literal["ray"] | None = None
     address: str = "auto"
-    threads: int = 0
+    threads: Threads = 0
     progress: bool = True
 
 
 @dataclass
-class PredictSettings:
+class PredictSettings(InRange):
     """Answer what images show, as a table or as a list for programs. Writes nothing beside its sources.
 
     Attributes:
@@ -231,17 +251,17 @@ class PredictSettings:
     model: str
     sources: list[str]
     camera: str | None = None
-    seconds: float = 10.0
+    seconds: Seconds = 10.0
     json: bool = False
     csv: bool = False
     html: str | None = None
     weights: str | None = None
     runtime: RuntimeName = "auto"
-    threads: int = 0
+    threads: Threads = 0
 
 
 @dataclass
-class ServeSettings:
+class ServeSettings(InRange):
     """Teach and ask a learner in a browser, or from other programs over HTTP.
 
     Attributes:
@@ -264,21 +284,21 @@ class ServeSettings:
 
     model: str
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, Range(0, 2**16 - 1)] = 8000
     certificate: str | None = None
     key: str | None = None
     method: str = "recommended"
     weights: str | None = None
     backbone: str = "squeezenet1_0"
-    cut_layer: int | str | None = None
-    image_size: int | None = None
-    budget_bytes: int | None = None
+    cut_layer: Number | str | None = None
+    image_size: ImageSize | None = None
+    budget_bytes: Bytes | None = None
     runtime: RuntimeName = "auto"
-    threads: int = 0
+    threads: Threads = 0
 
 
 @dataclass
-class LearnerSettings:
+class LearnerSettings(InRange):
     """Show a learner, or change what it knows: show, forget, rename, undo, merge.
 
     Attributes:
@@ -299,7 +319,7 @@ class LearnerSettings:
 
 
 @dataclass
-class ExportSettings:
+class ExportSettings(InRange):
     """Convert a learner for other programs: one file from pixels to scores, compared with the learner.
 
     Attributes:
@@ -316,4 +336,4 @@ class ExportSettings:
     output: str | None = None
     images: str | None = None
     weights: str | None = None
-    threads: int = 0
+    threads: Threads = 0

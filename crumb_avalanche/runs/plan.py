@@ -3,7 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
@@ -13,6 +13,7 @@ from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_s
 from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
 from crumb_avalanche.runs.presets import DEFAULTS, PRESET_METHODS, PRESETS, preset_for
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
+from crumb_avalanche.system.setting_ranges import Memories, Range
 from crumb_avalanche.training.replay_settings import usual_replay_weight
 
 BENCHMARK_SETTINGS = ("classes_per_experience", "batch_size")  # defaults that each benchmark has its own of
@@ -32,8 +33,8 @@ class RunPlan(RunSettings):
         capacity: number of memories that the budget buys; set by ``Session.build``.
     """
 
-    budget: int = 0
-    capacity: int | None = None
+    budget: Annotated[int, Range(0, 10**15)] = 0  # of the most images of the largest size
+    capacity: Memories | None = None
 
     @classmethod
     def of(cls, settings: RunSettings) -> "RunPlan":
@@ -42,7 +43,6 @@ class RunPlan(RunSettings):
         Raises:
             ValueError: two settings exclude each other, a number is out of range, or a name is unknown.
         """
-        settings.check()
         benchmark = get_benchmark(settings.benchmark)
         preset = settings.preset or preset_for(settings.benchmark, settings.family)
         values = {**DEFAULTS, **PRESETS[preset]}
@@ -59,7 +59,7 @@ class RunPlan(RunSettings):
             values.setdefault(name, getattr(benchmark, name))
         given = {item.name: getattr(settings, item.name) for item in fields(RunSettings)}
         given |= {name: value for name, value in values.items() if given[name] is None}
-        if settings.replay_weight is None and given["replay_compute"] is not None:
+        if given["replay_weight"] is None:
             given["replay_weight"] = usual_replay_weight(given["replay_compute"])
         if is_timm(given["backbone"]):
             given |= settings_of_timm(settings, given, get_strategy(strategy).codebook)
@@ -100,6 +100,7 @@ class RunPlan(RunSettings):
 def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> dict[str, Any]:
     """Return the settings of a run that sets these only; those of the method are named ``method.NAME``."""
     usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(preset, {}) | {"preset": preset}
+    usual["replay_weight"] = usual_replay_weight(usual["replay_compute"])
     usual["method"] = asdict(STRATEGIES[strategy].settings()) if strategy in STRATEGIES else {}
     if benchmark in BENCHMARKS:
         usual |= {name: getattr(BENCHMARKS[benchmark], name) for name in BENCHMARK_SETTINGS}

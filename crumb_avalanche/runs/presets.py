@@ -1,7 +1,7 @@
 """Presets and defaults of the settings that are ``None``."""
 
 from crumb_avalanche.methods.registry import LearningSettings
-from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
+from crumb_avalanche.training.replay_settings import ReplaySettings
 
 CLIPS = "clip_folder"  # the benchmark of a user's own images
 
@@ -16,7 +16,6 @@ DEFAULTS = dict(
     learning_rate=LearningSettings.learning_rate,
     momentum=LearningSettings.momentum,
     weight_decay=LearningSettings.weight_decay,
-    replay_weight=usual_replay_weight(None),
     selection_rule=ReplaySettings.selection_rule,
     clamp_gradients=0.0,
     relu_logits=False,
@@ -30,9 +29,7 @@ DEFAULTS = dict(
 PRESETS: dict[str, dict] = {
     "paper": {},
     "reference": dict(selection_rule="reference", clamp_gradients=10.0, relu_logits=True, head_kernel=3),
-    "tuned": dict(
-        codebook_dim=64, codebook_init="spherical", replay_compute=1.4, replay_weight=usual_replay_weight(1.4)
-    ),
+    "tuned": dict(codebook_dim=64, codebook_init="spherical", replay_compute=1.4),
     "recommended": dict(strategy="rda", codebook_init="kmeans"),
 }
 # Settings of a method (``method.*``) by preset and strategy.

@@ -21,7 +21,7 @@ from crumb_avalanche.runs.stream import Stream, open_stream
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import check_device
 from crumb_avalanche.system.ray_cluster import RayCalls
-from crumb_avalanche.system.setting_ranges import HIGHEST
+from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.frame_names import named_frames
 from crumb_avalanche.training.lr_search import Trial, small_stream, tune
@@ -227,10 +227,10 @@ def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
         charged = plan.family != "paper" or entry.codebook
         exact = plan.family == "fair"
         count = entry.memories_in_budget(model, plan.budget, n_classes, method, charged, exact)
-    if count > HIGHEST["mem_size"]:
+    if count > MOST_MEMORIES:
         raise ValueError(
             f"a budget of {plan.budget:,} bytes buys {count:,} memories; lower it, or give --mem-size "
-            f"{HIGHEST['mem_size']} or less"
+            f"{MOST_MEMORIES} or less"
         )
     if entry.each_class and count < n_classes:
         raise ValueError(

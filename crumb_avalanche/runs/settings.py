@@ -1,12 +1,32 @@
 """Typed settings of ``crumb run``. Imports neither torch nor Avalanche, to keep ``crumb --help`` fast."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
-from crumb_avalanche.system.setting_ranges import check_range, check_ranges
-from crumb_avalanche.training.replay_settings import ReplaySettings
+from crumb_avalanche.system.setting_ranges import (
+    NEVER,
+    Bytes,
+    CodebookSize,
+    Count,
+    Decay,
+    Epochs,
+    ImageSize,
+    InRange,
+    Memories,
+    NotNegative,
+    Number,
+    Range,
+    Rate,
+    Seed,
+    Share,
+    Threads,
+    Upper,
+    Workers,
+    checked,
+)
+from crumb_avalanche.training.replay_settings import Compute, ReplaySettings, Steps
 
 Protocol = Literal["class_instance", "class_iid"]
 Value = int | float | bool | str | None
@@ -40,11 +60,14 @@ def load_yaml(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class RunSettings(InRange):
     """Learn a stream and report the accuracy after every experience.
 
     ``RunPlan.of`` fills in settings that are None: with the value of the family, else of the preset, else the default
     given here.
+
+    Raises:
+        ValueError: a value is out of its range, or two settings exclude each other.
 
     Attributes:
         benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, eth80, tiny_imagenet,
@@ -124,67 +147,62 @@ class RunSettings:
     benchmark: str = "eth80"
     dataset_root: str | None = None
     output: str = "runs/latest"
-    run: int = 0
+    run: Seed = 0
     runs: str | None = None
     preset: Literal["paper", "reference", "recommended", "tuned"] | None = None
     strategy: str | None = None
     backbone: str | None = None
     weights: str | None = None
-    budget_images: float | None = None
+    budget_images: Annotated[float, Range(0, 10**7)] | None = None
     feature_cache: str | None = None
     engine: Literal["ray"] | None = None
     address: str = "auto"
-    threads: int = 0
+    threads: Threads = 0
     device: str = "cpu"
     method: dict[str, Value] = field(default_factory=dict)
     family: Literal["fair", "paper"] | None = None
     protocol: Protocol = "class_instance"
     reference_stream: bool = False
-    fps: float | None = None
+    fps: Annotated[float, Range(0, 1000)] | None = None
     new_class: bool = False
     on_bad_frame: Literal["raise", "skip"] = "raise"
-    classes_per_experience: int | None = None
-    batch_size: int | None = None
-    first_epochs: int | None = None
-    epochs: int = 1
-    learning_rate: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    clamp_gradients: float | None = None
-    replay_weight: float | None = None
-    replay_steps: int = ReplaySettings.replay_steps
-    replay_compute: float | None = ReplaySettings.replay_compute
+    classes_per_experience: Count | None = None
+    batch_size: Count | None = None
+    first_epochs: Epochs | None = None
+    epochs: Epochs = 1
+    learning_rate: Rate | None = None
+    momentum: Share | None = None
+    weight_decay: Decay | None = None
+    clamp_gradients: NotNegative | None = None
+    replay_weight: NotNegative | None = None
+    replay_steps: Steps = ReplaySettings.replay_steps
+    replay_compute: Compute | None = ReplaySettings.replay_compute
     fused: bool = ReplaySettings.fused
     selection_rule: str | None = None
-    budget_bytes: int | None = None
-    mem_size: int | None = None
-    cut_layer: int | str | None = None
+    budget_bytes: Bytes | None = None
+    mem_size: Memories | None = None
+    cut_layer: Number | str | None = None
     pretrained: str | None = None
-    image_size: int | None = None
+    image_size: ImageSize | None = None
     relu_logits: bool | None = None
-    head_kernel: int | None = None
-    codebook_size: int = 256
-    codebook_dim: int | None = None
+    head_kernel: Count | None = None
+    codebook_size: CodebookSize = 256
+    codebook_dim: Count | None = None
     codebook_init: str | None = None
     evaluate_quantized: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"
     runtime: Literal["auto", "torch", "compiled", "folded", "openvino", "onnxruntime", "int8"] = "torch"
-    workers: int = 0
+    workers: Workers = 0
     overwrite: bool = False
     keep_learner: Literal["full", "answers", "none"] = "full"
     checkpoint: bool = True
-    checkpoint_every: int = 0
-    evaluate_every: int = 1
+    checkpoint_every: Upper = 0
+    evaluate_every: Annotated[int, Range(1, NEVER)] = 1
     progress: bool = True
 
-    def check(self) -> None:
-        """Raise if a number is out of range or two settings exclude each other.
-
-        Raises:
-            ValueError: names the setting, the rule and the accepted values.
-        """
-        check_ranges(self)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         given = [name for name in ("budget_images", "budget_bytes", "mem_size") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; set the memory by one of them")
@@ -210,7 +228,7 @@ class RunSettings:
             if not all(number.isascii() and number.isdecimal() for number in ([first, last] if dash else [first])):
                 raise ValueError(f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list")
             for number in (first, last or first):
-                check_range("run", int(number[:20]))  # converting thousands of digits is refused
+                checked("run", int(number[:20]), Seed)  # converting thousands of digits is refused
             more = range(int(first), int(last if dash else first) + 1)
             if not more:
                 raise ValueError(f"runs is {self.runs!r}, where {part.strip()} is an empty range; write {last}-{first}")

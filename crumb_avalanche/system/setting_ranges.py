@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 HIGHEST_COUNT, HIGHEST_NUMBER = 10**6, 1e9  # where a type says nothing else: all settings are finite and bounded
-HIGHEST_SHOWN = 1000  # limits above concern nobody but who exceeds them
+HIGHEST_SHOWN = 999  # limits above concern nobody but who exceeds them
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,21 @@ Probability = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 1, below=True)]
 PositiveShare = Annotated[float, Range(0, 1, above=True, below=True)]
 Factor = Annotated[float, Range(0, 1, above=True)]
+# Beyond these a run cannot end, fit into memory, or be computed in float32.
+NEVER = 10**9  # a count that is never reached
+Seed = Annotated[int, Range(0, 2**32 - 1)]  # up to NumPy's largest
+Threads = Annotated[int, Range(0, 1024)]
+Workers = Annotated[int, Range(0, 256)]
+Seconds = Annotated[float, Range(0, 24 * 3600)]
+ImageSize = Annotated[int, Range(1, 4096)]
+Epochs = Annotated[int, Range(1, 10**5)]
+Rate = Annotated[float, Range(0, 10**6)]
+Decay = Annotated[float, Range(0, 1000)]
+CodebookSize = Annotated[int, Range(1, 2**15)]
+MOST_MEMORIES = 10**7
+Memories = Annotated[int, Range(0, MOST_MEMORIES)]
+Bytes = Annotated[int, Range(0, 10**12)]
+Upper = Annotated[int, Range(0, NEVER)]  # of a count, such as images of each class
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -102,10 +117,9 @@ def checked(name: str, value: Any, hint: Any) -> Any:
                 return value
             accepted.append(KINDS[option])
         elif isinstance(value, Integral) or (option is float and isinstance(value, float)):
-            value = option(value)
-            if not (problem := limits.problem(value)):
-                return value
-            accepted.append(problem)
+            if problem := limits.problem(option(value)):
+                raise ValueError(f"{name} is {value}; give {problem}")
+            return option(value)
         else:
             accepted.append(KINDS[option])
     raise ValueError(f"{name} is {value!r}; give {' or '.join(dict.fromkeys(accepted))}")
@@ -123,90 +137,22 @@ def check_arguments(function: Callable, given: dict[str, Any]) -> dict[str, Any]
     return {name: checked(name, value, hints[name]) if name in hints else value for name, value in given.items()}
 
 
-NEVER = 10**9  # a count that is never reached
-_ABOVE_ZERO = "batch_size classes_per_experience codebook_dim codebook_size epochs evaluate_every first_epochs"
-_ABOVE_ZERO += " head_kernel image_size n_classes train_mb_size"
-_NOT_NEGATIVE = "budget_bytes budget_images checkpoint_every clamp_gradients codebook_weight cut_layer direct_weight"
-_NOT_NEGATIVE += " images_per_class learning_rate mem_size momentum port replay_steps replay_weight run seconds seed"
-_NOT_NEGATIVE += " threads weight_decay workers"
-LOWEST = dict.fromkeys(_ABOVE_ZERO.split(), 1) | dict.fromkeys(_NOT_NEGATIVE.split(), 0)
-# Beyond these a run cannot end, fit into memory, or be computed in float32.
-HIGHEST = {
-    "budget": 10**15,  # bytes of the most images of the largest size
-    "budget_bytes": 10**12,
-    "budget_images": 10**7,
-    "capacity": 10**7,
-    "checkpoint_every": NEVER,
-    "codebook_size": 2**15,
-    "epochs": 10**5,
-    "evaluate_every": NEVER,
-    "first_epochs": 10**5,
-    "fit_vectors": NEVER,
-    "fps": 1000,
-    "image_size": 4096,
-    "images_per_class": NEVER,
-    "learning_rate": 10**6,
-    "mem_size": 10**7,
-    "port": 2**16 - 1,
-    "projection": 50_000,
-    "rate_images": NEVER,
-    "rate_step": NEVER,
-    "replay_compute": 1000,
-    "replay_steps": 10**4,
-    "run": 2**32 - 1,  # NumPy's largest seed
-    "seconds": 24 * 3600,
-    "seed": 2**32 - 1,
-    "threads": 1024,
-    "weight_decay": 1000,
-    "workers": 256,
-}
-HIGHEST_INT, HIGHEST_FLOAT = 10**6, 1e9  # of all others
-COUNTED = {"evaluate_every": "experiences", "checkpoint_every": "steps", "batch_size": "images", "cut_layer": "layers"}
-
-
-def check_range(name: str, value: Any) -> None:
-    """Raise if a setting is a number out of the range of its name.
-
-    Raises:
-        ValueError: names the setting, the rule and the accepted values.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} is {value}; give a finite number")
-    counted = f"it counts {COUNTED[name]}: " if name in COUNTED else ""
-    if name in LOWEST and value < LOWEST[name]:
-        raise ValueError(f"{name} is {value}; {counted}give {LOWEST[name]} or more")
-    if name == "momentum" and value >= 1:
-        raise ValueError(f"{name} is {value}; give 0 or more, but less than 1")
-    highest = HIGHEST.get(name, HIGHEST_INT if isinstance(value, int) else HIGHEST_FLOAT)
-    if abs(value) > highest:
-        raise ValueError(f"{name} is {value}; {counted}give {highest:,} or less")
-
-
-def check_count(name: str, value: Any) -> None:
-    """Raise if a setting is not a whole number in the range of its name.
+def check_count(name: str, value: Any, hint: Any = Count) -> None:
+    """Raise if a value is not a whole number in a range.
 
     Raises:
         TypeError: it is not a whole number.
-        ValueError: see ``check_range``.
+        ValueError: see ``checked``.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}; give a whole number")
-    check_range(name, int(value))
-
-
-def check_ranges(settings: Any) -> None:
-    """Call ``check_range`` for each field of a dataclass."""
-    for item in fields(settings):
-        check_range(item.name, getattr(settings, item.name))
+    checked(name, value, hint)
 
 
 class InRange:
     """Base of dataclasses whose values are checked when they are made; see ``checked``."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         hints = hints_of(type(self))  # type: ignore[arg-type]
         for item in fields(self):  # type: ignore[arg-type]
             object.__setattr__(self, item.name, checked(item.name, getattr(self, item.name), hints[item.name]))

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.system.setting_ranges import check_count, check_range
 from crumb_avalanche.training.balanced_replay import BalancedReplay
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
-from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
+from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -73,9 +72,9 @@ class CRUMBPlugin(StoringPlugin):
         seen: the mask over the classes seen; default the one of the strategy.
 
     Raises:
-        TypeError: ``replay_steps`` is not a whole number; when training starts, the model is not a ``SplitModel``.
-        ValueError: both loss weights are zero, or a number is negative or not finite; ``replay_compute`` is not above 0
-            or comes with ``fused``; when training starts, the plugin list has a second ``CRUMBPlugin`` or a
+        TypeError: when training starts, the model is not a ``SplitModel``.
+        ValueError: both loss weights are zero, or a value is of another type or out of its range; ``replay_compute``
+            comes with ``fused``; when training starts, the plugin list has a second ``CRUMBPlugin`` or a
             ``SeenClassesPlugin`` that was not handed over, or lacks the one that was, or the model lacks the codebook
             that the codebook-out loss needs.
     """
@@ -92,17 +91,16 @@ class CRUMBPlugin(StoringPlugin):
         seen: SeenClassesPlugin | None = None,
     ):
         super().__init__(storage_policy, seen)
-        if replay_weight is None:
-            replay_weight = usual_replay_weight(replay_compute)
-        check_range("direct_weight", direct_weight)
-        check_range("codebook_weight", codebook_weight)
-        check_range("replay_weight", replay_weight)
+        settings = ReplaySettings(
+            *(replay_weight, replay_steps, replay_compute, fused),
+            direct_weight=direct_weight,
+            codebook_weight=codebook_weight,
+        )
         if direct_weight + codebook_weight == 0:
             raise ValueError("direct_weight and codebook_weight are both 0; one of the losses must be on")
-        check_count("replay_steps", replay_steps)
         self.direct_weight = direct_weight
         self.codebook_weight = codebook_weight
-        self.replay_weight = replay_weight
+        self.replay_weight = settings.factor
         self.replay_steps = replay_steps
         self.fused = fused
         if fused and replay_compute is not None:

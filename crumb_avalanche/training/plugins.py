@@ -8,7 +8,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.setting_ranges import check_count
+from crumb_avalanche.system.setting_ranges import Epochs, check_count
 from crumb_avalanche.training.criterion import UNSEEN_LOGIT, SeenClassesLoss
 from crumb_avalanche.training.labels import labels_of, use_int64_labels
 from crumb_avalanche.training.stateful import StatefulPlugin
@@ -164,7 +164,7 @@ class EpochSchedule(StatefulPlugin):
 
     def __init__(self, first: int):
         super().__init__()
-        check_count("first_epochs", first)
+        check_count("first_epochs", first, Epochs)
         self.first = first
         self._later: int | None = None  # the strategy's own number, during the first experience
 

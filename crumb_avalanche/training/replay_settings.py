@@ -1,15 +1,19 @@
-"""Default settings of CRUMB's losses and replay. Imports neither torch nor Avalanche."""
+"""Settings of CRUMB's losses and replay: their ranges and defaults. Imports neither torch nor Avalanche."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Range
+
+Steps = Annotated[int, Range(0, 10**4)]
+Compute = Annotated[float, Range(0, 1000, above=True)]
 
 
 @dataclass(frozen=True)
-class ReplaySettings:
-    """Losses and replay of CRUMB; every default of these names is taken from here.
+class Replay(InRange):
+    """Replay from a memory; every default of these names is taken from here.
 
     Attributes:
-        direct_weight: alpha of eq. 3, the weight of the loss on unquantized maps.
-        codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
         replay_weight: factor of the replay loss; ``None`` is ``usual_replay_weight``.
         replay_steps: replay batches after each new batch; 0 stores but never replays.
         replay_compute: cost of replay in units of the training step without it, instead of ``replay_steps``; all
@@ -18,13 +22,29 @@ class ReplaySettings:
         selection_rule: which images are stored: every_jth, reservoir or reference.
     """
 
-    direct_weight: float = 0.0
-    codebook_weight: float = 1.0
-    replay_weight: float | None = None
-    replay_steps: int = 1
-    replay_compute: float | None = None
+    replay_weight: NotNegative | None = None
+    replay_steps: Steps = 1
+    replay_compute: Compute | None = None
     fused: bool = False
     selection_rule: str = "every_jth"
+
+    @property
+    def factor(self) -> float:
+        """Factor of the replay loss."""
+        return usual_replay_weight(self.replay_compute) if self.replay_weight is None else self.replay_weight
+
+
+@dataclass(frozen=True)
+class ReplaySettings(Replay):
+    """Losses and replay of CRUMB.
+
+    Attributes:
+        direct_weight: alpha of eq. 3, the weight of the loss on unquantized maps.
+        codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
+    """
+
+    direct_weight: NotNegative = 0.0
+    codebook_weight: NotNegative = 1.0
 
 
 def usual_replay_weight(replay_compute: float | None) -> float:

@@ -87,7 +87,7 @@ def test_reports_leave_untested_cells_empty(runs, crumb):
 def test_a_number_below_one_is_refused(crumb, tiny, tmp_path, every):
     code, _, err = crumb(*tiny, "--evaluate-every", every, "--output", tmp_path / "run")
     assert code == 1
-    assert f"evaluate_every is {every}; it counts experiences: give 1 or more" in err
+    assert f"evaluate_every is {every}; give 1 or more" in err
 
 
 def test_a_matrix_that_does_not_fit_the_result_is_refused(runs, crumb):

@@ -184,7 +184,7 @@ def test_nothing_of_a_batch_is_kept(make_model, make_stream):
 def test_wrong_settings_are_errors(make_model, make_stream):
     for wrong, kind, words in (
         (dict(replay_steps=-1), ValueError, "replay_steps is -1; give 0 or more"),
-        (dict(replay_steps=1.5), TypeError, "replay_steps is 1.5; give a whole number"),
+        (dict(replay_steps=1.5), ValueError, "replay_steps is 1.5; give a whole number"),
         (dict(codebook_weight=0.0), ValueError, "direct_weight and codebook_weight are both 0"),
         (dict(direct_weight=-1.0), ValueError, "direct_weight is -1.0; give 0 or more"),
         (dict(codebook_weight=-1), ValueError, "codebook_weight is -1; give 0 or more"),
