@@ -1,9 +1,10 @@
 """A method trained on the small stream, and plugins that record what it does."""
 
-import torch
-from avalanche.training.plugins import SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
-from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.methods.registry import LearningSettings, build_strategy
+
+SETTINGS = dict(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 
 
 class Answers(SupervisedPlugin):
@@ -40,23 +41,19 @@ class Order(SupervisedPlugin):
         self.frames += list(strategy.mb_x)
 
 
-def learn_stream(build, model, stream, mem_size=7, experiences=None, plugins=(), method=None):
-    """What ``build(model, mem_size, method)`` makes, after the first so many experiences, and the stream."""
-    strategy = build(model, mem_size, method, plugins=list(plugins))
+def built(name, model, mem_size=7, settings=None, seed=0, method=None, **host):
+    """A method by name with small settings, some of them changed, that prints nothing."""
+    learning = LearningSettings(**{**SETTINGS, **(settings or {})})
+    host = {"evaluator": EvaluationPlugin(loggers=[]), **host}
+    return build_strategy(name, model, learning, mem_size, seed, "cpu", method, **host)
+
+
+def learned(name, model, stream, mem_size=7, experiences=None, **more):
+    """What ``built`` makes, after the first so many experiences of a stream."""
+    strategy = built(name, model, mem_size, **more)
     for experience in stream.train_stream[:experiences]:
         strategy.train(experience)
-    return strategy, stream
-
-
-def without_and_with_cache(build, folder, make_model, make_stream):
-    """Two of a method that learned the same, the second with F(x) from a cache."""
-    strategies = []
-    for cached in (False, True):
-        torch.manual_seed(0)
-        stream, model = make_stream(), make_model(codebook=False)
-        plugins = [FeatureCache(folder, model, 400, "toy", progress=False)] if cached else []
-        strategies.append(learn_stream(build, model, stream, plugins=plugins)[0])
-    return strategies
+    return strategy
 
 
 def plugin_of(kind, strategy):

@@ -15,12 +15,14 @@ import torch
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from variants import VARIANTS, entry_of
-from watched import Answers, plugin_of
+from watched import Answers, built, plugin_of
+from watched import learned as learned_by
 
 import crumb_avalanche
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state
+from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -249,6 +251,30 @@ def test_every_plugin_of_the_package_says_its_state():
     assert len(ours) > 20
     without = [kind.__name__ for kind in ours if not hasattr(kind, "state_dict")]
     assert without == ["PatchedAGEM"]  # its memories are views of the stream's data sets
+
+
+@pytest.mark.parametrize("name", [name for name in STREAM_LEARNERS if entry_of(name)[0].budgeted])
+def test_a_feature_cache_changes_nothing(name, make_model, make_stream, tmp_path):
+    ends = []
+    for cached in (False, True):
+        torch.manual_seed(0)
+        model, stream = make_model(codebook=entry_of(name)[0].codebook), make_stream()
+        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
+        strategy = built(entry_of(name)[0].name, model, 9, method=entry_of(name)[1], plugins=plugins)
+        for experience in stream.train_stream:
+            strategy.train(experience)
+        ends.append(flatten(strategy.state_dict())[1])
+    plain, cached = ends
+    assert plain.keys() == cached.keys()
+    for key, value in plain.items():
+        torch.testing.assert_close(value, cached[key], rtol=1e-4, atol=1e-5, msg=key)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if entry.each_class])
+def test_too_few_memories_for_the_classes_are_told(name, make_model, make_stream):
+    model, stream = make_model(codebook=STRATEGIES[name].codebook), make_stream()
+    with pytest.raises(ValueError, match="3 .*the.* 4 classes"):
+        learned_by(name, model, stream, 3)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from watched import Answers
+from avalanche.training.plugins import SupervisedPlugin
+from watched import Answers, built
 
-from crumb_avalanche.methods.bounds import OfflineSettings, one_cycle
-from crumb_avalanche.methods.registry import LearningSettings, build_strategy
+from crumb_avalanche.methods.bounds import one_cycle
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -14,11 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def guesses(make_model, make_stream, seed, times=50):
     answers, stream = Answers(), make_stream(classes_per_experience=3, classes=("fish", "house", "key", "leaf"))
     model = make_model(codebook=False)
-    strategy = build_strategy(
-        *("chance", model, LearningSettings(first_epochs=1), 0, seed),
-        plugins=[answers],
-        evaluator=EvaluationPlugin(loggers=[]),
-    )
+    strategy = built("chance", model, 0, seed=seed, plugins=[answers])
     before = [weight.clone() for weight in model.parameters()]
     strategy.train(stream.train_stream[0])
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before)), "nothing is learned"
@@ -62,18 +57,10 @@ class Rates(SupervisedPlugin):
 
 @pytest.mark.parametrize("peak", [0.02, 0.0])
 def test_the_bound_trains_in_one_cycle_over_all_epochs(make_model, make_stream, peak):
-    rates, settings = Rates(), LearningSettings(learning_rate=0.003, first_epochs=3, batch_size=8)
-    strategy = build_strategy(
-        *("offline", make_model(codebook=False), settings, 0, 0, "cpu", {"peak_rate": peak}),
-        evaluator=EvaluationPlugin(loggers=[]),
-    )
+    rates, settings = Rates(), dict(learning_rate=0.003, first_epochs=3, batch_size=8)
+    strategy = built("offline", make_model(codebook=False), 0, settings, method={"peak_rate": peak})
     strategy.plugins.append(rates)
     strategy.train(make_stream(4, protocol="offline").train_stream[0], shuffle=True)
     assert len(rates.seen) == 15  # 40 images, three times
     expected = [one_cycle(step, 15, peak)[0] for step in range(15)] if peak else [0.003] * 15
     assert rates.seen == pytest.approx(expected)
-
-
-def test_a_negative_peak_is_an_error():
-    with pytest.raises(ValueError, match=r"peak_rate is -0.1; give 0 or more"):
-        OfflineSettings(peak_rate=-0.1)

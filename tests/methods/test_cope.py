@@ -3,40 +3,39 @@
 import math
 import re
 from collections import OrderedDict
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.plugins.cope import PPPloss
 from torch import nn
 from torch.nn.functional import normalize
-from watched import Order, learn_stream, plugin_of, unseen_in, without_and_with_cache
+from watched import built, plugin_of, unseen_in
+from watched import learned as learned_by
 
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.methods.cope import CoPEPlugin, ppp_loss
 from crumb_avalanche.methods.memory_settings import CoPESettings
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import ImageBuffer
 
-COPE = STRATEGIES["cope"]
-
 pytestmark = pytest.mark.filterwarnings("ignore")
-SETTINGS = LearningSettings(learning_rate=0.02, weight_decay=0.0, batch_size=5, eval_batch_size=8, first_epochs=2)
+COPE = STRATEGIES["cope"]
+SETTINGS = dict(weight_decay=0.0)
 
 
-def build(model, mem_size, method=None, learning_rate=0.02, **host):
-    host, settings = {"evaluator": EvaluationPlugin(loggers=[]), **host}, replace(SETTINGS, learning_rate=learning_rate)
-    return COPE.build(Recipe(model, settings, COPE.method_settings(method), mem_size, model.n_classes, 0, "cpu", host))
+def build(model, mem_size, learning_rate=0.02, **more):
+    return built("cope", model, mem_size, {**SETTINGS, "learning_rate": learning_rate}, **more)
 
 
 def learned(make_model, make_stream, mem_size=7, experiences=2, **more):
     torch.manual_seed(0)
-    return learn_stream(build, make_model(codebook=False), make_stream(), mem_size, experiences, **more)
+    model, stream = make_model(codebook=False), make_stream()
+    return learned_by("cope", model, stream, mem_size, experiences, settings=SETTINGS, **more), stream
 
 
 def the(strategy):
@@ -218,7 +217,7 @@ def test_the_nearest_prototype_answers(make_model, make_stream):
 def test_a_prototype_lies_among_its_class_after_a_few_batches(at_random, make_model, make_stream):
     torch.manual_seed(0)
     stream = make_stream()
-    strategy = build(make_model(codebook=False), 7, {"random_prototypes": at_random}, learning_rate=1e-5)
+    strategy = build(make_model(codebook=False), 7, 1e-5, method={"random_prototypes": at_random})
     strategy.train(stream.train_stream[0])
     angles = []
     for label in strategy.seen_classes.seen:
@@ -235,40 +234,21 @@ def test_classes_may_outnumber_the_memories(make_model, make_stream):
     assert sorted(map(len, strategy.storage_policy.slots.by_class.values())) == [0, 1, 1, 1]
 
 
-def test_frames_come_in_the_streams_order(make_model, make_stream):
-    order = Order()
-    _, stream = learned(make_model, make_stream, plugins=[order])
-    first, second = ([image for image, *_ in e.dataset] for e in stream.train_stream)
-    assert torch.equal(torch.stack(order.frames), torch.stack([*first, *first, *second]))
-
-
 def test_memories_are_balanced(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream, mem_size=8)
     buffer = strategy.storage_policy
     assert {label: buffer.slots.count(label) for label in buffer.classes} == dict.fromkeys(range(4), 2)
 
 
-def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
-    results = without_and_with_cache(build, tmp_path, make_model, make_stream)
-    assert torch.equal(results[0].storage_policy.rows, results[1].storage_policy.rows)
-    assert torch.allclose(the(results[0]).prototypes, the(results[1]).prototypes, atol=1e-5)
-
-
 def test_bytes_are_images_and_prototypes(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream)
-    assert the(strategy).statistics_bytes == 4 * 4 * 8 == COPE.fixed_bytes(strategy.model, COPE.settings(), 4)
+    assert the(strategy).statistics_bytes == 4 * 4 * 8 == COPE.fixed_bytes(strategy.model, CoPESettings(), 4)
     assert LedgerMetric().count(strategy)["memory_bytes"] == 7 * (768 + 2) + 4 * 4 * 8
     assert COPE.memories_in_budget(strategy.model, 7 * 768 + 128, 4) == 7
 
 
-def test_what_cannot_work_is_refused():
+def test_a_model_without_layers_before_its_head_is_refused():
     layers = nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(8, 4)))
     model = SplitModel(nn.Conv2d(3, 8, 3), layers, "head", image_size=16)
     with pytest.raises(ValueError, match=re.escape("cope learns the layers between cut and head")):
         build(model, 4)
-    for name, value, words in (
-        ("prototype_momentum", 1.5, "prototype_momentum is 1.5, but must be from 0 to 1"),
-        ("temperature", 0.0, "temperature is 0.0, but must be above 0"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(words)):
-            COPE.method_settings({name: value})

@@ -1,14 +1,13 @@
 """ER and DER++ against plain PyTorch loops, and stored logits against bytes."""
 
-import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
-from watched import plugin_of
+from watched import learned as learned_by
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods import experience_replay
@@ -21,35 +20,24 @@ from crumb_avalanche.methods.experience_replay import (
     dark_loss,
     held_slots,
 )
-from crumb_avalanche.methods.memory_settings import DarkReplaySettings, ExperienceReplaySettings
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
-from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-DER, ER = STRATEGIES["der"], STRATEGIES["er"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
     pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
 ]
 BATCH, EPOCHS, MEM_SIZE = 6, 2, 5
-SETTINGS = LearningSettings(learning_rate=0.05, weight_decay=1e-3, batch_size=BATCH, first_epochs=EPOCHS)
+SETTINGS = dict(learning_rate=0.05, weight_decay=1e-3, batch_size=BATCH, first_epochs=EPOCHS)
 
 
-def recipe(entry, model, mem_size=MEM_SIZE, plugins=(), settings=SETTINGS, seed=0, **method):
-    host = {"plugins": plugins, "evaluator": EvaluationPlugin(loggers=[])}
-    return Recipe(model, settings, entry.method_settings(method), mem_size, model.n_classes, seed, "cpu", host)
-
-
-def train(entry, model, stream, **arguments):
-    """The small stream through an entry's strategy; returns the strategy."""
-    strategy = entry.build(recipe(entry, model, **arguments))
-    for experience in stream.train_stream:
-        strategy.train(experience)
-    return strategy
+def train(name, model, stream, mem_size=MEM_SIZE, rate=0.05, plugins=(), **method):
+    """The strategy after the small stream."""
+    settings = {**SETTINGS, "learning_rate": rate}
+    return learned_by(name, model, stream, mem_size, settings=settings, plugins=plugins, method=method)
 
 
 @pytest.fixture
@@ -138,7 +126,7 @@ def same_weights(one, two):
 @pytest.mark.parametrize("mem_size, ring_below, rule", [(5, 5, RingBuffer), (5, 1, Reservoir), (12, 3, Reservoir)])
 def test_experience_replay_equals_the_plain_loop(make_model, make_stream, choices, mem_size, ring_below, rule):
     model, plain = make_model(codebook=False), make_model(codebook=False)
-    strategy = train(ER, model, make_stream(), mem_size=mem_size, ring_below=ring_below)
+    strategy = train("er", model, make_stream(), mem_size=mem_size, ring_below=ring_below)
     assert choices.rules == {rule}
     memory = plain_loop(plain, make_stream(), choices)
     same_weights(model, plain)
@@ -152,7 +140,7 @@ def test_experience_replay_equals_the_plain_loop(make_model, make_stream, choice
 def test_dark_replay_equals_the_plain_loop(make_model, make_stream, choices, alpha, beta, evaluation_logits):
     model, plain = make_model(codebook=False), make_model(codebook=False)
     settings = dict(alpha=alpha, beta=beta, evaluation_logits=evaluation_logits)
-    strategy = train(DER, model, make_stream(), **settings)
+    strategy = train("der", model, make_stream(), **settings)
     memory = plain_loop(plain, make_stream(), choices, (alpha, beta), after_the_step=evaluation_logits)
     same_weights(model, plain)
     buffer, early = strategy.storage_policy, 0
@@ -171,8 +159,8 @@ def test_dark_replay_equals_the_plain_loop(make_model, make_stream, choices, alp
 def test_stored_logits_have_no_dropout_noise(make_model, make_stream, evaluation_logits):
     model, stream = make_model(codebook=False), make_stream()
     model.plastic_layers.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(0.5))
-    still = LearningSettings(learning_rate=0.0, batch_size=BATCH, first_epochs=1)  # the weights stay as they are
-    buffer = train(DER, model, stream, settings=still, evaluation_logits=evaluation_logits).storage_policy
+    # At a rate of 0 the weights stay as they are.
+    buffer = train("der", model, stream, rate=0.0, evaluation_logits=evaluation_logits).storage_policy
     slots = torch.tensor(held_slots(buffer))
     stored = buffer.logits(slots, model)
     expected = model.eval()(buffer.rows[slots][:, : 3 * 16**2].view(-1, 3, 16, 16)).detach()
@@ -207,34 +195,12 @@ def test_logits_come_back_bit_by_bit_beside_pixels_of_any_number(count):
 
 def test_bytes_in_a_budget(make_model, make_stream):
     model, budget = make_model(codebook=False), 8 * 768
-    assert ER.memories_in_budget(model, budget, 4) == 8
-    assert DER.memories_in_budget(model, budget, 4) == 7  # 768 + 16 bytes each
-    for entry, each in ((ER, 768), (DER, 784)):
-        strategy = train(entry, make_model(codebook=False), make_stream(), mem_size=7)
+    for name, each, count in (("er", 768, 8), ("der", 784, 7)):  # 16 bytes of four logits
+        assert STRATEGIES[name].memories_in_budget(model, budget, 4) == count
+        strategy = train(name, make_model(codebook=False), make_stream(), mem_size=7)
         counted = LedgerMetric().count(strategy)
         assert counted["buffer_bytes"] == 7 * each == counted["memory_bytes"] - counted["label_bytes"]
         assert counted["label_bytes"] == 14 and counted["buffer_items"] == 7
-
-
-@pytest.mark.parametrize("entry", [ER, DER])
-def test_a_feature_cache_changes_nothing(make_model, make_stream, tmp_path, entry):
-    results = []
-    for cached in (False, True):
-        model, stream = make_model(codebook=False), make_stream()
-        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
-        results.append(train(entry, model, stream, plugins=plugins))
-    same_weights(results[0].model, results[1].model)
-    rows = [result.storage_policy.rows[:, :3] for result in results]
-    assert torch.equal(*rows) and torch.equal(results[0].storage_policy.labels, results[1].storage_policy.labels)
-
-
-def test_replaying_or_not_makes_a_difference(make_model, make_stream):
-    weights = [
-        train(DER, make_model(codebook=False), make_stream(), alpha=alpha, beta=beta).model.state_dict()
-        for alpha, beta in ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5))
-    ]
-    for one, two in ((0, 1), (0, 2), (1, 2)):
-        assert not torch.equal(weights[one]["plastic_layers.head.weight"], weights[two]["plastic_layers.head.weight"])
 
 
 class HoldingPlugin(ImageMemoryPlugin):
@@ -251,8 +217,10 @@ class HoldingPlugin(ImageMemoryPlugin):
 def test_holding_chosen_frames(make_model, make_stream):
     stream, model = make_stream(), make_model(codebook=False)
     plugin = HoldingPlugin(ImageBuffer(5, ChosenFrames()), [([], [19, 0, 5]), ([2, 0], [7, 1, 3]), ([0, 1], [])])
-    common = recipe(ER, model, settings=LearningSettings(batch_size=6, eval_batch_size=2, first_epochs=1))
-    strategy = StreamStrategy(optimizer=common.optimizer(), memory=plugin, **common.common())
+    optimizer = torch.optim.SGD(model.plastic_layers.parameters(), lr=0.001)
+    strategy = StreamStrategy(
+        model=model, optimizer=optimizer, memory=plugin, first_epochs=1, train_mb_size=6, eval_mb_size=2
+    )
     data = [list(experience.dataset) for experience in stream.train_stream]
     buffer = plugin.storage_policy
 
@@ -277,11 +245,6 @@ def test_holding_chosen_frames(make_model, make_stream):
     assert (buffer.labels[2:] == -1).all() and not buffer.rows[2:].any()  # given up is wiped
 
 
-def test_only_the_last_epoch_is_offered(make_model, make_stream, choices):
-    train(ER, make_model(codebook=False), make_stream())
-    assert len(choices.chosen) == 4 + 4 and len(choices.drawn) == 2 * 4 + 4
-
-
 def test_the_ledger_and_others_see_new_frames_only(make_model, make_stream):
     class Sizes(SupervisedPlugin):
         sizes = ()
@@ -290,39 +253,11 @@ def test_the_ledger_and_others_see_new_frames_only(make_model, make_stream):
             self.sizes += (len(strategy.mb_y), len(strategy.mb_output))
 
     sizes = Sizes()
-    train(DER, make_model(codebook=False), make_stream(), plugins=[sizes])
+    train("der", make_model(codebook=False), make_stream(), plugins=[sizes])
     assert set(sizes.sizes) == {6, 2}  # 20 frames in batches of 6
 
 
-def test_wrong_settings_are_errors():
-    for changes in ({"alpha": -0.1}, {"beta": -1.0}):
-        with pytest.raises(ValueError, match=re.escape(f"{next(iter(changes))} is {next(iter(changes.values()))}")):
-            DarkReplaySettings(**changes)
-    with pytest.raises(ValueError, match=r"ring_below is -1.*0 or more"):
-        ExperienceReplaySettings(ring_below=-1)
-
-
-@pytest.mark.parametrize("entry", [ER, DER])
-def test_a_reservoir_may_have_fewer_places_than_classes(make_model, make_stream, entry):
-    strategy = train(entry, make_model(codebook=False), make_stream(), mem_size=2)
+@pytest.mark.parametrize("name", ["er", "der"])
+def test_a_reservoir_may_have_fewer_places_than_classes(make_model, make_stream, name):
+    strategy = train(name, make_model(codebook=False), make_stream(), mem_size=2)
     assert len(strategy.storage_policy) == 2 < len(strategy.seen_classes.seen)
-
-
-def test_the_dark_loss_of_a_step_by_hand(make_model):
-    """CE of new images, plus 0.1 times the mean square of one draw's shift, plus 0.5 times the CE of another draw."""
-    model = make_model(codebook=False).eval()
-    strategy = DER.build(recipe(DER, model, mem_size=2))
-    plugin = plugin_of(experience_replay.DarkReplayPlugin, strategy)
-    images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    then = torch.tensor([[1.0, -2.0, UNSEEN_LOGIT, UNSEEN_LOGIT], [0.5, 0.25, 3.0, UNSEEN_LOGIT]])
-    buffer = strategy.storage_policy
-    buffer.offered = lambda positions: then[positions]
-    buffer.store(StreamBatch(torch.tensor([1, 2]), torch.empty(0), None, lambda places: images[list(places)]), model)
-    now = model(images).detach()
-    # Two draws of both memories; the order does not matter for either mean.
-    dark = sum((float(now[i, c]) - float(then[i, c])) ** 2 for i, c in [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]) / 5
-    again = -sum(float(now[i].log_softmax(0)[label]) for i, label in [(0, 1), (1, 2)]) / 2
-    strategy.mbatch, strategy.loss = [images, torch.tensor([0, 1])], torch.tensor(7.0)
-    plugin._mask = None
-    plugin.before_backward(strategy)
-    assert float(strategy.loss.detach()) == pytest.approx(7 + 0.1 * dark + 0.5 * again, rel=1e-5)

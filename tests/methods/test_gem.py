@@ -8,24 +8,19 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
+from watched import built, learned
 
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.gem import ExperienceShares, GEMPlugin, dual_solution, project
-from crumb_avalanche.methods.memory_settings import GEMSettings
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
-from crumb_avalanche.training.feature_cache import FeatureCache
-
-GEM = STRATEGIES["gem"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
     pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
 ]
-SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, first_epochs=2)
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 
 
@@ -189,18 +184,13 @@ class Watch(SupervisedPlugin):
         self.products.append(row)
 
 
-def build(model, mem_size=12, plugins=(), **method):
-    host = dict(plugins=plugins, evaluator=EvaluationPlugin(loggers=[]))
-    recipe = Recipe(model, SETTINGS, GEM.method_settings(method), mem_size, model.n_classes, 0, "cpu", host)
-    return GEM.build(recipe)
-
-
 @pytest.fixture(scope="module")
 def learnt(make_model, make_stream):
     """A strategy after three experiences, with the memory's contents after each."""
     stream = make_stream(classes=CLASSES).train_stream
     watch, filled = Watch(), []
-    strategy = build(make_model(n_classes=6, codebook=False), plugins=[watch], margin=0.0)
+    method, model = {"margin": 0.0}, make_model(n_classes=6, codebook=False)
+    strategy = built("gem", model, 12, plugins=[watch], method=method)
     strategy.plugins.remove(watch)  # it is to look after the correction
     strategy.plugins.append(watch)
     for experience in stream:
@@ -235,35 +225,11 @@ def test_steps_are_really_corrected(make_model, make_stream):
     """The same stream without the correction has steps that harm; with it the weights are others."""
     stream = make_stream(classes=CLASSES).train_stream
     watch = Watch()
-    plain = build(make_model(n_classes=6, codebook=False))
+    plain = built("gem", make_model(n_classes=6, codebook=False), 12)
     plain.plugins = [plugin for plugin in plain.plugins if not isinstance(plugin, GEMPlugin)] + [watch]
     for experience in stream:
         plain.train(experience)
     assert min(product for row in watch.products for product in row) < -1e-3
-
-
-def test_a_margin_adds_past_gradients(make_model, make_stream):
-    stream, weights = make_stream(classes=CLASSES).train_stream, []
-    for margin in (0.0, 20.0):
-        strategy = build(make_model(n_classes=6, codebook=False), margin=margin)
-        for experience in stream[:2]:
-            strategy.train(experience)
-        weights.append(strategy.model.plastic_layers.head.weight.detach())
-    assert not torch.equal(*weights)
-
-
-def test_images_are_stored_beside_a_feature_cache(tmp_path, make_model, make_stream):
-    weights, rows = [], []
-    for cached in (False, True):
-        model, stream = make_model(n_classes=6, codebook=False), make_stream(classes=CLASSES)
-        plugins = [FeatureCache(tmp_path, model, 1000, "toy", progress=False)] if cached else []
-        strategy = build(model, plugins=plugins)
-        for experience in stream.train_stream[:2]:
-            strategy.train(experience)
-        weights.append(strategy.model.plastic_layers.head.weight.detach())
-        rows.append(strategy.storage_policy.rows)
-    assert torch.equal(*rows)
-    torch.testing.assert_close(*weights)
 
 
 def test_frozen_layers_get_no_gradient_and_the_memory_has_its_bytes(learnt):
@@ -275,20 +241,7 @@ def test_frozen_layers_get_no_gradient_and_the_memory_has_its_bytes(learnt):
 def test_unseen_outputs_stay_as_they_were(make_model, make_stream):
     stream, model = make_stream(classes=CLASSES).train_stream, make_model(n_classes=6, codebook=False)
     before = model.plastic_layers.head.bias.detach().clone()
-    strategy = build(model)
-    for experience in stream[:2]:
-        strategy.train(experience)
+    learned("gem", model, make_stream(classes=CLASSES), 12, 2)
     unseen = sorted(stream[2].classes_in_this_experience)
     # Weight decay alone moves them, here by less than a hundredth.
     torch.testing.assert_close(model.plastic_layers.head.bias.detach()[unseen], before[unseen], rtol=0.01, atol=0)
-
-
-def test_settings():
-    assert GEMSettings().margin == 0.5
-    with pytest.raises(ValueError, match=r"margin is -0\.1, but must not be negative"):
-        GEMSettings(margin=-0.1)
-
-
-def test_a_budget_buys_images(make_model):
-    model = make_model(codebook=False)
-    assert GEM.memories_in_budget(model, 8 * 3 * 16**2, 4) == 8

@@ -7,34 +7,29 @@ from collections import Counter, OrderedDict
 import numpy as np
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
-from watched import learn_stream, plugin_of, without_and_with_cache
+from watched import built, plugin_of
+from watched import learned as learned_by
 
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.exemplars import draw_from
 from crumb_avalanche.methods.gss import GreedyDiversity, GSSPlugin, sample_gradients
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 
-GSS = STRATEGIES["gss"]
-
 pytestmark = pytest.mark.filterwarnings("ignore")
-SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
+GSS = STRATEGIES["gss"]
 THIRDS = torch.tensor([[np.cos(a), np.sin(a)] for a in (0, 2 * np.pi / 3, 4 * np.pi / 3)]).float()
-
-
-def build(model, mem_size, method=None, settings=SETTINGS, **host):
-    host = {"evaluator": EvaluationPlugin(loggers=[]), **host}
-    return GSS.build(Recipe(model, settings, GSS.method_settings(method), mem_size, model.n_classes, 0, "cpu", host))
 
 
 def learned(make_model, make_stream, mem_size=7, **more):
     torch.manual_seed(0)
-    return learn_stream(build, make_model(codebook=False), make_stream(), mem_size, **more)
+    stream = make_stream()
+    return learned_by("gss", make_model(codebook=False), stream, mem_size, **more), stream
 
 
 def offered(gradients, capacity, compared=10, batch=1, seed=0):
@@ -142,7 +137,7 @@ def test_a_replaced_memory_gives_its_slot_and_leaves_its_class():
 def test_as_many_memories_are_compared_with_and_f_runs_once_for_each(compared, images, make_model, make_stream):
     torch.manual_seed(0)
     stream, model, extracted, offered = make_stream(), make_model(codebook=False), [], []
-    strategy = build(model, 7, {"compared": compared})
+    strategy = built("gss", model, method={"compared": compared})
     extract, offer = model.extract, strategy.storage_policy.rule.offer
     model.extract = lambda pixels: extracted.append(len(pixels)) or extract(pixels)
 
@@ -273,11 +268,6 @@ def test_a_full_buffer_holds_frames_with_their_labels(head_only, make_model, mak
         assert (buffer.labels[members] == label).all()
 
 
-def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
-    plain, cached = without_and_with_cache(build, tmp_path, make_model, make_stream)
-    assert torch.equal(plain.storage_policy.rows, cached.storage_policy.rows)
-
-
 def test_a_buffer_smaller_than_a_batch_and_than_the_classes(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream, mem_size=1)
     assert len(strategy.storage_policy) == 1
@@ -290,9 +280,3 @@ def test_bytes_are_images_and_scores(make_model, make_stream):
     assert LedgerMetric().count(strategy)["memory_bytes"] == 7 * (768 + 4 + 2)
     assert GSS.memories_in_budget(strategy.model, 8 * 768, 4) == 7
     assert GSS.memories_in_budget(strategy.model, 8 * 772, 4) == 8
-
-
-def test_wrong_settings_are_refused_by_name():
-    for name in ("compared", "chunk"):
-        with pytest.raises(ValueError, match=f"{name} is 0, but must be 1 or more"):
-            GSS.method_settings({name: 0})

@@ -7,34 +7,32 @@ from collections import OrderedDict
 import pytest
 import torch
 from avalanche.models import NCMClassifier
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
-from watched import learn_stream, plugin_of, unseen_in, without_and_with_cache
+from watched import built, plugin_of, unseen_in
+from watched import learned as learned_by
 
 from crumb_avalanche.methods.exemplars import OldNetwork, draw_from, herd
 from crumb_avalanche.methods.icarl import ICaRLPlugin, Prioritised, icarl_targets
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import ImageBuffer
 
-ICARL = STRATEGIES["icarl"]
-
 pytestmark = pytest.mark.filterwarnings("ignore")
-SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=3)
+ICARL = STRATEGIES["icarl"]
+SETTINGS = dict(first_epochs=3)
 
 
-def build(model, mem_size, method=None, **host):
-    host = {"evaluator": EvaluationPlugin(loggers=[]), **host}
-    return ICARL.build(
-        Recipe(model, SETTINGS, ICARL.method_settings(method), mem_size, model.n_classes, 0, "cpu", host)
-    )
+def build(model, mem_size, **more):
+    return built("icarl", model, mem_size, SETTINGS, **more)
 
 
 def learned(make_model, make_stream, mem_size=7, experiences=2, **more):
     torch.manual_seed(0)
-    return learn_stream(build, make_model(codebook=False), make_stream(), mem_size, experiences, **more)
+    model, stream = make_model(codebook=False), make_stream()
+    return learned_by("icarl", model, stream, mem_size, experiences, settings=SETTINGS, **more), stream
 
 
 def the(strategy):
@@ -134,18 +132,6 @@ def test_exemplars_are_herded_by_penultimate_features_after_the_last_epoch(make_
         assert torch.equal(buffer.rows[buffer.slots.by_class[label]], torch.stack(wanted))
 
 
-def test_no_exemplar_twice(make_model, make_stream):
-    strategy, stream = learned(make_model, make_stream, mem_size=16, experiences=1)
-    buffer = strategy.storage_policy
-    for label in buffer.classes:
-        rows = buffer.rows[buffer.slots.by_class[label]]
-        distinct = {
-            tuple(strategy.model.pixels(f).flatten().tolist()) for f in frames_of(stream.train_stream[0], label)
-        }
-        held = {tuple(row.flatten().tolist()) for row in rows}
-        assert len(rows) == 8 and held <= distinct and len(held) == len(rows)
-
-
 def test_trimming_keeps_the_first_exemplars_and_the_budget(make_model, make_stream):
     strategy, stream = learned(make_model, make_stream, experiences=1)
     buffer = strategy.storage_policy
@@ -207,7 +193,7 @@ def test_bytes_are_images_and_the_old_network(make_model, make_stream):
     model = strategy.model
     assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4) == 7
     assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes - 1, 4) == 6
-    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4, ICARL.settings(half_old_network=False)) == 5
+    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4, ICARL.method(half_old_network=False)) == 5
 
 
 def test_the_last_look_learns_nothing_and_moves_no_random_numbers(make_model, make_stream):
@@ -235,13 +221,6 @@ def test_a_class_that_comes_again_is_herded_from_old_exemplars_and_new_frames(ma
         chosen = herd(slow_features(strategy.model, candidates), len(rows))
         held = buffer.rows[buffer.slots.by_class[label]]
         assert torch.equal(held, candidates[chosen])
-
-
-def test_a_feature_cache_changes_nothing(tmp_path, make_model, make_stream):
-    results = without_and_with_cache(build, tmp_path, make_model, make_stream)
-    assert torch.equal(results[0].storage_policy.rows, results[1].storage_policy.rows)
-    for one, other in zip(results[0].model.parameters(), results[1].model.parameters()):
-        assert torch.allclose(one, other, atol=1e-5)
 
 
 def test_with_fewer_exemplars_than_classes_the_latest_have_none_and_are_no_answers(make_model, make_stream):

@@ -4,20 +4,20 @@ import re
 
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
+from watched import built
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods.memory_recall import GaussianBuffer
 from crumb_avalanche.methods.memory_settings import MemoryRecallSettings
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbones import split_backbone
-
-MEMORY_RECALL = STRATEGIES["memory_recall"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
     pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
 ]
+MEMORY_RECALL = STRATEGIES["memory_recall"]
 BOTH = [MemoryRecallSettings(), MemoryRecallSettings(per_channel=False)]
 
 
@@ -129,23 +129,10 @@ class Watch(SupervisedPlugin):
         self.new.append(strategy.mb_y.tolist())
 
 
-def recipe(make_model, mem_size, method=None, **settings):
-    return Recipe(
-        model=make_model(codebook=False),
-        settings=LearningSettings(learning_rate=1e-3, batch_size=4, first_epochs=2, **settings),
-        method=MemoryRecallSettings() if method is None else method,
-        mem_size=mem_size,
-        n_classes=4,
-        seed=0,
-        device="cpu",
-        host={"evaluator": EvaluationPlugin(loggers=[])},
-    )
-
-
 def test_old_classes_are_replayed_after_every_new_batch_and_every_image_counts_once(make_model, make_stream):
     torch.manual_seed(0)
     stream = make_stream()
-    strategy = MEMORY_RECALL.build(recipe(make_model, mem_size=50))
+    strategy = built("memory_recall", make_model(codebook=False), 50, dict(batch_size=4, learning_rate=1e-3))
     buffer = strategy.storage_policy
     watch = Watch(buffer)
     strategy.plugins.append(watch)
@@ -167,10 +154,7 @@ def test_bytes():
     model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
     assert [MEMORY_RECALL.bytes_of_item(model, settings) for settings in BOTH] == [4_104, 692_232]
     budget = 15 * 3 * 224**2
-    assert [MEMORY_RECALL.memories_in_budget(model, budget, 10, settings) for settings in BOTH] == [
-        550,
-        3,
-    ]
+    assert [MEMORY_RECALL.memories_in_budget(model, budget, 10, settings) for settings in BOTH] == [550, 3]
     assert GaussianBuffer.item_bytes(model) == 4_104
 
 
@@ -183,7 +167,7 @@ def test_the_ledger_sees_what_is_held(model):
 def test_a_budget_for_fewer_classes_than_come_is_told(make_model, model):
     words = "the budget buys 3 class Gaussians, but the stream has 4 classes; raise the budget"
     with pytest.raises(ValueError, match=words):
-        MEMORY_RECALL.build(recipe(make_model, mem_size=3))
+        built("memory_recall", make_model(codebook=False), 3)
     with pytest.raises(ValueError, match=re.escape("mem_size=1 cannot hold a memory of each of the 2 classes")):
         GaussianBuffer(1).begin_experience([0, 1], 4)
     with pytest.raises(NotImplementedError, match="a row of this buffer is a class, not an image"):

@@ -2,18 +2,16 @@
 
 import math
 import pickle
-import re
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
-from watched import plugin_of
+from watched import built, plugin_of
 
 from crumb_avalanche.methods import rainbow_memory
-from crumb_avalanche.methods.memory_settings import RainbowSettings
 from crumb_avalanche.methods.rainbow_memory import (
     Perturbation,
     augment,
@@ -24,12 +22,7 @@ from crumb_avalanche.methods.rainbow_memory import (
     shift,
     uncertainties,
 )
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.training.feature_cache import FeatureCache
-from crumb_avalanche.training.ledger import LedgerMetric
-
-RAINBOW_MEMORY = STRATEGIES["rainbow_memory"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
@@ -38,11 +31,9 @@ pytestmark = [
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")
 
 
-def build(model, plugins=(), mem_size=9, seed=0, rate=0.002, momentum=0.9, **method):
-    settings = LearningSettings(learning_rate=rate, momentum=momentum, batch_size=5, eval_batch_size=4, first_epochs=2)
-    host = {"plugins": plugins, "evaluator": EvaluationPlugin(loggers=[])}
-    chosen = RAINBOW_MEMORY.method_settings(method)
-    return RAINBOW_MEMORY.build(Recipe(model, settings, chosen, mem_size, model.n_classes, seed, "cpu", host))
+def build(model, plugins=(), mem_size=9, rate=0.002, momentum=0.9, **method):
+    settings = dict(learning_rate=rate, momentum=momentum, eval_batch_size=4)
+    return built("rainbow_memory", model, mem_size, settings, plugins=plugins, method=method)
 
 
 def train(model, stream, **arguments):
@@ -354,68 +345,6 @@ def test_the_loss_of_a_mixed_batch_is_mixed_by_the_share_of_the_area(make_model,
         mixed_before = mixes_so_far
 
 
-@pytest.mark.parametrize("run", [0, 1, 3])
-def test_labels_are_those_of_the_run(make_model, make_stream, run):
-    """The memory, and what is evaluated, is of this run's stream, whose classes come in another order than run 0's."""
-    stream = make_stream(run=run)
-    assert (list(stream.classes_order) == list(make_stream().classes_order)) == (run == 0)
-    asked = []
-
-    class Asked(SupervisedPlugin):
-        def after_eval_iteration(self, strategy, **kwargs):
-            asked.extend(zip(strategy.mb_x, strategy.mb_y.tolist()))
-
-    strategy = train(make_model(codebook=False), stream, plugins=[Asked()])
-    known = [(image.to(torch.uint8), int(label)) for e in stream.train_stream for image, label, *_ in e.dataset]
-    for row, label in held(strategy):
-        assert any(label == other and torch.equal(row, image) for image, other in known)
-    asked.clear()
-    strategy.eval(stream.test_stream)
-    own = [(image, int(label)) for e in stream.test_stream for image, label, *_ in e.dataset]
-    assert len(asked) == len(own)
-    assert all(torch.equal(a[0], b[0]) and a[1] == b[1] for a, b in zip(asked, own))
-    for trained, tested in zip(stream.train_stream, stream.test_stream):
-        assert set(trained.dataset.targets) == set(tested.dataset.targets)
-
-
-def test_bytes(make_model, make_stream):
-    peak = []
-
-    class Peak(SupervisedPlugin):
-        def after_training_iteration(self, strategy, **kwargs):
-            peak.append(LedgerMetric().count(strategy)["memory_bytes"])
-
-    strategy = train(make_model(codebook=False), make_stream(), plugins=[Peak()], mem_size=7)
-    assert LedgerMetric().count(strategy)["buffer_bytes"] == 7 * 768 and max(peak) == 7 * (768 + 2)
-    assert RAINBOW_MEMORY.memories_in_budget(strategy.model, 7 * 768 + 767, 4) == 7
-
-
-def test_a_feature_cache_changes_nothing(make_model, make_stream, tmp_path):
-    results = []
-    for cached in (False, True):
-        model, stream = make_model(codebook=False), make_stream()
-        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
-        results.append(train(model, stream, plugins=plugins, copies=4))
-    one, two = (result.model.state_dict() for result in results)
-    for name, value in one.items():
-        torch.testing.assert_close(value, two[name], rtol=1e-5, atol=1e-6, msg=name)
-    assert torch.equal(results[0].storage_policy.rows, results[1].storage_policy.rows)
-
-
 def test_the_optimiser(make_model, make_stream):
     assert build(make_model(codebook=False)).optimizer.param_groups[0]["nesterov"]
     assert not build(make_model(codebook=False), momentum=0.0).optimizer.param_groups[0]["nesterov"]
-
-
-def test_wrong_settings_are_errors(make_model, make_stream):
-    for name, value in {
-        "copies": 0,
-        "candidates": 0,
-        "memory_epochs": -1,
-        "cutmix": 1.5,
-        "stream_rate": -0.1,
-    }.items():
-        with pytest.raises(ValueError, match=re.escape(f"{name} is {value}")):
-            RainbowSettings(**{name: value})
-    with pytest.raises(ValueError, match="mem_size=3 cannot hold a memory of each of the 4 classes"):
-        train(make_model(codebook=False), make_stream(), mem_size=3)

@@ -1,7 +1,5 @@
 """EWC, SI, MAS and LwF against numbers by hand and against a plain PyTorch loop."""
 
-import re
-
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
@@ -12,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.methods.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.regularizers import (
     StreamEWC,
     StreamLwF,
@@ -25,21 +23,10 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-EWC, SI, MAS, LWF = (STRATEGIES[name] for name in ("ewc", "si", "mas", "lwf"))
-
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
-PLUGINS = {
-    EWC: StreamEWC,
-    SI: StreamSI,
-    MAS: StreamMAS,
-    LWF: StreamLwF,
-}
-STRENGTH = {
-    EWC: "weight",
-    SI: "weight",
-    MAS: "weight",
-    LWF: "alpha",
-}
+EWC, SI, MAS, LWF = (STRATEGIES[name] for name in ("ewc", "si", "mas", "lwf"))
+PLUGINS = {EWC: StreamEWC, SI: StreamSI, MAS: StreamMAS, LWF: StreamLwF}
+STRENGTH = {EWC: "weight", SI: "weight", MAS: "weight", LWF: "alpha"}
 RATE, MOMENTUM, BATCH, EPOCHS = 0.05, 0.9, 3, 3
 
 
@@ -81,12 +68,6 @@ def learn(model, stream, *plugins, rate=RATE, **arguments):
 
 def weights_of(model):
     return torch.cat([weight.detach().flatten() for weight in model.plastic_layers.parameters()])
-
-
-def recipe_of(entry, model, **method):
-    settings = LearningSettings(learning_rate=RATE, batch_size=BATCH, first_epochs=EPOCHS)
-    host = dict(evaluator=EvaluationPlugin(loggers=[]))
-    return Recipe(model, settings, entry.method_settings(method), 0, model.n_classes, 0, "cpu", host)
 
 
 # By hand.
@@ -214,17 +195,9 @@ def plain_loop(strength, measure=None, damping=None, decay=None):
 
 CASES = {
     "ewc": (EWC, dict(weight=1.5), dict(strength=1.5, measure=fisher)),
-    "ewc online": (
-        EWC,
-        dict(weight=1.5, online=True, decay=0.5),
-        dict(strength=1.5, measure=fisher, decay=0.5),
-    ),
+    "ewc online": (EWC, dict(weight=1.5, online=True, decay=0.5), dict(strength=1.5, measure=fisher, decay=0.5)),
     "mas": (MAS, dict(weight=0.1), dict(strength=0.1, measure=sensitivity, decay=1.0)),
-    "mas decaying": (
-        MAS,
-        dict(weight=0.1, decay=0.3),
-        dict(strength=0.1, measure=sensitivity, decay=0.3),
-    ),
+    "mas decaying": (MAS, dict(weight=0.1, decay=0.3), dict(strength=0.1, measure=sensitivity, decay=0.3)),
     "si": (SI, dict(weight=0.7, damping=0.05), dict(strength=0.7, damping=0.05)),
 }
 
@@ -368,13 +341,7 @@ def test_lwf_at_half_precision_distils_at_half_precision(make_model, make_stream
 
 @pytest.mark.parametrize(
     "entry, settings, copies",
-    [
-        (EWC, {}, [2, 4]),
-        (EWC, {"online": True}, [2, 2]),
-        (MAS, {}, [2, 2]),
-        (SI, {}, [7, 7]),
-        (LWF, {}, [1, 1]),
-    ],
+    [(EWC, {}, [2, 4]), (EWC, {"online": True}, [2, 2]), (MAS, {}, [2, 2]), (SI, {}, [7, 7]), (LWF, {}, [1, 1])],
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
 def test_bytes_are_copies_of_the_weights_that_learn(entry, settings, copies, make_model, make_stream):
@@ -388,45 +355,3 @@ def test_bytes_are_copies_of_the_weights_that_learn(entry, settings, copies, mak
     found.append(plugin.statistics_bytes)
     assert found == [4 * weights * count for count in copies]
     assert statistics_bytes(strategy) == found[-1] == LedgerMetric().count(strategy)["memory_bytes"]
-
-
-@pytest.mark.parametrize("entry", PLUGINS, ids=lambda entry: entry.name)
-def test_entries_build_and_need_no_budget(entry, make_model):
-    strategy = entry.build(recipe_of(entry, make_model(codebook=False)))
-    assert [type(plugin) for plugin in strategy.plugins].count(PLUGINS[entry]) == 1
-    assert not entry.budgeted and not entry.codebook
-
-
-@pytest.mark.parametrize("entry", PLUGINS, ids=lambda entry: entry.name)
-def test_runs_share_nothing(entry, make_model, make_stream):
-    """What one run learned is not in the next one's network or statistics."""
-    used, fresh, alone = (entry.build(recipe_of(entry, make_model(codebook=False))) for _ in range(3))
-    for experience in make_stream().train_stream:
-        used.train(experience)
-    assert statistics_bytes(used) > 0 and statistics_bytes(fresh) == 0
-    for strategy in (fresh, alone):
-        for experience in make_stream().train_stream:
-            strategy.train(experience)
-    assert torch.equal(weights_of(fresh.model), weights_of(alone.model))
-
-
-def test_defaults_are_those_of_the_papers():
-    assert EWCSettings() == EWCSettings(weight=100.0, online=False)
-    assert SISettings() == SISettings(weight=0.01, damping=0.1)
-    assert MASSettings() == MASSettings(weight=1.0, decay=1.0)
-    assert LwFSettings() == LwFSettings(alpha=1.0, temperature=2.0)
-
-
-@pytest.mark.parametrize(
-    "settings, name, value, words",
-    [
-        *((settings, "weight", -1.0, "must not be negative") for settings in (EWCSettings, SISettings, MASSettings)),
-        *((settings, "decay", 1.5, "must be from 0 to 1") for settings in (EWCSettings, MASSettings)),
-        (SISettings, "damping", 0.0, "must be above 0"),
-        (LwFSettings, "alpha", -0.5, "must not be negative"),
-        (LwFSettings, "temperature", 0.0, "must be above 0"),
-    ],
-)
-def test_wrong_settings_are_told_by_name(settings, name, value, words):
-    with pytest.raises(ValueError, match=re.escape(f"{name} is {value}, but {words}")):
-        settings(**{name: value})

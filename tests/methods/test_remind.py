@@ -7,22 +7,22 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
+from watched import built
 
 from crumb_avalanche.memory.packing import unpack
 from crumb_avalanche.methods.memory_settings import RemindSettings
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.remind_memory import PQCodeBuffer, make_quantizer
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 
-REMIND, FINETUNE = STRATEGIES["remind"], STRATEGIES["finetune"]
-
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+REMIND = STRATEGIES["remind"]
 BATCH, RATE = 5, 0.002
 PLAIN = dict(crop_scale=1.0, mixup_alpha=0.0)
 
@@ -55,12 +55,10 @@ def easy_stream(sizes=(20,) * 6, shuffled=False):
     )
 
 
-def build(make_model, mem_size=24, entry=REMIND, plugins=(), rate=RATE, decay=1e-4, **method):
+def build(make_model, mem_size=24, name="remind", plugins=(), rate=RATE, decay=1e-4, **method):
     """A strategy of six classes."""
-    settings = LearningSettings(learning_rate=rate, batch_size=BATCH, first_epochs=3, weight_decay=decay)
-    host = {"evaluator": EvaluationPlugin(loggers=[]), "plugins": plugins}
-    model = make_model(n_classes=6, codebook=False)
-    return entry.build(Recipe(model, settings, entry.method(**method), mem_size, 6, 0, "cpu", host))
+    settings = dict(learning_rate=rate, eval_batch_size=128, first_epochs=3, weight_decay=decay)
+    return built(name, make_model(n_classes=6, codebook=False), mem_size, settings, plugins=plugins, method=method)
 
 
 def learn(make_model, experiences=3, stream=None, **arguments):
@@ -124,7 +122,7 @@ def test_every_memory_is_the_code_of_an_image_of_its_label(make_model):
 
 def test_experience_one_is_fine_tuning(make_model):
     ours, _ = learn(make_model, experiences=1)
-    plain, _ = learn(make_model, experiences=1, entry=FINETUNE, decay=1e-5)
+    plain, _ = learn(make_model, experiences=1, name="finetune", decay=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(ours.model.parameters(), plain.model.parameters()))
     assert not ours.optimizer.state and plain.optimizer.state
 
@@ -302,7 +300,7 @@ def test_remembers_where_fine_tuning_forgets(method):
     arguments = dict(make_model=wide_model, rate=0.05, stream=easy_stream((40,) * 6, shuffled=True))
     # A network that only knows its latest experience has 1/3.
     assert accuracy(*learn(mem_size=60, **arguments, **method)) > 0.6
-    assert accuracy(*learn(entry=FINETUNE, **arguments)) < 0.4
+    assert accuracy(*learn(name="finetune", **arguments)) < 0.4
 
 
 def test_the_table_is_fitted_on_a_sample_of_bounded_size(make_model):
@@ -338,62 +336,3 @@ def test_bytes_at_the_papers_cut():
     assert REMIND.fixed_bytes(model, settings, 10) == 524_288
     assert REMIND.memories_in_budget(model, 15 * 3 * 224**2, 10) == 320  # 417, the table not counted
     assert make_quantizer(8).centroids.shape == (8, 16, 1) and make_quantizer(64).centroids.shape == (32, 256, 2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (dict(sub_quantizers=0), "sub_quantizers is 0; give at least 1"),
-        (dict(fit_vectors=0), "fit_vectors is 0"),
-        (dict(replays=0), "replays is 0"),
-        (dict(batch_replays=-1), "batch_replays is -1"),
-        (dict(rate_step=0), "rate_step is 0"),
-        (dict(rate_images=0), "rate_images is 0"),
-        (dict(centroids=512), "centroids is 512; a code is one byte"),
-        (dict(crop_scale=0.0), "crop_scale is 0.0; it is a share"),
-        (dict(crop_scale=1.5), "crop_scale is 1.5"),
-        (dict(mixup_alpha=-0.1), "mixup_alpha=-0.1.*neither can be negative"),
-        (dict(weight_decay=-1.0), "weight_decay is -1.0; give 0 or more"),
-        (dict(rate_end=0.2), "rate_end=0.2 and rate_start=0.1"),
-        (dict(rate_end=0.0), "rate_end=0.0"),
-    ],
-)
-def test_wrong_settings_are_told(changes, words):
-    with pytest.raises(ValueError, match=words):
-        RemindSettings(**changes)
-
-
-def test_memories_are_the_codes_that_faiss_gives_with_the_same_table(make_model):
-    import faiss
-
-    strategy, stream = learn(wide_model, mem_size=30, sub_quantizers=8, centroids=16)
-    buffer, model = strategy.storage_policy, strategy.model
-    groups, size, dim = buffer.quantizer.centroids.shape
-    theirs = faiss.ProductQuantizer(groups * dim, groups, 4)
-    faiss.copy_array_to_vector(buffer.quantizer.centroids.numpy().ravel(), theirs.centroids)
-    images = torch.cat([images_of(experience) for experience in stream.train_stream])
-    vectors = model.features(images).permute(0, 2, 3, 1).reshape(-1, groups * dim).contiguous().numpy()
-    # Two codes of four bits a byte, the first in the lower half.
-    packed = torch.from_numpy(theirs.compute_codes(vectors))
-    codes = torch.stack([packed % 16, packed // 16], 2).view(len(images), -1)
-    stored = unpack(buffer.rows, buffer.quantizer.bits, codes.shape[1])
-    assert size == 16 and (stored[:, None] == codes[None]).all(2).any(1).all()
-
-
-def test_the_curve_is_not_that_of_a_network_that_knows_its_latest_experience():
-    """One scheduler a class on one optimiser gives 1/t after experience t: nothing but the latest is known."""
-    method = dict(decay_per_class=True, rate_start=0.05, rate_end=0.0005, rate_step=10, rate_images=40)
-    torch.manual_seed(0)
-    stream = easy_stream((40,) * 6, shuffled=True)
-    strategy = build(wide_model, mem_size=60, rate=0.05, samples_at_a_time=True, replays=15, **method)
-    for number, experience in enumerate(stream.train_stream, 1):
-        strategy.train(experience)
-        correct = []
-        strategy._after_eval_iteration = lambda log=correct, **kw: log.append(
-            strategy.mb_output.argmax(1) == strategy.mb_y
-        )
-        strategy.eval(stream.test_stream[:number])
-        of_experience = torch.cat(correct).double().view(number, -1).mean(1)
-        if number > 1:
-            assert float(of_experience.mean()) > 1 / number + 0.2
-        assert float(of_experience.min()) > 0.3  # none is lost

@@ -6,18 +6,12 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
-from watched import unseen_in
+from watched import built
 
-from crumb_avalanche.methods.penalty_settings import StableSGDSettings
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.plugins import UNSEEN_LOGIT
-
-STABLE_SGD = STRATEGIES["stable_sgd"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
@@ -28,28 +22,25 @@ CLASSES = ("fish", "house", "key", "leaf", "ring", "star")
 
 
 def build(model, plugins=(), rate=0.02, **method):
-    settings = LearningSettings(learning_rate=rate, weight_decay=1e-3, batch_size=7, first_epochs=2)
-    host = {"plugins": plugins, "evaluator": EvaluationPlugin(loggers=[])}
-    chosen = STABLE_SGD.method_settings(method)
-    return STABLE_SGD.build(Recipe(model, settings, chosen, 0, model.n_classes, 0, "cpu", host))
+    settings = dict(learning_rate=rate, weight_decay=1e-3, batch_size=7)
+    return built("stable_sgd", model, 0, settings, plugins=plugins, method=method)
 
 
 class Watch(SupervisedPlugin):
-    """Rate, momentum left, and images of each step."""
+    """Rate and momentum left at each step."""
 
     def __init__(self):
         super().__init__()
-        self.rates, self.moving, self.images = [], [], []
+        self.rates, self.moving = [], []
 
     def before_training_exp(self, strategy, **kwargs):
-        for log in (self.rates, self.moving, self.images):
+        for log in (self.rates, self.moving):
             log.append([])
 
     def before_forward(self, strategy, **kwargs):
         self.rates[-1].append([group["lr"] for group in strategy.optimizer.param_groups])
         buffers = [state.get("momentum_buffer") for state in strategy.optimizer.state.values()]
         self.moving[-1].append(any(buffer is not None for buffer in buffers))
-        self.images[-1].append(strategy.mb_x)
 
 
 def test_the_rate_falls_from_experience_to_experience_down_to_the_lowest(make_model, make_stream):
@@ -60,43 +51,6 @@ def test_the_rate_falls_from_experience_to_experience_down_to_the_lowest(make_mo
     # 0.08, 0.08 * 0.5, and 0.08 * 0.25 = 0.02, which is below the lowest
     for rates, expected in zip(watch.rates, (0.08, 0.04, 0.03)):
         assert rates and all(rate == pytest.approx([expected]) for rate in rates)
-
-
-def test_the_rate_is_of_the_number_of_the_experience_not_of_the_last_rate(make_model, make_stream):
-    watch, stream = Watch(), make_stream(classes=CLASSES)
-    strategy = build(make_model(n_classes=6, codebook=False), [watch], rate=0.08, gamma=0.5)
-    for experience in stream.train_stream:
-        strategy.train(experience)
-    assert [rates[-1] for rates in watch.rates] == [pytest.approx([rate]) for rate in (0.08, 0.04, 0.02)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_answers_are_classes_seen_whatever_the_size_of_an_experience(size, make_model, make_stream):
-    """Not those of fixed groups, in training; not all outputs of the head, in evaluation."""
-    stream, answered = make_stream(size, classes=CLASSES), []
-
-    class Possible(SupervisedPlugin):
-        def before_backward(self, strategy, **kwargs):
-            answered.append(set((strategy.mb_output > UNSEEN_LOGIT).all(0).nonzero().flatten().tolist()))
-            seen = sorted(answered[-1])
-            places = torch.tensor([seen.index(label) for label in strategy.mb_y.tolist()])
-            torch.testing.assert_close(strategy.loss.squeeze(), cross_entropy(strategy.mb_output[:, seen], places))
-
-        def after_eval_iteration(self, strategy, **kwargs):
-            answered.append(set(range(6)) - unseen_in(strategy.mb_output))
-
-    strategy, seen = build(make_model(n_classes=6, codebook=False), [Possible()]), set()
-    for number, experience in enumerate(stream.train_stream[:2]):
-        seen |= set(map(int, experience.classes_in_this_experience))
-        strategy.train(experience)
-        strategy.eval(stream.test_stream[: number + 1])
-        assert len(seen) == size * (number + 1) and all(classes == seen for classes in answered)
-        answered.clear()
-
-
-def test_the_default_schedule_is_the_authors():
-    settings = StableSGDSettings()
-    assert settings == StableSGDSettings(gamma=0.85, lowest_rate=5e-5, momentum=0.8, dropout=0.1, batch_size=10)
 
 
 def test_momentum_starts_anew_with_each_experience(make_model, make_stream):
@@ -129,19 +83,6 @@ def test_two_experiences_equal_a_plain_loop(make_model, make_stream):
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("protocol", ["class_instance", "class_iid"])
-def test_frames_come_in_the_order_of_the_stream(make_model, make_stream, protocol):
-    watch, stream = Watch(), make_stream(protocol=protocol)
-    strategy = build(make_model(codebook=False), [watch], batch_size=3)
-    for experience in stream.train_stream:
-        strategy.train(experience)
-    for number, experience in enumerate(stream.train_stream):
-        images = torch.stack([item[0] for item in experience.dataset])
-        epochs = 2 if number == 0 else 1
-        assert torch.equal(torch.cat(watch.images[number]), images.repeat(epochs, 1, 1, 1))
-        assert {len(batch) for batch in watch.images[number]} == {3, 2}
-
-
 def with_dropout():
     extractor = nn.Conv2d(3, 4, 3, stride=4)
     layers = OrderedDict(
@@ -169,23 +110,3 @@ def test_no_dropout_is_put_in_and_a_warning_says_so(make_model):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the plastic layers have no dropout")
         build(make_model(codebook=False), dropout=0.0)
-
-
-def test_it_keeps_nothing(make_model, make_stream):
-    strategy = build(make_model(codebook=False))
-    strategy.train(make_stream().train_stream[0])
-    assert LedgerMetric().count(strategy)["memory_bytes"] == 0 and not STABLE_SGD.budgeted
-
-
-@pytest.mark.parametrize(
-    "name, value", [("gamma", 0.0), ("gamma", 1.1), ("lowest_rate", -1.0), ("momentum", 1.0), ("momentum", -0.1)]
-)
-def test_wrong_rates_are_errors(name, value):
-    with pytest.raises(ValueError, match=re.escape(f"{name} is {value}")):
-        StableSGDSettings(**{name: value})
-
-
-@pytest.mark.parametrize("name, value", [("dropout", 1.0), ("dropout", -0.5), ("batch_size", 0)])
-def test_wrong_noise_is_an_error(name, value):
-    with pytest.raises(ValueError, match=re.escape(f"{name} is {value}; ")):
-        StableSGDSettings(**{name: value})
