@@ -181,7 +181,7 @@ def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: d
 
 def main(settings: RunSettings, cost: CostSettings) -> None:
     """Measure all learners."""
-    from crumb_avalanche.methods.memory_settings import RemindSettings
+    from crumb_avalanche.methods.remind import RemindSettings
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.stream import open_stream
     from crumb_avalanche.system.process import set_up_process

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, trim
 from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, memory_strategy
-from crumb_avalanche.methods.memory_settings import BiCSettings
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Positive, PositiveShare
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import in_last_epoch
 from crumb_avalanche.training.labels import labels_of
@@ -21,6 +21,29 @@ from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 _SMALLEST_ALPHA = 0.01
+
+
+@dataclass(frozen=True)
+class BiCSettings(InRange):
+    """Settings of BiC.
+
+    Attributes:
+        temperature: temperature of the distillation.
+        validation_share: share of a class's exemplars that only the bias stage uses; at least one.
+        bias_epochs: steps of the bias stage, each over the whole validation set.
+        bias_learning_rate: learning rate of Adam in that stage, divided by ten after each quarter of the steps. (The
+            authors use SGD with this rate; Adam's steps do not depend on the scale of the logits, which the feature
+            scale sets here.)
+        bias_decay: weight of ``beta ** 2 / 2`` in the loss of that stage.
+        half_old_network: keep the old network as float16; see ``OldNetwork``.
+    """
+
+    temperature: Positive = 2.0
+    validation_share: PositiveShare = 0.1
+    bias_epochs: Count = 200
+    bias_learning_rate: Positive = 0.1
+    bias_decay: NotNegative = 0.1
+    half_old_network: bool = True
 
 
 def spread(count: int, total: int) -> list[int]:

@@ -3,6 +3,8 @@
 De Lange and Tuytelaars, Continual Prototype Evolution: Learning Online from Non-Stationary Data Streams, ICCV 2021.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,13 +14,30 @@ from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.methods.exemplars import draw_from
 from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
 from crumb_avalanche.methods.features import feature_length
-from crumb_avalanche.methods.memory_settings import CoPESettings
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
+from crumb_avalanche.system.setting_ranges import InRange, Positive, Probability
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class CoPESettings(InRange):
+    """Settings of CoPE.
+
+    Attributes:
+        prototype_momentum: weight of the old prototype in an update.
+        temperature: divisor of similarities.
+        random_prototypes: initialise prototypes at random, as the authors' code does, instead of with the mean of the
+            class in its first batch. A stream has a few dozen batches of a class: with a momentum of 0.99, a random
+            prototype stays mostly random, and predictions stay near chance.
+    """
+
+    prototype_momentum: Probability = 0.99
+    temperature: Positive = 0.1
+    random_prototypes: bool = False
 
 
 class BalancedMemories(ClassBalancedReservoir):

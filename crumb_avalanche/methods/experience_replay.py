@@ -13,15 +13,45 @@ from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.exemplars import draw_from
-from crumb_avalanche.methods.memory_settings import DarkReplaySettings, ExperienceReplaySettings
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Number
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class ExperienceReplaySettings(InRange):
+    """Settings of experience replay (ER).
+
+    Attributes:
+        ring_below: with fewer memories than this for each class of the stream, each class has a ring buffer of its
+            latest images, else all share a reservoir, in which a rare class may have none. The authors advise rings for
+            tiny memories, and compare 1 to 13 memories a class. With fewer memories than classes, and with 0, it is
+            always the reservoir.
+    """
+
+    ring_below: Number = 5
+
+
+@dataclass(frozen=True)
+class DarkReplaySettings(InRange):
+    """Settings of DER++, with its authors' values.
+
+    Attributes:
+        alpha: weight of the loss of the stored logits.
+        beta: weight of the loss of the stored labels; 0 is plain DER.
+        evaluation_logits: store the logits of the network in evaluation mode, after the step of their batch, instead of
+            those of the step itself, whose dropout the network would then have to reproduce.
+    """
+
+    alpha: NotNegative = 0.1
+    beta: NotNegative = 0.5
+    evaluation_logits: bool = True
 
 
 @dataclass

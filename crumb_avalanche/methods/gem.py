@@ -3,6 +3,8 @@
 Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", 2017.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from scipy.optimize import nnls
@@ -10,8 +12,8 @@ from torch import Tensor
 
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.memory_settings import GEMSettings
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.system.setting_ranges import InRange, NotNegative
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.storage_policies import ImageBuffer
@@ -22,6 +24,18 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 _RIDGE = 1e-10
 _PRODUCT_TOLERANCE = 1e-9
 _REFINEMENTS = 10
+
+
+@dataclass(frozen=True)
+class GEMSettings(InRange):
+    """Settings of GEM.
+
+    Attributes:
+        margin: least weight of each past gradient in a corrected step, ``memory_strength`` of GEM's authors (0.5; the
+            paper's port: 1).
+    """
+
+    margin: NotNegative = 0.5
 
 
 class ExperienceShares(SelectionRule):

@@ -1,6 +1,7 @@
 """GSS-greedy: memories with gradients in diverse directions (Aljundi et al., NeurIPS 2019)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,16 +12,32 @@ from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.exemplars import draw_from
 from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
-from crumb_avalanche.methods.memory_settings import GSSSettings
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.setting_ranges import Count, InRange
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 # Cosine of the first memories, which have none to be compared with, in the authors' code.
 _FIRST_COSINE = 0.1
+
+
+@dataclass(frozen=True)
+class GSSSettings(InRange):
+    """Settings of GSS-greedy.
+
+    Attributes:
+        compared: number of random memories whose gradients are compared with those of a frame.
+        head_only: use the gradient of the head only, not of all plastic layers. Saves time and, within a step, memory:
+            4 bytes a weight for each frame of a batch and each memory that is compared.
+        chunk: gradients computed at a time.
+    """
+
+    compared: Count = 10
+    head_only: bool = False
+    chunk: Count = 32
 
 
 def sample_gradients(

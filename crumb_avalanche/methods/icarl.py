@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +15,27 @@ from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, herd, trim
 from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, memory_strategy
 from crumb_avalanche.methods.features import pooled_features
-from crumb_avalanche.methods.memory_settings import ICaRLSettings
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.setting_ranges import InRange
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.plugins import give_unseen_probability
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class ICaRLSettings(InRange):
+    """Settings of iCaRL; its only other one is the number of exemplars, which the budget sets.
+
+    Attributes:
+        half_old_network: keep the old network as float16; see ``OldNetwork``.
+    """
+
+    half_old_network: bool = True
 
 
 class Prioritised(SelectionRule):

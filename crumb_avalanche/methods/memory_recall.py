@@ -5,15 +5,37 @@ Forgetting", 2021; as in the CRUMB paper, where it replaces the memory blocks at
 replay").
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.memory_settings import MemoryRecallSettings
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.system.setting_ranges import InRange
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class MemoryRecallSettings(InRange):
+    """Settings of Memory Recall.
+
+    Attributes:
+        per_channel: store a mean and a deviation for each channel (4,104 bytes per class at 512), instead of for each
+            value of the map as in the paper (692,232 bytes per class at 512x13x13: 15 images buy 3 classes).
+        clamp: set negative draws to 0 if the class never had a negative value (maps after a ReLU), instead of keeping
+            them as in the paper.
+    """
+
+    per_channel: bool = True
+    clamp: bool = True
+
+    def values(self, model) -> int:
+        """Return the number of means of one class."""
+        channels, height, width = model.map_shape
+        return channels if self.per_channel else channels * height * width
 
 
 class GaussianBuffer(CompactBuffer):

@@ -14,15 +14,35 @@ from crumb_avalanche.methods.experience_replay import (
     held_slots,
     memory_strategy,
 )
-from crumb_avalanche.methods.memory_settings import RainbowSettings
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Number, Probability
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.crumb import memory_step
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class RainbowSettings(InRange):
+    """Settings of Rainbow Memory, with its authors' values.
+
+    Attributes:
+        copies: perturbed copies of a candidate that vote on its uncertainty.
+        candidates: frames of each class that are scored after an experience, evenly spread over it. F runs on every
+            copy of each; the authors score every frame.
+        memory_epochs: epochs over the memory after each experience (5 in the paper's comparison; the authors use 256).
+        cutmix: probability of mixing a batch in these epochs.
+        stream_rate: factor of the learning rate while training on the stream after the first experience.
+    """
+
+    copies: Count = 12
+    candidates: Count = 25
+    memory_epochs: Number = 5
+    cutmix: Probability = 0.5
+    stream_rate: NotNegative = 0.1
 
 
 def shift(images: Tensor, down: int, right: int) -> Tensor:

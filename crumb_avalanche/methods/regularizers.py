@@ -4,6 +4,7 @@ They cover trainable weights and classes seen so far. ``statistics_bytes`` count
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from avalanche.training.utils import copy_params_dict
 from torch import Tensor, nn
 
 from crumb_avalanche.methods.exemplars import OldNetwork
-from crumb_avalanche.methods.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Positive, Probability
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import (
     PatchedMAS,
@@ -24,6 +25,60 @@ from crumb_avalanche.training.avalanche_fixes import (
 )
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class EWCSettings(InRange):
+    """Settings of EWC.
+
+    Attributes:
+        weight: weight of the sum of Fisher information times squared shift (the paper's port: 100).
+        online: keep one set of importances, summed over the experiences, instead of one for each.
+        decay: with ``online``, factor of the earlier sum at each new experience.
+    """
+
+    weight: NotNegative = 100.0
+    online: bool = False
+    decay: Probability = 1.0
+
+
+@dataclass(frozen=True)
+class SISettings(InRange):
+    """Settings of SI.
+
+    Attributes:
+        weight: weight of the sum of importance times squared shift (the paper's port: 0.01).
+        damping: summand of the squared shift that a path integral is divided by (the paper's port: 0.1).
+    """
+
+    weight: NotNegative = 0.01
+    damping: Positive = 0.1
+
+
+@dataclass(frozen=True)
+class MASSettings(InRange):
+    """Settings of MAS.
+
+    Attributes:
+        weight: weight of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
+        decay: factor of the importances so far when those of a new experience are added.
+    """
+
+    weight: NotNegative = 1.0
+    decay: Probability = 1.0
+
+
+@dataclass(frozen=True)
+class LwFSettings(InRange):
+    """Settings of LwF.
+
+    Attributes:
+        alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
+        temperature: temperature of both softmaxes (LwF's authors: 2).
+    """
+
+    alpha: NotNegative = 1.0
+    temperature: Positive = 2.0
 
 
 def largest_importance(strategy, weight: float) -> float:

@@ -4,6 +4,9 @@ Hayes, Kafle, Shrestha, Acharya and Kanan, "REMIND Your Neural Network to Preven
 Defaults are those of its ImageNet script and of the CRUMB paper's port to SqueezeNet's 512x13x13 maps.
 """
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -11,12 +14,69 @@ from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods.feature_crops import random_resized_crops
-from crumb_avalanche.methods.memory_settings import RemindSettings
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.remind_memory import LocationSample, PQCodeBuffer, balanced_choice
+from crumb_avalanche.methods.remind_memory import LocationSample, PQCodeBuffer, balanced_choice, make_quantizer
+from crumb_avalanche.system.setting_ranges import NEVER, Count, Factor, InRange, NotNegative, Positive, Range
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+Large = Annotated[int, Range(1, NEVER)]
+
+
+@dataclass(frozen=True)
+class RemindSettings(InRange):
+    """Settings of REMIND.
+
+    Attributes:
+        sub_quantizers: groups of channels, each with a table; the largest divisor of C up to this number is used.
+        centroids: rows of a table; at most 16 for groups of 1 channel (4 bits per value).
+        fit_vectors: number of locations of the first experience's maps to fit k-means on (256 per centroid, the most
+            that faiss uses); held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
+        samples_at_a_time: take one optimiser step per new image, with ``replays`` memories, as the authors do, instead
+            of one per batch of the stream, with ``batch_replays`` memories for each new image.
+        replays: memories per new image with ``samples_at_a_time``.
+        batch_replays: memories per new image without it; with 2, a step costs about as much as CRUMB's two. The loss
+            is the mean over all rows in both cases.
+        crop_scale: smallest share of a map's area that a crop keeps; 1 turns cropping off.
+        mixup_alpha: parameter of the Beta distribution of the mixing weight; 0 turns mixup off.
+        weight_decay: weight decay of SGD.
+        decay_per_class: decay the learning rate with the number of images of the new image's class: from
+            ``rate_start``, geometrically every ``rate_step`` images, to ``rate_end`` after ``rate_images`` (and
+            further), instead of using the learning rate of all strategies as in the CRUMB paper's port.
+    """
+
+    sub_quantizers: Count = 32
+    centroids: Annotated[int, Range(2, 256)] = 256
+    fit_vectors: Large = 65_536
+    samples_at_a_time: bool = False
+    replays: Count = 50
+    batch_replays: Count = 2
+    crop_scale: Factor = 4 / 13
+    mixup_alpha: NotNegative = 0.1
+    weight_decay: NotNegative = 1e-5
+    decay_per_class: bool = False
+    rate_start: Positive = 0.1
+    rate_end: Positive = 0.001
+    rate_step: Large = 100
+    rate_images: Large = 1300
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.rate_end > self.rate_start:
+            raise ValueError(
+                f"rate_end={self.rate_end} and rate_start={self.rate_start}; rates decay: give a rate_end up to "
+                "rate_start"
+            )
+
+    @property
+    def replays_per_image(self) -> int:
+        """Number of memories per new image."""
+        return self.replays if self.samples_at_a_time else self.batch_replays
+
+    def quantizer(self, model):
+        """Build an unfitted ``ProductQuantizer`` for a model's maps."""
+        return make_quantizer(model.map_shape[0], self.sub_quantizers, self.centroids)
 
 
 class RemindPlugin(StoringPlugin):

@@ -1,13 +1,36 @@
 """Stable SGD: a training regime that finds wide minima, without memories and penalties."""
 
 import warnings
+from dataclasses import dataclass
 
 from torch import nn
 
-from crumb_avalanche.methods.penalty_settings import StableSGDSettings
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.system.setting_ranges import Count, Factor, InRange, NotNegative, Share
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class StableSGDSettings(InRange):
+    """Settings of Stable SGD, with its authors' values on split CIFAR-100.
+
+    The rate of the first experience is the one that all strategies share: the authors' 0.15 is for a small ResNet
+    trained from scratch.
+
+    Attributes:
+        gamma: factor of the rate from each experience to the next.
+        lowest_rate: lower limit of the rate.
+        momentum: momentum of SGD.
+        dropout: probability of the dropout layers in the plastic layers.
+        batch_size: batch size of training, instead of that of all strategies; small batches add noise to the steps.
+    """
+
+    gamma: Factor = 0.85
+    lowest_rate: NotNegative = 5e-5
+    momentum: Share = 0.8
+    dropout: Share = 0.1
+    batch_size: Count = 10
 
 
 class StableSGDPlugin(StatefulPlugin):

@@ -9,9 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 from watched import built, plugin_of
 
-from crumb_avalanche.methods.aanets import AANetsPlugin, OldBranches, distillation_loss
+from crumb_avalanche.methods.aanets import AANetsPlugin, AANetsSettings, OldBranches, distillation_loss
 from crumb_avalanche.methods.features import pooled_features
-from crumb_avalanche.methods.memory_settings import AANetsSettings
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.training.ledger import LedgerMetric

@@ -7,6 +7,7 @@ import pickle
 import pkgutil
 import re
 from functools import cache
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from watched import learned as learned_by
 import crumb_avalanche
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.system.setting_ranges import Range, hints_of
 from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
@@ -273,7 +275,7 @@ def test_a_feature_cache_changes_nothing(name, make_model, make_stream, tmp_path
 @pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if entry.each_class])
 def test_too_few_memories_for_the_classes_are_told(name, make_model, make_stream):
     model, stream = make_model(codebook=STRATEGIES[name].codebook), make_stream()
-    with pytest.raises(ValueError, match="3 .*the.* 4 classes"):
+    with pytest.raises(ValueError, match=r"3 .*the.* 4 classes"):
         learned_by(name, model, stream, 3)
 
 
@@ -310,3 +312,18 @@ def test_methods_without_memory_blocks_learn_beside_those_of_a_model_given(name,
 def test_a_wrong_setting_is_refused_by_name(name, make_model, make_stream):
     with pytest.raises(ValueError, match=f"strategy {name} has no setting 'no_such_thing'; it has"):
         STRATEGIES[name].method_settings({"no_such_thing": 1})
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_values_outside_the_range_of_a_setting_are_refused_by_name(name):
+    entry = STRATEGIES[name]
+    for setting, hint in hints_of(entry.settings).items():
+        limits = next((note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Range)), None)
+        if limits is not None:
+            number = get_args(hint)[0]
+            outside = [limits.least - (0 if limits.above else 1)] if limits.least is not None else []
+            outside += [limits.most + (0 if limits.below else 1)] if limits.most is not None else []
+            assert outside
+            for value in map(number, outside):
+                with pytest.raises(ValueError, match=f"{setting} is {value}"):
+                    entry.method_settings({setting: value})

@@ -10,9 +10,8 @@ from watched import Order, built, plugin_of, unseen_in
 from watched import learned as learned_by
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.bic import BiCPlugin, SplitExemplars, fit_bias, spread
+from crumb_avalanche.methods.bic import BiCPlugin, BiCSettings, SplitExemplars, fit_bias, spread
 from crumb_avalanche.methods.exemplars import OldNetwork, draw_from
-from crumb_avalanche.methods.memory_settings import BiCSettings
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.training.ledger import LedgerMetric
 

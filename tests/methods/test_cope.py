@@ -15,8 +15,7 @@ from watched import built, plugin_of, unseen_in
 from watched import learned as learned_by
 
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
-from crumb_avalanche.methods.cope import CoPEPlugin, ppp_loss
-from crumb_avalanche.methods.memory_settings import CoPESettings
+from crumb_avalanche.methods.cope import CoPEPlugin, CoPESettings, ppp_loss
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel

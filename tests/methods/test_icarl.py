@@ -193,7 +193,7 @@ def test_bytes_are_images_and_the_old_network(make_model, make_stream):
     model = strategy.model
     assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4) == 7
     assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes - 1, 4) == 6
-    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4, ICARL.method(half_old_network=False)) == 5
+    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4, ICARL.settings(half_old_network=False)) == 5
 
 
 def test_the_last_look_learns_nothing_and_moves_no_random_numbers(make_model, make_stream):

@@ -8,8 +8,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from watched import built
 
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.methods.memory_recall import GaussianBuffer
-from crumb_avalanche.methods.memory_settings import MemoryRecallSettings
+from crumb_avalanche.methods.memory_recall import GaussianBuffer, MemoryRecallSettings
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbones import split_backbone
 

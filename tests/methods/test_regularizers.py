@@ -9,9 +9,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.methods.penalty_settings import EWCSettings, LwFSettings, MASSettings, SISettings
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.regularizers import (
+    EWCSettings,
+    LwFSettings,
+    MASSettings,
+    SISettings,
     StreamEWC,
     StreamLwF,
     StreamMAS,

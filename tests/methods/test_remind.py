@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 from watched import built
 
 from crumb_avalanche.memory.packing import unpack
-from crumb_avalanche.methods.memory_settings import RemindSettings
 from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.methods.remind import RemindSettings
 from crumb_avalanche.methods.remind_memory import PQCodeBuffer, make_quantizer
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
@@ -336,3 +336,8 @@ def test_bytes_at_the_papers_cut():
     assert REMIND.fixed_bytes(model, settings, 10) == 524_288
     assert REMIND.memories_in_budget(model, 15 * 3 * 224**2, 10) == 320  # 417, the table not counted
     assert make_quantizer(8).centroids.shape == (8, 16, 1) and make_quantizer(64).centroids.shape == (32, 256, 2)
+
+
+def test_rates_that_rise_are_refused():
+    with pytest.raises(ValueError, match=r"rate_end=0.2 and rate_start=0.1; rates decay"):
+        RemindSettings(rate_end=0.2)
