@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.memory.selection import SelectionRule
-from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, trim
-from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, memory_strategy
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, memory_strategy, trim
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Positive, PositiveShare
 from crumb_avalanche.system.tensor_bytes import tensor_bytes

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, one_hot
 
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
-from crumb_avalanche.methods.exemplars import draw_from
-from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
 from crumb_avalanche.methods.features import feature_length
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots, memory_strategy
 from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
 from crumb_avalanche.system.setting_ranges import InRange, Positive, Probability
 from crumb_avalanche.system.tensor_bytes import tensor_bytes

@@ -1,18 +1,27 @@
-"""CRUMB, and plain replay of images and of feature maps through the same two steps and the same selection rule."""
+"""CRUMB with its readouts, and plain replay of images and of feature maps through the same steps and selection rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from crumb_avalanche.memory.selection import RULES, SelectionRule
-from crumb_avalanche.methods.readout import ReadoutStrategy
+from crumb_avalanche.methods.closed_form import NO_DENSITY
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.setting_ranges import InRange, NotNegative
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer, ImageBuffer, MapBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+NOTHING_TRAINED = dict(
+    direct_weight=0.0, codebook_weight=1.0, replay_steps=0, replay_compute=None, first_epochs=1, train_epochs=1
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,128 @@ class CrumbSettings(InRange):
     def own_rate(self) -> bool:
         """Whether no learning rate is tuned: nothing is trained."""
         return self.readout == "closed_form_stock"
+
+
+def fit_linear(features: Tensor, labels: Tensor, n_classes: int) -> dict[str, Tensor]:
+    """Fit a linear discriminant with one covariance, which is shrunk more the fewer features there are.
+
+    The scores ``features @ weights + offsets`` differ from those of ``RegularizedDiscriminant`` without directions by a
+    number for each image.
+
+    Args:
+        features: ``(N, D)`` float, on the CPU, of at least one image.
+        labels: ``(N,)`` int64.
+        n_classes: number of classes.
+
+    Returns:
+        ``weights``, ``(D, C)`` float32; ``offsets``, ``(C,)`` float32; ``labels``, ``(C,)`` int64, the ``C`` classes
+        with features.
+    """
+    statistics = RegularizedDiscriminant(n_classes, features.shape[1], whole=True, own=0.0, diagonal=False, span=True)
+    statistics.update(features, labels)
+    solution = statistics.solution()
+    weights = solution.projection @ solution.means.mT
+    offsets = -solution.means.square().sum(1) / 2 - solution.centre @ weights
+    present = statistics.image_counts.nonzero().flatten()
+    return {"weights": weights.float(), "offsets": offsets.float(), "labels": present}
+
+
+class ReadoutStrategy(CRUMBStrategy):
+    """CRUMB that answers by a linear discriminant of its memories instead of its head.
+
+    The memories are decoded, and the discriminant is fitted to features of the decoded maps: means and deviations over
+    locations, of the map and of the head's input. Images to evaluate are encoded and decoded too. It is fitted from
+    scratch to all memories in the first evaluation after training, and nothing but the codes is kept for it.
+
+    Args:
+        train_layers: whether plastic layers and codebook are trained as ``CRUMBStrategy`` does; otherwise nothing is
+            trained, each image is seen once, and the memories are codes of the layers as they were given.
+        crumb_arguments: see ``CRUMBStrategy``.
+
+    Raises:
+        ValueError: see ``CRUMBStrategy``.
+
+    Attributes:
+        features: the features of maps.
+    """
+
+    def __init__(self, *, train_layers: bool = True, **crumb_arguments):
+        super().__init__(**(crumb_arguments if train_layers else crumb_arguments | NOTHING_TRAINED))
+        self.train_layers = train_layers
+        self.features = FeatureMoments(maps=True, deviations=True, power=0.7, equal_lengths=True)
+        self._readout: dict[str, Tensor] | None = None  # of the present memories and layers
+
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of the discriminant, fitted or not: a column of float32 and an int64 label for each class."""
+        return len(self.storage_policy.classes) * (4 * (self.features.length(self.model) + 1) + 8)
+
+    @torch.no_grad()
+    def _fitted(self) -> dict[str, Tensor]:
+        """Return the discriminant of the present memories; empty where there are none."""
+        storage = self.storage_policy
+        if self._readout is None:
+            slots = [slot for members in storage.slots.by_class.values() for slot in members]
+            parts = []
+            for some in torch.tensor(slots, dtype=torch.int64).split(self.eval_mb_size):
+                if len(some):
+                    maps, labels = storage.replay(some, self.model)
+                    parts.append((self.features.of_maps(self.model, maps).cpu(), labels.cpu()))
+            if not parts:
+                return {}
+            features, labels = (torch.cat(group) for group in zip(*parts))
+            self._readout = fit_linear(features, labels, self.model.n_classes)
+        return self._readout
+
+    def forward(self):
+        if not self.is_training:
+            return self._answers(self.mb_x)
+        if self.train_layers:
+            return super().forward()
+        return torch.zeros(len(self.mb_y), self.model.n_classes, device=self.device)
+
+    @torch.no_grad()
+    def _answers(self, images: Tensor) -> Tensor:
+        """Compute scores ``(B, classes)``, 0 for the best class and the lowest for classes without memories."""
+        readout = self._fitted()
+        outputs = torch.full((len(images), self.model.n_classes), NO_DENSITY if readout else 0.0)
+        if readout:
+            codes = self.model.encode(self.model.features(images))
+            features = self.features.of_maps(self.model, self.model.codebook.decode(codes)).cpu().double()
+            scores = features @ readout["weights"].double() + readout["offsets"].double()
+            outputs[:, readout["labels"]] = (scores - scores.amax(1, keepdim=True)).float()
+        return outputs.to(self.device)
+
+    def criterion(self):
+        return self.mb_output.new_zeros(()) if self.is_training and not self.train_layers else super().criterion()
+
+    def backward(self):
+        if self.train_layers:
+            super().backward()
+
+    def optimizer_step(self):
+        if self.train_layers:
+            super().optimizer_step()
+
+    def _before_training_exp(self, **kwargs):
+        self._readout = None
+        super()._before_training_exp(**kwargs)
+
+    def _after_training_iteration(self, **kwargs):
+        self._readout = None
+        super()._after_training_iteration(**kwargs)
+        self._readout = None  # a plugin may have asked before the memories were stored
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        super().load_state_dict(state, strict)
+        self._readout = None
+
+    def answer_state(self) -> dict[str, Any]:
+        return super().answer_state() | {"method": self._fitted()}
+
+    def load_answer_state(self, state: dict[str, Any]) -> None:
+        super().load_answer_state(state)
+        self._readout = {name: tensor.clone() for name, tensor in state["method"].items()} or None
 
 
 def make_rule(name: str) -> SelectionRule:

@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.exemplars import draw_from
-from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, held_slots, memory_strategy
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots, memory_strategy
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, InRange

@@ -12,10 +12,9 @@ from torch.utils.data import DataLoader
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, herd, trim
-from crumb_avalanche.methods.experience_replay import ImageMemoryPlugin, memory_strategy
 from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, herd, memory_strategy, trim
 from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import InRange

@@ -8,13 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.experience_replay import (
-    ChosenFrames,
-    ExperienceReplayPlugin,
-    held_slots,
-    memory_strategy,
-)
+from crumb_avalanche.methods.er import ExperienceReplayPlugin
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.methods.replay import ChosenFrames, held_slots, memory_strategy
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Number, Probability

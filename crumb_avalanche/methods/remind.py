@@ -13,9 +13,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.methods.feature_crops import random_resized_crops
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.remind_memory import LocationSample, PQCodeBuffer, balanced_choice, make_quantizer
+from crumb_avalanche.methods.remind_memory import (
+    LocationSample,
+    PQCodeBuffer,
+    balanced_choice,
+    make_quantizer,
+    random_resized_crops,
+)
 from crumb_avalanche.system.setting_ranges import NEVER, Count, Factor, InRange, NotNegative, Positive, Range
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.labels import labels_of

@@ -12,7 +12,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from crumb_avalanche.methods.readout import ReadoutStrategy
+from crumb_avalanche.methods.crumb import ReadoutStrategy
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.recorder import Recorder
 from crumb_avalanche.runs.session import Session

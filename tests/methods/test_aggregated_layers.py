@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from crumb_avalanche.methods.aggregated_layers import AggregatedLayers, ScaledConv
+from crumb_avalanche.methods.aanets import AggregatedLayers, ScaledConv
 from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.backbones import split_backbone

@@ -11,8 +11,8 @@ from watched import learned as learned_by
 
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.bic import BiCPlugin, BiCSettings, SplitExemplars, fit_bias, spread
-from crumb_avalanche.methods.exemplars import OldNetwork, draw_from
 from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.methods.replay import OldNetwork, draw_from
 from crumb_avalanche.training.ledger import LedgerMetric
 
 pytestmark = pytest.mark.filterwarnings("ignore")

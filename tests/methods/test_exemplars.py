@@ -9,7 +9,7 @@ from avalanche.training.storage_policy import HerdingSelectionStrategy
 from torch import nn
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.exemplars import OldNetwork, allot, draw_from, herd, trim
+from crumb_avalanche.methods.replay import OldNetwork, allot, draw_from, herd, trim
 from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
 from crumb_avalanche.models.split_model import SplitModel
 

@@ -11,16 +11,9 @@ from watched import learned as learned_by
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods import experience_replay
-from crumb_avalanche.methods.experience_replay import (
-    ChosenFrames,
-    ImageMemoryPlugin,
-    LogitImageBuffer,
-    Reservoir,
-    RingBuffer,
-    dark_loss,
-    held_slots,
-)
+from crumb_avalanche.methods.der import LogitImageBuffer, dark_loss
 from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.methods.replay import ChosenFrames, ImageMemoryPlugin, Reservoir, RingBuffer, held_slots
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 from crumb_avalanche.training.storage_policies import ImageBuffer

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from crumb_avalanche.methods.feature_crops import crop_and_resize, random_boxes, random_resized_crops
+from crumb_avalanche.methods.remind_memory import crop_and_resize, random_boxes, random_resized_crops
 
 
 @pytest.mark.parametrize(("height", "width"), [(13, 13), (4, 6)])

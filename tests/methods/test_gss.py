@@ -14,9 +14,9 @@ from watched import built, plugin_of
 from watched import learned as learned_by
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.exemplars import draw_from
 from crumb_avalanche.methods.gss import GreedyDiversity, GSSPlugin, sample_gradients
 from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.methods.replay import draw_from
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT

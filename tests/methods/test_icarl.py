@@ -12,9 +12,9 @@ from torch import nn
 from watched import built, plugin_of, unseen_in
 from watched import learned as learned_by
 
-from crumb_avalanche.methods.exemplars import OldNetwork, draw_from, herd
 from crumb_avalanche.methods.icarl import ICaRLPlugin, Prioritised, icarl_targets
 from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.methods.replay import OldNetwork, draw_from, herd
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric

@@ -6,7 +6,7 @@ import torch
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.experience_replay import Reservoir, RingBuffer, draw, held_slots
+from crumb_avalanche.methods.replay import Reservoir, RingBuffer, draw, held_slots
 from crumb_avalanche.training.storage_policies import ImageBuffer
 
 

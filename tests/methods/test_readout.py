@@ -10,8 +10,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from closed_form_cases import discriminant
 from small_models import make_model, make_stream
 
-from crumb_avalanche.methods.crumb import CrumbSettings
-from crumb_avalanche.methods.readout import ReadoutStrategy, fit_linear
+from crumb_avalanche.methods.crumb import CrumbSettings, ReadoutStrategy, fit_linear
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.runs.session import rate_trials

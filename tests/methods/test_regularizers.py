@@ -9,19 +9,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.methods.registry import STRATEGIES
-from crumb_avalanche.methods.regularizers import (
+from crumb_avalanche.methods.lwf import LwFSettings, StreamLwF, distillation_loss
+from crumb_avalanche.methods.penalties import (
     EWCSettings,
-    LwFSettings,
     MASSettings,
     SISettings,
     StreamEWC,
-    StreamLwF,
     StreamMAS,
     StreamSI,
-    distillation_loss,
     largest_importance,
 )
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
 from crumb_avalanche.training.stream_strategy import StreamStrategy

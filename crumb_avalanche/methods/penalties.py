@@ -1,18 +1,16 @@
-"""EWC, SI, MAS and LwF: penalties on changes of weights or of answers, without stored images.
+"""EWC, MAS and SI: penalties on changes of weights, without stored images.
 
 They cover trainable weights and classes seen so far. ``statistics_bytes`` counts what they keep.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from avalanche.training.plugins import EWCPlugin, SupervisedPlugin
 from avalanche.training.utils import copy_params_dict
-from torch import Tensor, nn
 
-from crumb_avalanche.methods.exemplars import OldNetwork
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Positive, Probability
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
@@ -23,8 +21,17 @@ from crumb_avalanche.training.avalanche_fixes import (
     parameters_of,
     values_of,
 )
-from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+def largest_importance(strategy, weight: float) -> float:
+    """Return the importance above which gradient descent on ``weight * importance * shift ** 2`` overshoots.
+
+    At this limit, a step returns to the old weight; at twice the limit, steps grow without bound. Importances are
+    clamped to it, so that the paper's strengths do not diverge at other learning rates than the paper's.
+    """
+    rate = max(group["lr"] for group in strategy.optimizer.param_groups)
+    return 0.5 / (weight * rate) if weight * rate > 0 else float("inf")
 
 
 @dataclass(frozen=True)
@@ -40,55 +47,6 @@ class EWCSettings(InRange):
     weight: NotNegative = 100.0
     online: bool = False
     decay: Probability = 1.0
-
-
-@dataclass(frozen=True)
-class SISettings(InRange):
-    """Settings of SI.
-
-    Attributes:
-        weight: weight of the sum of importance times squared shift (the paper's port: 0.01).
-        damping: summand of the squared shift that a path integral is divided by (the paper's port: 0.1).
-    """
-
-    weight: NotNegative = 0.01
-    damping: Positive = 0.1
-
-
-@dataclass(frozen=True)
-class MASSettings(InRange):
-    """Settings of MAS.
-
-    Attributes:
-        weight: weight of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
-        decay: factor of the importances so far when those of a new experience are added.
-    """
-
-    weight: NotNegative = 1.0
-    decay: Probability = 1.0
-
-
-@dataclass(frozen=True)
-class LwFSettings(InRange):
-    """Settings of LwF.
-
-    Attributes:
-        alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
-        temperature: temperature of both softmaxes (LwF's authors: 2).
-    """
-
-    alpha: NotNegative = 1.0
-    temperature: Positive = 2.0
-
-
-def largest_importance(strategy, weight: float) -> float:
-    """Return the importance above which gradient descent on ``weight * importance * shift ** 2`` overshoots.
-
-    At this limit, a step returns to the old weight; at twice the limit, steps grow without bound. Importances are
-    clamped to it, so that the paper's strengths do not diverge at other learning rates than the paper's.
-    """
-    rate = max(group["lr"] for group in strategy.optimizer.param_groups)
-    return 0.5 / (weight * rate) if weight * rate > 0 else float("inf")
 
 
 class StreamEWC(EWCPlugin):
@@ -135,6 +93,19 @@ class StreamEWC(EWCPlugin):
             kept.update({number: parameters_of(values) for number, values in state[name].items()})
 
 
+@dataclass(frozen=True)
+class MASSettings(InRange):
+    """Settings of MAS.
+
+    Attributes:
+        weight: weight of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
+        decay: factor of the importances so far when those of a new experience are added.
+    """
+
+    weight: NotNegative = 1.0
+    decay: Probability = 1.0
+
+
 class StreamMAS(PatchedMAS):
     """Avalanche's MAS with importances measured through ``learning_view`` and summed over the experiences.
 
@@ -166,6 +137,19 @@ class StreamMAS(PatchedMAS):
         self.importance = importance
 
 
+@dataclass(frozen=True)
+class SISettings(InRange):
+    """Settings of SI.
+
+    Attributes:
+        weight: weight of the sum of importance times squared shift (the paper's port: 0.01).
+        damping: summand of the squared shift that a path integral is divided by (the paper's port: 0.1).
+    """
+
+    weight: NotNegative = 0.01
+    damping: Positive = 0.1
+
+
 class StreamSI(PatchedSI):
     """``PatchedSI`` with limited importances and a count of its bytes.
 
@@ -188,70 +172,6 @@ class StreamSI(PatchedSI):
             importance.data = importance.data.clamp(max=largest_importance(strategy, self.weight))
 
 
-def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float) -> Tensor:
-    """Compute the mean Kullback-Leibler divergence of the answers over some classes from the old ones.
-
-    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was forgotten.
-
-    Args:
-        logits: ``(B, n)``.
-        old_logits: ``(B, n)``; without a gradient.
-        classes: the outputs in both softmaxes.
-        temperature: divisor of the logits.
-    """
-    answers = (logits[:, classes] / temperature).log_softmax(1)
-    old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
-    return nn.functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)
-
-
-class StreamLwF(BatchPlugin):
-    """Distils the plastic layers of the end of the latest experience, over the classes they were trained on.
-
-    Li and Hoiem, "Learning without Forgetting", 2016. Avalanche's plugin needs task labels, copies F as well and runs
-    it a second time on every batch, and its old model applies dropout.
-
-    Args:
-        settings: see ``LwFSettings``.
-
-    Attributes:
-        old_network: the weights of these plastic layers, as float32; empty in the first experience.
-        old_classes: the classes they were trained on.
-    """
-
-    def __init__(self, settings: LwFSettings):
-        super().__init__()
-        self.settings = settings
-        self.old_network = OldNetwork(half=False)
-        self.old_classes: list[int] = []
-
-    @property
-    def statistics_bytes(self) -> int:
-        """Bytes of the old plastic layers."""
-        return self.old_network.bytes
-
-    def before_backward(self, strategy, **kwargs):
-        if not self.old_network.state:
-            return
-        old = self.old_network.logits(strategy.model, self.batch.feature_map)
-        loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.settings.temperature)
-        strategy.loss = strategy.loss + self.settings.alpha * loss
-
-    def after_training_exp(self, strategy, **kwargs):
-        self.old_network.take(strategy.model)
-        self.old_classes = list(strategy.seen_classes.seen)
-
-    def state_dict(self):
-        return super().state_dict() | {
-            "old_classes": list(self.old_classes),
-            "old_network": self.old_network.state_dict(),
-        }
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.old_classes = list(state["old_classes"])
-        self.old_network.load_state_dict(state["old_network"])
-
-
 def _builder(plugin: Callable[[Any], SupervisedPlugin]) -> Callable[[Recipe], StreamStrategy]:
     """Return a function that builds fine-tuning with a plugin that takes the method's settings."""
 
@@ -269,13 +189,6 @@ register(
     settings=EWCSettings,
 )(_builder(StreamEWC))
 register(
-    "si",
-    summary="penalty on changes of weights by their share in lowering the loss",
-    source="Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017",
-    stores="importances, path integrals and old weights",
-    settings=SISettings,
-)(_builder(StreamSI))
-register(
     "mas",
     summary="penalty on changes of weights by how much the outputs depend on them",
     source="Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018",
@@ -283,9 +196,9 @@ register(
     settings=MASSettings,
 )(_builder(StreamMAS))
 register(
-    "lwf",
-    summary="distillation of the old plastic layers' answers on new images",
-    source="Li and Hoiem, Learning without Forgetting, ECCV 2016",
-    stores="the old plastic layers",
-    settings=LwFSettings,
-)(_builder(StreamLwF))
+    "si",
+    summary="penalty on changes of weights by their share in lowering the loss",
+    source="Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017",
+    stores="importances, path integrals and old weights",
+    settings=SISettings,
+)(_builder(StreamSI))

@@ -1,0 +1,134 @@
+"""Dark experience replay (DER++): raw images and the logits that the network had for them.
+
+Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw, memory_strategy
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.setting_ranges import InRange, NotNegative
+from crumb_avalanche.training.plugins import UNSEEN_LOGIT
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class DarkReplaySettings(InRange):
+    """Settings of DER++, with its authors' values.
+
+    Attributes:
+        alpha: weight of the loss of the stored logits.
+        beta: weight of the loss of the stored labels; 0 is plain DER.
+        evaluation_logits: store the logits of the network in evaluation mode, after the step of their batch, instead of
+            those of the step itself, whose dropout the network would then have to reproduce.
+    """
+
+    alpha: NotNegative = 0.1
+    beta: NotNegative = 0.5
+    evaluation_logits: bool = True
+
+
+class LogitImageBuffer(ImageBuffer):
+    """Raw images and their logits when they were seen, ``3 * h * w + 4 * classes`` bytes each.
+
+    A row has the pixels, then the float32 logits; those of classes not seen by then are -10,000.
+
+    Attributes:
+        offered: function from positions in the batch that is stored next to their ``(n, classes)`` logits.
+    """
+
+    offered: Callable[[Sequence[int]], Tensor]
+
+    @staticmethod
+    def item_bytes(model):
+        return ImageBuffer.item_bytes(model) + 4 * model.n_classes
+
+    def to_rows(self, batch, positions, model):
+        pixels = super().to_rows(batch, positions, model).flatten(1)
+        logits = self.offered(list(positions)).float().contiguous()
+        return torch.cat([pixels, logits.view(torch.uint8)], 1)
+
+    def to_maps(self, rows, model):
+        size = model.image_size
+        return super().to_maps(rows[:, : 3 * size**2].unflatten(1, (3, size, size)), model)
+
+    def logits(self, slots: Tensor, model: SplitModel) -> Tensor:
+        """Return ``(n, classes)`` float32 logits of some slots, on the model's device."""
+        tail = self.rows[slots][:, 3 * model.image_size**2 :]
+        # A copy, since a view of a part of a row may not be aligned.
+        return tail.clone(memory_format=torch.contiguous_format).view(torch.float32).to(model.pixel_mean.device)
+
+
+def dark_loss(logits: Tensor, stored: Tensor) -> Tensor:
+    """Compute the mean squared difference between logits and stored ones, over the classes seen when these were stored.
+
+    Args:
+        logits: ``(n, classes)``.
+        stored: ``(n, classes)``.
+    """
+    known = stored != UNSEEN_LOGIT
+    return (logits - stored).masked_fill(~known, 0.0).square().sum() / known.sum()
+
+
+class DarkReplayPlugin(ImageMemoryPlugin):
+    """Trains on ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step.
+
+    Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020 (there called DER++).
+
+    Args:
+        storage_policy: the buffer of images and logits.
+        settings: see ``DarkReplaySettings``.
+    """
+
+    def __init__(self, storage_policy: LogitImageBuffer, settings: DarkReplaySettings):
+        super().__init__(storage_policy)
+        self.settings = settings
+
+    def before_backward(self, strategy, **kwargs):
+        first = draw(self.storage_policy, len(strategy.mb_y))
+        second = draw(self.storage_policy, len(strategy.mb_y))
+        if len(first) == 0:
+            return
+        with strategy.model.stopwatch.measure("replay"):
+            logits, labels = self.memory_logits(strategy, torch.cat([first, second]))
+            stored = self.storage_policy.logits(first, strategy.model)
+            dark = dark_loss(logits[: len(first)], stored)
+            again = strategy._criterion(logits[len(first) :], labels[len(first) :])
+        strategy.loss = strategy.loss + self.settings.alpha * dark + self.settings.beta * again
+
+    def offer(self, strategy, batch):
+        trained_on = self.batch is not None
+
+        @torch.no_grad()
+        def logits(positions: Sequence[int]) -> Tensor:
+            if trained_on and not self.settings.evaluation_logits:
+                return strategy.mb_output[positions]
+            with evaluating(strategy.model):
+                return self.logits(strategy.model, batch.feature_map[positions])
+
+        self.storage_policy.offered = logits
+        super().offer(strategy, batch)
+        del self.storage_policy.offered  # it holds the batch
+
+
+def build_der(recipe: Recipe) -> StreamStrategy:
+    """Build dark experience replay."""
+    buffer = LogitImageBuffer(recipe.mem_size, Reservoir(), recipe.seed)
+    return memory_strategy(recipe, DarkReplayPlugin(buffer, recipe.method))
+
+
+register(
+    "der",
+    summary="raw images and their logits from a reservoir (DER++)",
+    source="Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020",
+    stores="raw images, and a float32 logit of each for every class",
+    settings=DarkReplaySettings,
+    buffer=LogitImageBuffer,
+)(build_der)

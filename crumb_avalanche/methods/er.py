@@ -1,0 +1,60 @@
+"""Experience replay: raw images, trained on in the step of the new batch.
+
+Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019.
+"""
+
+from dataclasses import dataclass
+
+from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, RingBuffer, draw, memory_strategy
+from crumb_avalanche.system.setting_ranges import InRange, Number
+from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class ExperienceReplaySettings(InRange):
+    """Settings of experience replay (ER).
+
+    Attributes:
+        ring_below: with fewer memories than this for each class of the stream, each class has a ring buffer of its
+            latest images, else all share a reservoir, in which a rare class may have none. The authors advise rings for
+            tiny memories, and compare 1 to 13 memories a class. With fewer memories than classes, and with 0, it is
+            always the reservoir.
+    """
+
+    ring_below: Number = 5
+
+
+class ExperienceReplayPlugin(ImageMemoryPlugin):
+    """Trains on the union of the new batch and as many memories, in one step.
+
+    Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019, algorithm 1. The two halves pass the
+    plastic layers one after the other: a batch norm takes its statistics from each of them.
+    """
+
+    def before_backward(self, strategy, **kwargs):
+        slots = draw(self.storage_policy, len(strategy.mb_y))
+        if len(slots) == 0:
+            return
+        with strategy.model.stopwatch.measure("replay"):
+            logits, labels = self.memory_logits(strategy, slots)
+            replay_loss = strategy._criterion(logits, labels)
+        strategy.loss = (strategy.loss + replay_loss) / 2
+
+
+def build_er(recipe: Recipe) -> StreamStrategy:
+    """Build experience replay; see ``ExperienceReplaySettings`` for the selection rule."""
+    rings = recipe.n_classes <= recipe.mem_size < recipe.method.ring_below * recipe.n_classes
+    rule = RingBuffer() if rings else Reservoir()
+    return memory_strategy(recipe, ExperienceReplayPlugin(ImageBuffer(recipe.mem_size, rule, recipe.seed)))
+
+
+register(
+    "er",
+    summary="raw images from rings or a reservoir, trained on in one step with each new batch",
+    source="Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019",
+    stores="raw images",
+    settings=ExperienceReplaySettings,
+    buffer=ImageBuffer,
+)(build_er)

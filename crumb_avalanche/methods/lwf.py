@@ -1,0 +1,103 @@
+"""Learning without forgetting: distillation of the old plastic layers' answers on new images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.methods.replay import OldNetwork
+from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Positive
+from crumb_avalanche.training.batch_plugin import BatchPlugin
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class LwFSettings(InRange):
+    """Settings of LwF.
+
+    Attributes:
+        alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
+        temperature: temperature of both softmaxes (LwF's authors: 2).
+    """
+
+    alpha: NotNegative = 1.0
+    temperature: Positive = 2.0
+
+
+def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float) -> Tensor:
+    """Compute the mean Kullback-Leibler divergence of the answers over some classes from the old ones.
+
+    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was forgotten.
+
+    Args:
+        logits: ``(B, n)``.
+        old_logits: ``(B, n)``; without a gradient.
+        classes: the outputs in both softmaxes.
+        temperature: divisor of the logits.
+    """
+    answers = (logits[:, classes] / temperature).log_softmax(1)
+    old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
+    return nn.functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)
+
+
+class StreamLwF(BatchPlugin):
+    """Distils the plastic layers of the end of the latest experience, over the classes they were trained on.
+
+    Li and Hoiem, "Learning without Forgetting", 2016. Avalanche's plugin needs task labels, copies F as well and runs
+    it a second time on every batch, and its old model applies dropout.
+
+    Args:
+        settings: see ``LwFSettings``.
+
+    Attributes:
+        old_network: the weights of these plastic layers, as float32; empty in the first experience.
+        old_classes: the classes they were trained on.
+    """
+
+    def __init__(self, settings: LwFSettings):
+        super().__init__()
+        self.settings = settings
+        self.old_network = OldNetwork(half=False)
+        self.old_classes: list[int] = []
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of the old plastic layers."""
+        return self.old_network.bytes
+
+    def before_backward(self, strategy, **kwargs):
+        if not self.old_network.state:
+            return
+        old = self.old_network.logits(strategy.model, self.batch.feature_map)
+        loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.settings.temperature)
+        strategy.loss = strategy.loss + self.settings.alpha * loss
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.old_network.take(strategy.model)
+        self.old_classes = list(strategy.seen_classes.seen)
+
+    def state_dict(self):
+        return super().state_dict() | {
+            "old_classes": list(self.old_classes),
+            "old_network": self.old_network.state_dict(),
+        }
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.old_classes = list(state["old_classes"])
+        self.old_network.load_state_dict(state["old_network"])
+
+
+def build_lwf(recipe: Recipe) -> StreamStrategy:
+    """Build fine-tuning with distillation."""
+    return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(StreamLwF(recipe.method)))
+
+
+register(
+    "lwf",
+    summary="distillation of the old plastic layers' answers on new images",
+    source="Li and Hoiem, Learning without Forgetting, ECCV 2016",
+    stores="the old plastic layers",
+    settings=LwFSettings,
+)(build_lwf)

@@ -1,0 +1,261 @@
+"""What the methods share that replay raw images: which they store and draw, herding, and the old network.
+
+``ImageMemoryPlugin`` stores raw images; a method adds its own loss.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.slots import Slots
+from crumb_avalanche.methods.registry import Recipe
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
+from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.storage_policies import CompactBuffer
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass
+class Reservoir(SelectionRule):
+    """Stores every frame of the stream with the same probability, regardless of its class (Vitter 1985, algorithm R).
+
+    ``ClassBalancedReservoir`` of ``memory.selection`` balances the classes; the papers on ER and DER++ use this one.
+
+    Attributes:
+        seen: frames offered so far.
+    """
+
+    seen: int = 0
+
+    def begin_experience(self, slots, coming, batch_size):
+        return []  # no class has a claim to a slot: there may be more classes than slots
+
+    def choose(self, slots, labels):
+        chosen = []
+        for position, label in enumerate(labels):
+            self.seen += 1
+            if not slots.free:
+                place = int(slots.random.integers(self.seen))
+                if place >= slots.capacity:
+                    continue
+                slots.release(self._class_at(slots, place))
+            chosen.append((position, slots.take(label)))
+        return chosen
+
+    @staticmethod
+    def _class_at(slots: Slots, place: int) -> int:
+        """Return the class of the memory at a place among all; classes give one up in proportion to their size."""
+        for label, members in slots.by_class.items():
+            if place < len(members):
+                return label
+            place -= len(members)
+        raise AssertionError("the place is below the number of memories")
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+class RingBuffer(SelectionRule):
+    """Stores every frame; a full buffer gives up the oldest memory of the largest class, that of the frame if equal.
+
+    So each class has a ring of its latest frames, and a class that came holds a memory however few there are, which a
+    reservoir does not grant. The authors set the rings' sizes by the number of classes of the whole stream, which
+    leaves memories unused until the last class comes; here the rings shrink when a class comes.
+    """
+
+    evenly_spread = False
+
+    def choose(self, slots, labels):
+        chosen = []
+        for position, label in enumerate(labels):
+            if not slots.free:
+                largest = slots.largest()
+                victim = label
+                if slots.count(label) < largest:
+                    victim = next(other for other in slots.classes if slots.count(other) == largest)
+                self.give_up(slots, victim)
+            chosen.append((position, slots.take(label)))
+        return chosen
+
+    def give_up(self, slots, label):
+        slot = slots.by_class[label].pop(0)  # in order of arrival
+        slots.free.append(slot)
+        return slot
+
+
+class ChosenFrames(SelectionRule):
+    """Stores all it is offered while slots are free, for methods that choose their memories themselves."""
+
+    second_pass = True  # nothing is stored during training
+    evenly_spread = False
+
+    def choose(self, slots, labels):
+        return [(position, slots.take(label)) for position, label in enumerate(labels) if slots.free]
+
+
+def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
+    """Allot exemplars to classes: equal shares of all slots, and the remainder one each to the first classes.
+
+    With more classes than slots, the last classes get none.
+    """
+    share, left_over = divmod(capacity, len(classes))
+    return {label: share + (place < left_over) for place, label in enumerate(classes)}
+
+
+def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
+    """Cut the lists of some classes to their quotas and return the freed slots.
+
+    It keeps the first members of each list, which is in order of priority; ``Slots.trim`` gives up random members.
+    """
+    freed: list[int] = []
+    for label, quota in quotas.items():
+        members = slots.by_class.get(label, [])
+        freed += members[quota:]
+        del members[quota:]
+    slots.free += freed
+    return freed
+
+
+def herd(features: Tensor, count: int) -> list[int]:
+    """Choose rows whose running mean stays closest to the mean of all, best first (iCaRL, algorithm 4).
+
+    Args:
+        features: ``(N, D)``.
+        count: number of rows; all rows if there are fewer.
+    """
+    mean, total = features.mean(0), torch.zeros_like(features[0])
+    taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
+    chosen: list[int] = []
+    for number in range(1, min(count, len(features)) + 1):
+        distances = (mean - (total + features) / number).norm(dim=1).masked_fill(taken, torch.inf)
+        chosen.append(int(distances.argmin()))
+        taken[chosen[-1]] = True
+        total = total + features[chosen[-1]]
+    return chosen
+
+
+def held_slots(buffer: CompactBuffer) -> list[int]:
+    """Return the slots that hold a memory, ascending."""
+    return sorted(slot for members in buffer.slots.by_class.values() for slot in members)
+
+
+def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> Tensor:
+    """Draw ``(count,)`` int64 of some slots in random order, each again only after all were drawn."""
+    return torch.from_numpy(np.resize(random.permutation(np.asarray(slots, dtype=np.int64)), count))
+
+
+def draw(buffer: CompactBuffer, count: int) -> Tensor:
+    """Draw memories uniformly, each again only after all were drawn.
+
+    Returns:
+        ``(count,)`` int64 slots; empty if nothing is stored.
+    """
+    held = held_slots(buffer)
+    if not held:
+        return torch.empty(0, dtype=torch.int64)
+    return draw_from(buffer.slots.random, held, count)
+
+
+class ImageMemoryPlugin(StoringPlugin):
+    """Stores raw images during the last epoch of each experience; a method adds its own loss.
+
+    A method that chooses its memories itself calls ``hold`` after an experience.
+    """
+
+    def before_training_exp(self, strategy, **kwargs):
+        super().before_training_exp(strategy, **kwargs)
+        strategy.model.quantized_training = False
+
+    def memory_logits(self, strategy, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute ``(n, classes)`` masked logits and ``(n,)`` labels of memories; F runs once for each."""
+        maps, labels = self.storage_policy.replay(slots, strategy.model)
+        return self.logits(strategy.model, maps), labels
+
+    def hold(self, strategy, kept: Sequence[int], positions: Sequence[int]) -> None:
+        """Keep the memories in some slots and store some frames of the current experience; give up all others.
+
+        Args:
+            strategy: in training; the rule of its buffer is ``ChosenFrames``.
+            kept: slots.
+            positions: frames of the experience; the list of a class has them in this order, after its kept memories.
+        """
+        buffer, kept = self.storage_policy, set(kept)
+        for label, members in buffer.slots.by_class.items():
+            buffer.slots.free += [slot for slot in members if slot not in kept]
+            buffer.slots.by_class[label] = [slot for slot in members if slot in kept]
+        targets = labels_of(strategy.experience.dataset)
+        for start in range(0, max(1, len(positions)), strategy.eval_mb_size):  # at least once: it wipes the freed slots
+            part = positions[start : start + strategy.eval_mb_size]
+
+            def pixels(places: Sequence[int], part=part) -> Tensor:
+                return frames(strategy, [part[place] for place in places])
+
+            labels = torch.tensor([targets[position] for position in part], dtype=torch.int64)
+            buffer.store(StreamBatch(labels, torch.empty(0), None, pixels), strategy.model)
+
+
+def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_changes) -> StreamStrategy:
+    """Build a strategy with a plugin that stores images."""
+    return StreamStrategy(memory=plugin, optimizer=recipe.optimizer(**optimizer_changes), **recipe.common())
+
+
+class OldNetwork:
+    """Copy of the plastic layers after the latest experience, in evaluation mode, for distillation.
+
+    Args:
+        half: keep the weights as float16 (11 significant bits), in half the bytes; computation is in float32.
+    """
+
+    def __init__(self, half: bool = True):
+        self.half = half
+        self.state: dict[str, Tensor] = {}
+
+    @staticmethod
+    def bytes_of(model: SplitModel, half: bool) -> int:
+        """Return the bytes of a copy."""
+        tensors = model.plastic_layers.state_dict().values()
+        return sum(t.numel() * (2 if half and t.is_floating_point() else t.element_size()) for t in tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the copy; 0 before the first ``take``."""
+        return tensor_bytes(self.state.values())
+
+    def take(self, model: SplitModel) -> None:
+        """Copy the current weights."""
+        self.state = {}
+        for name, value in model.plastic_layers.state_dict().items():
+            kept = torch.float16 if self.half and value.is_floating_point() else value.dtype
+            self.state[name] = value.detach().to(kept, copy=True)
+
+    @torch.no_grad()
+    def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
+        """Compute ``(B, classes)`` float32 of ``(B, C, H, W)`` maps with the copied weights in the model's layers."""
+        self.state = {name: value.to(maps.device) for name, value in self.state.items()}  # a loaded state is on the CPU
+        weights = {name: value.float() if value.is_floating_point() else value for name, value in self.state.items()}
+        with model.stopwatch.measure("plastic"), evaluating(model.plastic_layers), model.autocast():
+            return functional_call(model.plastic_layers, weights, (maps,)).float()
+
+    def state_dict(self) -> dict:
+        """The weights; empty before the first ``take``."""
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict) -> None:
+        """Load what ``state_dict`` returned."""
+        # Weights of a SplitModel lie channels-last, an order that a file does not keep and kernels round by.
+        self.state = {
+            name: value.clone(memory_format=torch.channels_last if value.dim() == 4 else torch.contiguous_format)
+            for name, value in state.items()
+        }
