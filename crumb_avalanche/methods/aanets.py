@@ -368,14 +368,6 @@ class AANetsPlugin(ImageMemoryPlugin):
             self.old_network.load_state_dict(state["old_network"])
 
 
-def build_aanets(recipe: Recipe) -> StreamStrategy:
-    """Build AANets; the recipe's model gets both branches before the optimiser is made."""
-    layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
-    recipe.model.plastic_layers, recipe.model.head = layers, layers.head
-    buffer = ImageBuffer(recipe.mem_size, HerdedFrames(), recipe.seed)
-    return memory_strategy(recipe, AANetsPlugin(buffer, recipe.method, recipe.seed))
-
-
 def fixed_bytes(model: SplitModel, settings: AANetsSettings, n_classes: int) -> int:
     """Return the bytes besides the exemplars."""
     count = OldBranches.bytes_of(model, settings.half_old_network) if settings.distillation else 0
@@ -384,7 +376,7 @@ def fixed_bytes(model: SplitModel, settings: AANetsSettings, n_classes: int) -> 
     return count
 
 
-register(
+@register(
     "aanets",
     summary="a stable and a plastic branch, blended by a learned share; herded exemplars, distillation",
     source="Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021",
@@ -392,4 +384,10 @@ register(
     settings=AANetsSettings,
     buffer=ImageBuffer,
     fixed_bytes=fixed_bytes,
-)(build_aanets)
+)
+def build_aanets(recipe: Recipe) -> StreamStrategy:
+    """Build AANets; the recipe's model gets both branches before the optimiser is made."""
+    layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
+    recipe.model.plastic_layers, recipe.model.head = layers, layers.head
+    buffer = ImageBuffer(recipe.mem_size, HerdedFrames(), recipe.seed)
+    return memory_strategy(recipe, AANetsPlugin(buffer, recipe.method, recipe.seed))

@@ -294,15 +294,7 @@ class BiCPlugin(ImageMemoryPlugin):
         self.beta.copy_(state["beta"])
 
 
-def build_bic(recipe: Recipe) -> StreamStrategy:
-    """Build BiC on the plastic layers."""
-    method = recipe.method
-    buffer = ImageBuffer(recipe.mem_size, SplitExemplars(method.validation_share), recipe.seed)
-    old_network = OldNetwork(method.half_old_network)
-    return memory_strategy(recipe, BiCPlugin(buffer, old_network, method, recipe.n_classes))
-
-
-register(
+@register(
     "bic",
     summary="exemplars, distillation, and two scalars that correct the bias to new classes",
     source="Wu et al., Large Scale Incremental Learning, CVPR 2019",
@@ -310,4 +302,10 @@ register(
     settings=BiCSettings,
     buffer=ImageBuffer,
     fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network) + 8 * n_classes,
-)(build_bic)
+)
+def build_bic(recipe: Recipe) -> StreamStrategy:
+    """Build BiC on the plastic layers."""
+    method = recipe.method
+    buffer = ImageBuffer(recipe.mem_size, SplitExemplars(method.validation_share), recipe.seed)
+    old_network = OldNetwork(method.half_old_network)
+    return memory_strategy(recipe, BiCPlugin(buffer, old_network, method, recipe.n_classes))

@@ -11,6 +11,12 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
+@register(
+    "finetune",
+    summary="fine-tuning of the plastic layers on each batch (lower bound)",
+    source="Talbot et al., lower bound",
+    stores="nothing",
+)
 def build_finetune(recipe: Recipe) -> StreamStrategy:
     """Build fine-tuning of the plastic layers on each batch; nothing is stored."""
     return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common())
@@ -66,6 +72,14 @@ def one_cycle(step: int, steps: int, peak: float) -> tuple[float, float]:
     return rate, momentum
 
 
+@register(
+    "offline",
+    summary="all classes at once, shuffled, every epoch (upper bound)",
+    source="Talbot et al., upper bound",
+    stores="every image",
+    settings=OfflineSettings,
+    joint=True,
+)
 def build_offline(recipe: Recipe) -> StreamStrategy:
     """Build training of the plastic layers on all classes at once, in one cycle unless its peak is 0."""
     peak = recipe.method.peak_rate
@@ -106,20 +120,6 @@ class ChanceStrategy(StreamStrategy):
         self._random.set_state(state["method"]["random"])
 
 
-register(
-    "finetune",
-    summary="fine-tuning of the plastic layers on each batch (lower bound)",
-    source="Talbot et al., lower bound",
-    stores="nothing",
-)(build_finetune)
-register(
-    "offline",
-    summary="all classes at once, shuffled, every epoch (upper bound)",
-    source="Talbot et al., upper bound",
-    stores="every image",
-    settings=OfflineSettings,
-    joint=True,
-)(build_offline)
 register(
     "chance",
     summary="a random class of those seen so far",

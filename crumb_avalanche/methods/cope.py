@@ -199,6 +199,15 @@ class CoPEPlugin(ImageMemoryPlugin):
         self.prototypes.copy_(state["prototypes"])
 
 
+@register(
+    "cope",
+    summary="prototypes updated with every batch, balanced replay of images, nearest prototype",
+    source="De Lange and Tuytelaars, Continual Prototype Evolution, ICCV 2021",
+    stores="raw images, and a prototype of each class",
+    settings=CoPESettings,
+    buffer=ImageBuffer,
+    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * feature_length(model),
+)
 def build_cope(recipe: Recipe) -> StreamStrategy:
     """Build CoPE on the plastic layers below the head."""
     model = recipe.model
@@ -211,14 +220,3 @@ def build_cope(recipe: Recipe) -> StreamStrategy:
     buffer = ImageBuffer(recipe.mem_size, BalancedMemories(), recipe.seed)
     plugin = CoPEPlugin(buffer, recipe.method, recipe.n_classes, feature_length(model), recipe.seed)
     return memory_strategy(recipe, plugin)
-
-
-register(
-    "cope",
-    summary="prototypes updated with every batch, balanced replay of images, nearest prototype",
-    source="De Lange and Tuytelaars, Continual Prototype Evolution, ICCV 2021",
-    stores="raw images, and a prototype of each class",
-    settings=CoPESettings,
-    buffer=ImageBuffer,
-    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * feature_length(model),
-)(build_cope)

@@ -200,17 +200,7 @@ def replay_strategy(
     )
 
 
-def build_crumb(recipe: Recipe) -> StreamStrategy:
-    """Build CRUMB with its readout; the codebook is trained unless it is frozen."""
-    method = recipe.method
-    recipe.model.codebook.requires_grad_(not method.freeze_codebook)
-    kind: Callable[..., CRUMBStrategy] = CRUMBStrategy
-    if method.readout != "head":
-        kind = partial(ReadoutStrategy, train_layers=method.readout == "closed_form")
-    return replay_strategy(recipe, CodeBuffer, method.direct_weight, method.codebook_weight, kind)
-
-
-register(
+@register(
     "crumb",
     summary="codes of memory blocks, decoded and replayed (this paper)",
     source="Talbot et al., Tuned Compositional Feature Replays for Efficient Stream Learning",
@@ -223,7 +213,17 @@ register(
     codebook=True,
     tuning={"readout": "head"},  # the rate is that of the layers, which the head shows
     each_class=True,
-)(build_crumb)
+)
+def build_crumb(recipe: Recipe) -> StreamStrategy:
+    """Build CRUMB with its readout; the codebook is trained unless it is frozen."""
+    method = recipe.method
+    recipe.model.codebook.requires_grad_(not method.freeze_codebook)
+    kind: Callable[..., CRUMBStrategy] = CRUMBStrategy
+    if method.readout != "head":
+        kind = partial(ReadoutStrategy, train_layers=method.readout == "closed_form")
+    return replay_strategy(recipe, CodeBuffer, method.direct_weight, method.codebook_weight, kind)
+
+
 register(
     "image_replay",
     summary="raw uint8 images, replayed through the whole network",

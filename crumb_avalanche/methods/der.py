@@ -118,17 +118,15 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         del self.storage_policy.offered  # it holds the batch
 
 
-def build_der(recipe: Recipe) -> StreamStrategy:
-    """Build dark experience replay."""
-    buffer = LogitImageBuffer(recipe.mem_size, Reservoir(), recipe.seed)
-    return memory_strategy(recipe, DarkReplayPlugin(buffer, recipe.method))
-
-
-register(
+@register(
     "der",
     summary="raw images and their logits from a reservoir (DER++)",
     source="Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020",
     stores="raw images, and a float32 logit of each for every class",
     settings=DarkReplaySettings,
     buffer=LogitImageBuffer,
-)(build_der)
+)
+def build_der(recipe: Recipe) -> StreamStrategy:
+    """Build dark experience replay."""
+    buffer = LogitImageBuffer(recipe.mem_size, Reservoir(), recipe.seed)
+    return memory_strategy(recipe, DarkReplayPlugin(buffer, recipe.method))

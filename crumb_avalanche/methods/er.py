@@ -43,18 +43,16 @@ class ExperienceReplayPlugin(ImageMemoryPlugin):
         strategy.loss = (strategy.loss + replay_loss) / 2
 
 
-def build_er(recipe: Recipe) -> StreamStrategy:
-    """Build experience replay; see ``ExperienceReplaySettings`` for the selection rule."""
-    rings = recipe.n_classes <= recipe.mem_size < recipe.method.ring_below * recipe.n_classes
-    rule = RingBuffer() if rings else Reservoir()
-    return memory_strategy(recipe, ExperienceReplayPlugin(ImageBuffer(recipe.mem_size, rule, recipe.seed)))
-
-
-register(
+@register(
     "er",
     summary="raw images from rings or a reservoir, trained on in one step with each new batch",
     source="Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019",
     stores="raw images",
     settings=ExperienceReplaySettings,
     buffer=ImageBuffer,
-)(build_er)
+)
+def build_er(recipe: Recipe) -> StreamStrategy:
+    """Build experience replay; see ``ExperienceReplaySettings`` for the selection rule."""
+    rings = recipe.n_classes <= recipe.mem_size < recipe.method.ring_below * recipe.n_classes
+    rule = RingBuffer() if rings else Reservoir()
+    return memory_strategy(recipe, ExperienceReplayPlugin(ImageBuffer(recipe.mem_size, rule, recipe.seed)))

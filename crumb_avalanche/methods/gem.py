@@ -194,6 +194,14 @@ def _flat(gradients, weights: list[Tensor]) -> Tensor:
     return torch.cat([(torch.zeros_like(w) if g is None else g).reshape(-1) for g, w in pairs])
 
 
+@register(
+    "gem",
+    summary="gradients are projected so that no past experience's loss rises",
+    source="Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017",
+    stores="raw images, an equal share for every experience",
+    settings=GEMSettings,
+    buffer=ImageBuffer,
+)
 def build_gem(recipe: Recipe) -> StreamStrategy:
     """Build GEM; its images are stored by CRUMB's plugin and never replayed."""
     return CRUMBStrategy(
@@ -204,13 +212,3 @@ def build_gem(recipe: Recipe) -> StreamStrategy:
         replay_steps=0,
         **recipe.common(GEMPlugin(recipe.method)),
     )
-
-
-register(
-    "gem",
-    summary="gradients are projected so that no past experience's loss rises",
-    source="Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017",
-    stores="raw images, an equal share for every experience",
-    settings=GEMSettings,
-    buffer=ImageBuffer,
-)(build_gem)

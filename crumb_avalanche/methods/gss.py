@@ -212,13 +212,7 @@ class GSSPlugin(ImageMemoryPlugin):
         self._drawn = None
 
 
-def build_gss(recipe: Recipe) -> StreamStrategy:
-    """Build GSS-greedy on the plastic layers."""
-    buffer = ImageBuffer(recipe.mem_size, GreedyDiversity(recipe.mem_size), recipe.seed)
-    return memory_strategy(recipe, GSSPlugin(buffer, recipe.method))
-
-
-register(
+@register(
     "gss",
     summary="replay of images selected for diverse gradients",
     source="Aljundi et al., Gradient based sample selection for online continual learning, NeurIPS 2019",
@@ -226,4 +220,8 @@ register(
     settings=GSSSettings,
     buffer=ImageBuffer,
     item_bytes=lambda model, method: ImageBuffer.item_bytes(model) + 4,
-)(build_gss)
+)
+def build_gss(recipe: Recipe) -> StreamStrategy:
+    """Build GSS-greedy on the plastic layers."""
+    buffer = ImageBuffer(recipe.mem_size, GreedyDiversity(recipe.mem_size), recipe.seed)
+    return memory_strategy(recipe, GSSPlugin(buffer, recipe.method))

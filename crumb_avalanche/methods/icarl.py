@@ -229,6 +229,16 @@ class ICaRLPlugin(ImageMemoryPlugin):
         self._loaded = list(state["classes"]), state["means"].clone()
 
 
+@register(
+    "icarl",
+    summary="herded exemplars, distillation, nearest mean of exemplars",
+    source="Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017",
+    stores="raw images, and a copy of the plastic layers for distillation",
+    settings=ICaRLSettings,
+    buffer=ImageBuffer,
+    scores_answer=True,
+    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network),
+)
 def build_icarl(recipe: Recipe) -> StreamStrategy:
     """Build iCaRL on the plastic layers."""
     if relu_follows_head(recipe.model):
@@ -240,15 +250,3 @@ def build_icarl(recipe: Recipe) -> StreamStrategy:
         )
     buffer = ImageBuffer(recipe.mem_size, Prioritised(), recipe.seed)
     return memory_strategy(recipe, ICaRLPlugin(buffer, OldNetwork(recipe.method.half_old_network)))
-
-
-register(
-    "icarl",
-    summary="herded exemplars, distillation, nearest mean of exemplars",
-    source="Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017",
-    stores="raw images, and a copy of the plastic layers for distillation",
-    settings=ICaRLSettings,
-    buffer=ImageBuffer,
-    scores_answer=True,
-    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network),
-)(build_icarl)

@@ -89,15 +89,13 @@ class StreamLwF(BatchPlugin):
         self.old_network.load_state_dict(state["old_network"])
 
 
-def build_lwf(recipe: Recipe) -> StreamStrategy:
-    """Build fine-tuning with distillation."""
-    return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(StreamLwF(recipe.method)))
-
-
-register(
+@register(
     "lwf",
     summary="distillation of the old plastic layers' answers on new images",
     source="Li and Hoiem, Learning without Forgetting, ECCV 2016",
     stores="the old plastic layers",
     settings=LwFSettings,
-)(build_lwf)
+)
+def build_lwf(recipe: Recipe) -> StreamStrategy:
+    """Build fine-tuning with distillation."""
+    return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(StreamLwF(recipe.method)))

@@ -100,6 +100,16 @@ class GaussianBuffer(CompactBuffer):
         return maps.permute(0, 3, 1, 2)
 
 
+@register(
+    "memory_recall",
+    summary="maps drawn from a Gaussian of each class, replayed",
+    source="Zhang et al., Memory Recall: A Simple Neural Network Training Framework Against Catastrophic Forgetting",
+    stores="means and deviations of feature maps, for each class",
+    settings=MemoryRecallSettings,
+    buffer=GaussianBuffer,
+    item_bytes=lambda model, method: 4 * (2 * method.values(model) + 2),
+    each_class=True,
+)
 def build_memory_recall(recipe: Recipe) -> StreamStrategy:
     """Build CRUMB's two steps with maps drawn from class Gaussians in the replay step; P takes maps without codes.
 
@@ -120,15 +130,3 @@ def build_memory_recall(recipe: Recipe) -> StreamStrategy:
         **{**settings.replay, "replay_compute": None},
         **recipe.common(),
     )
-
-
-register(
-    "memory_recall",
-    summary="maps drawn from a Gaussian of each class, replayed",
-    source="Zhang et al., Memory Recall: A Simple Neural Network Training Framework Against Catastrophic Forgetting",
-    stores="means and deviations of feature maps, for each class",
-    settings=MemoryRecallSettings,
-    buffer=GaussianBuffer,
-    item_bytes=lambda model, method: 4 * (2 * method.values(model) + 2),
-    each_class=True,
-)(build_memory_recall)

@@ -272,15 +272,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
         self.random.bit_generator.state = state["random"]
 
 
-def build_rainbow(recipe: Recipe) -> StreamStrategy:
-    """Build Rainbow Memory; if its SGD has momentum, it is Nesterov's."""
-    settings = recipe.settings
-    buffer = ImageBuffer(recipe.mem_size, ChosenFrames(), recipe.seed)
-    plugin = RainbowPlugin(buffer, settings.learning_rate, recipe.method, recipe.seed)
-    return memory_strategy(recipe, plugin, nesterov=settings.momentum > 0)
-
-
-register(
+@register(
     "rainbow_memory",
     summary="raw images from easy to hard, trained on again with CutMix after each experience",
     source="Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021",
@@ -289,4 +281,10 @@ register(
     buffer=ImageBuffer,
     each_class=True,
     tuning={"candidates": 8},
-)(build_rainbow)
+)
+def build_rainbow(recipe: Recipe) -> StreamStrategy:
+    """Build Rainbow Memory; if its SGD has momentum, it is Nesterov's."""
+    settings = recipe.settings
+    buffer = ImageBuffer(recipe.mem_size, ChosenFrames(), recipe.seed)
+    plugin = RainbowPlugin(buffer, settings.learning_rate, recipe.method, recipe.seed)
+    return memory_strategy(recipe, plugin, nesterov=settings.momentum > 0)

@@ -258,6 +258,18 @@ class RemindStrategy(StreamStrategy):
         return maps, share * targets[:count] + (1 - share) * targets[count:]
 
 
+@register(
+    "remind",
+    summary="product-quantizer codes, replayed with crops and mixup",
+    source="Hayes et al., REMIND Your Neural Network to Prevent Catastrophic Forgetting, ECCV 2020",
+    stores="codes of feature maps, and the tables of centroids",
+    settings=RemindSettings,
+    buffer=PQCodeBuffer,
+    item_bytes=lambda model, method: method.quantizer(model).map_bytes(*model.map_shape[1:]),
+    fixed_bytes=lambda model, method, n_classes: (
+        method.quantizer(model).table_bytes + (4 * n_classes if method.decay_per_class else 0)
+    ),
+)
 def build_remind(recipe: Recipe) -> StreamStrategy:
     """Build REMIND with an empty buffer and empty tables."""
     settings: RemindSettings = recipe.method
@@ -269,17 +281,3 @@ def build_remind(recipe: Recipe) -> StreamStrategy:
         optimizer=recipe.optimizer(weight_decay=settings.weight_decay),
         **recipe.common(),
     )
-
-
-register(
-    "remind",
-    summary="product-quantizer codes, replayed with crops and mixup",
-    source="Hayes et al., REMIND Your Neural Network to Prevent Catastrophic Forgetting, ECCV 2020",
-    stores="codes of feature maps, and the tables of centroids",
-    settings=RemindSettings,
-    buffer=PQCodeBuffer,
-    item_bytes=lambda model, method: method.quantizer(model).map_bytes(*model.map_shape[1:]),
-    fixed_bytes=lambda model, method, n_classes: (
-        method.quantizer(model).table_bytes + (4 * n_classes if method.decay_per_class else 0)
-    ),
-)(build_remind)

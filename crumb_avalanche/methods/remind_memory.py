@@ -1,4 +1,4 @@
-"""REMIND's memory: product-quantizer codes, the sample they are fitted on, rules that balance them, and crops of maps."""
+"""REMIND's memory: product-quantizer codes, the sample they are fitted on, rules that balance them, crops."""
 
 import numpy as np
 import torch

@@ -57,6 +57,13 @@ class StableSGDPlugin(StatefulPlugin):
             group["lr"] = max(self.first_rate * self.gamma**strategy.clock.train_exp_counter, self.lowest_rate)
 
 
+@register(
+    "stable_sgd",
+    summary="a rate that decays from experience to experience, small batches and dropout",
+    source="Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020",
+    stores="nothing",
+    settings=StableSGDSettings,
+)
 def build_stable_sgd(recipe: Recipe) -> StreamStrategy:
     """Build Stable SGD; warn if the plastic layers have no dropout, since none is added."""
     method = recipe.method
@@ -72,12 +79,3 @@ def build_stable_sgd(recipe: Recipe) -> StreamStrategy:
     plugin = StableSGDPlugin(recipe.settings.learning_rate, method.gamma, method.lowest_rate)
     common = recipe.common(plugin) | {"train_mb_size": method.batch_size}
     return StreamStrategy(optimizer=recipe.optimizer(momentum=method.momentum), **common)
-
-
-register(
-    "stable_sgd",
-    summary="a rate that decays from experience to experience, small batches and dropout",
-    source="Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020",
-    stores="nothing",
-    settings=StableSGDSettings,
-)(build_stable_sgd)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from watched import learned as learned_by
 
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.methods import experience_replay
+from crumb_avalanche.methods import der, er
 from crumb_avalanche.methods.der import LogitImageBuffer, dark_loss
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import ChosenFrames, ImageMemoryPlugin, Reservoir, RingBuffer, held_slots
@@ -37,7 +37,7 @@ def train(name, model, stream, mem_size=MEM_SIZE, rate=0.05, plugins=(), **metho
 def choices(monkeypatch):
     """What chance decided, in order: the pairs of the rule and the slots of each draw."""
     log = SimpleNamespace(chosen=[], drawn=[], rules=set())
-    real_draw = experience_replay.draw
+    real_draw = er.draw
 
     def logged(kind):
         choose = kind.choose
@@ -54,7 +54,8 @@ def choices(monkeypatch):
         return log.drawn[-1]
 
     logged(Reservoir), logged(RingBuffer)
-    monkeypatch.setattr(experience_replay, "draw", logged_draw)
+    for method in (er, der):
+        monkeypatch.setattr(method, "draw", logged_draw)
     return log
 
 
