@@ -204,16 +204,11 @@ def test_without_memories_there_is_no_answer_and_no_error(readout):
     assert not outputs_of(strategy, stream)[0].any()
 
 
-@pytest.mark.parametrize(
-    ("value", "facts"),
-    [("knn", r"'knn'.*use one of head, closed_form, closed_form_stock"), (True, r"True, but must be of type str")],
-)
-def test_another_readout_is_refused(value, facts):
-    with pytest.raises(ValueError, match=facts):
+@pytest.mark.parametrize("value", ["knn", True])
+def test_another_readout_is_refused(value):
+    words = f"readout is {value!r}; give one of head, closed_form, closed_form_stock"
+    with pytest.raises(ValueError, match=re.escape(words)):
         build_strategy("crumb", make_model(), SETTINGS, 8, 0, method={"readout": value})
-    if value == "knn":
-        with pytest.raises(ValueError, match=re.escape("readout is 'knn'")):
-            CrumbSettings(readout=value)
 
 
 def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
