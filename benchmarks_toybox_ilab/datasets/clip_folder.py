@@ -18,7 +18,7 @@ from benchmarks_toybox_ilab.tables.folders import Entries, entries_of, ignored_f
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import read_image
-from benchmarks_toybox_ilab.tables.names import check_near, check_not_splits
+from benchmarks_toybox_ilab.tables.names import check_name, check_near, check_not_splits
 from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate
 
@@ -49,6 +49,7 @@ def ClipFolderFrames(
 ) -> FrameTable:
     """The table of a folder of clips, which are folders of images, video files, or both.
 
+    Classes are named after their folders, as `check_name` returns it: without outer spaces, and in Unicode form NFC.
     All names are sorted in natural order (frame2 before frame10), and a frame's number is its position in its clip.
     Hidden files and files that are neither image nor video are ignored, and counted by extension in a warning. Images
     are rotated as their EXIF orientation says.
@@ -94,14 +95,17 @@ def ClipFolderFrames(
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT}")
     listed = _Listed()
-    class_folders = _folders(root, "class", listed)
+    class_names = {folder: check_name(_utf8(folder.name, root)) for folder in _folders(root, "class", listed)}
+    folder_of: dict[str, Path] = {}
+    for folder, name in class_names.items():
+        if (earlier := folder_of.setdefault(name, folder)) is not folder:
+            raise FrameTableError(f"{earlier} and {folder} are both class {name!r}; rename or merge one.")
     if not new_class:
-        check_not_splits(root, {one.name: [inner.name for inner in listed[one].folders] for one in class_folders})
-        check_near(one.name for one in class_folders)
-    clips = [clip for folder in class_folders for clip in _clips_of_class(folder, listed)]
-    for name in (folder for clip in clips for folder in clip.path.relative_to(root).parts):
-        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise FrameTableError(f"the name {os.fsencode(name)!r} below {root} is not UTF-8 text; rename that folder.")
+        check_not_splits(root, {one.name: [inner.name for inner in listed[one].folders] for one in class_names})
+        check_near(class_names.values())
+    clips = [clip for folder, name in class_names.items() for clip in _clips_of_class(folder, name, listed)]
+    for clip in clips:
+        _utf8(str(clip.path.relative_to(root)), root)
     tested, parted = _held_out(clips, run, held_out)
     images = {clip.path: _images(clip.path, listed) for clip in clips if clip.path.is_dir()}
     if ignored := ignored_files(sum((entries.ignored for entries in listed.values()), Counter())):
@@ -120,6 +124,13 @@ def ClipFolderFrames(
             split = "train" if position < trained else "test"
             frames.append(Frame(image.relative_to(root).as_posix(), *clip[:3], position, split))
     return FrameTable(frames, root, UprightImages(root), root.name)
+
+
+def _utf8(name: str, root: Path) -> str:
+    """Return a name below root; raise FrameTableError if its bytes are not UTF-8."""
+    if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise FrameTableError(f"the name {os.fsencode(name)!r} below {root} is not UTF-8 text; rename that folder.")
+    return name
 
 
 def _held_out(clips: list[_Clip], run: int, held_out: int | None) -> tuple[set[_Clip], list[_Clip]]:
@@ -215,13 +226,13 @@ def _empty(folder: Path, what: str, entries: Entries) -> str:
     return f"{folder} holds no {what}{ignored}; fill it or remove it. The layout is {LAYOUT}"
 
 
-def _clips_of_class(class_folder: Path, listed: _Listed) -> Iterator[_Clip]:
+def _clips_of_class(class_folder: Path, class_name: str, listed: _Listed) -> Iterator[_Clip]:
     """The clips of a class, in natural order; a class folder without subfolders is its only object."""
     entries = listed[class_folder]
     alone = (entries.images or entries.videos) and not entries.folders
     for folder in [class_folder] if alone else _folders(class_folder, "object", listed):
         for name, path in _clips_of_object(folder, listed[folder]):
-            yield _Clip(class_folder.name, folder.name, name, path)
+            yield _Clip(class_name, folder.name, name, path)
 
 
 def _clips_of_object(folder: Path, entries: Entries) -> list[tuple[str, Path]]:

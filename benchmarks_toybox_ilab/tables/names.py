@@ -1,16 +1,18 @@
-"""Ask about names that may not be meant as classes: near twins of other names, and splits of a data set."""
+"""Names of classes: their rule, and which ones to ask about, near twins of other names and splits of a data set."""
 
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.text import is_seen, printable
 
 _SPLIT = re.compile(
     r"(train|training|val|valid|validation|test|testing|eval|evaluation|dev|holdout)"
     r"([ _-]*(set|data|split|images))?"
 )
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060-\u206f\ufe00-\ufe0f\ufeff]")  # joiners, selectors and the like
+LONGEST_NAME = 200
 INSIST = "pass new_class=True (--new-class true)"
 
 
@@ -24,6 +26,29 @@ class DoubtfulNameError(FrameTableError):
     def __init__(self, text: str, near: str | None = None):
         super().__init__(text)
         self.near = near
+
+
+def check_name(name: object) -> str:
+    """Return a class name without outer spaces and in Unicode form NFC, so that names that look the same are the same.
+
+    Raises:
+        FrameTableError: If it is not text, is blank, has more than 200 characters, or contains a slash, a backslash, a
+            character that is not seen (`is_seen`), such as a line break.
+    """
+    rule = (
+        f"a class name is text of 1 to {LONGEST_NAME} characters without slashes, line breaks, control characters, "
+        "marks of direction and invisible characters"
+    )
+    if not isinstance(name, str):
+        raise FrameTableError(f"a class name is {name!r} ({type(name).__name__}); {rule}.")
+    name = unicodedata.normalize("NFC", name)
+    bad = [char for place, char in enumerate(name) if char in "/\\" or not is_seen(name, place)]
+    name = name.strip()
+    if bad or not 0 < len(name) <= LONGEST_NAME:
+        wrong = f"contains {bad[0]!a}" if bad else f"has {len(name)} characters" if name else "is blank"
+        shown = f"'{printable(name[:40])}'" + ("..." if len(name) > 40 else "")
+        raise FrameTableError(f"class name {shown} {wrong}; {rule}. Choose another name, or rename the folder.")
+    return name
 
 
 def near_key(name: str) -> str:

@@ -2,40 +2,13 @@
 
 import glob
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.folders import entries_of, is_visible, kind_of, walk
 from benchmarks_toybox_ilab.tables.frame import natural_key
-from benchmarks_toybox_ilab.tables.names import check_near, check_not_splits
-from benchmarks_toybox_ilab.tables.text import is_seen, printable
-
-LONGEST_NAME = 200
-
-
-def check_name(name: object) -> str:
-    """Return a class name without outer spaces and in Unicode form NFC, so that names that look the same are the same.
-
-    Raises:
-        ValueError: If it is not text, is blank, has more than 200 characters, or contains a slash, a backslash, a
-            character that is not seen (`is_seen`), such as a line break.
-    """
-    rule = (
-        f"a class name is text of 1 to {LONGEST_NAME} characters without slashes, line breaks, control characters, "
-        "marks of direction and invisible characters"
-    )
-    if not isinstance(name, str):
-        raise ValueError(f"a class name is {name!r} ({type(name).__name__}); {rule}.")
-    name = unicodedata.normalize("NFC", name)
-    bad = [char for place, char in enumerate(name) if char in "/\\" or not is_seen(name, place)]
-    name = name.strip()
-    if bad or not 0 < len(name) <= LONGEST_NAME:
-        wrong = f"contains {bad[0]!a}" if bad else f"has {len(name)} characters" if name else "is blank"
-        shown = f"'{printable(name[:40])}'" + ("..." if len(name) > 40 else "")
-        raise ValueError(f"class name {shown} {wrong}; {rule}. Choose another name, or rename the folder.")
-    return name
+from benchmarks_toybox_ilab.tables.names import check_name, check_near, check_not_splits
 
 
 def labels_of(source: object) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks_toybox_ilab.tables.names import check_near
+from benchmarks_toybox_ilab.tables.names import check_name, check_near
 from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
 from crumb_avalanche.learner.by_many import check_for_workers, teach_by_many
 from crumb_avalanche.learner.clip import BadImage, Clip, OnBad, warn
 from crumb_avalanche.learner.engine import Engine
-from crumb_avalanche.learner.folders import check_class_folders, check_name, path_of
+from crumb_avalanche.learner.folders import check_class_folders, path_of
 from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY, features_of
 from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
 from crumb_avalanche.learner.merging import check_mergeable

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.confidence_records import RIVALS
-from crumb_avalanche.learner.folders import LONGEST_NAME, check_name
 from crumb_avalanche.learner.kinds import KINDS, REPLAY
 from crumb_avalanche.learner.thumbnails import MOST, counts_of
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE

@@ -19,8 +19,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from benchmarks_toybox_ilab.tables.names import DoubtfulNameError, check_near
-from crumb_avalanche.learner.folders import LONGEST_NAME, check_name
+from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, DoubtfulNameError, check_name, check_near
 from crumb_avalanche.learner.learner import NothingTaughtError
 from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
 

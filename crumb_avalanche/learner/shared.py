@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.image import TooManyPixelsError, open_image, other_images, to_rgb
+from benchmarks_toybox_ilab.tables.names import check_name
 from crumb_avalanche.learner.answer import Answer, Lesson
 from crumb_avalanche.learner.clip import Clip
-from crumb_avalanche.learner.folders import check_name
 from crumb_avalanche.learner.learner import Learner
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")

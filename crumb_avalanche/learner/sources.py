@@ -19,12 +19,12 @@ from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
 from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, is_video, walk
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image, to_rgb
+from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.extract import frame_rate
 from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames, seconds_of
 from crumb_avalanche.learner.clip import ENOUGH_FRAMES, BadImage, Clip, ClipFiles, Frames, OnBad, warn
 from crumb_avalanche.learner.folders import (
-    check_name,
     class_folders,
     is_pattern,
     labels_of,

@@ -249,10 +249,21 @@ def test_folders_that_look_like_splits_or_twins_are_asked_about(tmp_path):
     with pytest.raises(DoubtfulNameError, match=r"looks like the splits .*: Test, train\. Give .*new_class=True"):
         ClipFolderFrames(tmp_path)
     assert get_benchmark("clip_folder").table(tmp_path, 0, new_class=True).classes == ("Test", "train")
-    write_image(tmp_path / "train" / " mug" / "1.png")
-    with pytest.raises(DoubtfulNameError, match=r"'mug' is nearly the name of class ' mug'.*new_class=True"):
+    write_image(tmp_path / "train" / "mu\uff47" / "1.png")  # of full width
+    with pytest.raises(DoubtfulNameError, match=r"'mu\uff47' is nearly the name of class 'mug'.*new_class=True"):
         ClipFolderFrames(tmp_path / "train", held_out=0)
     assert len(ClipFolderFrames(tmp_path / "train", held_out=0, new_class=True).classes) == 3
+
+
+def test_names_of_classes_are_those_that_a_learner_may_have(tmp_path):
+    write_image(tmp_path / " cafe\u0301" / "1.png")
+    assert ClipFolderFrames(tmp_path, held_out=0).classes == ("caf\u00e9",)
+    write_image(tmp_path / "cafe\u0301" / "1.png")
+    with pytest.raises(FrameTableError, match=r"are both class 'caf\u00e9'; rename or merge one"):
+        ClipFolderFrames(tmp_path, new_class=True)
+    write_image(tmp_path / "a\u202eb" / "1.png")
+    with pytest.raises(FrameTableError, match=r"class name 'a\\u202eb' contains"):
+        ClipFolderFrames(tmp_path)
 
 
 @pytest.mark.slow
