@@ -23,6 +23,13 @@ STOPPED = {
     "serve": "every change that was answered is saved",
     "teach": "the lesson is not learned unless a line says so, and the same command starts it again",
 }
+# Module and function of the commands that have no module of their own here.
+ELSEWHERE = {
+    "demo": ("crumb_avalanche.cli.run", "demo"),
+    "export": ("crumb_avalanche.cli.learner", "export"),
+    "pretrain": ("crumb_avalanche.runs.pretrain", "main"),
+    "report": ("crumb_avalanche.report.report", "main"),
+}
 NO_MEMORY = "can't allocate memory"  # in torch's error
 LOST_WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed|exited unexpectedly)"
@@ -64,8 +71,9 @@ def run_command(given: list[str], output: Stream) -> int:
         settings = COMMANDS[name][0](**values)
         with short_warnings():
             with interrupted_later():
-                command = import_module(f"crumb_avalanche.cli.{name}")
-            command.main(settings)
+                module, function = ELSEWHERE.get(name, (f"crumb_avalanche.cli.{name}", "main"))
+                command = import_module(module)
+            getattr(command, function)(settings)
         return end_of_output(name, output)
     except KeyboardInterrupt as error:
         kept = STOPPED.get(name, "the same command starts again")

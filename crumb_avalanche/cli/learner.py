@@ -1,6 +1,8 @@
-"""``crumb learner``: show a learner, or change what it knows."""
+"""``crumb learner``: show a learner, or change what it knows; ``crumb export``: convert it for other programs."""
 
 from pathlib import Path
+
+import torch
 
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.file import LEARNER
@@ -9,7 +11,7 @@ from crumb_avalanche.learner.kinds import REPLAY
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.of_run import cannot_be_taught
 from crumb_avalanche.learner.store import holds_weights, is_learner, is_of_run, read_header, refuse_folder
-from crumb_avalanche.runs.command_settings import LearnerSettings
+from crumb_avalanche.runs.command_settings import ExportSettings, LearnerSettings
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file, output_file
 
@@ -111,3 +113,17 @@ def show_run(path: Path) -> None:
 def print_line(text: str) -> None:
     """Print what stands in a file as one line, whatever it holds."""
     print(printable(text))
+
+
+def export(settings: ExportSettings) -> None:
+    """Write the learner in another format and print how well the result agrees with it."""
+    from crumb_avalanche.learner.export import export_onnx, is_export
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    learner = Learner.load(settings.model, settings.weights)
+    path = Path(settings.output or Path(settings.model).with_suffix(f".{settings.to}"))
+    with output_file(path, "an ONNX file of crumb export", is_export):
+        parity = export_onnx(learner, path, settings.images)
+    print(f"compared with the learner on {parity}")
+    print(f"{path}: {counted(len(learner.classes), 'class')}, file of {path.stat().st_size:,} bytes")

@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from typing import Any, NoReturn
 
+from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.runs.arguments import add_run_arguments, underscored
 from crumb_avalanche.runs.command_settings import (
     BackbonesSettings,
@@ -87,7 +88,7 @@ def parser(only: str | None = None) -> Any:
                     load_yaml(file.read(MOST_CHARACTERS + 1))
             except (OSError, ValueError) as error:
                 line = f"{shorten(values, 200)} is no file of settings ({error}); give one, or leave --config out"
-                parser.exit(2, f"{parser.prog.replace(' [options]', '')}: {line}\n")
+                parser.exit(2, f"{parser.prog.replace(' [options]', '')}: {printable(line)}\n")
             super().__call__(parser, cfg, values, option_string)
 
     from crumb_avalanche import __version__

@@ -1,11 +1,13 @@
-"""``crumb run``: learn a stream, print the accuracy after every experience, and write the run folder."""
+"""``crumb run``: learn a stream and write the run folder; ``crumb demo``: compare strategies on rendered shapes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crumb_avalanche.runs.command_settings import DemoSettings, ReportSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.presets import CLIPS
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.interrupts import interrupted_later
 
 if TYPE_CHECKING:
@@ -29,3 +31,18 @@ def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
     predictions = read_predictions(folder, confidence=True)
     if plan.benchmark == CLIPS and "confidence" in predictions:
         write_mistakes(folder, stream.table, predictions, str(plan.preset), str(plan.strategy), len(stream.bad_frames))
+
+
+def demo(settings: DemoSettings) -> None:
+    """Do the runs and report them.
+
+    Raises:
+        FinishedRunError: the folder holds a demo of another seed.
+        FolderInUseError: another process runs a demo in the folder.
+    """
+    from crumb_avalanche.report.report import main as report
+    from crumb_avalanche.runs.demo import demonstrate
+
+    with locked(Path(settings.output)):
+        folders = demonstrate(settings)
+    report(ReportSettings([str(folder) for folder in folders], settings.output))  # which takes the lock itself

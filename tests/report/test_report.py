@@ -267,7 +267,7 @@ def test_an_output_that_cannot_be_written_to(tmp_path):
 
 def test_needs_neither_torch_nor_avalanche_nor_a_display(tmp_path):
     code = (
-        "import sys; from crumb_avalanche.cli import report; "
+        "import sys; from crumb_avalanche.report import report; "
         "from crumb_avalanche.runs.command_settings import ReportSettings; "
         "report.main(ReportSettings([sys.argv[1]])); "
         "print(sorted({'torch', 'avalanche', 'tkinter', 'matplotlib.pyplot'} & set(sys.modules)))"

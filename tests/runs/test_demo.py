@@ -8,7 +8,7 @@ import torch
 
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesFrames
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
-from crumb_avalanche.cli import demo as command
+from crumb_avalanche.cli import run as command
 from crumb_avalanche.runs import demo
 from crumb_avalanche.runs.command_settings import DemoSettings
 from crumb_avalanche.runs.run_folder import FinishedRunError
@@ -34,12 +34,12 @@ def test_a_folder_with_another_seed_or_in_use_is_refused(tmp_path):
     file = tmp_path / "pretrained.safetensors"
     write_tensors(file, {"x": torch.zeros(1)}, {"format": FORMAT, "made_with": '{"seed": 0}'})
     with pytest.raises(FinishedRunError, match="holds a demo with seed=0, not 3; use another --output, or start over"):
-        command.main(DemoSettings(output=str(tmp_path), seed=3))
+        command.demo(DemoSettings(output=str(tmp_path), seed=3))
     with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by another process"):
-        command.main(DemoSettings(output=str(tmp_path)))
+        command.demo(DemoSettings(output=str(tmp_path)))
     (tmp_path / "network.safetensors").write_text("mine")
     with pytest.raises(FileExistsError, match=r"network.safetensors exists and is not of a demo, so it stays as it is"):
-        command.main(DemoSettings(output=str(tmp_path), overwrite=True))
+        command.demo(DemoSettings(output=str(tmp_path), overwrite=True))
 
 
 def test_the_whole_demo_on_short_clips(monkeypatch, crumb, tmp_path):
