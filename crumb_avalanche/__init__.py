@@ -28,7 +28,7 @@ _HOMES = {
     "DivergenceGuard": "training.plugins",
     "PatchedAGEM": "training.avalanche_fixes",
     "FeatureCache": "training.feature_cache",
-    "SmallCNN": "models.small_cnn",
+    "SmallCNN": "models.networks",
     "Learner": "learner.learner",
     "LedgerMetric": "training.ledger",
     "patched_dill": "training.avalanche_checkpoint",

@@ -29,7 +29,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
-from crumb_avalanche.models.codebook_init import init_matched_
+from crumb_avalanche.models.codebook import init_matched_
 from crumb_avalanche.models.layers import CoinDropout
 
 BATCH = 21

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from crumb_avalanche.cli import main
-from crumb_avalanche.models.small_cnn import SmallCNN
+from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.system.tensor_file import write_tensors
 
 torch.set_num_threads(1)

@@ -12,8 +12,8 @@ from real_data import TEST_DATA
 from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche import Codebook, CodeBuffer, split_backbone
 from crumb_avalanche.cli import main
-from crumb_avalanche.models.codebook_init import MapStatistics, init_matched_
-from crumb_avalanche.models.feature_scale import REFERENCE_SCALE
+from crumb_avalanche.models.codebook import MapStatistics, init_matched_
+from crumb_avalanche.models.layers import REFERENCE_SCALE
 
 DATA = TEST_DATA
 ETH80 = DATA / "eth80" / "eth80_128.zip"

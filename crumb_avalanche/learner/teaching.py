@@ -9,7 +9,7 @@ from torch import Tensor
 from crumb_avalanche.learner.answer import Lesson
 from crumb_avalanche.learner.clip import BadImage, Clip, ClipFiles
 from crumb_avalanche.learner.knowledge import Knowledge
-from crumb_avalanche.models.finite import LARGEST_FEATURE, BadFeaturesError
+from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.system.counted import counted
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once

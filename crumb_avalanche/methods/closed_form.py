@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from crumb_avalanche.models.finite import LARGEST_FEATURE
+from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.setting_ranges import check_arguments
 from crumb_avalanche.system.tensor_bytes import storage_bytes, tensor_bytes, tensors_of

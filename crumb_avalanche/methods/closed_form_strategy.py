@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from crumb_avalanche.methods.closed_form import NO_DENSITY, ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, parts_of
-from crumb_avalanche.models.precision import without_autocast
+from crumb_avalanche.models.extraction import without_autocast
 from crumb_avalanche.system.tensor_file import StateError
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 

@@ -12,12 +12,10 @@ from torch import nn
 from crumb_avalanche.models.backbone_names import PREFIX, is_timm, preprocessing_of
 from crumb_avalanche.models.codebook import Codebook, check_codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d
-from crumb_avalanche.models.networks import NETWORKS
+from crumb_avalanche.models.networks import NETWORKS, SmallCNN
 from crumb_avalanche.models.preprocessing import Preprocessing
-from crumb_avalanche.models.small_cnn import SmallCNN
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.torchvision_weights import torchvision_weights
-from crumb_avalanche.models.weights import check_and_load, read_weights
+from crumb_avalanche.models.weights import check_and_load, read_weights, torchvision_weights
 
 
 def _squeezenet(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from crumb_avalanche.models.codebook_init import INITIALISERS
-from crumb_avalanche.models.precision import without_autocast
+from crumb_avalanche.models.codebook import INITIALISERS
+from crumb_avalanche.models.extraction import without_autocast
 from crumb_avalanche.models.split_model import SplitModel
 
 CHUNK = 4  # images that pass F at once

@@ -1,7 +1,14 @@
-"""Layers that are faster on a CPU than torch's: a head that averages first, dropout from single random bits."""
+"""Layers of the halves of a network: replaced dropout and heads, the layout of maps, and their scale."""
+
+import copy
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
+
+from crumb_avalanche.models.penultimate import head_input
 
 _BITS = 8  # values that one random number decides on
 
@@ -62,3 +69,96 @@ def replace_dropout(module: nn.Module) -> nn.Module:
         else:
             replace_dropout(child)
     return module
+
+
+def head_outputs(layers: nn.Module, name: str) -> int:
+    """Return the number of outputs of the head among layers.
+
+    Args:
+        layers: contain the head.
+        name: qualified name of the head.
+
+    Raises:
+        TypeError: the head is neither linear nor convolutional.
+    """
+    head = layers.get_submodule(name)
+    outputs = getattr(head, "out_channels" if isinstance(head, nn.Conv2d) else "out_features", None)
+    if outputs is None:
+        raise TypeError(
+            f"the head {name!r} is a {type(head).__name__}; give an nn.Linear or nn.Conv2d with an output for "
+            "each class of the whole stream: strategies mask the classes not seen yet, so no head has to grow"
+        )
+    return outputs
+
+
+def head_like(head: nn.Module, n_classes: int) -> nn.Module:
+    """Build a newly initialised head of the same kind; draws from torch's global RNG.
+
+    Args:
+        head: a linear or convolutional layer.
+        n_classes: outputs of the new one.
+    """
+    if isinstance(head, AveragingConv2d):
+        return AveragingConv2d(head.in_channels, n_classes)
+    if isinstance(head, nn.Conv2d):
+        return nn.Conv2d(head.in_channels, n_classes, head.kernel_size, padding=head.padding)
+    return nn.Linear(head.in_features, n_classes)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of what the stages of a network return.
+
+    Attributes:
+        prefix_tokens: number of class tokens and registers before the patches of a transformer.
+        channels_last: whether maps are ``(B, H, W, C)``.
+    """
+
+    prefix_tokens: int = 0
+    channels_last: bool = False
+
+    def grid(self, tokens: int) -> tuple[int, int]:
+        """Return height and width of the patches among a number of tokens; images are square."""
+        patches = tokens - self.prefix_tokens
+        side = math.isqrt(patches)
+        return (side, side) if side**2 == patches else (patches, 1)
+
+
+# The paper's learning rate of 1e-3 suits maps whose positive values have the standard deviation of torchvision's
+# SqueezeNet-1.0 maps; the maps of other weights are scaled to it.
+REFERENCE_SCALE = 14.0
+
+
+def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float:
+    """Return the factor to ``REFERENCE_SCALE``, or 1 if the input of the head does not scale as the maps do.
+
+    Args:
+        maps: ``(B, C, H, W)``, any selection of locations.
+        layers: P, not changed.
+        head: name of the head in P.
+        whole: ``(B, C, H, W)`` complete maps, of which 4 are tried.
+
+    Raises:
+        ValueError: the maps are constant.
+    """
+    positive = maps[maps > 0]
+    spread = float(positive.std()) if len(positive) > 1 else 0.0
+    if not spread > 0:
+        raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
+    factor = REFERENCE_SCALE / spread
+    # A copy on the CPU: two passes are compared, and a GPU may round products to TF32.
+    layers = copy.deepcopy(layers).cpu().eval()
+    trial = SimpleNamespace(plastic_layers=layers, head=head)
+    whole = whole[:4].cpu()
+    before = head_input(trial, whole, layers)
+    multiply_biases(layers, head, factor)
+    after = head_input(trial, whole * factor, layers)
+    scales = torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max()))
+    return factor if scales else 1.0
+
+
+def multiply_biases(layers: nn.Module, head: str, factor: float) -> None:
+    """Multiply the biases of P below the head."""
+    for name, weight in layers.named_parameters():
+        if name.endswith("bias") and not name.startswith(head + "."):
+            weight.mul_(factor)

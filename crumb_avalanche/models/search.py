@@ -8,7 +8,7 @@ so that the ledger can time them with forward hooks.
 import torch
 from torch import Tensor, nn
 
-from crumb_avalanche.models.precision import without_autocast
+from crumb_avalanche.models.extraction import without_autocast
 
 try:
     import faiss

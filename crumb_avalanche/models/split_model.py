@@ -15,16 +15,21 @@ from torch.utils.hooks import RemovableHandle
 
 from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.engines import TORCH, Runtime, compiled
+from crumb_avalanche.models.extraction import (
+    PRECISIONS,
+    check_maps,
+    classify_in_parts,
+    extract_in_parts,
+    normalized,
+    pixels_of,
+    usable,
+    warn_of_range,
+    warn_where_bf16_is_slow,
+    without_autocast,
+)
 from crumb_avalanche.models.feature_memo import FeatureMemo
-from crumb_avalanche.models.feature_scale import multiply_biases, scale_of
-from crumb_avalanche.models.finite import check_maps, usable
-from crumb_avalanche.models.head import head_like, head_outputs
-from crumb_avalanche.models.in_parts import classify_in_parts, extract_in_parts
 from crumb_avalanche.models.int8 import open_int8
-from crumb_avalanche.models.layers import replace_dropout
-from crumb_avalanche.models.layout import Layout
-from crumb_avalanche.models.normalization import normalized, pixels_of, warn_of_range
-from crumb_avalanche.models.precision import PRECISIONS, warn_where_bf16_is_slow, without_autocast
+from crumb_avalanche.models.layers import Layout, head_like, head_outputs, multiply_biases, replace_dropout, scale_of
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.stopwatch import Stopwatch
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count

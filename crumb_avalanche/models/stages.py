@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from crumb_avalanche.models.engines import TORCH
-from crumb_avalanche.models.layout import Layout
+from crumb_avalanche.models.layers import Layout
 from crumb_avalanche.models.split_model import SplitModel
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from crumb_avalanche.models.backbone_names import PREFIX, config_of, import_timm
-from crumb_avalanche.models.layout import Layout
+from crumb_avalanche.models.layers import Layout
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.stages import CutError, split_after
 from crumb_avalanche.models.weights import WeightsError, read_weights

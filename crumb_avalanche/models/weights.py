@@ -1,15 +1,18 @@
-"""Read weight files of several formats; no code in them is run."""
+"""Read weight files of several formats, and those that torchvision publishes; no code in them is run."""
 
 import hashlib
 import os
 import re
 import zipfile
-from pathlib import Path
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from pickle import UnpicklingError
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors
 
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")
@@ -138,3 +141,31 @@ def weights_hash(module: nn.Module) -> str:
         digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
         digest.update(value.numpy().tobytes())
     return digest.hexdigest()
+
+
+def torchvision_weights(name: str) -> dict[str, Tensor]:
+    """Return torchvision's weights of a network from the cache of torch.hub, or download them.
+
+    Raises:
+        OSError: the cache cannot be written.
+        ValueError: torchvision has no such network.
+        WeightsError: they cannot be fetched, or the file is damaged.
+    """
+    from torchvision import models  # takes seconds and 170 MB to import
+
+    if name not in models.list_models():
+        raise ValueError(f"torchvision has no weights of {name}; train it as crumb demo does, or give None")
+    weights = models.get_model_weights(name).DEFAULT
+    known = Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(weights.url).name
+    if known.is_file():  # torch.hub checks the digest after a download only
+        check_hub_name(known)
+    try:
+        return weights.get_state_dict(check_hash=True, weights_only=True)
+    except (OSError, HTTPException, RuntimeError, EOFError, UnpicklingError) as error:
+        if isinstance(error, OSError) and cured(error):
+            raise
+        raise WeightsError(
+            f"torchvision's weights of {name} cannot be fetched from {weights.url} "
+            f"({getattr(error, 'reason', error)}); connect to the network, or fetch this file elsewhere and give it "
+            "with weights=FILE (--weights FILE)"
+        ) from error

@@ -20,8 +20,7 @@ from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
 from crumb_avalanche.models.backbones import CODEBOOK_DIM
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.models.map_key import files_key
-from crumb_avalanche.models.map_store import MapDataset, MapStore
+from crumb_avalanche.models.map_store import MapDataset, MapStore, files_key
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import settings_of_timm

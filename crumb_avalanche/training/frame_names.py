@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crumb_avalanche.models.finite import BadFeaturesError
+from crumb_avalanche.models.extraction import BadFeaturesError
 from crumb_avalanche.system.rng_state import preserve_rng_state
 
 

@@ -144,7 +144,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
     if chosen.precision == "bf16" and not chosen.table_only:  # runs warn only in their logs
         import torch
 
-        from crumb_avalanche.models.precision import warn_where_bf16_is_slow
+        from crumb_avalanche.models.extraction import warn_where_bf16_is_slow
 
         warn_where_bf16_is_slow(torch.device(chosen.device))
     base = RunSettings(

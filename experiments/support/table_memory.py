@@ -35,8 +35,7 @@ def make_table(task: dict, shape: tuple[int, ...]) -> None:
 
     if task["kind"] == CODEBOOK:
         from crumb_avalanche.models.calibration import CHUNK, sample_of
-        from crumb_avalanche.models.codebook import Codebook
-        from crumb_avalanche.models.codebook_init import INITIALISERS
+        from crumb_avalanche.models.codebook import INITIALISERS, Codebook
 
         places = np.unique(np.linspace(0, count - 1, task["measured_images"]).astype(int))
         some = (

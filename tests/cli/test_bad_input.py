@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from support.same_results import differences
 
 from crumb_avalanche.learner.file import LEARNER, read_header
-from crumb_avalanche.models.small_cnn import SmallCNN
+from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.stream import _grouped
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.store import holds_weights
-from crumb_avalanche.models.small_cnn import SmallCNN
+from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.tensor_file import write_tensors

@@ -7,7 +7,7 @@ import torch
 from page_commands import ROOT, blocks
 
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
-from crumb_avalanche.models.codebook_init import init_normal_
+from crumb_avalanche.models.codebook import init_normal_
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def test_protocols():
 
 
 def test_slow_bf16_is_warned_of(monkeypatch, recwarn):
-    monkeypatch.setattr("crumb_avalanche.models.precision.is_quick_in_bf16", lambda device: False)
+    monkeypatch.setattr("crumb_avalanche.models.extraction.is_quick_in_bf16", lambda device: False)
     options("--precision", "fp32")
     options("--precision", "bf16", "--table-only")
     assert not [one for one in recwarn if "bf16" in str(one.message)]

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from crumb_avalanche.models.calibration import calibrate, sample_of
-from crumb_avalanche.models.feature_scale import REFERENCE_SCALE
+from crumb_avalanche.models.layers import REFERENCE_SCALE
 from crumb_avalanche.models.weights import check_and_load
 
 

@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
-from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.models.codebook_init import (
+from crumb_avalanche.models.codebook import (
     INITIALISERS,
+    Codebook,
     MapStatistics,
     init_dense_matched_,
     init_kmeans_,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crumb_avalanche.models.rounding import DAMPING, LARGEST, rounded
+from crumb_avalanche.models.quantization import DAMPING, LARGEST, rounded
 
 
 def rounded_slowly(row, moments, largest):

@@ -14,8 +14,8 @@ from torch import nn
 
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.models.feature_scale import REFERENCE_SCALE
-from crumb_avalanche.models.precision import is_quick_in_bf16
+from crumb_avalanche.models.extraction import is_quick_in_bf16
+from crumb_avalanche.models.layers import REFERENCE_SCALE
 from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
@@ -322,7 +322,7 @@ def test_precision(model, pixels):
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_cpu_that_is_slow_in_bf16_gives_a_warning(model, monkeypatch, quick):
-    monkeypatch.setattr("crumb_avalanche.models.precision.is_quick_in_bf16", lambda device: quick)
+    monkeypatch.setattr("crumb_avalanche.models.extraction.is_quick_in_bf16", lambda device: quick)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.set_precision("fp32")

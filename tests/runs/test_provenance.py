@@ -56,7 +56,7 @@ def test_a_result_without_its_config_is_refused(several, tmp_path):
 
 
 def test_other_weights_under_the_same_name_are_refused(crumb, tiny, tmp_path):
-    from crumb_avalanche.models.small_cnn import SmallCNN
+    from crumb_avalanche.models.networks import SmallCNN
     from crumb_avalanche.models.weights import read_weights
     from crumb_avalanche.system.tensor_file import write_tensors
 

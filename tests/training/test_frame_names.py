@@ -10,7 +10,7 @@ from small_models import CLASSES, SIZE
 
 from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
 from crumb_avalanche.methods.registry import build_strategy
-from crumb_avalanche.models.finite import BadFeaturesError
+from crumb_avalanche.models.extraction import BadFeaturesError
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.training.feature_cache import FeatureCache
 

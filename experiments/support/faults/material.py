@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from support.faults.case import command
 
-from crumb_avalanche.models.small_cnn import SmallCNN
+from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.system.tensor_file import write_tensors
 
 CLASSES = ("cup", "dog", "key")

@@ -1,0 +1,205 @@
+"""How F and P run: on normalised images, in a precision, a few at a time, and with maps that can be used.
+
+Means and deviations of pixels are ``(1, 3, 1, 1)``, in units where white is 1.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+PRECISIONS = ("fp32", "bf16")
+
+
+def is_quick_in_bf16(device: torch.device) -> bool:
+    """Return whether a device has instructions for bf16; devices other than CPUs are assumed to."""
+    if device.type != "cpu":
+        return True
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+    """Return a context without ``torch.autocast``, for sums and searches that need float32 whatever surrounds them."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def warn_where_bf16_is_slow(device: torch.device) -> None:
+    """Warn on a CPU that is slower with bf16 (with AVX2 only, about ten times)."""
+    if not is_quick_in_bf16(device):
+        warnings.warn(
+            "this CPU has no instructions for bf16 and takes about ten times as long as with fp32: use --precision "
+            "fp32, set_precision('fp32') in a script, or a CPU with AVX-512 or AMX, or a GPU",
+            stacklevel=3,
+        )
+
+
+# Most maps that P takes at a time on a CPU. They fit its caches: a third faster than batches of 128.
+MAPS_AT_A_TIME = 24
+
+
+def extract_in_parts(
+    extract: Callable[[Tensor], Tensor],
+    images: Tensor,
+    at_a_time: int,
+    same_alone: dict[tuple, bool],
+    circumstances: tuple,
+) -> Tensor:
+    """Compute the maps of images on a CPU, without gradients; that of an image has the same bits in any batch.
+
+    Args:
+        extract: computes maps; treats each image of a batch of 2 to ``at_a_time`` alike.
+        images: ``(B, 3, h, w)``.
+        at_a_time: most images of a call.
+        same_alone: whether ``extract`` gives a single image the same bits as in a pair, by shape and circumstances;
+            filled where it was not measured.
+        circumstances: what else the bits depend on.
+
+    Returns:
+        ``(B, C, H, W)``, not an inference tensor: P trains on it.
+    """
+    with torch.inference_mode():
+        parts = []
+        for some in images.split(at_a_time):
+            if len(some) != 1 or _is_same_alone(extract, some.shape[1:], same_alone, circumstances):
+                parts.append(extract(some))
+            else:
+                parts.append(extract(some.expand(2, -1, -1, -1))[:1])
+    return torch.cat(parts)
+
+
+def _is_same_alone(
+    extract: Callable[[Tensor], Tensor], shape: torch.Size, found: dict[tuple, bool], circumstances: tuple
+) -> bool:
+    """Return whether an image of noise has the same bits alone and in a pair; measured once for a shape."""
+    key = shape, *circumstances
+    if key not in found:
+        noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
+        found[key] = torch.equal(extract(noise)[:1], extract(noise[:1]))
+    return found[key]
+
+
+def classify_in_parts(layers: nn.Module, maps: Tensor, training: bool) -> Tensor:
+    """Compute P's outputs of ``(B, C, H, W)`` maps, all at once where P mixes images, or not on a CPU.
+
+    Args:
+        layers: P.
+        maps: its input.
+        training: whether P is in training mode, in which batch norm mixes images.
+    """
+    parts = -(-len(maps) // MAPS_AT_A_TIME)
+    if maps.device.type != "cpu" or parts < 2 or (training and _mixes_images(layers)):
+        return layers(maps)
+    at_a_time = -(-len(maps) // parts)
+    # Not tensor_split or slices, whose gradients are each as large as the whole batch.
+    return torch.cat([layers(some) for some in maps.split(at_a_time)])
+
+
+def _mixes_images(layers: nn.Module) -> bool:
+    """Return whether the outputs of an image in training mode depend on its batch."""
+    return any(isinstance(layer, _BatchNorm) for layer in layers.modules())
+
+
+LARGEST_FEATURE = 1e12  # sums of squares of larger features overflow float32
+
+
+class BadFeaturesError(ValueError):
+    """Some images have feature maps that are not finite or too large.
+
+    Args:
+        message: the error.
+        images: ``(n, ...)``, these images.
+    """
+
+    def __init__(self, message: str, images: Tensor):
+        super().__init__(message)
+        self.images = images
+
+
+def usable(maps: Tensor) -> Tensor:
+    """Return whether feature maps are finite and at most 1e12 in absolute value, as a bool on their device.
+
+    Args:
+        maps: ``(B, C, H, W)``.
+    """
+    if not maps.numel():
+        return torch.ones((), dtype=torch.bool, device=maps.device)
+    last = maps.is_contiguous(memory_format=torch.channels_last)
+    # In the order of memory, which is a hundred times faster; NaN if a value is.
+    low, high = (maps.permute(0, 2, 3, 1) if last else maps).aminmax()
+    return (low >= -LARGEST_FEATURE) & (high <= LARGEST_FEATURE)
+
+
+def check_maps(maps: Tensor, images: Tensor) -> None:
+    """Check the feature maps of a batch.
+
+    Args:
+        maps: ``(B, C, H, W)``.
+        images: ``(B, ...)``, what they were computed from.
+
+    Raises:
+        BadFeaturesError: a value is NaN, infinite, or above 1e12 in absolute value; says of which images.
+    """
+    if usable(maps):
+        return
+    odd = ~(maps.flatten(1).abs() <= LARGEST_FEATURE)  # comparisons with NaN are false
+    rows = odd.any(1).nonzero().flatten()
+    value = float(maps.flatten(1)[rows[0]][odd[rows[0]]][0])
+    raise BadFeaturesError(
+        f"{len(rows)} of {len(maps)} images have feature maps that cannot be used, the first one (number "
+        f"{int(rows[0])} of its batch) with a value of {value}; feature maps must be finite and at most "
+        f"{LARGEST_FEATURE:g} in absolute value: replace the image or leave it out; if there are many, look at the "
+        "weights",
+        images[rows],
+    )
+
+
+def normalized(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Normalise ``(B, 3, h, w)`` pixels to float32; return float images as float32."""
+    return (images.float() / 255 - mean) / std if images.dtype == torch.uint8 else images.float()
+
+
+def pixels_of(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Convert ``(B, 3, h, w)`` normalised images to uint8 pixels; return uint8 images unchanged.
+
+    Raises:
+        ValueError: a pixel is not between 0 and 255 if the normalisation is taken back.
+    """
+    if images.dtype == torch.uint8:
+        return images
+    pixels = (images * std + mean) * 255
+    low, high = torch.stack(pixels.aminmax()).tolist()
+    if not (low > -0.51 and high < 255.51):  # half a level is lost by rounding
+        means, deviations = _rounded(mean), _rounded(std)
+        raise ValueError(
+            f"pixels would be from {low:.1f} to {high:.1f}, not 0 to 255, for images normalised with mean {means} "
+            f"and deviation {deviations}: say how they are, with model.set_normalization(mean, std)"
+        )
+    return pixels.round().clamp(0, 255).to(torch.uint8)
+
+
+def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
+    """Warn if ``(B, 3, h, w)`` float images seem to be from 0 to 255 or from 0 to 1 where normalised ones are meant."""
+    low, high = map(float, images.aminmax())
+    black, white = float((-mean / std).min()), float(((1 - mean) / std).max())
+    if float((images * std + mean).max()) > 10:  # white is 1
+        warnings.warn(
+            f"the images have values up to {high:.0f}, where white is expected to be about {white:.1f}: divide by 255 "
+            "before the normalisation, or call model.set_normalization([0], [1 / 255])",
+            stacklevel=2,
+        )
+    elif black <= -1 and 0 <= low < high - 0.5 and high <= 1:
+        warnings.warn(
+            f"the images have values from {low:.1f} to {high:.1f}, where black is expected to be about {black:.1f} and "
+            f"white {white:.1f}: add Normalize({_rounded(mean)}, {_rounded(std)}) behind ToTensor, or, for a network "
+            "that takes images from 0 to 1, call model.set_normalization([0], [1])",
+            stacklevel=2,
+        )
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.flatten().tolist()]
