@@ -14,6 +14,7 @@ from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.text import from_spreadsheet_cell, spreadsheet_cell
 
 COLUMNS = ("path", "class", "object", "session", "frame", "split")
+MOST_DIGITS = 18  # of a frame's number
 DIRMAP_COLUMNS = ("class", "object", "session", "im_num", "im_path")
 
 
@@ -99,7 +100,11 @@ def _opened(path: str | Path) -> Iterator:
         raise FrameTableError(f"there is no frame table at {path}; give a CSV file written by to_csv.")
     # utf-8-sig: spreadsheets write a byte order mark first.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        yield csv.reader(file)
+        lines = csv.reader(file)
+        try:
+            yield lines
+        except csv.Error as error:
+            raise FrameTableError(f"{path}, line {lines.line_num} is no CSV: {error}.") from error
 
 
 def _frame(path: str | Path, number: int, line: Sequence[str]) -> Frame:
@@ -108,6 +113,9 @@ def _frame(path: str | Path, number: int, line: Sequence[str]) -> Frame:
             f"{path}, line {number} has {len(line)} values, but needs {len(COLUMNS)}: {','.join(COLUMNS)}"
         )
     *names, frame, split = map(from_spreadsheet_cell, line)
-    if not frame.isascii() or not frame.isdecimal():
-        raise FrameTableError(f"{path}, line {number}: frame is {frame!r}, but must be a whole number of at least 0.")
+    if not frame.isascii() or not frame.isdecimal() or len(frame) > MOST_DIGITS:
+        raise FrameTableError(
+            f"{path}, line {number}: frame is {frame[:40]!r}, but must be a whole number from 0, of at most "
+            f"{MOST_DIGITS} digits."
+        )
     return Frame(*names, int(frame), split)

@@ -71,7 +71,8 @@ def natural_key(text: str) -> tuple:
         What `sorted(..., key=natural_key)` compares.
     """
     parts = _DIGITS.split(text)
-    parts[1::2] = map(int, parts[1::2])  # every other part is digits, so numbers are only compared with numbers
+    # Every other part is digits, so numbers are only compared with numbers; int() refuses thousands of digits.
+    parts[1::2] = ((len(number), number) for number in (digits.lstrip("0") for digits in parts[1::2]))
     return tuple(parts), text
 
 

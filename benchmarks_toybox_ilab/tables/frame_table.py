@@ -287,7 +287,11 @@ class FrameTable:
             FrameTableError: If the file is missing, its header or a line is invalid, the table breaks a rule, or it is
                 not the one that `to_csv` wrote.
         """
-        table, beside = cls(read_frames(path), root, reader, Path(path).stem, padded), _digest_file(path)
+        frames, beside = read_frames(path), _digest_file(path)
+        try:
+            table = cls(frames, root, reader, Path(path).stem, padded)
+        except FrameTableError as error:
+            raise FrameTableError(f"{path}: {error}") from error
         if beside.is_file() and beside.read_bytes() != table.content_hash().encode():
             raise FrameTableError(
                 f"{path} is not what was written: the SHA-256 of its rows is not the one in {beside}, so one of them "

@@ -6,19 +6,27 @@ strategy predicts as the run did, without the run's settings, weight files or im
 
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from crumb_avalanche.learner.schema import check_run_header
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.rng_state import get_rng_state, preserve_rng_state, set_rng_state
-from crumb_avalanche.system.tensor_file import StateError, TensorFileError, read_metadata, read_state, write_state
+from crumb_avalanche.system.tensor_file import (
+    StateError,
+    TensorFileError,
+    loaded_json,
+    read_metadata,
+    read_state,
+    write_state,
+)
 
 if TYPE_CHECKING:
     from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -129,7 +137,7 @@ def read_header(path: str | os.PathLike) -> LearnerHeader:
     """Read the header of a learner file, without its tensors.
 
     Raises:
-        LearnerError: the file is absent, damaged, not a learner file, or written by a newer version.
+        LearnerError: the file is absent, damaged, not a learner file, or holds a value that no run writes.
     """
     try:
         return _header(path, read_metadata(path))
@@ -142,13 +150,13 @@ def _header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
     if found != FORMAT:
         kind = f"of format {found}" if found else "without a format"
         raise LearnerError(f"{path} is a file {kind}, not {FORMAT}; give the {LEARNER} of a finished run")
-    values = json.loads(metadata["learner"])
-    known = {item.name for item in fields(LearnerHeader)}
-    if extra := sorted(set(values) - known):
-        raise LearnerError(f"{path} has {', '.join(extra)} in its header; a newer version wrote it: update this one")
-    if values["codebook"] is not None:
-        values["codebook"] = tuple(values["codebook"])
-    return LearnerHeader(**values)
+    try:
+        values = loaded_json(metadata.get("learner", ""))
+        check_run_header(values)
+    except StateError as error:
+        raise LearnerError(f"{path} is no valid learner of a run ({error}); take a copy, or repeat the run") from error
+    codebook = values["codebook"]
+    return LearnerHeader(**{**values, "codebook": codebook and tuple(codebook)})
 
 
 def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
@@ -172,22 +180,29 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
     except TensorFileError as error:
         raise LearnerError(str(error)) from error
     header = _header(path, metadata)
-    with preserve_rng_state():
-        strategy = _build(header, device)
     try:
+        with preserve_rng_state():
+            strategy = _build(header, device)
         strategy.model.feature_extractor.load_state_dict(state["feature_extractor"])
         if header.keep == "full":
             _load_all(strategy, state["strategy"])
         else:
             strategy.load_answer_state(state["strategy"])
             strategy.__dict__["train"] = partial(_refuse_training, path)
-    except (KeyError, RuntimeError, StateError, ValueError) as error:
-        raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {error}") from error
+        for name, value in strategy.model.state_dict().items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise StateError(f"{name} holds values that are not finite")
+    except Exception as error:  # the state of each strategy is its own, and so is how it fails
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {reason}") from error
     if weights_hash(strategy.model.feature_extractor) != header.weights_sha256:
         raise LearnerError(f"the weights of F in {path} are not those that its header names; save the learner again")
     restore(strategy.model, state.get("int8"), [header.versions.get("runtime", "")])
     if "rng" in state:
-        set_rng_state(state["rng"])
+        try:
+            set_rng_state(state["rng"])
+        except Exception as error:  # of each generator its own
+            raise LearnerError(f"the states of the random draws in {path} are damaged; repeat the run") from error
     return SavedLearner(strategy, header)
 
 

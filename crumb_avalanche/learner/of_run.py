@@ -12,7 +12,7 @@ from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.thumbnails import Thumbnails
 from crumb_avalanche.methods.features import FeatureMoments
-from crumb_avalanche.system.tensor_file import TensorFileError, read_metadata, read_state
+from crumb_avalanche.system.tensor_file import StateError, TensorFileError, read_metadata, read_state
 
 
 def cannot_be_taught(header: LearnerHeader) -> str:
@@ -38,6 +38,7 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
 
     Raises:
         LearnerError: the run had another method.
+        StateError: the file holds no such state.
     """
     header = read_header(path)
     if reason := cannot_be_taught(header):
@@ -46,7 +47,15 @@ def learner_of_run(path: str | os.PathLike) -> tuple[FrozenNetwork, dict[str, An
             f"on, learn its images with crumb teach NEW.safetensors FOLDER, or with crumb run --strategy "
             f"{KINDS[0]}"
         )
-    state, _ = read_state(path)
+    try:
+        return _taken_over(header, read_state(path)[0])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StateError(f"the run's state is not that of a method in closed form: {reason}") from error
+
+
+def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[str, Any]]:
+    """Return the network and the state of a learner, from those of a run."""
     arguments = {name: value for name, value in header.network.items() if name != "n_classes"}
     weights = {f"feature_extractor.{name}": value for name, value in state["feature_extractor"].items()}
     model = state["strategy"]["model"]

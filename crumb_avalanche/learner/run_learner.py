@@ -13,7 +13,7 @@ from torch import Tensor
 from crumb_avalanche.learner.answer import Answer, only_answer
 from crumb_avalanche.learner.clip import BadImage, Clip, OnBad, warn
 from crumb_avalanche.learner.evidence import TEMPERATURES
-from crumb_avalanche.learner.file import LEARNER, load_to_answer
+from crumb_avalanche.learner.file import LEARNER, LearnerError, load_to_answer
 from crumb_avalanche.learner.knowledge import RUNNERS_UP, ClassInfo
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.sources import clips_to_ask
@@ -51,6 +51,8 @@ class RunLearner:
     def __init__(self, path: str | os.PathLike):
         saved = load_to_answer(Path(path) / LEARNER if os.path.isdir(path) else path)
         self._strategy, header = saved.strategy, saved.header
+        if not {"size", "interpolation"} <= header.transform.keys() or not header.classes:
+            raise LearnerError(f"{path} says of no class or image size; take a copy, or repeat the run")
         self.method, self.image_size = header.strategy, int(header.transform["size"])
         self._interpolation = header.transform["interpolation"]
         self.classes = [ClassInfo(one["name"], one["images"], 0) for one in header.classes]
@@ -92,6 +94,10 @@ class RunLearner:
     def _answers(self, clip: Clip, paths: list[str], outputs: Tensor) -> tuple[tuple[Answer, ...], Answer]:
         """Answer for each frame, and for the clip by the mean of their ``(n, classes)`` outputs."""
         shares = probabilities(self._strategy, torch.cat([outputs, outputs.mean(0, keepdim=True)]))[:, self._labels]
+        if not shares.isfinite().all():
+            raise LearnerError(
+                "the learner of this run gives answers that are not finite; take a copy, or repeat the run"
+            )
         best = shares.sort(dim=1, descending=True, stable=True).indices[:, : RUNNERS_UP + 1].tolist()
         ranked = [
             tuple((self.classes[place].name, float(row[place])) for place in places)
@@ -106,5 +112,11 @@ class RunLearner:
         """Return the ``(B, classes)`` outputs of an evaluation of ``(B, 3, h, w)`` uint8 pixels."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No loggers specified")
-            self._strategy.eval(unlabelled_experience(pixels))
+            try:
+                self._strategy.eval(unlabelled_experience(pixels))
+            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise LearnerError(
+                    f"the learner of this run cannot answer ({reason}); take a copy, or repeat it"
+                ) from error
         return torch.cat(self._outputs.outputs)

@@ -22,6 +22,7 @@ from crumb_avalanche.system.schema import (
     Each,
     Flag,
     Null,
+    Plain,
     Real,
     Table,
     Text,
@@ -79,6 +80,25 @@ HEADER = {
     "thumbnails": Table(NAME, {"count": Whole(1, MOST), "bytes": Whole(1)}),
     "stored": Each(Text(), most=10),
     "network": {"arguments": NETWORK, "source": Text(2000), "weights_sha256": Text(64), "included": Flag()},
+    "versions": VERSIONS,
+    "written": Text(40),
+}
+PLAIN_VALUES = Table(Text(), Plain())
+# The header of a run's learner file; the method checks its settings itself, and the strategy its state.
+RUN = {
+    "strategy": Text(),
+    **dict.fromkeys(("method", "learning", "budget", "calibration", "plan"), PLAIN_VALUES),
+    "mem_size": Whole(0, 10**7),
+    "seed": Whole(0, 2**32 - 1),
+    "network": {**NETWORK, "n_classes": Whole(1, LIMITS["classes"])},
+    "codebook": maybe(Each(Whole(1, 2**15), 2)),
+    "precision": Text(among=("fp32", "bf16")),
+    "evaluate_quantized": Flag(),
+    "transform": {"size?": Whole(1, 4096), "interpolation?": Text(20), "mean?": THREE, "std?": THREE},
+    "classes": Each({"label": Whole(0, LIMITS["classes"] - 1), "name": Text(), "images": IMAGES}),
+    "lessons": Each(Plain()),
+    "keep": Text(among=("full", "answers")),
+    "weights_sha256": Text(64),
     "versions": VERSIONS,
     "written": Text(40),
 }
@@ -161,6 +181,16 @@ def check_header(header: dict[str, Any]) -> None:
     )
     closed = header["method"] not in REPLAY
     _require((header["features"] is not None) == closed, "features", "there for a closed form, and only for it")
+
+
+def check_run_header(header: Any) -> None:
+    """Raise ``StateError`` if plain values are not those of a run's learner; see ``check_header``."""
+    check(RUN, header)
+    for key in ("label", "name"):
+        values = [one[key] for one in header["classes"]]
+        _require(len(set(values)) == len(values), "classes", f"each with a {key} of its own")
+    labels = [one["label"] for one in header["classes"]]
+    _require(max(labels, default=0) < header["network"]["n_classes"], "classes", "labels below network.n_classes")
 
 
 def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:

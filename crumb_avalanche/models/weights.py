@@ -16,6 +16,7 @@ from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors
 
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")
+MOST_UNPACKED = 2**30  # bytes that a small archive may hold, however well they are compressed
 _HUB_NAME = re.compile(r".*-(?!\d{8}\.)([0-9a-f]{8})\.pth")  # eight decimal digits are a date
 
 
@@ -44,6 +45,8 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
         # torch ignores checksums, and numpy where a damaged header takes fewer bytes than there are.
         if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
+                if sum(one.file_size for one in archive.infolist()) > MOST_UNPACKED + 100 * path.stat().st_size:
+                    raise zipfile.BadZipFile("it unpacks to more than a hundred times its size")
                 if (damaged := archive.testzip()) is not None:
                     raise zipfile.BadZipFile(f"the checksum of {damaged} does not match")
         if path.suffix == ".npz":

@@ -22,8 +22,11 @@ IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # in every config.ya
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and first in labels
 JOINT = "joint"  # protocol of a learner of all classes at once, an upper bound for every protocol
 SIGNS_OF_WORK = {"config.yaml", "error.txt", INTERRUPTED}  # of a run that was started
-# Entries of result.json that a report can do without.
-OPTIONAL = {"classes_order": list, "classes_per_experience": list, "strategy_settings": dict, "provenance": dict}
+# Entries of result.json: type, and whether a report can do without.
+ENTRIES = {"run": (int, False), "final_accuracy": (object, False), "accuracy_after": (list, False)}
+ENTRIES |= {name: (list, True) for name in ("classes_order", "classes_per_experience")}
+ENTRIES |= {name: (dict, True) for name in ("strategy_settings", "provenance")}
+ENTRIES |= {"frame_table_sha256": (str, True), "learning_rate": (int | float | None, True)}
 LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
 
 
@@ -145,9 +148,7 @@ def read_run(folder: Path) -> Run:
     """
     result = _read(folder / RESULT, _result)
     check_digests(folder, result)
-    settings = _read(folder / "config.yaml", lambda text: _mapping(load_yaml(text), IDENTITY[:4]))
-    settings = flat(settings)
-    ledger = _read(folder / "ledger.json", lambda text: _mapping(json.loads(text), LEDGER_ENTRIES, int | float))
+    settings, ledger = _read(folder / "config.yaml", _settings), _read(folder / "ledger.json", _ledger)
     return Run(folder, settings, result, ledger, _read(folder / "accuracy_matrix.csv", lambda t: _matrix(t, result)))
 
 
@@ -155,7 +156,7 @@ def _read(path: Path, parse):
     try:
         return parse(path.read_text())
     except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
-        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:300]
         cure = f"restore it, repeat the run with --overwrite true, or move {path.parent} elsewhere"
         text = (
             f"{path} cannot be used: {reason}. Finished runs have this file complete, so it was changed or lost later"
@@ -168,20 +169,42 @@ def _mapping(value, keys: list[str], kind=object) -> dict:
         raise ValueError(f"it holds a {type(value).__name__}, not names and values")
     if wrong := [key for key in keys if key not in value or not isinstance(value[key], kind)]:
         raise ValueError(f"it has no usable {', '.join(wrong)}")
+    json.dumps(value, ensure_ascii=False, default=str).encode()  # raises ValueError for text that no file can hold
     return value
 
 
 def _result(text: str) -> dict:
-    result = _mapping(json.loads(text), ["final_accuracy", "accuracy_after", "run"])
+    result = _mapping(json.loads(text), [name for name, (_, optional) in ENTRIES.items() if not optional])
+    for name, (kind, _) in ENTRIES.items():
+        if name in result and (not isinstance(result[name], kind) or isinstance(result[name], bool)):
+            raise ValueError(f"its {name} is {str(result[name])[:80]!r}, not of type {getattr(kind, '__name__', kind)}")
     tested = [value for value in result["accuracy_after"] if value is not None]
     for value in [*tested, result["final_accuracy"]]:
         _percent(value)
-    for key, kind in OPTIONAL.items():
-        if not isinstance(result.get(key, kind()), kind):
-            raise ValueError(f"its {key} is {result[key]!r}, not a {kind.__name__}")
-    if any(type(count) is not int for count in result.get("classes_per_experience", [])):
-        raise ValueError(f"its classes_per_experience is {result['classes_per_experience']!r}, not counts")
+    names, counts = result.get("classes_order", []), result.get("classes_per_experience", [])
+    if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+        raise ValueError("its classes_order is not a list of different names")
+    if not all(type(count) is int and 0 < count < 10**9 for count in counts):
+        raise ValueError("its classes_per_experience is not a list of counts")
+    if sum(counts) != len(names):
+        raise ValueError(f"its classes_per_experience adds up to {sum(counts)}, but its classes_order has {len(names)}")
     return result
+
+
+def _ledger(text: str) -> dict:
+    ledger = _mapping(json.loads(text), LEDGER_ENTRIES, int | float)
+    if wrong := [name for name in LEDGER_ENTRIES if not 0 <= ledger[name] < 1e18]:
+        raise ValueError(f"its {', '.join(wrong)} are no amounts of at least 0")
+    return ledger
+
+
+def _settings(text: str) -> dict:
+    settings = _mapping(load_yaml(text), IDENTITY[:4])
+    if wrong := [name for name in IDENTITY[:4] if not isinstance(settings[name], str)]:
+        raise ValueError(f"its {', '.join(wrong)} are no names")
+    if not isinstance(settings.get("method") or {}, dict) or not all(isinstance(name, str) for name in settings):
+        raise ValueError("its settings have no names")
+    return flat(settings)
 
 
 def _matrix(text: str, result: dict) -> list[list[float]]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any
 
@@ -98,10 +99,17 @@ class RunPlan(RunSettings):
 
 
 def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> dict[str, Any]:
-    """Return the settings of a run that sets these only; those of the method are named ``method.NAME``."""
+    """Return the settings of a run that sets these only; those of the method are named ``method.NAME``.
+
+    Defaults of the method stand in its file, whose libraries may be missing where runs are only reported: then they are
+    left out.
+    """
     usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(preset, {}) | {"preset": preset}
     usual["replay_weight"] = usual_replay_weight(usual["replay_compute"])
-    usual["method"] = asdict(STRATEGIES[strategy].settings()) if strategy in STRATEGIES else {}
+    usual["method"] = {}
+    with suppress(ImportError):
+        if strategy in STRATEGIES:
+            usual["method"] = asdict(STRATEGIES[strategy].settings())
     if benchmark in BENCHMARKS:
         usual |= {name: getattr(BENCHMARKS[benchmark], name) for name in BENCHMARK_SETTINGS}
     return flat(usual)

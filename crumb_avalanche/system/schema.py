@@ -182,9 +182,7 @@ class Plain(Rule):
             inner = [*value, *value.values()]
         elif isinstance(value, list | tuple):
             inner = list(value)
-        elif isinstance(value, float):
-            return None if math.isfinite(value) else "finite"
-        elif not (value is None or isinstance(value, bool | int | str)):
+        elif not (value is None or isinstance(value, bool | int | float | str)):
             return "a plain value"
         if not self.depth:
             return "nested in fewer levels"

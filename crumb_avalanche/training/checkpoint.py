@@ -16,9 +16,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from crumb_avalanche.system.tensor_file import StateError, TensorFileError, read_state, write_state
+from crumb_avalanche.system.schema import Plain, Table, Text, Whole, check
+from crumb_avalanche.system.tensor_file import StateError, TensorFileError, loaded_json, read_state, write_state
 
 FORMAT = "crumb-checkpoint-1"
+ABOUT = {"settings": Table(Text(), Plain()), "notes": Table(Text(), Plain()), "records": Whole(0, 10**9)}
 KEPT = 2
 HISTORY = "history.jsonl"
 
@@ -89,7 +91,7 @@ class HistoryFile:
             checksum, _, text = line.rstrip(b"\n").partition(b" ")
             if not line.endswith(b"\n") or checksum != _checksum(number, text).encode():
                 raise TensorFileError(f"line {number + 1} of {self.path} is damaged or missing")
-            records.append(json.loads(text))
+            records.append(loaded_json(text.decode("utf-8", "replace")))
             end += len(line)
         self.length, self._end = length, end
         return records
@@ -175,10 +177,11 @@ class CheckpointFolder:
                 state, metadata = read_state(path)
                 if metadata.get("format") != FORMAT:
                     raise TensorFileError(f"its format is {metadata.get('format')}, not {FORMAT}")
-                found = {name: json.loads(metadata[name]) for name in ("settings", "notes", "records")}
+                found = {name: loaded_json(metadata[name]) for name in ABOUT}
+                check(ABOUT, found)
                 self._check(path, found["settings"])
                 records = self.history.read(found["records"])
-            except (TensorFileError, StateError, SafetensorError, OSError, KeyError, TypeError) as error:
+            except (TensorFileError, StateError, OSError, KeyError) as error:
                 self._damaged.add(number)
                 warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
                 continue

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from patch_images import images
 from small_lessons import METHODS
 
-from crumb_avalanche.learner.file import LearnerError
+from crumb_avalanche.cli import main
+from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.learner.kinds import KINDS
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.run_learner import RunLearner
 from crumb_avalanche.learner.store import read_header
 from crumb_avalanche.system.tensor_file import flatten, read_tensors, unflatten, write_tensors
 
@@ -119,6 +121,47 @@ def test_100_crafted_files(files, data):
 @given(data=st.data())
 def test_2000_crafted_files(files, data):
     check_crafted(files, data)
+
+
+@pytest.fixture(scope="module")
+def run_files(tmp_path_factory, clips):
+    """A folder, and the parts of the learner files of two runs, of which ``Learner`` reads the first."""
+    folder, parts = tmp_path_factory.mktemp("runs"), {}
+    for name in ("ncm", "er"):
+        command = [
+            *("run", "--benchmark", "clip_folder", "--dataset-root", clips, "--weights", "none", "--preset", "paper"),
+            *("--backbone", "small_cnn", "--image-size", 32, "--batch-size", 8, "--first-epochs", 1, "--threads", 1),
+            *("--progress", "false", "--mem-size", 8, "--checkpoint", "false", "--strategy", name),
+            *("--output", folder / name),
+        ]
+        assert main([str(part) for part in command]) == 0
+        tensors, metadata = read_tensors(folder / name / LEARNER)
+        state = unflatten(json.loads(metadata["tree"]), tensors)
+        parts[name] = {"format": metadata["format"], "learner": json.loads(metadata["learner"]), "state": state}
+    return folder, parts
+
+
+def check_crafted_run(files, data):
+    folder, parts = files
+    path, name = folder / "crafted.safetensors", data.draw(st.sampled_from(list(parts)))
+    try:
+        written(path, crafted(data.draw, parts[name]))
+    except (ValueError, RecursionError, TypeError):
+        return  # no file can hold it
+    for load in (Learner.load, RunLearner):
+        try:
+            answer = load(path).predict(PHOTO)
+        except ValueError as error:
+            assert "\n" not in str(error)
+        else:
+            assert np.isfinite(answer.confidence) and 0 <= answer.confidence <= 1
+
+
+@pytest.mark.slow
+@SLOW
+@given(data=st.data())
+def test_2000_crafted_files_of_runs(run_files, data):
+    check_crafted_run(run_files, data)
 
 
 @pytest.mark.parametrize(

@@ -240,8 +240,8 @@ def test_files_that_hold_no_learner_are_refused(saved, tmp_path):
     with pytest.raises(LearnerError, match="there is no file"):
         load_learner(tmp_path / "missing.safetensors")
     state, metadata = read_state(saved)
-    write_state(tmp_path / "other.safetensors", state, {"format": "crumb-checkpoint-2"})
-    with pytest.raises(LearnerError, match=r"of format crumb-checkpoint-2, not crumb-run-learner-1; give the learner"):
+    write_state(tmp_path / "other.safetensors", state, {"format": "crumb-checkpoint-1"})
+    with pytest.raises(LearnerError, match=r"of format crumb-checkpoint-1, not crumb-run-learner-1; give the learner"):
         load_learner(tmp_path / "other.safetensors")
     newer = json.loads(metadata["learner"]) | {"colour": "red"}
     write_state(saved, state, {**metadata, "learner": json.dumps(newer)})

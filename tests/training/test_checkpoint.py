@@ -8,6 +8,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from crafted import crafted, json_of
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from crumb_avalanche.system import tensor_file
 from crumb_avalanche.training import checkpoint
@@ -230,6 +233,40 @@ def test_none_of_200_random_flips_is_silent(files):
         assert found is None or found.notes == {"place": 0}
         path.write_bytes(contents[path])
     assert CheckpointFolder(files.folder, SETTINGS).newest().notes == {"place": 1}
+
+
+def check_crafted(folder, data):
+    """A checkpoint that somebody wrote by hand, with right checksums, is read as it is or passed over with a line."""
+    parts = {"settings": SETTINGS, "notes": {"place": 1}, "records": 0, "state": {**TENSORS, "list": [1, {"a": 2}]}}
+    changed = crafted(data.draw, parts)
+    files = CheckpointFolder(folder, SETTINGS)
+    try:
+        about = {name: json_of(changed[name]) for name in ("settings", "notes", "records") if name in changed}
+        tensor_file.write_state(files.path(0), changed.get("state"), {"format": checkpoint.FORMAT, **about})
+    except (ValueError, RecursionError, TypeError):
+        return  # no file can hold it
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = files.newest()
+        except CheckpointError as error:
+            assert "\n" not in str(error)
+        else:
+            assert isinstance(found.notes, dict) and found.records == []
+    assert all("\n" not in str(one.message) for one in said)
+
+
+@settings(max_examples=100, phases=[Phase.generate])
+@given(data=st.data())
+def test_100_crafted_checkpoints(tmp_path_factory, data):
+    check_crafted(tmp_path_factory.mktemp("crafted"), data)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, phases=[Phase.generate])
+@given(data=st.data())
+def test_2000_crafted_checkpoints(tmp_path_factory, data):
+    check_crafted(tmp_path_factory.mktemp("crafted"), data)
 
 
 def test_a_history_alone(tmp_path):
