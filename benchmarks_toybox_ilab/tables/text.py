@@ -18,6 +18,7 @@ _DOUBTFUL = re.compile(f"[{_BLANK}]|{_SELECTORS.pattern}")  # str.isprintable ta
 _FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e007a]{1,8}\U000e007f")  # of England, Scotland or Wales
 _ZWNJ, _ZWJ, _VIRAMA = "\u200c", "\u200d", 9
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_WORDS = re.compile(r"- [A-Za-z][A-Za-z ,]*")  # of a list: nothing in them is computed
 _CURSOR = re.compile(r"(\n|\x1b\[A)+")  # what tqdm writes to go from one bar to another
 
 
@@ -77,11 +78,11 @@ def from_spreadsheet_cell(text: str) -> str:
 
 
 def _is_formula(text: str) -> bool:
-    """Whether the text, without apostrophes before it, begins as a formula does and is no number."""
-    if not _FORMULA.match(text):
+    """Whether the text, without apostrophes before it, begins as a formula does; numbers and plain words are none."""
+    if not _FORMULA.match(text) or _WORDS.fullmatch(text):
         return False
     try:
-        float(text)
+        [float(number) for number in text.split(" ")]
     except ValueError:
         return True
     return False

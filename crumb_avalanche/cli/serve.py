@@ -11,7 +11,7 @@ import torch
 from crumb_avalanche.cli.teach import opened, start_runtime
 from crumb_avalanche.learner.listening import listen, load_server, run
 from crumb_avalanche.learner.shared import SharedLearner
-from crumb_avalanche.learner.store import holds_weights
+from crumb_avalanche.learner.store import holds_weights, refuse_folder
 from crumb_avalanche.runs.command_settings import ServeSettings
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
@@ -30,6 +30,7 @@ def main(settings: ServeSettings) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     path = Path(settings.model)
+    refuse_folder(path)
     port, origins = listen(settings.host, settings.port, certificate is not None)
     with port, locked_file(path):
         learner = opened(settings, path)

@@ -37,6 +37,7 @@ def main(settings: TeachSettings) -> None:
     if threads:
         torch.set_num_threads(threads)
     path = Path(settings.model)
+    refuse_folder(path)
     workers = contextlib.nullcontext() if settings.engine is None else RayCalls(settings.address, threads)
     with locked_file(path), workers as engine:
         learner = opened(settings, path)
@@ -113,7 +114,6 @@ def start_runtime(learner: Any, name: str, *sources: str | Clip | None) -> None:
 
 def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
     """Load the learner, or make one if there is no file."""
-    refuse_folder(path)
     if path.exists():
         learner = Learner.load(path, settings.weights)
         check_same(settings, learner)

@@ -111,7 +111,7 @@ def settings_tables(groups: list[Group]) -> tuple[Table | None, Table]:
 def meanings() -> dict[str, str]:
     """What each setting of ``crumb run`` means, as its documentation says; empty where Python strips docstrings."""
     text = inspect.cleandoc(RunSettings.__doc__ or "")  # from Python 3.13 on, docstrings come without indentation
-    lines = re.sub(r"\n {8,}", " ", text)
+    lines = re.sub(r"\n {8,}", " ", text.partition("Attributes:")[2])
     return dict(re.findall(r"^ {4}(\w+): (.+)$", lines, re.MULTILINE))
 
 

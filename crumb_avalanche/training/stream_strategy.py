@@ -9,7 +9,7 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.templates import SupervisedTemplate
-from torch import nn
+from torch import Tensor, nn
 
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.setting_ranges import check_count
@@ -154,13 +154,13 @@ class StreamStrategy(SupervisedTemplate):
     def _unpack_minibatch(self):
         on_host = self.mbatch[1]
         super()._unpack_minibatch()
-        self._labels = self.mb_y, self.mb_y._version, on_host
+        self._labels = self.mb_y, _version(self.mb_y), on_host
 
     @property
     def label_numbers(self) -> list[int] | None:
         """The labels of the batch as the loader gave them, in CPU memory; ``None`` if a plugin changed them since."""
         labels, version, on_host = self._labels
-        return on_host.tolist() if labels is self.mb_y and labels._version == version else None
+        return on_host.tolist() if labels is self.mb_y and _version(labels) == version else None
 
     def _before_training(self, **kwargs):
         check_strategy(self)
@@ -231,3 +231,8 @@ class StreamStrategy(SupervisedTemplate):
             StateError: the state is of another strategy or network.
         """
         load_answer_state(self, state)
+
+
+def _version(tensor: Tensor) -> int:
+    """Return the number of changes of a tensor in place; 0 in inference mode, which counts none."""
+    return 0 if tensor.is_inference() else tensor._version

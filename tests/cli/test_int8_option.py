@@ -64,7 +64,7 @@ def test_shared_copies_answer_in_int8(taught, photos):
         await shared.teach("dim", [("a.png", stream.getvalue())])
         return await shared.predict(stream.getvalue())
 
-    answer = asyncio.run(use())
+    answer, _ = asyncio.run(use())
     shared.close()
     again = Learner.load(taught)
     assert again.lessons[-1].runtime == str(learner.runtime)

@@ -52,7 +52,7 @@ def test_finished_runs_are_skipped_and_a_failing_one_stops_no_other(finished):
     done = competitors(output, "--strategies", "slda", "ncm", "chance")
     assert done.returncode == 1
     assert (folder / "slda" / "run0" / "result.json").stat().st_mtime_ns == before
-    assert "failed: " in done.stderr and "Is a directory" in done.stderr
+    assert "failed: " in done.stderr and "config.yaml exists and is of another program" in done.stderr
     assert "Traceback" in (folder / "ncm" / "run0" / "error.txt").read_text()
     (folder / "ncm" / "run0" / "config.yaml").rmdir()
     done = competitors(output, "--strategies", "slda", "ncm")

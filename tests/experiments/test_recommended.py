@@ -9,6 +9,7 @@ from recommended import ROWS, changes_of, lines_of, text_of
 from scipy.stats import ttest_rel
 from support.common_options import common_options, parser_for, rows_named
 
+from benchmarks_toybox_ilab.tables.text import from_spreadsheet_cell
 from crumb_avalanche.methods.registry import get_strategy
 
 
@@ -70,7 +71,7 @@ def test_quick(tmp_path, rows):
     done = called("recommended", "--quick", "--output", tmp_path, *(["--rows", *rows] if rows else []))
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "recommended.csv") as file:
-        found = {row["row"]: row for row in csv.DictReader(file)}
+        found = {from_spreadsheet_cell(row["row"]): row for row in csv.DictReader(file)}
     assert list(found) == [row.name for row in ROWS if not rows or row.name in rows]
     assert f"recommended  {float(found['recommended']['accuracy']):.1f}"[:12] in done.stdout
     assert found["recommended"]["accuracy"] != found["slda"]["accuracy"]

@@ -144,9 +144,6 @@ def test_what_a_removed_class_leaves_by_hand():
     assert rda.scatter.whole().tolist() == [[2, 0], [0, 8]]
     rda.forget(1)
     assert rda.scatter.whole().tolist() == [[1, 0], [0, 4]], "the same average, of two images"
-    rda.drop_scatter()
-    assert rda.remains_after_forget == "" and rda.settings["whole"] is False
-    rda.drop_scatter()
 
 
 @each_form

@@ -11,7 +11,6 @@ from small_models import CLASSES, SIZE
 from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
 from crumb_avalanche.methods.registry import build_strategy
 from crumb_avalanche.models.extraction import BadFeaturesError
-from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.training.feature_cache import FeatureCache
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
@@ -81,21 +80,6 @@ def test_the_frame_is_named_while_a_cache_is_filled_and_no_map_of_it_is_kept(tmp
         with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} "):
             strategy.train(stream.train_stream[0], eval_streams=[])
         assert not cache.store.present()[ROW]
-
-
-@pytest.mark.filterwarnings("ignore:.*maps in .* are damaged", "ignore:.*without checksums")
-def test_maps_without_checksums_that_cannot_be_used_are_computed_again(tmp_path, model, pixels):
-    images, rows = torch.utils.data.TensorDataset(pixels), np.arange(6)
-    with MapStore(tmp_path, model, 6, "toy", progress=False) as store:
-        wanted = torch.stack([maps for maps, _ in store.dataset(images, rows, [0] * 6)])
-    store.path.with_suffix(".crc32").unlink()
-    np.ones(6, np.uint8).tofile(store.path.with_suffix(".done"))  # as version 0.1 writes
-    maps = np.fromfile(store.path, np.float32).reshape(6, -1)
-    maps[2, 7], maps[4, 1] = np.nan, 3e38
-    maps.tofile(store.path)
-    with MapStore(tmp_path, model, 6, "toy", progress=False) as again:
-        assert torch.equal(torch.stack([maps for maps, _ in again.dataset(images, rows, [0] * 6)]), wanted)
-        assert again.damaged == again.filled == 2
 
 
 def test_images_that_are_not_in_the_experience_are_refused_without_a_name(model):
