@@ -227,6 +227,9 @@ class Strategies(Mapping[str, Entry]):
             import_module(f"{__package__}.{_files()[name]}")
         return self._entries[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries or name in _files()  # without importing it
+
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*_files(), *self._entries]))
 
