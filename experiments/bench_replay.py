@@ -21,11 +21,11 @@ from torch.utils.data import TensorDataset
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
-from crumb_avalanche.runs.presets import PRESETS
+from crumb_avalanche.runs.plan import preset_settings
 from crumb_avalanche.runs.tables import table
 
 BATCH = 21
-TUNED = PRESETS["tuned"]
+TUNED = preset_settings("tuned")
 RECIPES = {
     "tuned": (TUNED["codebook_dim"], dict(replay_compute=TUNED["replay_compute"])),
     "paper": (16, dict(replay_steps=1)),

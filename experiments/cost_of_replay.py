@@ -31,8 +31,7 @@ from support import common_options
 from support.table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
 
 from benchmarks_toybox_ilab.tables.text import safe_output
-from crumb_avalanche.runs.arguments import add_run_arguments, underscored
-from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.settings import RunSettings, add_run_arguments, underscored
 from crumb_avalanche.system.atomic_file import atomic_write
 
 CRUMB, SINGLE, BATCHES = CODEBOOK, "remind, one image at a time", "remind, mini-batches"

@@ -32,9 +32,8 @@ import matplotlib
 from support import common_options
 
 from benchmarks_toybox_ilab.tables.text import safe_output
-from crumb_avalanche.runs.arguments import add_run_arguments, underscored
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, add_run_arguments, as_dict, underscored
 
 
 @dataclass(frozen=True)

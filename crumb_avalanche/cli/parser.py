@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.runs.arguments import add_run_arguments, underscored
 from crumb_avalanche.runs.command_settings import (
     BackbonesSettings,
     DemoSettings,
@@ -21,7 +20,7 @@ from crumb_avalanche.runs.command_settings import (
     StrategiesSettings,
     TeachSettings,
 )
-from crumb_avalanche.runs.settings import MOST_CHARACTERS, RunSettings, load_yaml
+from crumb_avalanche.runs.settings import MOST_CHARACTERS, RunSettings, add_run_arguments, load_yaml, underscored
 
 COMMANDS = {
     "demo": (DemoSettings, "compare strategies on rendered shapes: a few minutes, no download"),

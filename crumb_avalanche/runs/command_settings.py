@@ -178,8 +178,35 @@ class BackbonesSettings(InRange):
     threads: Threads = 0
 
 
+@dataclass(kw_only=True)
+class NewLearnerSettings(InRange):
+    """What a command that makes a learner has in common with the others.
+
+    Attributes:
+        method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
+        weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download) or a weight file;
+            default that of the backbone's library.
+        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18, small_cnn or timm:NAME.
+        cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
+        image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
+        budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
+        runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
+            openvino, onnxruntime, auto for the fastest of a short trial, or int8 for a new MODEL, which keeps it.
+        threads: CPU threads; 0 takes one per core.
+    """
+
+    method: str = "recommended"
+    weights: str | None = None
+    backbone: str = "squeezenet1_0"
+    cut_layer: Number | str | None = None
+    image_size: ImageSize | None = None
+    budget_bytes: Bytes | None = None
+    runtime: RuntimeName = "auto"
+    threads: Threads = 0
+
+
 @dataclass
-class TeachSettings(InRange):
+class TeachSettings(NewLearnerSettings):
     """Teach a learner what images show: makes the file MODEL or goes on with it.
 
     Attributes:
@@ -189,22 +216,13 @@ class TeachSettings(InRange):
         new_class: take names as given, also if one is nearly that of another class or folders look like splits.
         camera: learn from this camera instead of a source, such as 0.
         seconds: how long to watch the camera.
-        method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
-        weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download) or a weight file;
-            default that of the backbone's library.
-        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18, small_cnn or timm:NAME.
-        cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
-        image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
-        budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
         without_weights: leave the network's weights out of the file, which is then smaller but needs --weights; false
             puts them in. By default an existing file stays as it is, and a new one has them.
         thumbnails: keep a JPEG of 64 pixels of each class, one a lesson; else no image is kept.
         on_bad_frame: skip or raise: leave out files that cannot be read or whose features are not finite, or stop.
-        runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
-            openvino, onnxruntime, auto for the fastest of a short trial, or int8 for a new MODEL, which keeps it.
-        engine: 'ray' lets the workers of a Ray cluster learn shards of the clips; they read SOURCE under the same path.
+        engine: 'ray' lets the workers of a Ray cluster learn shards of the clips; they read SOURCE under the same
+            path, and --threads 0 is one thread for each.
         address: of the cluster's head, HOST:PORT; 'auto' finds a head on this machine.
-        threads: CPU threads; 0 takes one per core, or with --engine ray one for each worker.
         progress: show a progress bar.
     """
 
@@ -214,19 +232,11 @@ class TeachSettings(InRange):
     new_class: bool = False
     camera: str | None = None
     seconds: Seconds = 10.0
-    method: str = "recommended"
-    weights: str | None = None
-    backbone: str = "squeezenet1_0"
-    cut_layer: Number | str | None = None
-    image_size: ImageSize | None = None
-    budget_bytes: Bytes | None = None
     without_weights: bool | None = None
     thumbnails: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
-    runtime: RuntimeName = "auto"
     engine: Literal["ray"] | None = None
     address: str = "auto"
-    threads: Threads = 0
     progress: bool = True
 
 
@@ -261,7 +271,7 @@ class PredictSettings(InRange):
 
 
 @dataclass
-class ServeSettings(InRange):
+class ServeSettings(NewLearnerSettings):
     """Teach and ask a learner in a browser, or from other programs over HTTP.
 
     Attributes:
@@ -270,16 +280,6 @@ class ServeSettings(InRange):
         port: port to listen at; 0 takes a free one.
         certificate: PEM file with the certificate for https.
         key: PEM file with its private key.
-        method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
-        weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download) or a weight file;
-            default that of the backbone's library.
-        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18, small_cnn or timm:NAME.
-        cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
-        image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
-        budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
-        runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
-            openvino, onnxruntime, auto for the fastest of a short trial, or int8 for a new MODEL, which keeps it.
-        threads: CPU threads; 0 takes one per core.
     """
 
     model: str
@@ -287,14 +287,6 @@ class ServeSettings(InRange):
     port: Annotated[int, Range(0, 2**16 - 1)] = 8000
     certificate: str | None = None
     key: str | None = None
-    method: str = "recommended"
-    weights: str | None = None
-    backbone: str = "squeezenet1_0"
-    cut_layer: Number | str | None = None
-    image_size: ImageSize | None = None
-    budget_bytes: Bytes | None = None
-    runtime: RuntimeName = "auto"
-    threads: Threads = 0
 
 
 @dataclass

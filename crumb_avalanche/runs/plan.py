@@ -4,21 +4,65 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
-from crumb_avalanche.methods.families import paper_method_settings, paper_settings
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_strategy
 from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
-from crumb_avalanche.runs.presets import DEFAULTS, PRESET_METHODS, PRESETS, preset_for
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
+from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
 from crumb_avalanche.system.setting_ranges import Memories, Range
-from crumb_avalanche.training.replay_settings import usual_replay_weight
+from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
 
+# Of the settings that are None in RunSettings.
+DEFAULTS = dict(
+    strategy="crumb",
+    codebook_init="matched",
+    codebook_dim=16,
+    weights="torchvision",
+    backbone="squeezenet1_0",
+    image_size=224,
+    first_epochs=LearningSettings.first_epochs,
+    learning_rate=LearningSettings.learning_rate,
+    momentum=LearningSettings.momentum,
+    weight_decay=LearningSettings.weight_decay,
+    selection_rule=ReplaySettings.selection_rule,
+    clamp_gradients=0.0,
+    relu_logits=False,
+    head_kernel=1,
+    evaluate_quantized=False,
+)
 BENCHMARK_SETTINGS = ("classes_per_experience", "batch_size")  # defaults that each benchmark has its own of
 PAPER_SIDE = 224  # side in pixels of the images that the paper counts a budget in
+
+
+@cache
+def rows() -> dict[str, dict[str, Any]]:
+    """Return what ``presets.yaml`` holds."""
+    return yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8"))
+
+
+def preset_settings(preset: str) -> dict[str, Any]:
+    """Return the settings of a preset where none are given; ``method`` by the name of a method."""
+    return {**DEFAULTS, "method": {}, **rows()["presets"][preset]}
+
+
+def paper_settings(strategy: str, benchmark: str) -> dict[str, Any]:
+    """Return the settings that the paper's authors used for a method on a benchmark; ``method`` are its own.
+
+    Raises:
+        ValueError: they did not run the method.
+    """
+    if strategy not in rows()["paper"]:
+        raise ValueError(
+            f"the paper's authors did not run {strategy}, so the family 'paper' has no settings for it; they ran "
+            f"{', '.join(rows()['paper'])}. Use --family fair"
+        )
+    row = {"method": {}, "where": {}, **rows()["usual"], **rows()["paper"][strategy]}
+    return row | row.pop("where").get(benchmark, {})
 
 
 @dataclass(frozen=True)
@@ -45,14 +89,15 @@ class RunPlan(RunSettings):
             ValueError: two settings exclude each other, a number is out of range, or a name is unknown.
         """
         benchmark = get_benchmark(settings.benchmark)
-        preset = settings.preset or preset_for(settings.benchmark, settings.family)
-        values = {**DEFAULTS, **PRESETS[preset]}
+        own_clips = settings.benchmark == CLIPS and settings.family is None
+        preset = settings.preset or ("recommended" if own_clips else "paper")
+        values = preset_settings(preset)
         strategy = settings.strategy or values["strategy"]
-        method: dict[str, Any] = PRESET_METHODS.get(preset, {}).get(strategy, {})
+        method = values.pop("method").get(strategy, {})
         if settings.family == "paper":
             row = paper_settings(strategy, settings.benchmark)
-            values.update({name: value for name, value in row.items() if value is not None})
-            method = paper_method_settings(strategy, settings.benchmark)
+            method = row.pop("method")
+            values |= row
         elif settings.family == "fair":
             del values["learning_rate"]
         values |= dict(preset=preset, strategy=strategy)
@@ -104,9 +149,8 @@ def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> 
     Defaults of the method stand in its file, whose libraries may be missing where runs are only reported: then they are
     left out.
     """
-    usual = as_dict(RunSettings()) | DEFAULTS | PRESETS.get(preset, {}) | {"preset": preset}
+    usual = as_dict(RunSettings()) | DEFAULTS | rows()["presets"].get(preset, {}) | {"preset": preset, "method": {}}
     usual["replay_weight"] = usual_replay_weight(usual["replay_compute"])
-    usual["method"] = {}
     with suppress(ImportError):
         if strategy in STRATEGIES:
             usual["method"] = asdict(STRATEGIES[strategy].settings())

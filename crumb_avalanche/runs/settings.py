@@ -1,5 +1,6 @@
 """Typed settings of ``crumb run``. Imports neither torch nor Avalanche, to keep ``crumb --help`` fast."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -30,6 +31,7 @@ from crumb_avalanche.training.replay_settings import Compute, ReplaySettings, St
 
 Protocol = Literal["class_instance", "class_iid"]
 Value = int | float | bool | str | None
+CLIPS = "clip_folder"  # the benchmark of a user's own images
 MOST_RUNS = 10_000
 MOST_CHARACTERS = 1_000_000  # of a file of settings
 
@@ -239,6 +241,7 @@ class RunSettings(InRange):
 
 
 # Groups of `crumb run --help`; all other settings are in a last group for experts.
+EXPERT = "expert"
 GROUPS = {
     "your data": ("benchmark", "dataset_root", "output", "run", "runs"),
     "how good": ("preset", "strategy", "backbone", "weights", "budget_images"),
@@ -269,3 +272,35 @@ def flat(settings: dict) -> dict:
 def as_dict(settings) -> dict:
     """Return settings as plain values, in the order of their declaration."""
     return {item.name: getattr(settings, item.name) for item in fields(settings)}
+
+
+def add_run_arguments(parser, skip: Collection[str] = ()) -> None:
+    """Add a flag for each field of ``RunSettings``, the most used ones first.
+
+    Args:
+        parser: a ``jsonargparse`` parser.
+        skip: fields that get no flag.
+
+    Raises:
+        ValueError: a name in ``skip`` is none of a field.
+    """
+    names = [item.name for item in fields(RunSettings)]
+    if unknown := set(skip) - set(names):
+        raise ValueError(f"settings have no field {', '.join(sorted(unknown))}; skip fields that there are")
+    grouped = [name for group in GROUPS.values() for name in group]
+    groups = {**GROUPS, EXPERT: [name for name in names if name not in grouped]}
+    for title, members in groups.items():
+        left_out = {name for name in names if name not in members} | set(skip)
+        if left_out < set(names):
+            parser.add_argument_group(title).add_class_arguments(RunSettings, as_group=False, skip=left_out)
+
+
+def underscored(arguments: list[str]) -> list[str]:
+    """Replace dashes in flags by underscores: ``--dataset-root X`` becomes ``--dataset_root X``."""
+    out = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag.startswith("--"):
+            flag = "--" + flag[2:].replace("-", "_")
+        out.append(flag + equals + value)
+    return out

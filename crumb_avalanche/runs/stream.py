@@ -13,7 +13,7 @@ from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.map_store import files_key
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.presets import CLIPS
+from crumb_avalanche.runs.settings import CLIPS
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.progress import progress_bar
 

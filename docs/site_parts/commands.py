@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, parser
-from crumb_avalanche.runs.arguments import EXPERT
+from crumb_avalanche.runs.settings import EXPERT
 
 HIDDEN = ("help", "config", "print_config")
 GROUP_NAMES = {

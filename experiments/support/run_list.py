@@ -7,8 +7,7 @@ from typing import NamedTuple
 import yaml
 from support.finished_runs import FinishedRun
 
-from crumb_avalanche.runs.plan import usual_settings
-from crumb_avalanche.runs.presets import DEFAULTS
+from crumb_avalanche.runs.plan import DEFAULTS, usual_settings
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat
 

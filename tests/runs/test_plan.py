@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import ArgumentParser
 
 import crumb_avalanche
-from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
+from benchmarks_toybox_ilab.catalog import BENCHMARKS
+from crumb_avalanche.runs.plan import RunPlan, paper_settings, rows
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, add_run_arguments, as_dict
 from crumb_avalanche.training.replay_settings import ReplaySettings
 
 
@@ -158,3 +160,60 @@ def test_tuned_is_crumb_with_more_training_and_a_readout_of_its_memories():
 )
 def test_replay_weighs_five_times_unless_classes_weigh_the_same_without_it(given, weight):
     assert RunPlan.of(RunSettings(**given)).replay_weight == weight
+
+
+def test_settings_override_family_which_overrides_preset():
+    paper = dict(strategy="ewc", family="paper")
+    plan = RunPlan.of(RunSettings(**paper, preset="reference"))
+    assert (plan.cut_layer, plan.learning_rate, plan.head_kernel, plan.clamp_gradients) == (0, 1e-4, 3, 0)
+    assert RunPlan.of(RunSettings(**paper, learning_rate=0.5)).learning_rate == 0.5
+    usual = RunPlan.of(RunSettings(strategy="ewc"))
+    assert (usual.cut_layer, usual.learning_rate, usual.head_kernel, usual.image_size) == (None, 1e-3, 1, 224)
+    assert RunPlan.of(RunSettings(strategy="ewc", family="fair")).learning_rate is None
+    sgd = dict(strategy="stable_sgd", benchmark="toybox")
+    usual = RunPlan.of(RunSettings(**sgd)).method
+    assert RunPlan.of(RunSettings(**sgd, family="paper")).method == {**usual, "batch_size": 128, "gamma": 0.95}
+    mine = RunPlan.of(RunSettings(**sgd, family="paper", method=dict(gamma=0.5)))
+    assert mine.method == {**usual, "batch_size": 128, "gamma": 0.5}
+
+
+@pytest.mark.parametrize("strategy", rows()["paper"])
+def test_every_row_of_the_paper_is_a_plan(strategy):
+    assert set(rows()["paper"][strategy].get("where", ())) <= BENCHMARKS.keys()
+    for benchmark in BENCHMARKS:
+        plan = RunPlan.of(RunSettings(strategy=strategy, benchmark=benchmark, family="paper"))
+        row = paper_settings(strategy, benchmark)
+        assert plan.method.items() >= row.pop("method").items()
+        assert {name: getattr(plan, name) for name in row} == row
+
+
+@pytest.mark.parametrize(
+    ("strategy", "benchmark", "settings"),
+    [
+        ("lwf", "core50", dict(learning_rate=0.2, image_size=32, weights="none", method={})),
+        ("lwf", "toybox", dict(learning_rate=0.02)),
+        ("stable_sgd", "cifar100", dict(first_epochs=25, method=dict(batch_size=64, gamma=0.99, dropout=0.05))),
+        ("mas", "imagenet", dict(batch_size=128, first_epochs=20, method=dict(weight=100.0))),
+        ("mas", "core50", dict(learning_rate=1e-3, method={})),
+        ("gem", "ilab", dict(first_epochs=1, learning_rate=1e-4, method=dict(margin=1.0))),
+        ("gss", "toybox", dict(backbone="slim_resnet18", batch_size=100)),
+        ("crumb", "core50", dict(clamp_gradients=10, cut_layer=None, selection_rule="reference")),
+        ("rainbow_memory", "core50", dict(image_size=128, learning_rate=0.004)),
+    ],
+)
+def test_rows_of_the_paper(strategy, benchmark, settings):
+    assert paper_settings(strategy, benchmark).items() >= settings.items()
+
+
+def test_a_method_without_a_row_of_the_paper_is_refused():
+    with pytest.raises(ValueError, match=r"did not run slda, so the family 'paper' has no settings .* ran crumb"):
+        paper_settings("slda", "core50")
+
+
+def test_scripts_can_leave_out_flags():
+    with pytest.raises(ValueError, match="no field colour;"):
+        add_run_arguments(ArgumentParser(), {"colour", "run"})
+    parser = ArgumentParser()
+    add_run_arguments(parser, {"run"})
+    found = parser.parse_args([])
+    assert "run" not in found and "threads" in found

@@ -1,21 +1,21 @@
-"""``crumb run --family``: fair tunes the learning rate only, paper uses the settings of the paper's authors."""
+"""What a session builds from a plan: tuned rates, capacities, and the networks of the paper's authors."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 import yaml
 from learned import tensors_of
 
-from crumb_avalanche.methods.families import PAPER, paper_method_settings, paper_settings
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.runs import session
-from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.plan import RunPlan, paper_settings, rows
 from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.training.labels import labels_of
 from crumb_avalanche.training.lr_search import RATES, tune
+
+PAPER = list(rows()["paper"])
 
 
 def run(crumb, tiny, output, *more):
@@ -74,52 +74,6 @@ def test_tuning_sees_the_first_experience_only(crumb, tiny, tmp_path, monkeypatc
     assert len(joint) == 2 and arrivals == [[0, 1], [2], [3]], "its classes at once; its four objects in turn"
 
 
-def test_settings_override_family_which_overrides_preset():
-    settings = RunPlan.of(RunSettings(strategy="ewc", family="paper", preset="paper"))
-    assert (settings.cut_layer, settings.learning_rate, settings.head_kernel) == (0, 1e-4, 3)
-    assert RunPlan.of(RunSettings(strategy="ewc", family="paper", learning_rate=0.5)).learning_rate == 0.5
-    usual = RunPlan.of(RunSettings(strategy="ewc"))
-    assert (usual.cut_layer, usual.learning_rate, usual.head_kernel, usual.image_size) == (None, 1e-3, 1, 224)
-    assert RunPlan.of(RunSettings(strategy="ewc", family="fair")).learning_rate is None
-
-
-def test_settings_of_the_paper_for_some_methods():
-    assert paper_settings("lwf", "core50")["learning_rate"] == 0.2
-    toybox = paper_settings("lwf", "toybox")
-    assert (toybox["learning_rate"], toybox["image_size"], toybox["weights"]) == (0.02, 32, "none")
-    assert paper_settings("stable_sgd", "cifar100")["first_epochs"] == 25
-    assert paper_method_settings("stable_sgd", "cifar100") == dict(batch_size=64, gamma=0.99, dropout=0.05)
-    assert paper_method_settings("stable_sgd", "toybox") == dict(batch_size=128, gamma=0.95)
-    assert paper_method_settings("ewc", "toybox") == paper_method_settings("slda", "toybox") == {}
-    assert paper_method_settings("bic", "core50") == paper_method_settings("bic", "ilab") == dict(temperature=5.0)
-    assert paper_method_settings("gem", "core50") == paper_method_settings("gem", "imagenet") == dict(margin=1.0)
-    for name in ("si", "mas"):
-        assert paper_method_settings(name, "imagenet") == dict(weight=100.0)
-        assert paper_method_settings(name, "core50") == paper_method_settings(name, "toybox") == {}
-        assert [paper_settings(name, "imagenet")[key] for key in ("batch_size", "first_epochs")] == [128, 20]
-    assert paper_method_settings("remind", "toybox") == dict(samples_at_a_time=True, replays=50)
-    for name in PAPER:  # every setting is one that the method has, of its type
-        for benchmark in ("core50", *PAPER[name].on):
-            STRATEGIES[name].method_settings(paper_method_settings(name, benchmark))
-    assert [paper_settings("gem", name)["first_epochs"] for name in ("core50", "ilab", "imagenet")] == [10, 1, 20]
-    assert paper_settings("gss", "toybox")["backbone"] == "slim_resnet18"
-    assert paper_settings("crumb", "core50")["clamp_gradients"] == 10
-    assert set(PAPER) < set(STRATEGIES)
-
-
-def test_method_settings_override_those_of_the_family():
-    settings = RunSettings(strategy="stable_sgd", benchmark="toybox", family="paper")
-    usual = RunPlan.of(RunSettings(strategy="stable_sgd", benchmark="toybox")).method
-    assert RunPlan.of(settings).method == {**usual, "batch_size": 128, "gamma": 0.95}
-    mine = RunPlan.of(replace(settings, method=dict(gamma=0.5)))
-    assert mine.method == {**usual, "batch_size": 128, "gamma": 0.5}
-
-
-def test_a_method_without_settings_of_the_paper_is_refused(crumb, tiny, tmp_path):
-    code, _, err = crumb(*tiny, "--output", tmp_path, "--family", "paper", "--strategy", "slda")
-    assert code == 1 and "did not run slda, so the family 'paper' has no settings for it; they ran crumb, image" in err
-
-
 @pytest.mark.parametrize("strategy", PAPER)
 def test_every_row_of_the_paper_builds_its_network(strategy):
     settings = RunPlan.of(RunSettings(strategy=strategy, benchmark="core50", family="paper", weights="none"))
@@ -131,30 +85,19 @@ def test_every_row_of_the_paper_builds_its_network(strategy):
     assert model.n_classes == 10
 
 
-def test_the_paper_budget_counts_images_of_224_pixels():
-    plan = RunPlan.of(RunSettings(strategy="rainbow_memory", benchmark="core50", family="paper"))
-    size = capacity_of(plan, STRATEGIES["rainbow_memory"], build_model(plan, 10, False))
-    assert size == 15 * 224**2 // 128**2
-
-
-def test_the_paper_counts_codebooks_of_crumb_only():
-    """Supplement, S5: 15 images for iCaRL on CORe50, its old network not counted; 417 maps for CRUMB and REMIND."""
-    sizes = {}
-    for strategy in ("icarl", "crumb", "remind"):
-        settings = RunPlan.of(RunSettings(strategy=strategy, benchmark="core50", family="paper", weights="none"))
-        model = build_model(settings, 10, STRATEGIES[strategy].codebook)
-        sizes[strategy] = capacity_of(settings, STRATEGIES[strategy], model)
-    fair = RunPlan.of(RunSettings(strategy="crumb", benchmark="core50", family="fair", weights="none"))
-    model = build_model(fair, 10, True)
-    exact = capacity_of(fair, STRATEGIES["crumb"], model)
-    assert exact == (15 * 3 * 224**2 - 4 * 256 * 16) // 5408 == 414  # the codebook at its four bytes a value
-    assert sizes == {"icarl": 15, "crumb": 417, "remind": 417}
-
-
-@pytest.mark.parametrize("strategy", PAPER)
-def test_every_row_of_the_paper_sets_its_learning_rate(strategy):
-    rate = RunPlan.of(RunSettings(strategy=strategy, benchmark="clip_folder", family="paper")).learning_rate
-    assert rate == pytest.approx(paper_settings(strategy, "clip_folder")["learning_rate"])
+@pytest.mark.parametrize(
+    ("strategy", "family", "size"),
+    [
+        ("icarl", "paper", 15),  # images; supplement, S5: its old network is not counted
+        ("crumb", "paper", 417),
+        ("remind", "paper", 417),  # its codebooks are not counted
+        ("crumb", "fair", (15 * 3 * 224**2 - 4 * 256 * 16) // 5408),  # the codebook at its four bytes a value
+        ("rainbow_memory", "paper", 15 * 224**2 // 128**2),  # the paper counts images of 224 pixels
+    ],
+)
+def test_what_a_budget_of_15_images_buys(strategy, family, size):
+    plan = RunPlan.of(RunSettings(strategy=strategy, benchmark="core50", family=family, weights="none"))
+    assert capacity_of(plan, STRATEGIES[strategy], build_model(plan, 10, STRATEGIES[strategy].codebook)) == size
 
 
 LONG = ("aanets", "rainbow_memory")
@@ -178,5 +121,7 @@ def test_every_row_of_the_paper_runs_on_small_images(crumb, tiny, tmp_path, stra
     assert len(result["accuracy_after"]) == (1 if strategy == "offline" else 2)
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     chosen = {"weights": "none", "image_size": 32, "batch_size": 8}  # by the command line of `tiny`
-    for name, value in (paper_settings(strategy, "clip_folder") | chosen | given).items():
+    row = paper_settings(strategy, "clip_folder")
+    assert written["method"].items() >= row.pop("method").items()
+    for name, value in (row | chosen | given).items():
         assert written[name] == (pytest.approx(value) if isinstance(value, float) else value), name
