@@ -31,7 +31,7 @@ _HOMES = {
     "SmallCNN": "models.networks",
     "Learner": "learner.learner",
     "LedgerMetric": "training.ledger",
-    "patched_dill": "training.avalanche_checkpoint",
+    "patched_dill": "training.avalanche_fixes",
     "build_strategy": "methods.registry",
     "recommended_strategy": "methods.registry",
     "calibrate": "models.calibration",

@@ -143,12 +143,12 @@ def measure(settings: RunSettings, method: Method, experiences: int | None = Non
     from avalanche.evaluation.metrics import accuracy_metrics
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.methods.task_incremental import TaskIncrementalPlugin
     from crumb_avalanche.runs.recorder import ProgressPlugin
     from crumb_avalanche.runs.run import accuracy_on
     from crumb_avalanche.runs.session import Session
     from crumb_avalanche.runs.stream import open_stream
     from crumb_avalanche.system.process import set_up_process
+    from crumb_avalanche.training.plugins import TaskIncrementalPlugin
 
     plan = planned(settings, method)
     set_up_process(plan.threads, plan.run)  # the same first weights for all methods

@@ -18,7 +18,8 @@ from crumb_avalanche.learner.knowledge import RUNNERS_UP, ClassInfo
 from crumb_avalanche.learner.pixels import AT_A_TIME, batches
 from crumb_avalanche.learner.sources import clips_to_ask
 from crumb_avalanche.models.runtimes import Runtime, use_runtime
-from crumb_avalanche.training.outputs import OutputsPlugin, unlabelled_experience
+from crumb_avalanche.training.data import unlabelled_experience
+from crumb_avalanche.training.plugins import OutputsPlugin
 
 
 def probabilities(strategy: Any, outputs: Tensor) -> Tensor:

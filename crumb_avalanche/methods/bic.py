@@ -15,7 +15,7 @@ from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Positive, PositiveShare
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import in_last_epoch
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 

@@ -20,7 +20,7 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import InRange
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import frames
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.plugins import give_unseen_probability
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy

@@ -16,7 +16,7 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Number, Probability
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.crumb import memory_step
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 

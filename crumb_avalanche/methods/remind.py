@@ -23,7 +23,7 @@ from crumb_avalanche.methods.remind_memory import (
 )
 from crumb_avalanche.system.setting_ranges import NEVER, Count, Factor, InRange, NotNegative, Positive, Range
 from crumb_avalanche.training.batch_plugin import StoringPlugin
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 Large = Annotated[int, Range(1, NEVER)]

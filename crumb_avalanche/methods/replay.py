@@ -19,7 +19,7 @@ from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 

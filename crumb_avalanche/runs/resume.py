@@ -13,8 +13,7 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import RESUME
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
-from crumb_avalanche.training.checkpoint import Checkpoint, CheckpointFolder
-from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
+from crumb_avalanche.training.checkpoint import Checkpoint, CheckpointFolder, CheckpointPlugin, Position
 from crumb_avalanche.training.lr_search import Trial
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 

@@ -45,7 +45,7 @@ from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.process import check_device, set_up_process
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.training.checkpoint_plugin import Position
+from crumb_avalanche.training.checkpoint import Position
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import TrainingDivergedError
 

@@ -22,8 +22,8 @@ from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import check_device
 from crumb_avalanche.system.ray_cluster import RayCalls
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
+from crumb_avalanche.training.data import named_frames
 from crumb_avalanche.training.feature_cache import FeatureCache
-from crumb_avalanche.training.frame_names import named_frames
 from crumb_avalanche.training.lr_search import Trial, small_stream, tune
 from crumb_avalanche.training.pretraining import read_pretrained
 from crumb_avalanche.training.stream_strategy import StreamStrategy

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.split_model import ForwardRecord, SplitModel
 from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
-from crumb_avalanche.training.labels import labels_of, use_int64_labels
-from crumb_avalanche.training.normalization import normalization_of
+from crumb_avalanche.training.data import labels_of, normalization_of, use_int64_labels
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.storage_policies import CompactBuffer

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from crumb_avalanche.models.feature_memo import USUAL_CAPACITY, FeatureMemo
 from crumb_avalanche.models.map_store import MapDataset, MapStore
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 MEMO_BYTES = 2 * 2**30

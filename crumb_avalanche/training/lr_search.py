@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.plugins import TrainingDivergedError
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy

@@ -1,4 +1,4 @@
-"""Plugins of every stream strategy: losses over the classes seen, epochs, clamped gradients, a guard against NaN."""
+"""Plugins of stream strategies: classes seen, epochs, clamped gradients, a guard against NaN, answers by experience."""
 
 import math
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Epochs, check_count
 from crumb_avalanche.training.criterion import UNSEEN_LOGIT, SeenClassesLoss
-from crumb_avalanche.training.labels import labels_of, use_int64_labels
+from crumb_avalanche.training.data import labels_of, use_int64_labels
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 # Probability of each class not seen yet in evaluation: the loss of its image is 13.8 instead of 10,000.
@@ -304,3 +304,47 @@ class DivergenceGuard(StatefulPlugin):
             f"{clock.train_exp_iterations}; the weights were put back to the last ones with a finite loss. Lower the "
             "learning rate, set clamp_gradients=10 (--clamp-gradients 10), or look for damaged images"
         )
+
+
+class OutputsPlugin(StatefulPlugin):
+    """Record the outputs of the latest evaluation.
+
+    Attributes:
+        outputs: of each batch, ``(B, classes)`` float32 on the CPU.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.outputs: list[Tensor] = []
+
+    def before_eval(self, strategy, **kwargs):
+        self.outputs = []
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.outputs.append(strategy.mb_output.float().cpu())
+
+
+class TaskIncrementalPlugin(StatefulPlugin):
+    """Restricts answers in evaluation to the classes of the tested experience; training does not change.
+
+    Regularisers such as EWC protect weights, not the balance between old and new outputs: in class-incremental
+    evaluation they equal fine-tuning, in task-incremental evaluation they do not. A test stream of one experience with
+    all classes restricts nothing.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._classes: list[int] = []
+
+    def before_eval_exp(self, strategy, **kwargs):
+        self._classes = sorted(set(labels_of(strategy.experience.dataset)))
+
+    def after_eval_forward(self, strategy, **kwargs):
+        outside = torch.ones(strategy.mb_output.shape[1], dtype=torch.bool, device=strategy.mb_output.device)
+        outside[self._classes] = False
+        # Below the logit of classes not seen in training, which this experience may have.
+        answers = strategy.mb_output.masked_fill(outside, 2 * UNSEEN_LOGIT)
+        unseen = strategy.seen_classes.unseen(answers.shape[1]).to(outside.device)
+        if bool((unseen & ~outside).any()) and not bool((unseen | outside).all()):
+            answers = give_unseen_probability(answers, unseen & ~outside)  # before, relative to other experiences
+        strategy.mb_output = answers

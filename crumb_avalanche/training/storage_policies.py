@@ -17,8 +17,7 @@ from torch.utils.data import Dataset
 from crumb_avalanche.memory.buffers import CodeMemory, ImageMemory, MapMemory, MemoryBuffer, StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.labels import labels_of
-from crumb_avalanche.training.normalization import Normalization, normalization_of
+from crumb_avalanche.training.data import Normalization, labels_of, normalization_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 

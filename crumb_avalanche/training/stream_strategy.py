@@ -15,7 +15,7 @@ from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.setting_ranges import check_count
 from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
-from crumb_avalanche.training.frame_names import named_frames
+from crumb_avalanche.training.data import named_frames
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
 from crumb_avalanche.training.storage_policies import CompactBuffer

@@ -12,7 +12,7 @@ from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, Su
 from avalanche.training.supervised import Naive
 
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
-from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
+from crumb_avalanche.training.checkpoint import CheckpointPlugin, Position
 from crumb_avalanche.training.crumb import CRUMBStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")

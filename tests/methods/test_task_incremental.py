@@ -9,8 +9,8 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
-from crumb_avalanche.methods.task_incremental import TaskIncrementalPlugin
 from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.training.plugins import TaskIncrementalPlugin
 
 GEM, EWC, SI, MAS, LWF, FINETUNE = (STRATEGIES[name] for name in ("gem", "ewc", "si", "mas", "lwf", "finetune"))
 

@@ -13,7 +13,7 @@ from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.tensor_file import checksum
-from crumb_avalanche.training.checkpoint_plugin import Position
+from crumb_avalanche.training.checkpoint import Position
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 FILES = ("accuracy_matrix.csv", "predictions.npz")

@@ -12,7 +12,7 @@ from crumb_avalanche.runs import session
 from crumb_avalanche.runs.plan import RunPlan, paper_settings, rows
 from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.lr_search import RATES, tune
 
 PAPER = list(rows()["paper"])

@@ -8,8 +8,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.flops import step_flops
-from crumb_avalanche.training.balanced_replay import REPLAYED, BalancedReplay
-from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
+from crumb_avalanche.training.crumb import REPLAYED, BalancedReplay, CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore")

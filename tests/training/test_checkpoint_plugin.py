@@ -15,7 +15,7 @@ from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
 from crumb_avalanche.system.tensor_file import flatten, read_state, write_state
-from crumb_avalanche.training.checkpoint_plugin import CheckpointPlugin, Position
+from crumb_avalanche.training.checkpoint import CheckpointPlugin, Position
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)

@@ -12,10 +12,9 @@ from small_crumb import SGD, train
 from torch import nn
 from torch.nn import functional
 
-from crumb_avalanche.methods.task_incremental import TaskIncrementalPlugin
 from crumb_avalanche.training.criterion import SeenClassesLoss
 from crumb_avalanche.training.crumb import CRUMBPlugin
-from crumb_avalanche.training.plugins import SeenClassesPlugin
+from crumb_avalanche.training.plugins import SeenClassesPlugin, TaskIncrementalPlugin
 from crumb_avalanche.training.storage_policies import CodeBuffer
 
 CLASSES, SEEN = 7, [5, 1, 3]

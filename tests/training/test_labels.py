@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.weights import weights_hash
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.training.labels import labels_of
+from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.lr_search import (
     Trial,
     arrivals_of,

@@ -10,7 +10,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from crumb_avalanche.training.crumb import CRUMBStrategy
-from crumb_avalanche.training.normalization import normalization_of
+from crumb_avalanche.training.data import normalization_of
 from crumb_avalanche.training.storage_policies import ImageBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
