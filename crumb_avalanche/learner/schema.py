@@ -4,10 +4,12 @@
 """
 
 import math
+import re
 from collections import Counter
 from typing import Any
 
 import torch
+from PIL import Image
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from crumb_avalanche.learner.confidence import Confidence
@@ -44,7 +46,15 @@ def _stored_name(name: str) -> None:
         raise ValueError("it is not as check_name returns it")
 
 
+def _sha256(text: str) -> None:
+    """Raise ValueError for a text that is no SHA-256."""
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError("a SHA-256 has 64 hexadecimal digits")
+
+
 IMAGES = Whole(0, MOST_IMAGES)
+SHA256 = Text(64, rule=_sha256)
+FILTER = Text(among=tuple(one.name.lower() for one in Image.Resampling))
 NAME = Text(LONGEST_NAME, rule=_stored_name)
 THREE = Each(Real(-100, 100), 3)
 NETWORK = {
@@ -53,7 +63,7 @@ NETWORK = {
     "cut_layer?": AnyOf((Null(), Text(), Whole(0, 1000))),
     "relu_logits?": Flag(),
     "head_kernel?": Whole(1, 3),
-    "preprocessing?": {"size": Whole(1, 4096), "interpolation": Text(20), "mean": THREE, "std": THREE},
+    "preprocessing?": {"size": Whole(1, 4096), "interpolation": FILTER, "mean": THREE, "std": THREE},
 }
 VERSIONS = Table(Text(), Text(), most=100)
 LESSON = {
@@ -79,7 +89,7 @@ HEADER = {
     "lessons": Each(LESSON),
     "thumbnails": Table(NAME, {"count": Whole(1, MOST), "bytes": Whole(1)}),
     "stored": Each(Text(), most=10),
-    "network": {"arguments": NETWORK, "source": Text(2000), "weights_sha256": Text(64), "included": Flag()},
+    "network": {"arguments": NETWORK, "source": Text(2000), "weights_sha256": SHA256, "included": Flag()},
     "versions": VERSIONS,
     "written": Text(40),
 }
@@ -94,11 +104,11 @@ RUN = {
     "codebook": maybe(Each(Whole(1, 2**15), 2)),
     "precision": Text(among=("fp32", "bf16")),
     "evaluate_quantized": Flag(),
-    "transform": {"size?": Whole(1, 4096), "interpolation?": Text(20), "mean?": THREE, "std?": THREE},
+    "transform": {"size?": Whole(1, 4096), "interpolation?": FILTER, "mean?": THREE, "std?": THREE},
     "classes": Each({"label": Whole(0, LIMITS["classes"] - 1), "name": Text(), "images": IMAGES}),
     "lessons": Each(Plain()),
     "keep": Text(among=("full", "answers")),
-    "weights_sha256": Text(64),
+    "weights_sha256": SHA256,
     "versions": VERSIONS,
     "written": Text(40),
 }

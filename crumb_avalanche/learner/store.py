@@ -172,8 +172,10 @@ def read_learner(path: str | os.PathLike, weights: str | os.PathLike | None) -> 
         state["before"] = _before(state)
         check_learner(header, state)
         network = _network(path, header, state.pop("network"), weights)
-    except (TensorFileError, NetworkError, WeightsError) as error:
+    except TensorFileError as error:
         raise LearnerError(str(error)) from error
+    except (NetworkError, WeightsError) as error:
+        raise LearnerError(f"{path}: {error}") from error
     except StateError as error:
         raise LearnerError(f"{path} {DAMAGED} ({error})") from error
     classes = header["classes"]

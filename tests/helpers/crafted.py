@@ -86,7 +86,7 @@ def wrong(draw, value):
         return [*value, draw(st.sampled_from(list(value)))] if draw(st.booleans()) else list(value[1:])
     if isinstance(value, int) and not isinstance(value, bool) and draw(st.booleans()):
         return value + draw(st.sampled_from([-1, 1, 1000]))
-    return draw(st.sampled_from(ODD))
+    return copy.deepcopy(draw(st.sampled_from(ODD)))  # a later change may change its entries
 
 
 def crafted(draw, value):

@@ -173,6 +173,7 @@ def test_2000_crafted_files_of_runs(run_files, data):
         ("features.cells", 100_000, "features.cells is 100000, but has to be a whole number from 1 to 8"),
         ("network.arguments.image_size", 10**9, "network.arguments.image_size is 1000000000, but has to be a whole"),
         ("method", "magic", "method is 'magic', but has to be one of rda, slda, ncm, ranpac, crumb"),
+        ("network.weights_sha256", "\ud800", "network.weights_sha256 is '\\ud800', but has to be another text: a SHA"),
         ("lessons.0.right", 7, "lessons[0] does not agree with the rest, but has to be right <= answered <= clips"),
     ],
 )
