@@ -12,10 +12,13 @@ ROUNDING = ["other_rounding"] if "CRUMB_TEST_ROUNDING" in os.environ else []
 CONTEXT.set_forkserver_preload(["crumb_avalanche.runs.run", *ROUNDING])
 
 
-def _crumb(arguments, output):
+def _crumb(arguments, output, errors):
     from crumb_avalanche.cli import main
 
-    with open(output, "w") as file, contextlib.redirect_stdout(file):
+    with contextlib.ExitStack() as files:
+        files.enter_context(contextlib.redirect_stdout(files.enter_context(open(output, "w"))))
+        if errors:
+            files.enter_context(contextlib.redirect_stderr(files.enter_context(open(errors, "w"))))
         sys.exit(main(arguments))
 
 
@@ -25,17 +28,18 @@ def _script(arguments, environment):
     runpy.run_path(arguments[0], run_name="__main__")
 
 
-def start_crumb(*arguments, output=os.devnull):
+def start_crumb(*arguments, output=os.devnull, errors=None):
     """Start ``crumb ARGUMENTS`` in a process that prints to a file."""
-    return _started(_crumb, list(map(str, arguments)), output)
+    return start(_crumb, list(map(str, arguments)), output, errors)
 
 
 def start_script(*arguments, **environment):
     """Start ``python ARGUMENTS`` in a process, with variables of its environment."""
-    return _started(_script, list(map(str, arguments)), environment)
+    return start(_script, list(map(str, arguments)), environment)
 
 
-def _started(target, *arguments):
+def start(target, *arguments):
+    """Start a function of a module in a process."""
     process = CONTEXT.Process(target=target, args=arguments)
     process.start()
     return process

@@ -1,0 +1,217 @@
+"""A command that is killed, meets a failing disk, or runs twice at once: the same command again ends as if alone."""
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+import zipfile
+from functools import partial
+from unittest import mock
+
+import pytest
+from faults import command_killed_at, watched_changes
+from forked import start, start_crumb
+from support.same_results import differences
+
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.cli import main
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.system.tensor_file import checksum, flatten, read_tensors
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals and limits of POSIX")]
+NETWORK = ("--backbone", "small_cnn", "--image-size", "32", "--threads", "1", "--progress", "false")
+CASES = 12  # of each command and disturbance
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
+IN_USE = ("being changed by another process", "in use by another process", "already holds a finished run", "exists")
+
+
+def sums(tensors):
+    return {name: checksum(name, tensor) for name, tensor in tensors.items()}
+
+
+def learned(path):
+    learner = Learner.load(path)
+    return {one.name: one.images for one in learner.classes}, sums(flatten(learner.state_dict()["statistics"])[1])
+
+
+def made(path):
+    tensors, metadata = read_tensors(path)
+    return sums(tensors), {**json.loads(metadata["made_with"]), "output": ""}
+
+
+def run(folder, place):
+    clips = ("--benchmark", "clip_folder", "--dataset-root", place / "clips", "--weights", "none", *NETWORK)
+    size = ("--preset", "paper", "--first-epochs", 1, "--batch-size", 4, "--budget-images", 9)
+    return ["run", *clips, *size, "--checkpoint-every", 1, "--output", folder / "run"]
+
+
+def cached(folder, place):
+    return [*run(folder, place), "--strategy", "ncm", "--feature-cache", folder / "maps", "--checkpoint-every", 0]
+
+
+def teach(folder, place):
+    if not (folder / "mine.safetensors").exists():
+        shutil.copy(place / "base.safetensors", folder / "mine.safetensors")
+    return ["teach", folder / "mine.safetensors", place / "clips" / "cup", "--label", "cup", *NETWORK[-4:]]
+
+
+def pretrain(folder, place):
+    small = ("--weights", "none", *NETWORK, "--epochs", 2, "--codebook-size", 8)
+    return ["pretrain", "--data", place / "clips", *small, "--output", folder / "p.safetensors"]
+
+
+def prepare(folder, place):
+    more = ("--workers", 1, "--progress", "false")
+    return ["prepare", "tiny_imagenet", "--dataset-root", folder / "tiny", "--source", place / "tiny.zip", *more]
+
+
+COMMANDS = {  # how it is called, and what it leaves
+    run: lambda folder: folder / "run" if (folder / "run" / "result.json").exists() else None,
+    cached: lambda folder: folder / "run" if (folder / "run" / "result.json").exists() else None,
+    teach: lambda folder: learned(folder / "mine.safetensors"),
+    pretrain: lambda folder: made(folder / "p.safetensors"),
+    prepare: lambda folder: tuple(FrameTable.from_csv(folder / "tiny" / "tiny_imagenet.csv", folder / "tiny")),
+}
+EACH = pytest.mark.parametrize("command", COMMANDS)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, clips, weights_file):
+    """A folder with clips, an archive of a data set, and a learner."""
+    folder = tmp_path_factory.mktemp("place")
+    shutil.copytree(clips, folder / "clips")
+    with zipfile.ZipFile(folder / "tiny.zip", "w") as archive:
+        for number, photo in enumerate(sorted(clips.rglob("*.png"))[:8]):
+            archive.write(photo, f"{'train' if number < 6 else 'test'}/n0000000{number % 2}/{number}.png")
+    base = ["teach", folder / "base.safetensors", clips / "box", "--label", "box", "--weights", weights_file, *NETWORK]
+    assert main(list(map(str, base))) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place, tmp_path_factory):
+    """A function that gives the folder of an undisturbed command, done once, and the changes of files in it."""
+    done = {}
+
+    def of(command):
+        if command not in done:
+            folder, changes = tmp_path_factory.mktemp(command.__name__), []
+            with watched_changes(folder, changes.append):
+                assert main(list(map(str, command(folder, place)))) == 0
+            done[command] = folder, len(changes)
+        return done[command]
+
+    return of
+
+
+def check_equal(command, one, other):
+    left = COMMANDS[command]
+    if command in (run, cached):
+        assert differences(left(one), left(other)) == []
+    else:
+        assert left(one) == left(other)
+
+
+def again(crumb, command, folder, place, reference):
+    """Give the same command again, unless a lesson is there; check that what it leaves is as if undisturbed."""
+    if command is not teach or COMMANDS[teach](folder) != COMMANDS[teach](reference):
+        code, _, err = crumb(*command(folder, place))
+        assert code == 0 or any(text in err for text in IN_USE), err
+    check_equal(command, reference, folder)
+    shutil.rmtree(folder)
+
+
+@EACH
+def test_a_kill_before_any_change_of_a_file(command, crumb, place, undisturbed, tmp_path):
+    reference, changes = undisturbed(command)
+    draws = random.Random(0)
+    for _ in range(CASES):
+        folder = tmp_path / "work"
+        folder.mkdir()
+        arguments = list(map(str, command(folder, place)))
+        number = draws.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+        process = start(command_killed_at, draws.randint(1, changes), number, str(folder), arguments)
+        process.join(120)
+        assert process.exitcode in (0, 1, -number, 128 + number), (number, process.exitcode)
+        again(crumb, command, folder, place, reference)
+
+
+@EACH
+def test_a_disk_that_fails_at_any_change_of_a_file(command, crumb, place, undisturbed, tmp_path):
+    reference, changes = undisturbed(command)
+    draws = random.Random(1)
+    for case in range(CASES):
+        folder = tmp_path / "work"
+        folder.mkdir()
+        arguments, error, left = command(folder, place), draws.choice(DISK_ERRORS), draws.randint(1, changes)
+
+        def fail(path, error=error, left=left, seen=[]):  # noqa: B006
+            seen.append(path)
+            if len(seen) >= left:
+                raise OSError(error, os.strerror(error), path)
+
+        if case % 3:
+            with watched_changes(folder, fail):
+                code, _, err = crumb(*arguments)
+        elif case % 2:
+            with mock.patch("os.fsync", side_effect=OSError(error, os.strerror(error))):
+                code, _, err = crumb(*arguments)
+        else:
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (draws.choice((0, 3000, 200_000)), hard))
+            code, _, err = crumb(*arguments)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "Traceback" not in err and (code == 0 or err.strip()), (code, err)
+        again(crumb, command, folder, place, reference)
+
+
+@EACH
+def test_two_at_once(command, crumb, place, undisturbed, tmp_path):
+    reference, _ = undisturbed(command)
+    draws = random.Random(2)
+    for number in range(CASES // 3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        arguments = command(folder, place)
+        processes = [start_crumb(*arguments, errors=str(folder / "err0"))]
+        time.sleep(draws.choice((0, 0, draws.uniform(0, 0.3))))
+        processes.append(start_crumb(*arguments, errors=str(folder / "err1")))
+        for process in processes:
+            process.join(120)
+        codes = [process.exitcode for process in processes]
+        assert sorted(codes) in ([0, 0], [0, 1]), codes
+        if 1 in codes:
+            said = (folder / f"err{codes.index(1)}").read_text()
+            assert any(text in said for text in IN_USE), said
+        if command is not teach or 1 in codes:  # two lessons teach twice
+            check_equal(command, reference, folder)
+
+
+def test_a_killed_server_has_kept_what_it_acknowledged(place, tmp_path):
+    pytest.importorskip("uvicorn")
+    import urllib.error
+    import urllib.request
+
+    photo = sorted(place.rglob("*.png"))[0].read_bytes()
+    draws = random.Random(3)
+    for number in range(CASES // 3):
+        mine, output = tmp_path / f"{number}.safetensors", tmp_path / f"{number}.txt"
+        shutil.copy(place / "base.safetensors", mine)
+        process = start_crumb("serve", mine, "--port", "0", "--threads", "1", output=str(output))
+        while not (output.exists() and "/?token=" in output.read_text()):
+            assert process.is_alive()
+            time.sleep(0.02)
+        address, _, token = output.read_text().partition("Open ")[2].split()[0].partition("/?token=")
+        acknowledged, end = [], time.monotonic() + draws.uniform(0.05, 1)
+        ask = partial(urllib.request.Request, data=photo, headers={"X-Crumb-Token": token}, method="POST")
+        while time.monotonic() < end:
+            label = f"new{len(acknowledged)}"
+            with urllib.request.urlopen(ask(f"{address}/teach?label={label}"), timeout=60) as answer:
+                acknowledged += [label] * (answer.status == 200)
+        process.kill()
+        process.join()
+        assert {*acknowledged, "box"} == {one.name for one in Learner.load(mine).classes}

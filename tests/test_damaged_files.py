@@ -1,0 +1,242 @@
+"""A damaged byte in any file that a command reads: the same result, or an error or a warning of ours.
+
+Each kind gives the files that are damaged, and what is done with them. The result of the undamaged files is right.
+"""
+
+import contextlib
+import io
+import sys
+
+import numpy as np
+import pytest
+import torch
+from faults import OtherWordsError, check, damaged
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from small_models import SIZE, make_model
+
+from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.cli import main
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.models.map_store import MapStore
+from crumb_avalanche.models.weights import read_weights
+from crumb_avalanche.report.runs import groups_of, read_run
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run import run_once
+from crumb_avalanche.runs.run_folder import finished_result
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.tensor_file import checksum, flatten
+from crumb_avalanche.training.checkpoint import CheckpointFolder
+from crumb_avalanche.training.pretraining import read_pretrained, save_pretrained
+
+PHOTO = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+RECORDS = ("result.json", "config.yaml", "accuracy_matrix.csv", "ledger.json", "predictions.npz", "metrics.csv")
+
+
+def sums(tensors):
+    return {name: checksum(name, tensor) for name, tensor in tensors.items()}
+
+
+def write_clips(root):
+    """Three classes of two objects of two frames, of which each class has another format."""
+    for label, ending in enumerate((".png", ".jpg", ".tif")):
+        for one in range(4):
+            path = root / "abc"[label] / f"object{one // 2}" / "clip" / f"{one % 2}{ending}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.roll(PHOTO, 10 * label + one)).save(path)
+    return root
+
+
+def checkpoint(folder):
+    files = CheckpointFolder(folder / "resume", {"run": 3})
+    for number in range(3):
+        state = {"weights": torch.arange(600.0) + number, "count": number, "rows": [1, (2, None)]}
+        files.write({"position": number}, state, {"matrix": [[float(number)]]})
+
+    def act():
+        if not (found := CheckpointFolder(folder / "resume", {"run": 3}).newest()):
+            return None
+        tree, tensors = flatten(found.state)
+        return found.number, found.notes, tree, sums(tensors), found.records
+
+    return sorted((folder / "resume").iterdir()), act
+
+
+def pretrained(folder):
+    save_pretrained(folder / "a.safetensors", make_model(), {"classes": 3, "history": [{"loss": 1.5}]})
+
+    def act():
+        tensors, notes = read_pretrained(folder / "a.safetensors")
+        return sums(tensors), notes
+
+    return [folder / "a.safetensors"], act
+
+
+def weights(folder):
+    state = make_model().state_dict()
+    torch.save(state, folder / "a.pth")
+    np.savez(folder / "a.npz", **{name: tensor.numpy() for name, tensor in state.items()})
+    paths = [folder / "a.pth", folder / "a.npz"]
+    return paths, lambda: [sums(read_weights(path)) for path in paths]
+
+
+def maps(folder):
+    model, images = make_model(), torch.stack([torch.from_numpy(np.roll(PHOTO, n)).permute(2, 0, 1) for n in range(9)])
+
+    def act():
+        with MapStore(folder, model, 9, "images", progress=False) as store:
+            found = store.dataset(torch.utils.data.TensorDataset(images), np.arange(9), [0] * 9)
+            return torch.stack([values for values, _ in found]).numpy().tobytes()
+
+    act()
+    return sorted(folder.iterdir()), act
+
+
+def learners(folder):
+    paths = [folder / f"{method}.safetensors" for method in ("recommended", "ncm", "er")]
+    for path in paths:
+        learner = Learner(path.stem, "small_cnn", None, 32, budget_bytes=200_000)
+        for number, label in enumerate(("Straße", "<b>mug")):
+            learner.teach(np.roll(PHOTO, number)[None].repeat(3, 0), label)
+        learner.save(path)
+
+    def act():
+        read = [Learner.load(path) for path in paths]
+        return [(one.predict(PHOTO), one.classes, [dict(lesson.images) for lesson in one.lessons]) for one in read]
+
+    return paths, act
+
+
+def index(folder):
+    ClipFolderFrames(write_clips(folder / "clips")).to_csv(folder / "index.csv")
+    return [folder / "index.csv"], lambda: tuple(FrameTable.from_csv(folder / "index.csv", None))
+
+
+def run_of(folder):
+    """Do a run on clips; return its folder, and what a rerun reads of it."""
+    options = {"preset": "paper", "weights": "none", "backbone": "small_cnn", "image_size": 32, "strategy": "ncm"}
+    options |= {"budget_images": 9, "threads": 1, "progress": False, "output": str(folder / "run")}
+    plan = RunPlan.of(RunSettings("clip_folder", dataset_root=str(folder / "clips"), **options))
+    with contextlib.redirect_stdout(io.StringIO()):
+        run_once(plan)
+    return folder / "run", lambda: finished_result(folder / "run", plan)
+
+
+def records(folder):
+    write_clips(folder / "clips")
+    run, again = run_of(folder)
+
+    def act():
+        read = read_run(run)
+        return again(), read, [group.label for group in groups_of([read])]
+
+    return [run / name for name in RECORDS], act
+
+
+def run_learner(folder):
+    write_clips(folder / "clips")
+    run, _ = run_of(folder)
+    Image.fromarray(PHOTO).save(folder / "photo.png")
+
+    def act():
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(["predict", str(run), str(folder / "photo.png"), "--threads", "1"])
+        if code:
+            assert err.getvalue().count("\n") == 1, err.getvalue()
+            raise OtherWordsError(err.getvalue())
+        return out.getvalue()
+
+    return [run / "learner.safetensors"], act
+
+
+def images(folder):
+    root = write_clips(folder / "clips")
+    return _frames(folder, root, sorted(path for path in root.rglob("*") if path.is_file()))
+
+
+def videos(folder):
+    av = pytest.importorskip("av")
+    root = write_clips(folder / "clips")
+    (root / "a" / "object2").mkdir()
+    with av.open(str(root / "a" / "object2" / "clip.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=1)
+        stream.width = stream.height = 32
+        stream.pix_fmt = "yuv420p"
+        for frame in range(3):
+            picture = np.tile(np.roll(PHOTO, frame), (2, 2, 1))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
+        container.mux(stream.encode(None))
+    ClipFolderFrames(root)
+    return _frames(folder, root, [path for path in root.rglob("*") if path.is_file() and path.suffix in (".mp4", "")])
+
+
+def _frames(folder, root, paths):
+    _, again = run_of(folder)
+    usual = []
+
+    def act():
+        table = ClipFolderFrames(root)
+        found = tuple(table), [np.asarray(table.read(row)).tobytes() for row in range(len(table))]
+        if usual and found != usual[0]:
+            again()  # says that images were changed
+        usual.append(found)
+        return found
+
+    return paths, act
+
+
+KINDS = (checkpoint, pretrained, weights, maps, learners, index, records, run_learner, images, videos)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A function that gives the files, act and right result of a kind, made once."""
+    made = {}
+
+    def of(kind):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind.__name__)
+            paths, act = kind(folder)
+            kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+            made[kind] = folder, paths, act, kept, act()
+        return made[kind]
+
+    return of
+
+
+def check_kind(prepared, kind, data):
+    folder, paths, act, kept, right = prepared(kind)
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        if path not in kept:
+            path.unlink()
+    for path, content in kept.items():
+        if not path.exists() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    path = data.draw(st.sampled_from(paths))
+    new = damaged(data.draw, kept[path])
+    path.write_bytes(new)
+    for name, module in list(sys.modules.items()):  # digests that a process keeps by size and time of a file
+        if name.startswith(("crumb_avalanche.runs", "benchmarks_toybox_ilab.tables")):
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+    check(act, lambda found: found == right, (path, new[:200]))
+
+
+@pytest.mark.parametrize("kind", [checkpoint, pretrained, index])
+@settings(max_examples=30, phases=[Phase.generate])
+@given(data=st.data())
+def test_some_damaged_files(prepared, kind, data):
+    check_kind(prepared, kind, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, phases=[Phase.generate])
+@given(data=st.data())
+def test_many_damaged_files(prepared, kind, data):
+    check_kind(prepared, kind, data)
