@@ -30,7 +30,7 @@ KNOW_STREAMS = {"learner", "runs", "report", "cli"}
 LIGHT = ("system", "models", "memory", "report")
 LIGHT_METHODS = (  # closed forms, their features, and the registry
     *("closed_form", "directions", "features", "fecam", "gaussians", "klda", "lr_rgda", "ncm", "ranpac", "rda"),
-    *("rda_solution", "registry", "slda", "srda"),
+    *("registry", "slda", "srda"),
 )
 
 

@@ -11,8 +11,7 @@ from torch.nn import functional
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
-from crumb_avalanche.methods.rda_solution import TEMPERATURE, Solution
+from crumb_avalanche.methods.rda import TEMPERATURE, RegularizedDiscriminant, Solution
 from crumb_avalanche.methods.slda import StreamingLDA
 
 # Temperature of each closed form's scores: median of the best ones for held-out images of 40 of 50 classes of
@@ -210,12 +209,10 @@ _held: WeakKeyDictionary[ClosedForm, tuple[Any, Any]] = WeakKeyDictionary()
 
 def _solved(statistics: ClosedForm) -> Any:
     """Return the space of a Gaussian, or the root of a Gram matrix; solved once after each change."""
-    if statistics._solution is None:
-        statistics.scores(torch.zeros(1, statistics.settings["length"]))
-    held = _held.get(statistics)
-    if held is None or held[0] is not statistics._solution:  # another one after each change
+    solved, held = statistics.solved(), _held.get(statistics)
+    if held is None or held[0] is not solved:  # another one after each change
         labels = statistics.image_counts.nonzero().flatten()
-        held = _held[statistics] = statistics._solution, _solve(statistics, labels)
+        held = _held[statistics] = solved, _solve(statistics, labels)
     return held[1]
 
 
@@ -233,7 +230,7 @@ def _solve(statistics: ClosedForm, labels: Tensor) -> Any:
             statistics.classes.means[labels].double(), lambda rows: (rows @ vectors / values) @ vectors.mT
         )
     assert isinstance(statistics, RegularizedDiscriminant)
-    return _Space.of_solution(statistics.solution())
+    return _Space.of_solution(statistics.solved())
 
 
 def _not_zero(lengths: Tensor) -> Tensor:

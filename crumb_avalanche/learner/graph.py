@@ -5,17 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments
-from crumb_avalanche.methods.ncm import ClassMeans
-from crumb_avalanche.methods.ranpac import RandomProjection
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
-from crumb_avalanche.methods.rda_solution import Solution, mixed
-from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
 
 
@@ -100,106 +94,6 @@ def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (places - mean.unsqueeze(2)).square().mean(2).sqrt()
 
 
-class Linear(nn.Module):
-    """``statistics.scores`` of streaming LDA."""
-
-    def __init__(self, statistics: StreamingLDA):
-        super().__init__()
-        weights, offsets = statistics.solution()
-        # Centred in double precision: float32 products of large means would cancel.
-        centre = statistics.classes.means[statistics.image_counts > 0].double().mean(0)
-        self.register_buffer("centre", centre.float())
-        self.register_buffer("weights", weights.float())
-        self.register_buffer("offsets", (weights @ self.centre.double() - offsets).float())
-
-    def forward(self, features: Tensor) -> Tensor:
-        return (features - self.centre) @ self.weights.t() + self.offsets
-
-
-class Cosines(nn.Module):
-    """``statistics.scores`` of the nearest class mean."""
-
-    def __init__(self, statistics: ClassMeans):
-        super().__init__()
-        self.register_buffer("means", statistics.solution().float())
-
-    def forward(self, features: Tensor) -> Tensor:
-        return functional.normalize(features, dim=1) @ self.means.t()
-
-
-class Projected(nn.Module):
-    """``statistics.scores`` of ridge regression on a random projection."""
-
-    def __init__(self, statistics: RandomProjection):
-        super().__init__()
-        unit = torch.eye(statistics.length)
-        self.register_buffer("projection", (statistics.project(unit) - statistics.project(-unit)).float())
-        self.register_buffer("weights", statistics.solution().float())
-
-    def forward(self, features: Tensor) -> Tensor:
-        return (features @ self.projection).relu() @ self.weights
-
-
-class Gaussians(nn.Module):
-    """``Solution.scores`` of the regularised discriminant.
-
-    The triangular solves of ``_Group`` are products with constant matrices here.
-    """
-
-    def __init__(self, solution: Solution):
-        super().__init__()
-        self.register_buffer("centre", solution.centre.float())
-        self.register_buffer("projection", solution.projection.float())
-        self.register_buffer("means", solution.means.float())
-        self.register_buffer("squares", solution.means.square().sum(1).float())
-        members = torch.cat([members for members, _ in solution.groups])
-        self.register_buffer("order", members.argsort())
-        self.groups = nn.ModuleList(_Gaussians(members, group) for members, group in solution.groups)
-        self.part = None if solution.part is None else Gaussians(solution.part)
-        self.part_share = solution.part_share
-
-    def forward(self, features: Tensor) -> Tensor:
-        scores = self._scores(features)
-        if self.part is None:
-            return scores
-        return mixed(scores, self.part(features[:, -len(self.part.centre) :]), self.part_share)
-
-    def _scores(self, features: Tensor) -> Tensor:
-        places = (features - self.centre) @ self.projection
-        distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.t() + self.squares
-        return torch.cat([group(places, distances) for group in self.groups], 1).index_select(1, self.order)
-
-
-class _Gaussians(nn.Module):
-    """The Gaussians of a ``_Group``, the classes ``members``."""
-
-    def __init__(self, members: Tensor, group):
-        super().__init__()
-        white = torch.linalg.solve_triangular(group.inner_root, group.spread, upper=False)
-        offsets = torch.linalg.solve_triangular(group.inner_root, group.offsets.unsqueeze(2), upper=False)
-        self.shape = white.shape[:2]
-        self.register_buffer("members", members)
-        self.register_buffer("white", white.flatten(0, 1).mT.contiguous().float())
-        self.register_buffer("offsets", offsets.flatten().float())
-        self.register_buffer("round_part", group.round_part.float())
-        self.register_buffer("log_determinants", group.log_determinants.float())
-
-    def forward(self, places: Tensor, distances: Tensor) -> Tensor:
-        lengths = distances.index_select(1, self.members)
-        if self.shape[1]:
-            along = (places @ self.white - self.offsets).reshape(-1, *self.shape)
-            lengths = lengths - along.square().sum(2)
-        return -(lengths / self.round_part + self.log_determinants) / 2
-
-
-CLASSIFIERS: dict[type, Callable[[Any], nn.Module]] = {
-    StreamingLDA: Linear,
-    ClassMeans: Cosines,
-    RandomProjection: Projected,
-    RegularizedDiscriminant: lambda statistics: Gaussians(statistics.solution()),
-}
-
-
 class Probabilities(nn.Module):
     """Softmax of scores at a temperature."""
 
@@ -208,7 +102,7 @@ class Probabilities(nn.Module):
         self.temperature = temperature
 
     def forward(self, features: Tensor, scores: Tensor) -> tuple[Tensor]:
-        return ((scores / self.temperature).softmax(1),)
+        return ((scores / self.temperature).softmax(1).float(),)
 
 
 class Familiarity(nn.Module):
@@ -230,13 +124,11 @@ def _constant(value: Any) -> Any:
 
 
 def _solve_triangular(graph, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any) -> Any:
-    inverse = torch.linalg.inv(_constant(root))
-    if values.node().kind() == "onnx::Transpose" and _constant(left):
-        # Multiply the transposes: up to 1.23, ONNX Runtime fuses this pair to an operator that it has in float32 only.
-        rows = graph.op("MatMul", values.node().input(), graph.op("Constant", value_t=inverse.mT))
-        return graph.op("Transpose", rows, perm_i=[1, 0])
-    inverse = graph.op("Constant", value_t=inverse)
-    return graph.op("MatMul", *((inverse, values) if _constant(left) else (values, inverse)))
+    # In single precision: the inverse of a covariance's root is most of the file.
+    inverse = graph.op("Constant", value_t=torch.linalg.inv(_constant(root)).float())
+    values = graph.op("Cast", values, to_i=torch.onnx.TensorProtoDataType.FLOAT)
+    product = graph.op("MatMul", *((inverse, values) if _constant(left) else (values, inverse)))
+    return graph.op("Cast", product, to_i=torch.onnx.TensorProtoDataType.DOUBLE)
 
 
 def _cholesky_solve(graph, values: Any, root: Any, upper: Any) -> Any:
@@ -273,10 +165,10 @@ class Graph(nn.Module):
     ):
         super().__init__()
         self.resize, self.features = Resize(size, model.interpolation), Features(model, moments)
-        self.classifier = CLASSIFIERS[type(statistics)](statistics)
+        self.classifier = statistics.solution()
         self.further = nn.ModuleList(further)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         features = self.features(self.resize(images))
         scores = self.classifier(features)
-        return scores, *(output for module in self.further for output in module(features, scores))
+        return scores.float(), *(output for module in self.further for output in module(features, scores))

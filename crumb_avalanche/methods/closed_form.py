@@ -9,7 +9,7 @@ from functools import lru_cache, wraps
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.system.counted import counted
@@ -22,6 +22,22 @@ LOWEST_SCORE = -1e29  # of a class with images
 
 
 Form = TypeVar("Form", bound="ClosedForm")
+
+
+class Scores(nn.Module):
+    """Scores of a closed form as they are now, in operations that exporters trace, with constants for what is learned.
+
+    Args:
+        form: the closed form.
+        solved: what ``form.solved()`` returns.
+    """
+
+    def __init__(self, form: "ClosedForm", solved: Any):
+        super().__init__()
+        self.form, self.solved = form, solved
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.form._answers(features.double(), self.solved).clamp_min(LOWEST_SCORE)
 
 
 class BudgetError(ValueError):
@@ -142,10 +158,17 @@ class ClosedForm(ABC):
         seen = self.image_counts > 0
         scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
         if seen.any():
-            scores[:, seen] = self._answers(features.double(), self.solution()).clamp_min(LOWEST_SCORE)
+            scores[:, seen] = self.solution()(features)
         return scores
 
-    def solution(self) -> Any:
+    def solution(self) -> "Scores":
+        """Return the classifier of the classes with images, of which there must be one, as a module.
+
+        It maps ``(B, D)`` float features to ``(B, C)`` float64 scores, the columns in the order of the class numbers.
+        """
+        return Scores(self, self.solved())
+
+    def solved(self) -> Any:
         """Return what ``scores`` computes from, for the classes with images, of which there must be one."""
         if self._solution is None:  # only after a change
             self._solution = self._solve(self.image_counts > 0)
@@ -355,7 +378,7 @@ class ClosedForm(ABC):
         if self._solution is None and self._derived[0] == shapes:
             return self._derived[1]
         if seen.any():
-            self.solution()
+            self.solved()
         size = storage_bytes(tensors_of([getattr(self, name) for name in self._cached]))
         self._derived = shapes, size
         return size

@@ -65,7 +65,7 @@ def fit_linear(features: Tensor, labels: Tensor, n_classes: int) -> dict[str, Te
     """
     statistics = RegularizedDiscriminant(n_classes, features.shape[1], whole=True, own=0.0, diagonal=False, span=True)
     statistics.update(features, labels)
-    solution = statistics.solution()
+    solution = statistics.solved()
     weights = solution.projection @ solution.means.mT
     offsets = -solution.means.square().sum(1) / 2 - solution.centre @ weights
     present = statistics.image_counts.nonzero().flatten()

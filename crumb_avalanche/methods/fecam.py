@@ -142,4 +142,5 @@ class _Distances:
             scaled = points * self.deviations
             return torch.stack([self.covariance.distances(scaled - place) for place in self.places], 1)
         places = points if self.covariance is None else self._whitened(points)
-        return torch.cdist(places, self.places).square()
+        # As a product: torch's exporter to ONNX has no cdist in every version.
+        return places.square().sum(1, keepdim=True) - 2 * places @ self.places.mT + self.places.square().sum(1)

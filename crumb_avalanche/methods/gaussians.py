@@ -1,6 +1,7 @@
 """Means and covariances of classes, from which several classifiers are computed."""
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -315,18 +316,17 @@ class LowRankCovariance:
     """
 
     def __init__(self, rows: Tensor, round_part: float, signs: Tensor | None = None):
-        self.rows, self.round_part = rows, torch.tensor(round_part, dtype=torch.float64)
+        self.rows, self.round_part = rows, round_part
         inner = rows @ rows.mT
-        inner.diagonal().add_(self.round_part if signs is None else self.round_part * signs)
-        self.factors, self.pivots = torch.linalg.lu_factor(inner)
-        logs = self.factors.diagonal().abs().log().sum()
-        self.log_determinant = float(logs + (rows.shape[1] - len(rows)) * self.round_part.log())
+        inner.diagonal().add_(round_part if signs is None else round_part * signs)
+        self.inverse = torch.linalg.inv(inner)
+        logs = torch.linalg.slogdet(inner).logabsdet
+        self.log_determinant = float(logs) + (rows.shape[1] - len(rows)) * math.log(round_part)
 
     def distances(self, rest: Tensor) -> Tensor:
         """Compute ``x^T C^-1 x`` for each of ``(B, D)`` float64 rows ``x``; ``(B,)``."""
-        along = self.rows @ rest.mT
-        solved = torch.linalg.lu_solve(self.factors, self.pivots, along)
-        return (rest.square().sum(1) - (along * solved).sum(0)) / self.round_part
+        along = rest @ self.rows.mT
+        return (rest.square().sum(1) - (along @ self.inverse * along).sum(1)) / self.round_part
 
 
 class BlendedGaussians(ClassGaussians):

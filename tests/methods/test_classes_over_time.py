@@ -194,9 +194,9 @@ def test_a_copy_stays_as_it_is_whatever_happens_to_the_original(name):
 
 def test_a_copy_shares_directions_scatter_and_solution():
     statistics = feed(MAKE["rda"](4), *images(60, 4))
-    solution, rows = statistics.solution(), statistics.directions.rows
+    solution, rows = statistics.solved(), statistics.directions.rows
     copied = copy.deepcopy(statistics)
-    assert copied.solution() is solution and all(map(lambda a, b: a is b, copied.directions.rows, rows))
+    assert copied.solved() is solution and all(map(lambda a, b: a is b, copied.directions.rows, rows))
     statistics.update(images(1, 1)[0], torch.tensor([2]))
     same_rows = [mine is theirs for mine, theirs in zip(statistics.directions.rows, copied.directions.rows)]
     assert same_rows == [True, True, False, True]  # a lesson costs the class that it is about

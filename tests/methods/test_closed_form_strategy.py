@@ -98,13 +98,13 @@ def test_the_ledger_counts_what_is_derived_from_the_statistics_apart(make_model,
         learner.train(stream.train_stream[0])  # two classes
         length, r = learner.statistics.settings["length"], 1
         k = int(learner.statistics.directions.counts.sum()) if name == "rda" else 0
-        whole = length * (1 + r) + 2 * r + 2 + (2 + k) * length + k + (k // 2) ** 2 * 2 + 3 * 2 + length**2
+        whole = length * (1 + r) + 2 * r + 2 + (2 + k) * length + k + 4 * 2 + length**2
         by_hand = {
             "ncm": 2 * length,  # unit means
             "slda": 2 * (length + 1),  # weights and offsets
             "ranpac": 640 * (2 + length),  # weights; and the projection, drawn from its seed
-            # Centre, projection to the span, and means there; deviations; means; spreads, their products with the means
-            # and among themselves; parts, logarithms and numbers of classes; root. Then those of the head's input.
+            # Centre, projection to the span, and means there; deviations; means; rows of directions and their products
+            # with the means; parts, logarithms, numbers and order of classes; root. Then those of the head's input.
             "rda": whole,
         }
         derived = LedgerMetric().count(learner)["derived_bytes"]

@@ -1,14 +1,18 @@
 """Classifiers in closed form against the formulas over all images at once, and against Avalanche's streaming LDA."""
 
+import io
 import pickle
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import StreamingLDA as HostLDA
+from closed_form_cases import MAKE, images
 from torch import nn
 
+from crumb_avalanche.learner.export import OPSET, more_operators
 from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.methods.features import feature_length, pooled_features
 from crumb_avalanche.methods.ncm import ClassMeans
@@ -236,3 +240,22 @@ def test_the_state_holds_the_statistics_and_nothing_else(learned_and_fresh):
     assert torch.equal(fresh.scores(features), expected)
     fresh.update(features[:9] + 1, labels[:9])
     assert torch.equal(statistics.scores(features), expected), "the two share no tensor"
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_the_solution_is_a_module_that_is_exported(name):
+    runtime = pytest.importorskip("onnxruntime")
+    statistics, fresh, stream = MAKE[name](4), images(7, 4, seed=1)[0], io.BytesIO()
+    features, labels = images(40, 4)
+    statistics.update(features[labels != 2], labels[labels != 2])  # class 2 stays without images and has no column
+    solution, expected = statistics.solution(), statistics.scores(fresh)[:, [0, 1, 3]]
+    assert torch.equal(solution(fresh), expected)
+    with warnings.catch_warnings(), more_operators():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            solution, (fresh[:2],), stream, dynamo=False, opset_version=OPSET, input_names=["features"],
+            dynamic_axes={"features": {0: "batch"}},
+        )  # fmt: skip
+    session = runtime.InferenceSession(stream.getvalue(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"features": fresh.numpy()})
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5 * expected.abs().max())
