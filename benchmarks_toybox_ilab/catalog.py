@@ -111,7 +111,7 @@ def _of_the_paper(module: ModuleType, frames: Callable[..., FrameTable], *number
     def table(root: str, run: int = 0, reference: bool = False) -> FrameTable:
         return frames(root, reference=reference)
 
-    return Benchmark(name, table, *numbers, True, module.LAYOUT, module.SOURCE, ("reference",), **more)
+    return Benchmark(name, table, *numbers, True, module.LAYOUT.tree, module.LAYOUT.source, ("reference",), **more)
 
 
 # Classes of an experience, batch size and budget in images: paper, "Stream learning benchmark datasets", and S5.
@@ -125,10 +125,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         _of_the_paper(ilab_core50, ilab_core50.ILabCORe50Frames, 2, 21, 30),
         _of_the_paper(cifar100, cifar100.CIFAR100Frames, 5, 128, 100),
         _of_the_paper(imagenet, imagenet.ImageNetFrames, 100, 128, 10_000),
-        Benchmark("eth80", eth80.ETH80Frames, 2, 21, 15, True, eth80.LAYOUT, eth80.SOURCE),
+        Benchmark("eth80", eth80.ETH80Frames, 2, 21, 15, True, eth80.LAYOUT.tree, eth80.LAYOUT.source),
         Benchmark(
             *("tiny_imagenet", tiny_imagenet.TinyImageNetFrames, 10, 128, 200, True),
-            *(tiny_imagenet.LAYOUT, tiny_imagenet.SOURCE),
+            *(tiny_imagenet.LAYOUT.tree, tiny_imagenet.LAYOUT.source),
         ),
         Benchmark(
             *("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True),

@@ -3,17 +3,26 @@
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.tables.class_counts import missing_images
+from benchmarks_toybox_ilab.datasets._layout import Layout, image_tree, missing_images
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from benchmarks_toybox_ilab.tables.image_tree import image_tree_table
 
-LAYOUT = "<root>/{train,test}/<class>/<image>.png, e.g. train/apple/apple_s_000022.png"
-SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html; `crumb prepare cifar100` downloads and unpacks it"
-COUNTS = {"classes": 100, "train": 50_000, "test": 10_000}
+LAYOUT = Layout(
+    name="cifar100",
+    title="CIFAR-100",
+    tree="<root>/{train,test}/<class>/<image>.png, e.g. train/apple/apple_s_000022.png",
+    source="https://www.cs.toronto.edu/~kriz/cifar.html; `crumb prepare cifar100` downloads and unpacks it",
+    counts={"classes": 100, "train": 50_000, "test": 10_000},
+    pattern=re.compile(
+        r"(?P<folder>train|test)/(?P<class_name>[^/]+)/(?P<name>[^/.][^/]*)\.(?:png|jpe?g)", re.IGNORECASE
+    ),
+    folders=("train", "test"),
+    places=("cifar100",),
+)
 
 
 def CIFAR100Frames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
@@ -29,13 +38,12 @@ def CIFAR100Frames(root: str | Path, paths: Iterable[str] | None = None, referen
     Raises:
         FrameTableError: If the folder is missing or has another layout, or the two splits differ in their classes.
     """
-    return image_tree_table(root, ("train", "test"), "cifar100", LAYOUT, paths)
+    return image_tree(LAYOUT, root, paths)
 
 
 def missing(paths: Iterable[str]) -> list[str]:
     """List what these files below root lack of the data set, one line per class."""
-    classes = COUNTS["classes"]
-    return missing_images(paths, classes, {"train": COUNTS["train"] // classes, "test": COUNTS["test"] // classes})
+    return missing_images(LAYOUT, paths, {"train": 500, "test": 100})
 
 
 @generator("class_iid", 5)

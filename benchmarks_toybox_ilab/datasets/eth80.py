@@ -7,16 +7,34 @@ import re
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.tables.folders import visible_entries
+from benchmarks_toybox_ilab.datasets._layout import Layout
+from benchmarks_toybox_ilab.tables.folders import files_below, visible_entries
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-LAYOUT = "<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg"
-SOURCE = "Leibe & Schiele, CVPR 2003; 256 px copy at https://github.com/Kai-Xuan/ETH-80"
 TEST_OBJECTS = 2  # per class and run
 
-_OBJECT = re.compile(r"(?P<class_name>.*\D)\d+")
-_VIEW = re.compile(r"(?P<object_name>.+)-(?P<polar>\d{3})-(?P<azimuth>\d{3})\.(?:jpg|jpeg|png)", re.IGNORECASE)
+
+def _key(image: re.Match[str]) -> tuple | None:
+    class_name, thing, ring, azimuth = image.group("class_name", "object", "ring", "azimuth")
+    return (class_name, thing, ring, int(azimuth)) if class_name else None
+
+
+LAYOUT = Layout(
+    name="eth80",
+    title="ETH-80",
+    tree="<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg",
+    source="Leibe & Schiele, CVPR 2003; 256 px copy at https://github.com/Kai-Xuan/ETH-80",
+    counts={"classes": 8},
+    pattern=re.compile(
+        r"(?P<object>(?P<class_name>[^/]*[^\d/])\d+)/(?P=object)-(?P<ring>\d{3})-(?P<azimuth>\d{3})\.(?i:jpe?g|png)"
+        r"|[^/]+/maps/.*",  # the masks of the original distribution
+        re.ASCII,
+    ),
+    folders=("eth80",),
+    key=_key,
+    rule="an object is a class and a number, EEE its polar angle and AAA the azimuth in three digits each",
+)
 
 
 def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
@@ -39,21 +57,16 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
     """
     run = whole_number("run", run, 0)
     root = _data_folder(Path(root))
-    views: dict[str, dict[str, list[Frame]]] = {}
-    for folder in visible_entries(root):
-        if folder.is_dir():
-            match = _OBJECT.fullmatch(folder.name)
-            if match is None:
-                raise FrameTableError(
-                    f"{folder} is not named like an object: a class and a number, such as apple1. "
-                    f"Rename it or move it away; ETH-80 is laid out as {LAYOUT}"
-                )
-            views.setdefault(match["class_name"], {})[folder.name] = _views(folder, match["class_name"])
-        elif _VIEW.fullmatch(folder.name):
-            raise FrameTableError(f"{folder} lies outside its object's folder; ETH-80 is laid out as {LAYOUT}")
+    found = LAYOUT.clips(LAYOUT.images(files_below(root)))
+    views = {thing: rings for objects in found.values() for thing, rings in objects.items()}
+    for folder in filter(Path.is_dir, visible_entries(root)):
+        if folder.name not in views:
+            raise FrameTableError(
+                f"{folder} holds no views; fill it or move it away. ETH-80 is laid out as {LAYOUT.tree}"
+            )
     frames = []
-    for class_name in sorted(views, key=natural_key):
-        objects = sorted(views[class_name], key=natural_key)
+    for class_name in sorted(found, key=natural_key):
+        objects = sorted(found[class_name], key=natural_key)
         if len(objects) <= TEST_OBJECTS:
             raise FrameTableError(
                 f"class {class_name!r} in {root} has only {len(objects)} objects ({', '.join(objects)}), but "
@@ -62,7 +75,10 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
         held_out = {objects[position % len(objects)] for position in _test_positions(run % 10, len(objects))}
         for name in objects:
             split = "test" if name in held_out else "train"
-            frames += [Frame(*view, split) for view in views[class_name][name]]
+            for ring, files in sorted(views[name].items()):
+                frames += [
+                    Frame(path, class_name, name, ring, azimuth, split) for azimuth, path in sorted(files.items())
+                ]
     return FrameTable(frames, root, name="eth80")
 
 
@@ -73,41 +89,16 @@ def _test_positions(run: int, number: int) -> tuple[int, int]:
 
 def _data_folder(root: Path) -> Path:
     """The folder of the object folders: root, or `eth80` in a root without objects."""
-    advice = f"ETH-80 is laid out as {LAYOUT}; give that folder as root."
+    advice = f"ETH-80 is laid out as {LAYOUT.tree}; give that folder as root."
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}. {advice}")
-    if (root / "eth80").is_dir() and not any(map(_is_object, visible_entries(root))):
-        root = root / "eth80"
-    if not any(entry.is_dir() for entry in visible_entries(root)):
+    folders = list(filter(Path.is_dir, visible_entries(root)))
+    views = (f"{folder.name}/{file.name}" for folder in folders for file in visible_entries(folder))
+    if (root / "eth80").is_dir() and not any(map(LAYOUT.pattern.fullmatch, views)):
+        return _data_folder(root / "eth80")
+    if not folders:
         raise FrameTableError(f"{root} holds no object folders. {advice}")
     return root
-
-
-def _is_object(folder: Path) -> bool:
-    """Whether a folder is named like an object and contains a view."""
-    named = folder.is_dir() and _OBJECT.fullmatch(folder.name)
-    return bool(named) and any(_VIEW.fullmatch(file.name) for file in visible_entries(folder))
-
-
-def _views(folder: Path, class_name: str) -> list[tuple[str, str, str, str, int]]:
-    """Path, class, object, session and frame of each view in an object's folder, sorted by ring and azimuth."""
-    views = {}
-    for file in visible_entries(folder):
-        if file.is_dir() and file.name == "maps":  # the masks of the original distribution
-            continue
-        match = _VIEW.fullmatch(file.name)
-        if match is None or match["object_name"] != folder.name:
-            raise FrameTableError(
-                f"{file} is not named like a view of {folder.name}: {folder.name}-EEE-AAA.jpg, with the polar angle "
-                "and the azimuth in three digits each. Rename it or move it away."
-            )
-        ring, azimuth = match["polar"], int(match["azimuth"])
-        if (ring, azimuth) in views:
-            raise FrameTableError(f"{file} repeats a view of {folder}; keep one file per view.")
-        views[ring, azimuth] = (f"{folder.name}/{file.name}", class_name, folder.name, ring, azimuth)
-    if not views:
-        raise FrameTableError(f"{folder} holds no views; ETH-80 is laid out as {LAYOUT}")
-    return [views[view] for view in sorted(views)]
 
 
 @generator()

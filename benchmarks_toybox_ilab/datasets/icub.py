@@ -9,21 +9,14 @@ Robotics and Autonomous Systems 112, 2019.
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
 from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
-from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key
+from benchmarks_toybox_ilab.datasets._layout import Layout, clip_gaps, missing_objects, paper_order
+from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-LAYOUT = (
-    "<root>/part{1..4}/<category>/<object>/<transformation>/day<d>/{left,right}/<8 digits>.jpg, "
-    "e.g. part3/mug/mug1/ROT2D/day4/left/00000012.jpg"
-)
-SOURCE = "https://robotology.github.io/iCubWorld/#icubworld-transformations-modal"
-COUNTS = {"classes": 20, "train": None, "test": None, "train_clips": 800, "test_clips": 200}
 
 PARTS = ("part1", "part2", "part3", "part4")  # as distributed; the parts have no meaning
 CLASSES = (
@@ -36,24 +29,31 @@ TRANSFORMATIONS = ("MIX", "ROT2D", "ROT3D", "SCALE", "TRANSL")
 TEST_TRANSFORMATION = "MIX"
 STEP = 10  # use every tenth frame: 10 per second become one
 
-_IMAGE = re.compile(r".*\.jpg", re.IGNORECASE | re.DOTALL)
-_HIDDEN = re.compile(r"(?:^|/)(?:\.|__MACOSX/)")
-_FILE = re.compile(
-    rf"(?:(?:{'|'.join(PARTS)})/)?({'|'.join(CLASSES)})/\1([1-9]|{OBJECTS})"
-    rf"/({'|'.join(TRANSFORMATIONS)})/(day\d+)/(left|right)/(\d{{8}})\.(?i:jpg)",
-    re.ASCII,
+
+def _key(image: re.Match[str]) -> tuple | None:
+    class_name, number, transformation, day, camera, frame = image.groups()
+    return (class_name, int(number), transformation, (day, int(frame))) if camera == "left" else None
+
+
+LAYOUT = Layout(
+    name="icub",
+    title="iCubWorld Transformations",
+    tree="<root>/part{1..4}/<category>/<object>/<transformation>/day<d>/{left,right}/<8 digits>.jpg, "
+    "e.g. part3/mug/mug1/ROT2D/day4/left/00000012.jpg",
+    source="https://robotology.github.io/iCubWorld/#icubworld-transformations-modal",
+    counts={"classes": 20, "train": None, "test": None, "train_clips": 800, "test_clips": 200},
+    pattern=re.compile(
+        rf"(?:(?:{'|'.join(PARTS)})/)?({'|'.join(CLASSES)})/\1([1-9]|{OBJECTS})"
+        rf"/({'|'.join(TRANSFORMATIONS)})/(day\d+)/(left|right)/(\d{{8}})\.(?i:jpg)",
+        re.ASCII,
+    ),
+    folders=(*PARTS, *CLASSES),
+    key=_key,
+    places=("icub",),
+    whole=False,
+    rule=f"the categories are {', '.join(CLASSES)}, with objects 1 to {OBJECTS} each; the transformations are "
+    f"{', '.join(TRANSFORMATIONS)}",
 )
-
-
-class _Image(NamedTuple):
-    """An image of the left camera, with the parts of its path."""
-
-    path: str
-    class_name: str
-    number: int
-    transformation: str
-    day: str
-    frame: int
 
 
 def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
@@ -71,30 +71,21 @@ def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
             day2. By default day2 comes before day10.
 
     Raises:
-        FrameTableError: If the folder is missing or contains no images of the left camera, an image has a folder or a
-            name that iCubWorld Transformations does not have, a frame is repeated, or a class has no training frames.
+        FrameTableError: If the folder is missing or contains no images of the left camera, an image does not fit the
+            layout, a frame is repeated, or a class has no training frames.
     """
-    root = Path(root)
-    if paths is None:
-        root = _data_folder(root)
-        paths = files_below(root)
-    clips: dict[tuple[str, int, str], dict[str, dict[int, str]]] = {}
-    for image in _left_images(paths):
-        days = clips.setdefault((image.class_name, image.number, image.transformation), {})
-        files = days.setdefault(image.day, {})
-        if image.frame in files:
-            raise FrameTableError(f"{image.path} and {files[image.frame]} are the same frame; keep one file per frame.")
-        files[image.frame] = image.path
-    if not clips:
-        raise FrameTableError(
-            f"{root} holds no images of the left camera of iCubWorld Transformations. The layout is {LAYOUT}"
-        )
+    root, images = LAYOUT.read(root, paths)
     frames = []
-    for (class_name, number, transformation), days in sorted(clips.items(), key=lambda clip: clip[0]):
-        files = days[min(days, key=None if reference else natural_key)]
-        split = "test" if transformation == TEST_TRANSFORMATION else "train"
-        for frame in sorted(files)[::STEP]:
-            frames.append(Frame(files[frame], class_name, f"{class_name}{number}", transformation, frame, split))
+    for class_name, objects in LAYOUT.clips(images).items():
+        for number, clips in sorted(objects.items()):
+            for transformation, files in sorted(clips.items()):
+                first = min((day for day, _ in files), key=None if reference else natural_key)
+                split = "test" if transformation == TEST_TRANSFORMATION else "train"
+                for day, frame in sorted(place for place in files if place[0] == first)[::STEP]:
+                    names = class_name, f"{class_name}{number}", transformation
+                    frames.append(Frame(files[day, frame], *names, frame, split))
+    if not frames:
+        raise LAYOUT.nothing(root)
     return FrameTable(frames, root, name="icub")
 
 
@@ -110,96 +101,29 @@ def listing_order(root: str | Path) -> list[str]:
     Raises:
         FrameTableError: If the folder is missing or has another layout.
     """
-    root = _data_folder(Path(root))
+    root = LAYOUT.folder(Path(root))
     folders = [folder for folder in (*(root / part for part in PARTS), root) if folder.is_dir()]
     listed = (name for folder in folders for name in os.listdir(folder) if (folder / name).is_dir())
     return list(dict.fromkeys(name for name in listed if name in CLASSES))
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] | None:
-    """The groups of classes for `protocols.plan_stream`.
-
-    With `reference` one group in `listing_order`, which reads the table's root; otherwise None, which sorts by name.
-    """
+    """With `reference` one group in `listing_order`, which reads the table's root; otherwise None: sorted by name."""
     # The folder of a category may exist without any frame that is used.
-    return [[name for name in listing_order(table.root) if name in table.classes]] if reference else None
+    return paper_order(listing_order(table.root))(table, True) if reference else None
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files below root lack of the paper's data set, one line per object.
+    """List what these files below root lack of the paper's data set, one line per clip, object or class.
 
     A clip exists if the left camera has an image of it on any day; lengths of clips are unknown and are not checked.
 
     Raises:
-        FrameTableError: If an image has a folder or a name that iCubWorld Transformations does not have.
+        FrameTableError: If an image does not fit the layout.
     """
-    clips = {(image.class_name, image.number, image.transformation) for image in _left_images(paths)}
-    if not clips:
-        return [f"all {len(CLASSES)} classes are missing"]
-    objects = {(class_name, number) for class_name, number, _ in clips}
-    present = {transformation for _, _, transformation in clips}
-    lines = [
-        f"clip {name}: all {OBJECTS * len(CLASSES)} are missing" for name in TRANSFORMATIONS if name not in present
-    ]
-    for class_name in CLASSES:
-        absent = [number for number in range(1, OBJECTS + 1) if (class_name, number) not in objects]
-        if len(absent) == OBJECTS:
-            lines.append(f"class {class_name}: all {OBJECTS} objects are missing")
-            continue
-        if absent:
-            names = ", ".join(f"{class_name}{number}" for number in absent)
-            lines.append(f"class {class_name}: {len(absent)} of {OBJECTS} objects are missing: {names}")
-        for number in range(1, OBJECTS + 1):
-            gone = [name for name in TRANSFORMATIONS if name in present and (class_name, number, name) not in clips]
-            if gone and number not in absent:
-                lines.append(f"{class_name}{number}: no left-camera images of {', '.join(gone)}")
-    return lines
-
-
-def _left_images(paths: Iterable[str]) -> Iterator[_Image]:
-    """Yield the images of the left camera; the names of the right one are checked too."""
-    for path in paths:
-        match = _FILE.fullmatch(path)
-        if match is None:
-            if _IMAGE.fullmatch(path) and not _HIDDEN.search(path):
-                _reject(path)
-            continue
-        class_name, number, transformation, day, camera, frame = match.groups()
-        if camera == "left":
-            yield _Image(path, class_name, int(number), transformation, day, int(frame))
-
-
-def _reject(path: str) -> NoReturn:
-    """Raise for an image outside the layout; name the first of its folders that is wrong."""
-    folders = path.split("/")[:-1]
-    if len(folders) == 6 or (folders and folders[0] in PARTS):
-        _check_name(path, "part", folders.pop(0), PARTS)
-    if len(folders) == 5:
-        category, object_name, transformation, _, camera = folders
-        _check_name(path, "category", category, CLASSES)
-        objects = tuple(f"{category}{number}" for number in range(1, OBJECTS + 1))
-        _check_name(path, "object", object_name, objects)
-        _check_name(path, "transformation", transformation, TRANSFORMATIONS)
-        _check_name(path, "camera", camera, ("left", "right"))
-    raise FrameTableError(
-        f"image {path} is not named like a frame of iCubWorld Transformations: {LAYOUT} Rename it or move it away."
-    )
-
-
-def _check_name(path: str, level: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise FrameTableError(
-            f"image {path} lies in {level} folder {name!r}, but iCubWorld Transformations has only "
-            f"{', '.join(known)} there. Rename the folder, or move it away."
-        )
-
-
-def _data_folder(root: Path) -> Path:
-    """The folder that contains any part or category; the others may be missing."""
-    for folder in (root, root / "icub"):
-        if any((folder / name).is_dir() for name in (*PARTS, *CLASSES)):
-            return folder
-    return dataset_folder(root, ("part1",), "icub", LAYOUT)
+    found, known = LAYOUT.clips(LAYOUT.images(paths)), {name: range(1, OBJECTS + 1) for name in CLASSES}
+    gaps = partial(clip_gaps, frames=1)
+    return missing_objects(found, known, OBJECTS, TRANSFORMATIONS, gaps, lambda name, number: f"{name}{number}")
 
 
 @generator(class_groups=class_groups)

@@ -7,23 +7,32 @@ See `ilab` and `core50` for the two data sets and their references.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks_toybox_ilab.datasets import core50, ilab
 from benchmarks_toybox_ilab.datasets._generator import generator
+from benchmarks_toybox_ilab.datasets._layout import Layout
 from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames
 from benchmarks_toybox_ilab.datasets.ilab import ILabFrames
-from benchmarks_toybox_ilab.tables.folders import dataset_folder
 from benchmarks_toybox_ilab.tables.frame import SPLITS, Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 ILAB, CORE50 = ilab.FOLDER, "core50"  # the folders
-LAYOUT = f"<root>/{ILAB} and <root>/{CORE50}, each with its own layout: {ilab.LAYOUT}; {core50.LAYOUT}"
-SOURCE = f"{ILAB}: {ilab.SOURCE}; CORe50: {core50.SOURCE}"
-COUNTS = {"classes": 24, "train": 14_400, "test": 5_400}
+LAYOUT = Layout(
+    name="ilab_core50",
+    title=f"{ILAB} and CORe50",
+    tree=f"<root>/{ILAB} and <root>/{CORE50}, each with its own layout: {ilab.LAYOUT.tree}; {core50.LAYOUT.tree}",
+    source=f"{ILAB}: {ilab.LAYOUT.source}; CORe50: {core50.LAYOUT.source}",
+    counts={"classes": 24, "train": 14_400, "test": 5_400},
+    pattern=re.compile(rf"({ILAB}|{CORE50})/(.*)"),
+    folders=(ILAB, CORE50),
+    places=("ilab_core50",),
+)
 
 # The paper numbers iLab's categories from 1, including the unused one, and CORe50's from 16.
 _NUMBER = {name: number for number, name in enumerate(ilab.CATEGORIES + core50.CLASSES, 1)}
@@ -49,22 +58,20 @@ def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, refer
     """
     root = Path(root)
     if paths is None:
-        root = dataset_folder(root, (ILAB, CORE50), "ilab_core50", LAYOUT)
-        tables = ILabFrames(root / ILAB, reference=reference), CORe50Frames(root / CORE50, reference=reference)
+        root = LAYOUT.folder(root)
+        below = {ILAB: None, CORE50: None}
     else:
-        of_ilab, of_core50 = _split_paths(paths)
-        tables = ILabFrames(root / ILAB, of_ilab, reference), CORe50Frames(root / CORE50, of_core50, reference)
+        below = _split_paths(paths)
+    tables = [
+        make(root / folder, below[folder], reference) for folder, make in ((ILAB, ILabFrames), (CORE50, CORe50Frames))
+    ]
     frames = []
     for table in tables:
         prefix = table.root.relative_to(root).as_posix()
-        frames += [
-            Frame(f"{prefix}/{row.path}", row.class_name, row.object_name, row.session, row.frame, row.split)
-            for row in table
-        ]
-    padded = any(table.padded for table in tables)
-    both = FrameTable(frames, root, name="ilab_core50", padded=padded)
+        frames += [replace(row, path=f"{prefix}/{row.path}") for row in table]
+    both = FrameTable(frames, root, name="ilab_core50")
     kept = (row for split in SPLITS for clip in _balanced(both, split, reference) for row in clip)
-    return FrameTable((both[row] for clip in both.clips(kept) for row in clip), root, name=both.name, padded=padded)
+    return FrameTable((both[row] for clip in both.clips(kept) for row in clip), root, name=both.name)
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]]:
@@ -81,20 +88,18 @@ def missing(paths: Iterable[str]) -> list[str]:
     Raises:
         FrameTableError: As in `ilab.missing` and `core50.missing`.
     """
-    of_ilab, of_core50 = _split_paths(paths)
-    return [f"{ILAB}: {line}" for line in ilab.missing(of_ilab)] + [
-        f"{CORE50}: {line}" for line in core50.missing(of_core50)
+    below = _split_paths(paths)
+    return [
+        f"{folder}: {line}" for folder, part in ((ILAB, ilab), (CORE50, core50)) for line in part.missing(below[folder])
     ]
 
 
-def _split_paths(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split the files by the two folders, and return them relative to these."""
+def _split_paths(paths: Iterable[str]) -> dict[str, list[str]]:
+    """The files of the two folders, relative to them."""
     below: dict[str, list[str]] = {ILAB: [], CORE50: []}
-    for path in paths:
-        folder, _, name = path.partition("/")
-        if folder in below:
-            below[folder].append(name)
-    return below[ILAB], below[CORE50]
+    for match in filter(None, map(LAYOUT.pattern.fullmatch, paths)):
+        below[match[1]].append(match[2])
+    return below
 
 
 def _balanced(table: FrameTable, split: str, reference: bool) -> list[np.ndarray]:

@@ -7,29 +7,27 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", Interna
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.tables.class_counts import missing_images
-from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
-from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.datasets._layout import Layout, image_tree, missing_images
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from benchmarks_toybox_ilab.tables.image_tree import image_tree_table
 
-LAYOUT = "<root>/{train,val}/<wnid>/<image>.JPEG, e.g. train/n01440764/n01440764_10026.JPEG"
-SOURCE = "https://image-net.org/challenges/LSVRC/2012/ (ILSVRC2012; needs an account)"
-COUNTS = {"classes": 1000, "train": 1_281_167, "test": 50_000}
-FOLDERS = ("train", "val")
-
-_VAL_IMAGES = 50  # per class
-_IN_PLACE = re.compile(r"(?:train|val)/n\d{8}/[^/]+", re.ASCII)
-_FLAT = re.compile(r"val/[^/.][^/]*\.jpe?g", re.IGNORECASE)
-_OTHER_CLASS = re.compile(r"(?:train|val)/(?P<class_name>[^/]+)/[^/.][^/]*\.(?:jpe?g|png)", re.IGNORECASE)
-_HOW_TO_SORT = (
-    "lie in val itself, but must lie in one folder per class, and only the labels in the development kit name the "
-    'classes. torchvision.datasets.ImageNet(root, split="val") sorts them if ILSVRC2012_img_val.tar and '
-    "ILSVRC2012_devkit_t12.tar.gz lie in its root"
+LAYOUT = Layout(
+    name="imagenet",
+    title="ImageNet",
+    tree="<root>/{train,val}/<wnid>/<image>.JPEG, e.g. train/n01440764/n01440764_10026.JPEG",
+    source="https://image-net.org/challenges/LSVRC/2012/ (ILSVRC2012; needs an account)",
+    counts={"classes": 1000, "train": 1_281_167, "test": 50_000},
+    pattern=re.compile(
+        r"(?P<folder>train|val)/(?P<class_name>n[0-9]{8})/(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)",
+    ),
+    folders=("train", "val"),
+    places=("imagenet",),
+    rule="<wnid> is the class: n and 8 digits. Images of val must lie in one folder per class too, and only the labels "
+    'in the development kit name the classes: torchvision.datasets.ImageNet(root, split="val") sorts them if '
+    "ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz lie in its root",
 )
 
 
@@ -45,14 +43,10 @@ def ImageNetFrames(root: str | Path, paths: Iterable[str] | None = None, referen
         reference: Has no effect; the generator draws order and labels.
 
     Raises:
-        FrameTableError: If the folder is missing or has another layout, the images of `val` are not sorted into
-            classes, or a class has no training images.
+        FrameTableError: If the folder is missing or has another layout, an image does not fit it (such as those of
+            `val` if they are not sorted into classes), or a class has no training images.
     """
-    root = Path(root)
-    if paths is None:
-        root = dataset_folder(root, FOLDERS, "imagenet", LAYOUT)
-        paths = (path for folder in FOLDERS for path in files_below(root, folder))
-    return image_tree_table(root, FOLDERS, "imagenet", LAYOUT, _checked(paths))
+    return image_tree(LAYOUT, root, paths)
 
 
 def missing(paths: Iterable[str]) -> list[str]:
@@ -60,28 +54,11 @@ def missing(paths: Iterable[str]) -> list[str]:
 
     Training images are counted over all classes together, because their number varies between classes.
     """
-    paths = list(paths)
-    flat = sum(_FLAT.fullmatch(path) is not None for path in paths)
-    lines = [f"{flat} images {_HOW_TO_SORT}"] if flat else []
-    lines += missing_images(paths, COUNTS["classes"], {"train": None, "val": _VAL_IMAGES})
-    train = sum(path.startswith("train/") and path.lower().endswith((".jpeg", ".jpg")) for path in paths)
-    if train < COUNTS["train"]:
-        lines.append(f"{train} of {COUNTS['train']} training images")
-    return lines
-
-
-def _checked(paths: Iterable[str]) -> Iterator[str]:
-    """Yield the paths; raise at an image in val itself or in a folder that is no class of ImageNet."""
-    for path in paths:
-        if not _IN_PLACE.fullmatch(path):
-            if _FLAT.fullmatch(path):
-                raise FrameTableError(f"images such as {path} {_HOW_TO_SORT}. The layout is {LAYOUT}")
-            if match := _OTHER_CLASS.fullmatch(path):
-                raise FrameTableError(
-                    f"image {path} lies in folder {match['class_name']}, which is not named like a class of ImageNet: "
-                    f"n and 8 digits. The layout is {LAYOUT}"
-                )
-        yield path
+    images = [path for path in paths if LAYOUT.pattern.fullmatch(path)]
+    lines = missing_images(LAYOUT, images, {"train": None, "val": 50})
+    train = sum(path.startswith("train/") for path in images)
+    whole = LAYOUT.counts["train"]
+    return lines if train >= whole else [*lines, f"{train} of {whole} training images"]
 
 
 @generator("class_iid", 100)

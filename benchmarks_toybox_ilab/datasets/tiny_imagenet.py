@@ -9,25 +9,32 @@ Le and Yang, "Tiny ImageNet Visual Recognition Challenge", CS231N at Stanford, 2
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.tables.class_counts import missing_images
-from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
+from benchmarks_toybox_ilab.datasets._layout import Layout, missing_images, tree_frame
 from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from benchmarks_toybox_ilab.tables.image_tree import EXTENSIONS, image_tree_table
 
-LAYOUT = (
-    "<root>/train/<wnid>/images/<image>.JPEG with val/images/<image>.JPEG and val/val_annotations.txt (the official "
-    "layout), or <root>/{train,test}/<wnid>/<image>.jpg"
-)
-SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip; `crumb prepare tiny_imagenet` downloads and unpacks it"
-COUNTS = {"classes": 200, "train": 100_000, "test": 10_000}
 FOLDER = "tiny-imagenet-200"  # in the official archive
 ANNOTATIONS = "val/val_annotations.txt"
-
-_WNID = re.compile(r"n\d{8}", re.ASCII)
+LAYOUT = Layout(
+    name="tiny_imagenet",
+    title="Tiny-ImageNet",
+    tree="<root>/train/<wnid>/images/<image>.JPEG with val/images/<image>.JPEG and val/val_annotations.txt (the "
+    "official layout), or <root>/{train,test}/<wnid>/<image>.jpg",
+    source="http://cs231n.stanford.edu/tiny-imagenet-200.zip; `crumb prepare tiny_imagenet` downloads and unpacks it",
+    counts={"classes": 200, "train": 100_000, "test": 10_000},
+    pattern=re.compile(
+        r"(?P<folder>train|val|test)/(?P<class_name>n[0-9]{8}|(?<=val/)images)/(?:(?<=\d/)images/)?"
+        r"(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)"
+    ),
+    folders=("train", "val", "test"),
+    places=(FOLDER, "tiny_imagenet"),
+    rule="<wnid> is the class: n and 8 digits",
+    owner="the data set",
+)
 
 
 def TinyImageNetFrames(root: str | Path, run: int = 0) -> FrameTable:
@@ -48,18 +55,25 @@ def TinyImageNetFrames(root: str | Path, run: int = 0) -> FrameTable:
         ValueError: If run is not a whole number of at least 0.
     """
     whole_number("run", run, 0)
-    root = Path(root)
-    if not (root / "train").is_dir() and (root / FOLDER).is_dir():
-        root /= FOLDER
-    official = any((place / "val").is_dir() for place in (root, root / "tiny_imagenet"))
-    folders = ("train", "val" if official else "test")
-    root = dataset_folder(root, folders, "tiny_imagenet", LAYOUT)
-    classes = _annotated(root / ANNOTATIONS) if official else {}
-    paths: list[str] = []
-    for folder in folders:
-        images = (path for path in files_below(root, folder) if Path(path).suffix.lower() in EXTENSIONS)
-        paths += sorted(images, key=lambda path: _parts(path, classes))
-    return image_tree_table(root, folders, "tiny_imagenet", LAYOUT, paths, lambda path: _parts(path, classes))
+    found = LAYOUT.find(Path(root)) or Path(root)
+    official = (found / "val").is_dir()
+    layout = replace(LAYOUT, folders=("train", "val" if official else "test"))
+    found, images = layout.read(root)
+    classes = _annotated(found / ANNOTATIONS) if official else {}
+    frames = []
+    for image in images:
+        class_name = image["class_name"]
+        if class_name == "images":
+            file = image[0].rpartition("/")[2]
+            if file not in classes:
+                raise FrameTableError(
+                    f"image {image[0]} has no line in {ANNOTATIONS}, which gives the classes of the images in "
+                    f"val/images. Unpack both from {FOLDER}.zip again, or remove the image."
+                )
+            class_name = classes[file]
+        frames.append(tree_frame(image, class_name))
+    frames.sort(key=lambda row: (row.session, row.class_name, row.path.rpartition("/")[2]))
+    return FrameTable(frames, found, name="tiny_imagenet")
 
 
 def missing(paths: Iterable[str]) -> list[str]:
@@ -67,14 +81,13 @@ def missing(paths: Iterable[str]) -> list[str]:
 
     In the official layout, test images are counted over all classes together, because their names do not tell classes.
     """
-    paths = [path.replace("/images/", "/", 1) if path.startswith("train/") else path for path in paths]
-    per_class = {split: COUNTS[split] // COUNTS["classes"] for split in ("train", "test")}
+    paths = list(paths)
     if not any(path.startswith("val/") for path in paths):
-        return missing_images(paths, COUNTS["classes"], per_class)
-    lines = missing_images(paths, COUNTS["classes"], {"train": per_class["train"]})
-    images = sum(path.startswith("val/images/") for path in paths)
-    if images < COUNTS["test"]:
-        lines.append(f"{images} of {COUNTS['test']} images in val/images")
+        return missing_images(LAYOUT, paths, {"train": 500, "test": 50})
+    lines = missing_images(LAYOUT, paths, {"train": 500})
+    images, whole = sum(path.startswith("val/images/") for path in paths), LAYOUT.counts["test"]
+    if images < whole:
+        lines.append(f"{images} of {whole} images in val/images")
     return lines if ANNOTATIONS in paths else [*lines, f"{ANNOTATIONS}, which gives the classes of val/images"]
 
 
@@ -89,33 +102,13 @@ def _annotated(file: Path) -> dict[str, str]:
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
-        if not name or not _WNID.fullmatch(wnid):
+        if not name or not re.fullmatch("n[0-9]{8}", wnid):
             raise FrameTableError(
                 f"line {number} of {file} is {line[:80]!r}, but must begin with a file name, a tab and a class (n and "
                 f"8 digits). Unpack the file again from {FOLDER}.zip."
             )
         classes[name] = wnid
     return classes
-
-
-def _parts(path: str, classes: dict[str, str]) -> list[str]:
-    """The folder, class and file name of an image; other numbers of parts are at the wrong depth."""
-    parts = path.split("/")
-    if parts[:2] == ["val", "images"] and len(parts) == 3:
-        if parts[2] not in classes:
-            raise FrameTableError(
-                f"image {path} has no line in {ANNOTATIONS}, which gives the classes of the images in val/images. "
-                f"Unpack both from {FOLDER}.zip again, or remove the image."
-            )
-        return ["val", classes[parts[2]], parts[2]]
-    if len(parts) == 4 and parts[2] == "images":
-        del parts[2]
-    if len(parts) == 3 and not _WNID.fullmatch(parts[1]):
-        raise FrameTableError(
-            f"image {path} lies in folder {parts[1]}, which is not named like a class of ImageNet: n and 8 digits. "
-            f"The layout is {LAYOUT}"
-        )
-    return parts
 
 
 @generator("class_iid", 10)

@@ -8,41 +8,58 @@ Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.tables.folders import dataset_folder, files_below
+from benchmarks_toybox_ilab.datasets._layout import Layout, clip_gaps, missing_objects, paper_order
+from benchmarks_toybox_ilab.tables.folders import files_below
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-LAYOUT = (
-    "<root>/images/<supercategory>/<object>/<object>_<transform>_<frame>.png, "
-    "e.g. images/households/cup_01_pivothead/cup_01_pivothead_rzplus_1.png"
-)
-SOURCE = "https://aivaslab.github.io/toybox/; `crumb prepare toybox` extracts the frames from the videos"
-COUNTS = {"classes": 12, "train": 36_540, "test": 15_660}
-
-# Folder of each class; the classes in the order of the paper's class numbers.
-SUPERCATEGORY = {
-    **dict.fromkeys(("cup", "mug", "spoon", "ball"), "households"),
-    **dict.fromkeys(("duck", "cat", "horse", "giraffe"), "animals"),
-    **dict.fromkeys(("car", "truck", "airplane", "helicopter"), "vehicles"),
+# Folders of the classes; the classes in the order of the paper's class numbers.
+SUPERCATEGORIES = {
+    "households": ("cup", "mug", "spoon", "ball"),
+    "animals": ("duck", "cat", "horse", "giraffe"),
+    "vehicles": ("car", "truck", "airplane", "helicopter"),
 }
+CLASSES = tuple(name for names in SUPERCATEGORIES.values() for name in names)
 SESSIONS = ("rxplus", "ryplus", "rzplus", "rxminus", "ryminus", "rzminus", "tx", "ty", "tz", "hodgepodge")
 TEST_SESSIONS = frozenset({"rzplus", "rzminus", "tz"})
 UNUSED_SESSIONS = ("present", "absent")  # the object at rest, and no object
 OBJECTS = 29  # per class; the thirtieth is left out if all are complete
 FRAMES = 15  # per clip
 
-_FILE = re.compile(
-    rf"(?P<class_name>{'|'.join(SUPERCATEGORY)})_(?P<number>\d+)_pivothead"
-    rf"_(?P<session>{'|'.join(SESSIONS + UNUSED_SESSIONS)})_(?P<frame>0*[1-9]\d*)\.(?i:png|jpe?g)",
-    re.ASCII,
+# The folder and the name, without its ending, of an object's clip: cup_01_pivothead/cup_01_pivothead_rzplus.
+CLIP = (
+    r"(?P<thing>(?P<class_name>[a-z]+)_(?P<number>\d+)_pivothead)/(?P=thing)_"
+    rf"(?P<session>{'|'.join(SESSIONS + UNUSED_SESSIONS)})"
 )
-_IMAGE = re.compile(r"[^.].*\.(?:png|jpe?g)", re.IGNORECASE | re.DOTALL)
-_LISTED = 8  # objects of a class that are listed one by one
+IN_FOLDER = "|".join(f"{folder}/(?=(?:{'|'.join(names)})_)" for folder, names in SUPERCATEGORIES.items())
+_IN_WORDS = "; ".join(f"in {folder} {', '.join(names)}" for folder, names in SUPERCATEGORIES.items())
 
-_Clips = dict[str, dict[int, str]]  # frame number -> path, by session
+
+def _key(image: re.Match[str]) -> tuple | None:
+    if image["session"] in UNUSED_SESSIONS:
+        return None
+    return image["class_name"], int(image["number"]), image["session"], int(image["frame"])
+
+
+LAYOUT = Layout(
+    name="toybox",
+    title="Toybox",
+    tree="<root>/images/<supercategory>/<object>/<object>_<transform>_<frame>.png, "
+    "e.g. images/households/cup_01_pivothead/cup_01_pivothead_rzplus_1.png",
+    source="https://aivaslab.github.io/toybox/; `crumb prepare toybox` extracts the frames from the videos",
+    counts={"classes": 12, "train": 36_540, "test": 15_660},
+    pattern=re.compile(rf"(?:.*/)?images/(?:{IN_FOLDER}){CLIP}_(?P<frame>0*[1-9]\d*)\.(?i:png|jpe?g)", re.ASCII),
+    folders=("images",),
+    key=_key,
+    places=("toybox",),
+    rule=f"the classes are {_IN_WORDS}; the transforms are {', '.join(SESSIONS + UNUSED_SESSIONS)}; frames "
+    "count from 1",
+)
+class_groups = paper_order(CLASSES)
 
 
 def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
@@ -60,15 +77,14 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
             one, to the first at most (9 frames: 1..9, 8..3). These frames are repeated under continued numbers.
 
     Raises:
-        FrameTableError: If the folder is missing or has another layout, an image is not named like a frame of Toybox,
+        FrameTableError: If the folder is missing or has another layout, an image does not fit it, a frame is repeated,
             or a class has no object with all ten clips.
     """
-    root = Path(root)
     if paths is None:
-        root = _data_folder(root)
-        paths = files_below(root, "images")
+        _check_extracted(Path(root))
+    root, images = LAYOUT.read(root, paths)
     frames = []
-    for class_name, objects in _found(paths).items():
+    for class_name, objects in LAYOUT.clips(images).items():
         complete = [number for number in sorted(objects) if len(objects[number]) == len(SESSIONS)]
         if not complete:
             most = max(map(len, objects.values()))
@@ -82,96 +98,33 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
                 for frame, path in _clip(objects[number][session], reference):
                     frames.append(Frame(path, class_name, f"{class_name}_{number:02d}", session, frame, split))
     if not frames:
-        raise FrameTableError(
-            f"{root / 'images'} holds no frames of Toybox; extract them from the videos with `crumb prepare toybox "
-            f"--dataset-root {root}`. The layout is {LAYOUT}"
-        )
+        raise LAYOUT.nothing(root)
     return FrameTable(frames, root, name="toybox", padded=reference)
 
 
-def parse_file_name(name: str) -> tuple[str, int, str, int] | None:
-    """Return class, object number, transform and frame of a file, or None if it is not named like a frame of Toybox.
-
-    `cup_07_pivothead_rzplus_001.png` is `("cup", 7, "rzplus", 1)`. Frames count from 1, with or without leading zeros.
-    """
-    match = _FILE.fullmatch(name)
-    return match and (match["class_name"], int(match["number"]), match["session"], int(match["frame"]))
-
-
-def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] | None:
-    """With `reference` one group in the order of the paper's class numbers, otherwise None, which sorts by name."""
-    return [[name for name in SUPERCATEGORY if name in table.classes]] if reference else None
-
-
 def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files below root lack of the paper's data set, one line per object.
+    """List what these files below root lack of the paper's data set, one line per clip, object or class.
 
     A class is complete with 29 objects that have ten clips of 15 frames. Short clips are listed too, although some
     videos may be shorter than 15 seconds; a table can be made of them.
 
     Raises:
-        FrameTableError: If an image is not named like a frame of Toybox.
+        FrameTableError: If an image does not fit the layout.
     """
-    found = _found(paths)
-    lines = []
-    for class_name in sorted(SUPERCATEGORY):
-        objects = found.get(class_name, {})
-        gaps = {number: gap for number in sorted(objects) if (gap := _gaps(objects[number]))}
-        if not objects:
-            lines.append(f"class {class_name}: all {OBJECTS} objects are missing")
-        elif len(objects) - len(gaps) < OBJECTS:
-            lines += [f"{class_name}_{number:02d}: {gap}" for number, gap in list(gaps.items())[:_LISTED]]
-            if len(gaps) > _LISTED:
-                lines.append(f"class {class_name}: {len(gaps) - _LISTED} more objects are incomplete")
-            if len(objects) < OBJECTS:
-                absent = [f"{number:02d}" for number in range(1, OBJECTS + 2) if number not in objects]
-                count = OBJECTS - len(objects)
-                lines.append(
-                    f"class {class_name}: {count} of {OBJECTS} objects missing; there is no number {', '.join(absent)}"
-                )
-    return lines
+    found, known = LAYOUT.clips(LAYOUT.images(paths)), {name: range(1, OBJECTS + 2) for name in sorted(CLASSES)}
+    gaps = partial(clip_gaps, frames=FRAMES)
+    return missing_objects(found, known, OBJECTS, SESSIONS, gaps, lambda name, number: f"{name}_{number:02d}")
 
 
-def _data_folder(root: Path) -> Path:
-    """The folder that contains `images`; raise and say how to make it if there are only videos."""
-    folders = root, root / "toybox"
-    if not any((folder / "images").is_dir() for folder in folders):
-        for folder in folders:
-            tops = [top for top in dict.fromkeys(SUPERCATEGORY.values()) if (folder / top).is_dir()]
-            if any(path.lower().endswith(".mp4") for top in tops for path in files_below(folder, top)):
-                raise FrameTableError(
-                    f"{folder} holds the videos of Toybox, but no folder images with their frames; extract them "
-                    f"with `crumb prepare toybox --dataset-root {folder}`"
-                )
-    return dataset_folder(root, ("images",), "toybox", LAYOUT)
-
-
-def _found(paths: Iterable[str]) -> dict[str, dict[int, _Clips]]:
-    """The files by class (in natural order), object and session, without the unused sessions."""
-    found: dict[str, dict[int, _Clips]] = {}
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        if _IMAGE.fullmatch(name) is None:
-            continue
-        parsed = parse_file_name(name)
-        if parsed is None:
+def _check_extracted(root: Path) -> None:
+    """Raise and say how to make the frames if there are only videos."""
+    for folder in (root, root / "toybox") if LAYOUT.find(root) is None else ():
+        tops = [top for top in SUPERCATEGORIES if (folder / top).is_dir()]
+        if any(path.lower().endswith(".mp4") for top in tops for path in files_below(folder, top)):
             raise FrameTableError(
-                f"{path} is not named like a frame of Toybox: <class>_<number>_pivothead_<transform>_<frame>.png, with "
-                f"one of the classes {', '.join(SUPERCATEGORY)}, one of the transforms "
-                f"{', '.join(SESSIONS + UNUSED_SESSIONS)}, and frames from 1. Rename it or move it away."
+                f"{folder} holds the videos of Toybox, but no folder images with their frames; extract them with "
+                f"`crumb prepare toybox --dataset-root {folder}`"
             )
-        class_name, number, session, frame = parsed
-        expected = f"images/{SUPERCATEGORY[class_name]}/{name[: name.index('_pivothead')]}_pivothead"
-        if folder != expected and not folder.endswith(f"/{expected}"):
-            raise FrameTableError(f"{path} lies in the wrong folder; it belongs in {expected}. Move it there or away.")
-        if session not in UNUSED_SESSIONS:
-            clip = found.setdefault(class_name, {}).setdefault(number, {}).setdefault(session, {})
-            if frame in clip:
-                raise FrameTableError(
-                    f"{path} and {clip[frame]} are the same frame of the same clip; keep one file per frame."
-                )
-            clip[frame] = path
-    return dict(sorted(found.items()))
 
 
 def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
@@ -181,17 +134,6 @@ def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
         last = frames[-1][0]
         frames += [(last + step, path) for step, (_, path) in enumerate(frames[-2::-1], 1)]
     return frames[:FRAMES]
-
-
-def _gaps(clips: _Clips) -> str:
-    """What is missing from an object, in words; "" if nothing is."""
-    absent = [session for session in SESSIONS if session not in clips]
-    short = [
-        f"clip {session} has {len(clips[session])} of {FRAMES} frames"
-        for session in SESSIONS
-        if session in clips and len(clips[session]) < FRAMES
-    ]
-    return "; ".join(([f"no clip {', '.join(absent)}"] if absent else []) + short)
 
 
 @generator(class_groups=class_groups)

@@ -3,7 +3,6 @@
 import errno
 import gzip
 import lzma
-import posixpath
 import re
 import stat
 import tarfile
@@ -11,10 +10,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
 from benchmarks_toybox_ilab.tables.folders import files_below, visible_entries
@@ -39,21 +37,20 @@ _DAMAGE += (RuntimeError, ValueError)
 Choose = Callable[[str], bool | str | None]
 
 
-@dataclass(frozen=True)
-class Member:
-    """A file of an archive.
+class Member(NamedTuple):
+    """What an archive holds under a name.
 
     Attributes:
         name: As the archive has it; below the target once it is chosen.
         size: Unpacked size in bytes.
         open: Opens it for reading.
-        wrong: Why it cannot be unpacked, if it cannot; it may be left out all the same.
+        kind: "file", "folder", "link" or "device"; only files are unpacked.
     """
 
     name: str
-    size: int = 0
-    open: Callable[[], BinaryIO] | None = None
-    wrong: str = ""
+    size: int
+    open: Callable[[], BinaryIO]
+    kind: str = "file"
 
 
 def unpack(
@@ -65,7 +62,7 @@ def unpack(
     """Unpack a .zip, .tar or .tar.gz file (or copy a folder) below `target`.
 
     The content tells the kind of archive. A file that exists with the right size is kept, so the same call resumes
-    after an interruption. Every file is written atomically. A link to a file of a .tar file becomes a copy of it.
+    after an interruption. Every file is written atomically.
 
     Args:
         archive: The archive, or a folder.
@@ -85,8 +82,9 @@ def unpack(
     archive, target = Path(archive), Path(target)
     with _members(archive) as members:
         with _damage_named(archive):
-            wanted = _wanted(_without_target(members, archive, target), archive, only)
-        missing = [member for member in wanted if not _exists(target / member.name, member.size)]
+            wanted = _wanted(members, archive, target, only)
+        places = ((member, target / member.name) for member in wanted)
+        missing = [member for member, path in places if not path.exists() or path.stat().st_size != member.size]
         _check_ratio(archive, sum(member.size for member in wanted))
         check_room(target, sum(member.size for member in missing), f"unpacking {archive}")
         done = len(wanted) - len(missing)
@@ -108,9 +106,11 @@ def holds(archive: Path, only: Choose) -> bool:
         return any(only(_safe_name(member.name, archive)) for member in members)
 
 
-def archives_in(folder: Path) -> list[Path]:
-    """The archives directly in a folder, in natural order of their names."""
-    return [entry for entry in visible_entries(folder) if entry.name.lower().endswith(ENDINGS) and entry.is_file()]
+def archives_in(source: Path) -> list[Path]:
+    """The source if it is an archive, or the archives directly in it, in natural order; [] if it does not exist."""
+    if not source.is_dir():
+        return [source] if source.exists() else []
+    return [entry for entry in visible_entries(source) if entry.name.lower().endswith(ENDINGS) and entry.is_file()]
 
 
 @contextmanager
@@ -145,42 +145,23 @@ def _members(archive: Path) -> Iterator[Iterator[Member]]:
             "saved in place of the archive; download it again."
         )
     with opened:
-        yield _of_zip(opened, archive) if isinstance(opened, zipfile.ZipFile) else _of_tar(opened, archive)
+        yield _of_zip(opened) if isinstance(opened, zipfile.ZipFile) else _of_tar(opened)
 
 
-def _of_zip(file: zipfile.ZipFile, archive: Path) -> Iterator[Member]:
+def _of_zip(file: zipfile.ZipFile) -> Iterator[Member]:
+    kinds = {0: "file", stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
     for info in file.infolist():
-        kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not made on a Unix system
-        if kind == stat.S_IFLNK:
-            yield Member(info.filename, wrong="is a link, not a file")
-        elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise _refused(archive, info.filename, "is a device, not a file")
-        elif kind == stat.S_IFDIR or info.filename.endswith(("/", "\\")):
-            _safe_name(info.filename, archive)
-        else:
-            yield Member(info.filename, info.file_size, partial(file.open, info))
+        kind = kinds.get(stat.S_IFMT(info.external_attr >> 16), "device")  # 0 if not made on a Unix system
+        folder = kind == "file" and info.filename.endswith(("/", "\\"))
+        yield Member(info.filename, info.file_size, partial(file.open, info), "folder" if folder else kind)
 
 
-def _of_tar(file: tarfile.TarFile, archive: Path) -> Iterator[Member]:
-    """Yield the files, links after all others."""
-    files: dict[str, Member] = {}  # tarfile itself searches all members for the target of each link
-    links = []
+def _of_tar(file: tarfile.TarFile) -> Iterator[Member]:
     for info in file.getmembers():
-        if info.issym() or info.islnk():
-            links.append(info)
-        elif info.isdir():
-            _safe_name(info.name, archive)
-        elif info.isfile():
-            files[posixpath.normpath(info.name)] = Member(info.name, info.size, partial(file.extractfile, info))
-            yield files[posixpath.normpath(info.name)]
-        else:
-            raise _refused(archive, info.name, "is a device, not a file")
+        link = "link" if info.issym() or info.islnk() else "device"
+        kind = "file" if info.isfile() else "folder" if info.isdir() else link
+        yield Member(info.name, info.size, partial(file.extractfile, info), kind)
     _check_end(file)
-    for info in links:
-        folder = posixpath.dirname(info.name) if info.issym() else ""  # a hard link holds the member's full name
-        found = files.get(posixpath.normpath(posixpath.join(folder, info.linkname.replace("\\", "/"))))
-        missing = f"is a link to {info.linkname!r}, which is no file of the archive"
-        yield replace(found, name=info.name) if found else Member(info.name, wrong=missing)
 
 
 class _Header(tarfile.TarInfo):
@@ -240,36 +221,29 @@ def _refused(archive: Path, name: str, reason: str) -> FrameTableError:
     )
 
 
-def _without_target(members: Iterator[Member], archive: Path, target: Path) -> Iterator[Member]:
-    """Leave out the files of the target if it lies inside the folder to copy."""
-    folder, target = archive.resolve(), target.resolve()
-    if folder not in target.parents:
-        return members
-    prefix = f"{target.relative_to(folder).as_posix()}/"
-    return (member for member in members if not member.name.startswith(prefix))
-
-
-def _wanted(members: Iterator[Member], archive: Path, only: Choose | None) -> list[Member]:
-    """The members to unpack under safe names, in archive order; of two with one name the last, as tar does."""
+def _wanted(members: Iterator[Member], archive: Path, target: Path, only: Choose | None) -> list[Member]:
+    """The files to unpack under safe names, in archive order; of two with one name the last, as tar does."""
+    folder, inside = archive.resolve(), target.resolve()
+    own = f"{inside.relative_to(folder).as_posix()}/" if folder in inside.parents else None  # of a folder to copy
     wanted: dict[str, Member] = {}
     origin: dict[str, str] = {}
     for member in members:
         name = _safe_name(member.name, archive)
-        choice = True if only is None else only(name)
-        if choice:
-            if member.wrong or not name:
-                raise _refused(archive, member.name, member.wrong or "has no name below the target folder")
-            new = _safe_name(choice, archive) if isinstance(choice, str) else name
-            if origin.setdefault(new, name) != name:
-                raise FrameTableError(f"archive {archive} holds both {origin[new]} and {name}; only one can be {new}.")
-            wanted.pop(new, None)
-            wanted[new] = replace(member, name=new)
+        choice = member.kind != "folder" and (only is None or only(name))
+        if not choice or (own and name.startswith(own)):
+            continue
+        if member.kind != "file" or not name:
+            reason = f"is a {member.kind}, not a file" if name else "has no name below the target folder"
+            raise _refused(archive, member.name, reason)
+        new = _safe_name(choice, archive) if isinstance(choice, str) else name
+        if origin.setdefault(new, name) != name:
+            raise FrameTableError(f"archive {archive} holds both {origin[new]} and {name}; only one can be {new}.")
+        wanted.pop(new, None)
+        wanted[new] = member._replace(name=new)
     for name in wanted:
-        for end in (place for place, letter in enumerate(name) if letter == "/"):
-            if name[:end] in wanted:
-                raise FrameTableError(
-                    f"archive {archive} holds {name[:end]} both as a file and as the folder of {name}."
-                )
+        for above in map(Path.as_posix, Path(name).parents):
+            if above in wanted:
+                raise FrameTableError(f"archive {archive} holds {above} both as a file and as the folder of {name}.")
     return list(wanted.values())
 
 
@@ -281,13 +255,6 @@ def _check_ratio(archive: Path, unpacked: int) -> None:
             f"{readable_size(unpacked)}, more than {MOST_RATIO} times as much, which no images do. Download it from "
             "its original source, or unpack it yourself and give the folder."
         )
-
-
-def _exists(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _write(member: Member, target: Path, archive: Path) -> None:

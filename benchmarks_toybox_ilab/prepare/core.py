@@ -1,14 +1,14 @@
 """Convert downloads to the layout that the generators read, for the data sets of the paper and Tiny-ImageNet."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.ilab_core50 import CORE50, ILAB
 from benchmarks_toybox_ilab.prepare.archives import archives_in, holds
 from benchmarks_toybox_ilab.prepare.download import DownloadError
 from benchmarks_toybox_ilab.prepare.sources import DATA_SETS, DataSet, Job, Progress
-from benchmarks_toybox_ilab.tables.frame import BadFrameError, Frame, FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import BadFrameError, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 NAMES = tuple(DATA_SETS)
@@ -108,16 +108,16 @@ def check(name: str, root: str | Path) -> Report:
     try:
         table = data.frames(root)
     except FrameTableError as error:
-        folder, lines, problems = data.folder(root), [], [str(error)]
+        folder, lines, problems = data.layout.find(root), [], [str(error)]
     else:
         folder, lines, problems = table.root, [f"{name} in {table.root}: {_counted(table)}"], _differences(table, data)
     if folder is not None:
         try:
-            missing = data.module.missing(data.names(folder))
+            missing = data.missing(folder)
         except FrameTableError as error:
             missing = [str(error)]
         problems += [line for line in missing if line not in problems]
-    complete = f"complete: everything that {data.whole} {'uses' if data.whole == 'the paper' else 'has'}"
+    complete = f"complete: everything that {data.layout.owner} {'uses' if data.layout.owner == 'the paper' else 'has'}"
     return Report([*lines, *(problems or [complete])], not problems)
 
 
@@ -129,7 +129,7 @@ def _data_set(name: str) -> DataSet:
 
 def _is_ready(job: Job) -> bool:
     """Whether generators can read the source where it is, which is reported; large data sets are not copied."""
-    if job.in_place or job.name == "cifar100" or not job.source.is_dir() or job.data.folder(job.source) is None:
+    if job.in_place or job.name == "cifar100" or not job.source.is_dir() or job.data.layout.find(job.source) is None:
         return False
     table = job.data.frames(job.source)
     differences = _differences(table, job.data)
@@ -146,7 +146,7 @@ def _is_ready(job: Job) -> bool:
 
 def _prepare_both(job: Job) -> list[str]:
     """Prepare iLab and CORe50, each in its folder below the root."""
-    root = job.data.folder(job.root) or job.root
+    root = job.data.layout.find(job.root) or job.root
     parts = {"ilab": root / ILAB, "core50": root / CORE50}
     if not job.in_place:
         commands = " and ".join(f"`crumb prepare {part} --dataset-root {parts[part]} --source ...`" for part in parts)
@@ -163,15 +163,12 @@ def _relative_to(root: Path, table: FrameTable) -> FrameTable:
     if table.root == root:
         return table
     below = table.root.relative_to(root).as_posix()
-    rows = (
-        Frame(f"{below}/{row.path}", row.class_name, row.object_name, row.session, row.frame, row.split)
-        for row in table
-    )
+    rows = (replace(row, path=f"{below}/{row.path}") for row in table)
     return FrameTable(rows, root, name=table.name, padded=table.padded)
 
 
 def _not_whole(name: str, root: str | Path) -> str:
-    whole = DATA_SETS[name].whole
+    whole = DATA_SETS[name].layout.owner
     return f"These are not {whole}'s numbers; `crumb prepare {name} --dataset-root {root} --check` lists the gaps."
 
 
@@ -182,13 +179,13 @@ def _counted(table: FrameTable) -> str:
 
 def _differences(table: FrameTable, data: DataSet) -> list[str]:
     """The totals of a table that differ from COUNTS."""
-    counts = data.module.COUNTS
+    counts = data.layout.counts
     found = {"classes": len(table.classes), "train": table.split.count("train"), "test": table.split.count("test")}
     for split in ("train", "test"):
         if f"{split}_clips" in counts:
             found[f"{split}_clips"] = len(table.clips(table.rows(split)))
     return [
-        f"{found[key]} {_WORDS.get(key, key)}; {data.whole} has {count}"
+        f"{found[key]} {_WORDS.get(key, key)}; {data.layout.owner} has {count}"
         for key, count in counts.items()
         if count is not None and found[key] != count
     ]

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks_toybox_ilab.datasets import cifar100, core50, icub, ilab, ilab_core50, imagenet, tiny_imagenet, toybox
+from benchmarks_toybox_ilab.datasets._layout import Layout
 from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
 from benchmarks_toybox_ilab.prepare.download import download, md5_of
 from benchmarks_toybox_ilab.tables.disk import readable_size
 from benchmarks_toybox_ilab.tables.folders import files_below
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.video import extract
 
 DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
 VIDEOS = "videos"
@@ -24,48 +26,41 @@ _LARGE = 10**9  # bytes; reading the file list of a larger archive may take minu
 Progress = Callable[[str, str], AbstractContextManager[Callable[..., object]]]
 
 _HIDDEN = re.compile(r"(?:^|/)(?:\.|__MACOSX/)")
-_TOYBOX_VIDEO = re.compile(r"(?:^|/)(?P<path>(?P<class_name>[a-z]+)_\d+_pivothead/[^/]+\.mp4)$", re.IGNORECASE)
+_VIDEOS_TREE = (
+    "<source>/<supercategory>/<object>/<object>_<transform>.mp4, "
+    "e.g. households/cup_01_pivothead/cup_01_pivothead_rzplus.mp4"
+)
+_VIDEO = re.compile(rf"(?:.*/)?(?:{toybox.IN_FOLDER}){toybox.CLIP}\.(?i:mp4)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """How to find one data set.
+    """How to make one data set of its download.
 
     Attributes:
-        module: Module with LAYOUT, SOURCE, COUNTS and `missing`.
+        module: Module with LAYOUT and `missing`.
         frames: Makes the table of a root.
-        tops: Folder names; the folder that contains one of them is that of the data set.
-        inner: Folders below a root that may contain the data set, besides the root itself.
         chosen: Returns the path of an archive's file below the root; None leaves the file out.
         bring: Brings the download to the root; returns a line for each video that cannot be read. None: its parts are
             prepared one by one.
-        within: Whether the root itself may be one of `tops`.
-        whole: Where the numbers of COUNTS are from, for messages.
         url, md5: Address and MD5 checksum of the archive, if it can be downloaded.
     """
 
     module: ModuleType
     frames: Callable[[Path], FrameTable]
-    tops: tuple[str, ...]
-    inner: tuple[str, ...]
     chosen: Callable[[str], str | None]
     bring: Callable[["Job"], list[str]] | None = None
-    within: bool = False
-    whole: str = "the paper"
     url: str = ""
     md5: str = ""
 
-    def folder(self, root: Path) -> Path | None:
-        """The folder of the data set: root or a folder below it, or None if it is not there."""
-        places = [root, *(root / inner for inner in self.inner)]
-        if self.within and root.absolute().name in self.tops:
-            places.append(root.absolute().parent)
-        return next((place for place in places if any((place / top).is_dir() for top in self.tops)), None)
+    @property
+    def layout(self) -> Layout:
+        """The files of the data set."""
+        return self.module.LAYOUT
 
-    def names(self, folder: Path) -> list[str]:
-        """The files of the data set in that folder, without files outside its own folders."""
-        tops = [top for top in self.tops if (folder / top).is_dir()] or [""]
-        return [name for top in tops for name in files_below(folder, top)]
+    def missing(self, folder: Path) -> list[str]:
+        """What the files in the folder of the data set lack, in words."""
+        return self.module.missing(self.layout.files(folder))
 
 
 @dataclass(frozen=True)
@@ -99,51 +94,43 @@ class Job:
 
     def needs_nothing(self, archive: str) -> bool:
         """Whether nothing has to be downloaded: the root is complete, or a user has put the files there."""
-        folder = self.data.folder(self.root) if self.source is None else None
-        if folder is None:
-            return False
+        folder = self.data.layout.find(self.root) if self.source is None else None
         begun_here = (self.root / DOWNLOADS).exists() or (self.root / archive).exists()
-        return not begun_here or not self.data.module.missing(self.data.names(folder))
+        return folder is not None and (not begun_here or not self.data.missing(folder))
 
     def nothing_there(self) -> FrameTableError:
         """The error to raise if there is nothing to start from."""
         return FrameTableError(
             f"{self.source or self.root} holds nothing of {self.name}. Download it and give the archive, or the folder "
             f"of the archives: `crumb prepare {self.name} --dataset-root {self.root} --source DOWNLOADED`. Source: "
-            f"{self.data.module.SOURCE}. Final layout: {self.data.module.LAYOUT}"
+            f"{self.data.layout.source}. Final layout: {self.data.layout.tree}"
         )
 
 
 def bring_archives(job: Job) -> list[str]:
-    """Unpack the archives of the source or of the root; a root that is unpacked needs none."""
-    archives = _archives(job.source or job.root)
-    if not archives and (not job.in_place or job.data.folder(job.root) is None):
-        raise job.nothing_there()
-    for archive in archives:
-        job.unpack(archive)
-    return []
-
-
-def bring_zip(job: Job) -> list[str]:
-    """Download the archive and unpack it, or unpack the source."""
+    """Unpack the archives of the source or of the root, or download one; a root that is unpacked needs none."""
     name = job.data.url.rpartition("/")[2]
-    if job.needs_nothing(name):
+    if name and job.needs_nothing(name):
         return []
-    archives = _archives(job.source or job.root / name)
-    if job.source is None and not archives:
+    archives = archives_in(job.source or job.root / name)
+    if name and job.source is None and not archives:
         file = job.root / DOWNLOADS / name
         with job.bar(f"downloading {name}", "B") as step:
             download(job.data.url, file, job.data.md5, step)
         job.unpack(file)
         job.say(f"{file} is no longer needed")
         return []
-    for archive in archives:
+    if not archives and (not job.in_place or job.data.layout.find(job.root) is None):
+        raise job.nothing_there()
+    for archive in archives if name else ():
         if (got := md5_of(archive)) != job.data.md5:
             words = f"{archive} has the MD5 checksum {got}, while that of {name} is {job.data.md5}"
             if archive.name == name:
                 raise FrameTableError(f"{words}: it is damaged or incomplete. Download it: {job.data.url}")
             job.say(f"warning: {words}; used as it is")
-    return bring_archives(job)
+    for archive in archives:
+        job.unpack(archive)
+    return []
 
 
 def bring_cifar100(job: Job) -> list[str]:
@@ -152,10 +139,10 @@ def bring_cifar100(job: Job) -> list[str]:
 
     if job.needs_nothing(ARCHIVE):
         return []
-    lies_in = None if job.in_place else job.data.folder(job.source)
-    sources = [lies_in] if lies_in else _archives(job.source or job.root / ARCHIVE)
+    lies_in = None if job.in_place else job.data.layout.find(job.source)
+    sources = [lies_in] if lies_in else archives_in(job.source or job.root / ARCHIVE)
     if not sources and job.source is not None:
-        if job.in_place and job.data.folder(job.root) is not None:
+        if job.in_place and job.data.layout.find(job.root) is not None:
             return []
         raise job.nothing_there()
     for source in sources or [None]:
@@ -170,7 +157,7 @@ def bring_cifar100(job: Job) -> list[str]:
 
 def bring_imagenet(job: Job) -> list[str]:
     """Use a sorted ImageNet in place; its own archives can only be sorted with the development kit."""
-    if job.in_place and job.data.folder(job.root) is not None:
+    if job.in_place and job.data.layout.find(job.root) is not None:
         return []
     if job.source is None:
         raise job.nothing_there()
@@ -178,54 +165,98 @@ def bring_imagenet(job: Job) -> list[str]:
         f"{job.source} has no folders train and val, and the archives of ImageNet are not unpacked here: "
         'torchvision.datasets.ImageNet(root, split) does it, for split "train" and for "val", if '
         "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz lie in its root. Then give "
-        f"that as --dataset-root. The layout is {imagenet.LAYOUT}"
+        f"that as --dataset-root. The layout is {imagenet.LAYOUT.tree}"
     )
 
 
 def bring_toybox(job: Job) -> list[str]:
     """Unpack archives of videos to `root/videos` and extract the frames of all videos; a line for each bad one."""
-    from benchmarks_toybox_ilab.prepare.toybox_videos import extract_toybox
+    source, unpacked = job.source or job.root, job.root / VIDEOS
+    archives = archives_in(source)
+    # Videos that the user has unpacked beside their archive are not unpacked again.
+    before = {video.name.lower() for video in toybox_videos(source) if unpacked not in video.parents}
 
-    source = job.source or job.root
-    unpacked = job.root / VIDEOS
-    unpacked_before = {
-        name.lower().rpartition("/")[2] for name in _videos(source) if unpacked not in (source / name).parents
-    }
-    archives = _archives(source)
+    def chosen(name: str) -> str | None:
+        return None if name.lower().rpartition("/")[2] in before else _toybox_video(name)
+
     for archive in archives:
-        # Videos that the user has unpacked beside their archive are not unpacked again.
-        job.unpack(
-            archive, lambda name: None if name.lower().rpartition("/")[2] in unpacked_before else _toybox_video(name)
-        )
-    places = [unpacked] if archives and not job.in_place and _videos(unpacked) else []
-    if _videos(source):
-        places.insert(0, source)
-    if not places and job.data.folder(job.root) is None:
+        job.unpack(archive, chosen)
+    places = [source] if toybox_videos(source) else []
+    if archives and not job.in_place and toybox_videos(unpacked):
+        places.append(unpacked)
+    if not places and job.data.layout.find(job.root) is None:
         raise job.nothing_there()
     failures = []
     for place in places:
         with job.bar("extracting frames", " videos") as step:
-            failures += extract_toybox(place, job.root, fps=1.0, workers=job.workers, progress=step)
+            failures += extract_toybox(place, job.root, workers=job.workers, progress=step)
     return [f"{video}: {message}" for video, message in failures]
 
 
-def _archives(source: Path) -> list[Path]:
-    """The source if it is an archive, or the archives in it; [] if it does not exist."""
-    if source.is_dir():
-        return archives_in(source)
-    return [source] if source.exists() else []
+def toybox_videos(source: Path) -> list[Path]:
+    """The videos below a folder, in the order of their paths; those of Toybox have its names.
+
+    Raises:
+        FrameTableError: If a video lies in the folder of an object of Toybox, but does not fit the layout.
+    """
+    names = [name for name in files_below(source) if name.lower().endswith(".mp4")] if source.is_dir() else []
+    for name in names:
+        if "_pivothead/" in name and _VIDEO.fullmatch(name) is None:
+            raise FrameTableError(
+                f"video {source / name} does not fit the layout of Toybox's videos: {_VIDEOS_TREE}; "
+                f"{toybox.LAYOUT.rule}. Rename it or move it away."
+            )
+    return [source / name for name in names]
 
 
-def _videos(folder: Path) -> list[str]:
-    """The videos below a folder."""
-    return [name for name in files_below(folder) if name.lower().endswith(".mp4")] if folder.is_dir() else []
+def extract_toybox(
+    source: str | Path,
+    root: str | Path,
+    fps: float = 1.0,
+    workers: int = 1,
+    progress: Callable[[int, int, int], object] | None = None,
+) -> list[tuple[Path, str]]:
+    """Extract the frames of the videos of Toybox to `<root>/images/<supercategory>/<object>`.
+
+    Frames have 224 x 224 pixels, as the paper's authors made them, and are named `<object>_<transform>_<k>.png`, with k
+    from 1. The clips "present" and "absent" are ignored. Finished clips are skipped, so the same call resumes after an
+    interruption.
+
+    Args:
+        source: A folder above `households`, `animals` and `vehicles`; some may be missing.
+        root: Root of the data set.
+        fps: Frames per second of a video; 1 in the paper.
+        workers: Number of processes; see `extract.extract_many`.
+        progress: Called with (videos done, total number of videos, frames so far).
+
+    Returns:
+        (video, message) for each video that gave no frames.
+
+    Raises:
+        FrameTableError: If the source does not have the layout of Toybox, two videos show the same clip, or the frames
+            do not fit on the disk or cannot be written.
+        ImportError: If PyAV is not installed.
+    """
+    clips: dict[str, Path] = {}
+    for video in toybox_videos(Path(source)):
+        match = _VIDEO.fullmatch(video.relative_to(source).as_posix())
+        if match and clips.setdefault(video.stem, video) is not video:
+            raise FrameTableError(f"{clips[video.stem]} and {video} are the same clip of Toybox; keep one of them.")
+    used = [video for stem, video in clips.items() if not stem.endswith(toybox.UNUSED_SESSIONS)]
+    if not used:
+        raise FrameTableError(f"{source} holds no videos of Toybox: expected {_VIDEOS_TREE}")
+    images = Path(root) / "images"
+    jobs = [
+        extract.Job(video, images / Path(*video.parts[-3:-1]), f"{video.stem}_", 1, fps, (224, 224)) for video in used
+    ]
+    return extract.extract_many(jobs, workers, progress)
 
 
 def _toybox_video(name: str) -> str | None:
     """Path of a video of Toybox below the root; some archives lack the folder of the supercategory."""
-    match = None if _HIDDEN.search(name) else _TOYBOX_VIDEO.search(name)
-    folder = match and toybox.SUPERCATEGORY.get(match["class_name"])
-    return f"{VIDEOS}/{folder}/{match['path']}" if folder else None
+    match = None if _HIDDEN.search(name) else re.search(rf"(?:^|/)({toybox.CLIP}\.mp4)$", name, re.IGNORECASE)
+    folders = [folder for folder, names in toybox.SUPERCATEGORIES.items() if match and match["class_name"] in names]
+    return f"{VIDEOS}/{folders[0]}/{match[1]}" if folders else None
 
 
 def _ending(folders: str, rest: str, below: str = "") -> Callable[[str], str | None]:
@@ -242,65 +273,39 @@ def _ending(folders: str, rest: str, below: str = "") -> Callable[[str], str | N
     return chosen
 
 
-def _nothing(name: str) -> None: ...
-
-
 DATA_SETS = {
     "core50": DataSet(
         core50,
         core50.CORe50Frames,
-        tuple(f"s{session}" for session in range(1, core50.SESSIONS + 1)),
-        ("core50_128x128", "core50", "core50/core50_128x128"),
         _ending(r"s\d+/o\d+/", r"[^/]+\.png", "core50_128x128/"),
-        bring_zip,
+        bring_archives,
         url="http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip",
         md5="745f3373fed08d69343f1058ee559e13",
     ),
-    "toybox": DataSet(toybox, toybox.ToyboxFrames, ("images",), ("toybox",), _toybox_video, bring_toybox),
-    "ilab": DataSet(
-        ilab,
-        ilab.ILabFrames,
-        ("train_img",),
-        (ilab.FOLDER, "ilab"),
-        _ending("train_img/", r"(?:[^/]+/)?[^/]+\.jpe?g"),
-        bring_archives,
-        within=True,
-    ),
+    "toybox": DataSet(toybox, toybox.ToyboxFrames, _toybox_video, bring_toybox),
+    "ilab": DataSet(ilab, ilab.ILabFrames, _ending("train_img/", r"(?:[^/]+/)?[^/]+\.jpe?g"), bring_archives),
     "icub": DataSet(
         icub,
         icub.ICubFrames,
-        (*icub.PARTS, *icub.CLASSES),
-        ("icub",),
         _ending(rf"(?:part\d/)?(?:{'|'.join(icub.CLASSES)})/", r"(?:[^/]+/){4}[^/]+\.jpg"),
         bring_archives,
     ),
-    "ilab_core50": DataSet(
-        ilab_core50,
-        ilab_core50.ILabCORe50Frames,
-        (ilab_core50.ILAB, ilab_core50.CORE50),
-        ("ilab_core50",),
-        _nothing,
-    ),
+    "ilab_core50": DataSet(ilab_core50, ilab_core50.ILabCORe50Frames, lambda name: None),
     "cifar100": DataSet(
         cifar100,
         cifar100.CIFAR100Frames,
-        ("train", "test"),
-        ("cifar100",),
         _ending(r"(?:train|test)/", r"[^/]+/[^/]+\.(?:png|jpe?g)"),
         bring_cifar100,
     ),
-    "imagenet": DataSet(imagenet, imagenet.ImageNetFrames, imagenet.FOLDERS, ("imagenet",), _nothing, bring_imagenet),
+    "imagenet": DataSet(imagenet, imagenet.ImageNetFrames, lambda name: None, bring_imagenet),
     "tiny_imagenet": DataSet(
         tiny_imagenet,
         tiny_imagenet.TinyImageNetFrames,
-        ("train", "val", "test"),
-        (tiny_imagenet.FOLDER, "tiny_imagenet"),
         _ending(
             "(?:train|val|test)/",
             r"(?:n\d{8}/(?:images/)?[^/]+\.(?:jpe?g|png)|images/val_[^/]+\.jpe?g|val_annotations\.txt)",
         ),
-        bring_zip,
-        whole="the data set",
+        bring_archives,
         url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         md5="90528d7ca1a48142e341f4ef8d21d0de",
     ),

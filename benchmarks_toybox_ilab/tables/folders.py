@@ -3,11 +3,11 @@
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from benchmarks_toybox_ilab.tables.frame import FrameTableError, natural_key
+from benchmarks_toybox_ilab.tables.frame import natural_key
 from benchmarks_toybox_ilab.tables.text import printable
 
 Kind = Literal["image", "video"]
@@ -233,23 +233,10 @@ def files_below(root: Path, folder: str = "") -> Iterator[str]:
             yield name
 
 
-def dataset_folder(root: Path, folders: Iterable[str], name: str, layout: str) -> Path:
-    """Return root or root/name, whichever holds `folders`.
-
-    Raises:
-        FrameTableError: If neither does; says what is expected and what was found.
-    """
-    folders = list(folders)
-    for candidate in (root, root / name):
-        if all((candidate / folder).is_dir() for folder in folders):
-            return candidate
-    advice = f"{name} is laid out as {layout}; give that folder as root, or make it with `crumb prepare {name}`."
-    if not root.is_dir():
-        raise FrameTableError(f"there is no folder {root}. {advice}")
-    found = [entry.name for entry in visible_entries(root)]
-    listed = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "") if found else "nothing"
-    missing = [folder for folder in folders if not (root / folder).is_dir()]
-    raise FrameTableError(f"{root} has no folder {' and no folder '.join(missing)}, but holds {listed}. {advice}")
+def listed_entries(folder: Path, most: int = 8) -> str:
+    """Name the visible entries of a folder, the first ones if there are many."""
+    found = [entry.name for entry in visible_entries(folder)]
+    return (", ".join(found[:most]) or "nothing") + (f" and {len(found) - most} more" if len(found) > most else "")
 
 
 def is_visible(name: str) -> bool:

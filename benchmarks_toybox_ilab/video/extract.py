@@ -5,22 +5,26 @@ Needs PyAV, which brings FFmpeg: `pip install "crumb-avalanche[video]"`.
 
 import json
 import math
+import multiprocessing
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.digests import digest_of
 from benchmarks_toybox_ilab.tables.disk import check_room
 from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
-from benchmarks_toybox_ilab.video.processes import run_in_processes
 from benchmarks_toybox_ilab.video.sampling import Size, VideoError, expected_frames, load_av, sampled_frames
 
 __all__ = ["Job", "VideoError", "extract_many", "frame_rate"]
@@ -243,14 +247,53 @@ def _attempt(job: Job, threads: int = 1) -> tuple[int, str | None]:
 
 
 def _attempts(jobs: list[Job], workers: int) -> Iterator[tuple[int, tuple[int, str | None]]]:
-    """Yield the position and `_attempt` of each job as it finishes."""
+    """Yield the position and `_attempt` of each job as it finishes.
+
+    Each worker is a pool of one process, so that a crash tells which video it was. Close the generator to stop early;
+    it waits for the videos that have begun.
+    """
     if workers == 1:
-        for position, job in enumerate(jobs):
-            yield position, _attempt(job, threads=0)
+        yield from ((position, _attempt(job, threads=0)) for position, job in enumerate(jobs))
         return
-    with closing(run_in_processes(_attempt, jobs, workers)) as results:
-        for position, result in results:
-            crashed = (
-                f"video {jobs[position].video} crashes its decoder or takes too much memory; replace or remove it."
-            )
-            yield position, result or (0, crashed)
+    pools: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
+    for _ in range(workers):
+        pools.put(_pool())
+
+    def attempt(job: Job) -> tuple[int, str | None]:
+        pool = pools.get()
+        try:
+            return pool.submit(_attempt, job).result()
+        except BrokenProcessPool:
+            pool = _pool()
+            return 0, f"video {job.video} crashes its decoder or takes too much memory; replace or remove it."
+        finally:
+            pools.put(pool)
+
+    threads = ThreadPoolExecutor(workers)
+    try:
+        _check_start(pools)
+        positions = {threads.submit(attempt, job): position for position, job in enumerate(jobs)}
+        yield from ((positions[done], done.result()) for done in as_completed(positions))
+    finally:
+        threads.shutdown(cancel_futures=True)
+        for _ in range(workers):
+            pools.get().shutdown()
+
+
+def _pool() -> ProcessPoolExecutor:
+    """A worker process that ignores Ctrl+C, which reaches all processes of a terminal: only the parent handles it."""
+    # Spawned, not forked: the parent may have threads that hold locks.
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+
+
+def _check_start(pools: "SimpleQueue[ProcessPoolExecutor]") -> None:
+    pool = pools.get()
+    pools.put(pool)
+    try:
+        pool.submit(os.getpid).result()
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            'worker processes do not start. In a script, call this below `if __name__ == "__main__":`, or stay in this '
+            "process with workers=1."
+        ) from error

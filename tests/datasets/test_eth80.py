@@ -121,18 +121,21 @@ def test_hidden_files_and_masks_are_ignored(tmp_path):
     assert len(ETH80Frames(tmp_path)) == 15
 
 
-@pytest.mark.parametrize("name", ["cup1-top.jpg", "cup1-000-00.jpg", "cup2-000-000.jpg", "cup1-000-000.gif", "a.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["cup1/cup1-top.jpg", "cup1/cup1-000-00.jpg", "cup1/cup2-000-000.jpg", "cup1/cup1-000-000.gif", "cup1-000-000.jpg"],
+)
 def test_a_name_outside_the_grammar_is_named(tmp_path, name):
     write_eth80(tmp_path, {"cup": range(1, 4)})
-    (tmp_path / "cup1" / name).write_bytes(b"x")
-    with pytest.raises(FrameTableError, match=rf"cup1/{name} is not named like a view of cup1: cup1-EEE-AAA.jpg"):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(FrameTableError, match=rf"image {name} does not fit the layout of ETH-80: <root>/<object>/<ob"):
         ETH80Frames(tmp_path)
 
 
 def test_a_repeated_view_is_named(tmp_path):
     write_eth80(tmp_path, {"cup": range(1, 4)})
     write_image(tmp_path / "cup1" / "cup1-000-000.png")
-    with pytest.raises(FrameTableError, match=r"cup1-000-000\.png repeats a view of .*cup1; keep one"):
+    with pytest.raises(FrameTableError, match=r"cup1-000-000\.png and cup1/cup1-000-000\.jpg are the same frame"):
         ETH80Frames(tmp_path)
 
 
@@ -157,12 +160,8 @@ def test_objects_that_cannot_be_used(tmp_path):
     (tmp_path / "cup3").mkdir()
     with pytest.raises(FrameTableError, match="cup3 holds no views"):
         ETH80Frames(tmp_path)
-    (tmp_path / "cup3").rename(tmp_path / "saucer")
-    with pytest.raises(FrameTableError, match="saucer is not named like an object"):
-        ETH80Frames(tmp_path)
-    (tmp_path / "saucer").rmdir()
-    write_image(tmp_path / "cup1-000-000.jpg")
-    with pytest.raises(FrameTableError, match="lies outside its object's folder"):
+    write_image(tmp_path / "saucer" / "saucer-000-000.jpg")
+    with pytest.raises(FrameTableError, match=r"saucer-000-000\.jpg does not fit"):
         ETH80Frames(tmp_path)
 
 

@@ -6,7 +6,7 @@ from fake_data import core50_names, ilab_names, odd_core50_names, odd_ilab_names
 
 from benchmarks_toybox_ilab.datasets import core50
 from benchmarks_toybox_ilab.datasets.ilab import CLASSES
-from benchmarks_toybox_ilab.datasets.ilab_core50 import COUNTS, ILabCORe50, ILabCORe50Frames, class_groups, missing
+from benchmarks_toybox_ilab.datasets.ilab_core50 import ILabCORe50Frames, class_groups, missing
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 USED = range(10, 300, 20)
@@ -96,16 +96,6 @@ def test_the_parent_folder_a_list_of_names_and_inner_folders_are_accepted(root, 
     assert "core50/core50_128x128/s1/o1/C_01_01_010.png" in deep.path and deep.read(0).size == (12, 8)
 
 
-@pytest.mark.parametrize("reference", [False, True])
-def test_the_paper_s_counts(full, reference):
-    table = ILabCORe50Frames("nowhere", full, reference)
-    assert len(table.classes) == COUNTS["classes"] == 24
-    assert len(table.rows("train")) == COUNTS["train"] == 14_400
-    assert len(table.rows("test")) == COUNTS["test"] == 5_400
-    assert set(map(tuple, map(dict.values, table.counts().values()))) == {(600, 225)}
-    assert {len(of_class) for of_class in clips(table).values()} == {40 + 15}
-
-
 def test_the_order_of_the_classes(full):
     from benchmarks_toybox_ilab.streams.protocols import plan_stream
 
@@ -152,7 +142,7 @@ def test_folders_with_another_layout(root, tmp_path):
     (tmp_path / "core50").symlink_to(root / "core50")
     with pytest.raises(FrameTableError, match=r"has no folder iLab-2M-Light, but holds core50\."):
         ILabCORe50Frames(tmp_path)
-    with pytest.raises(FrameTableError, match=r"x/core50 holds none of the frames"):
+    with pytest.raises(FrameTableError, match=r"x/core50 holds no images of CORe50 that are used"):
         ILabCORe50Frames("x", [name for name in SMALL if "core50" not in name])
     with pytest.raises(FrameTableError, match=r"x/iLab-2M-Light holds no images of iLab"):
         ILabCORe50Frames("x", [name for name in SMALL if "core50" in name])
@@ -165,18 +155,3 @@ def test_what_is_missing(full):
     of_core50 = core50.missing(below)
     assert len(of_core50) == 1 and "o7" in of_core50[0]
     assert missing(names) == ["iLab-2M-Light: class bus: all 28 objects are missing", f"core50: {of_core50[0]}"]
-
-
-def test_the_generator_passes_on_its_arguments(root):
-    benchmark = ILabCORe50(root, "class_iid", 3, lambda image: "train", lambda image: "eval", classes_per_experience=1)
-    assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1] * 4
-    assert benchmark.frame_table.content_hash() == ILabCORe50Frames(root).content_hash()
-    assert benchmark.train_stream[0].dataset[0][0] == "train" and benchmark.test_stream[0].dataset[0][0] == "eval"
-    assert benchmark.class_names == tuple(KEPT)
-    for run in range(4):
-        for reference in (False, True):
-            benchmark = ILabCORe50(root, run=run, reference=reference)
-            names = [benchmark.class_names[label] for label in benchmark.classes_order]
-            assert set(names[:2]) == {"boat", "van"} and [len(e.dataset) for e in benchmark.train_stream] == [60, 60]
-            assert (benchmark.classes_order == [0, 1, 2, 3]) or not reference
-    assert benchmark.frame_table.frames_hash() == ILabCORe50Frames(root, reference=True).frames_hash()

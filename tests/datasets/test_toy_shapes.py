@@ -180,9 +180,9 @@ def test_reader_is_picklable_and_has_a_stable_repr():
         ({"classes": "star"}, "single string 'star'"),
         ({"classes": []}, "one name or more"),
         ({"classes": ["star", "star"]}, "only once"),
-        ({"objects_per_class": 0}, "objects_per_class is 0.*1 or more"),
+        ({"objects_per_class": 0}, "objects_per_class is 0.* at least 1"),
         ({"frames_per_clip": 1.5}, "frames_per_clip is 1.5.*whole number"),
-        ({"size": 8}, "size is 8.*16 or more"),
+        ({"size": 8}, "size is 8.* at least 16"),
         ({"sessions": 3}, "held_out_sessions is \\(3,\\).*sessions=3"),
         ({"held_out_sessions": (0, 1, 2, 3)}, "at least one session must remain"),
     ],
@@ -196,7 +196,7 @@ def test_errors_of_the_table(arguments, words):
     ("frame", "words"),
     [
         (("teapot", 0, 0, 0), "'teapot'.*star"),
-        (("star", -1, 0, 0), "object_index is -1.*0 or more"),
+        (("star", -1, 0, 0), "object_index is -1.* at least 0"),
         (("star", 0, 0, 15), "frame_index is 15.*ends at 14"),
     ],
 )

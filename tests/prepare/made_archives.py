@@ -36,3 +36,12 @@ def zip_with(path, name, kind, content=""):
         info.create_system, info.external_attr = 3, (kind | 0o644) << 16
         archive.writestr(info, content)
     return path
+
+
+def tar_with(path, name, kind, link=""):
+    write_tar(path, {"a/good.txt": b"good", "b.txt": b"b"})
+    with tarfile.open(path, "a") as archive:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, link
+        archive.addfile(info)
+    return path

@@ -7,7 +7,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from made_archives import FILES, below, write_tar, write_zip, zip_with
+from made_archives import FILES, below, tar_with, write_tar, write_zip, zip_with
 
 from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
@@ -246,3 +246,50 @@ def test_an_archive_of_zeros_is_refused(tmp_path):
     ):
         unpack(tmp_path / "zeros.zip", tmp_path / "target")
     assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("writer", [write_zip, write_tar])
+@pytest.mark.parametrize(
+    "name", ["../evil.txt", "a/../../evil.txt", "/evil.txt", "..\\evil.txt", "\\evil.txt", "C:\\evil.txt", "C:evil.txt"]
+)
+def test_members_outside_the_target_are_refused_before_anything_is_written(tmp_path, writer, name):
+    archive = writer(tmp_path / "x", {"good.txt": b"good", name: b"evil"})
+    with pytest.raises(FrameTableError) as raised:
+        unpack(archive, tmp_path / "out")
+    words = f"archive {archive} is refused, and nothing was unpacked: its member {name!r} lies outside"
+    assert words in str(raised.value) and "unpack it yourself and give the folder" in str(raised.value)
+    assert set(below(tmp_path)) == {"x"}
+
+
+@pytest.mark.parametrize("name", [".", "./", "a/.."])
+def test_a_file_without_a_name_below_the_target_is_refused(tmp_path, name):
+    archive = write_tar(tmp_path / "x.tar", {"good.txt": b"good", name.rstrip("/"): b"evil"})
+    with pytest.raises(FrameTableError, match=rf"its member '{name.rstrip('/')}' (has no name below|lies outside)"):
+        unpack(archive, tmp_path / "out")
+    assert set(below(tmp_path)) == {"x.tar"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (tarfile.SYMTYPE, "'x' is a link, not a file"),
+        (tarfile.LNKTYPE, "'x' is a link, not a file"),
+        (tarfile.FIFOTYPE, "'x' is a device, not a file"),
+        (tarfile.CHRTYPE, "'x' is a device, not a file"),
+        (stat.S_IFLNK, "'x' is a link, not a file"),
+        (stat.S_IFIFO, "'x' is a device, not a file"),
+    ],
+)
+def test_what_is_no_file_is_refused_unless_it_is_left_out(tmp_path, kind, words):
+    write = tar_with if isinstance(kind, bytes) else zip_with
+    archive = write(tmp_path / "archive", "x", kind, "/etc/passwd")
+    with pytest.raises(FrameTableError, match=words):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert unpack(archive, tmp_path / "out", only=lambda member: member.endswith(".txt")) == 2
+    assert set(below(tmp_path / "out")) == {"a/good.txt", "b.txt"}
+
+
+def test_a_folder_outside_the_target_is_refused_too(tmp_path):
+    with pytest.raises(FrameTableError, match=r"its member '../outside' lies outside"):
+        unpack(tar_with(tmp_path / "x.tar", "../outside", tarfile.DIRTYPE), tmp_path / "out")

@@ -77,7 +77,7 @@ def test_core50_is_not_downloaded_if_it_is_complete_or_was_put_there_by_the_user
     assert run("core50", tmp_path) == []
     assert read_csv(tmp_path, "core50").content_hash() == CORe50Frames(tmp_path).content_hash()
     (tmp_path / ".download").mkdir()
-    monkeypatch.setattr(core50, "missing", lambda names: [] if sorted(names) == sorted(CORE50) else ["some"])
+    monkeypatch.setattr(core50, "missing", lambda names: [] if set(CORE50) <= set(names) else ["some"])
     assert run("core50", tmp_path) == []
     monkeypatch.setattr(core50, "missing", lambda names: ["some"])  # begun here, so it resumes
     with pytest.raises(pytest.fail.Exception, match="downloads"):
@@ -258,7 +258,7 @@ def test_imagenet_that_is_not_sorted(tmp_path, run):
 
 @pytest.mark.parametrize("name", ["toybox", "ilab", "icub", "imagenet"])
 def test_errors_say_where_to_get_a_data_set(tmp_path, run, name):
-    source = DATA_SETS[name].module.SOURCE
+    source = DATA_SETS[name].layout.source
     for root in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(FrameTableError) as raised:
             run(name, root)

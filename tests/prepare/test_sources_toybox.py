@@ -1,14 +1,21 @@
+"""Toybox: from its videos, or archives of them, to the frames that its table reads."""
+
+import re
 import shutil
 from contextlib import contextmanager
 
 import pytest
-from fake_data import (
-    TOYBOX_CLIPS,
-    write_toybox_videos,
-)
+from fake_data import TOYBOX_CLIPS, TOYBOX_FOLDERS, write_files, write_toybox_videos
+from fake_videos import video_frame_number
+from PIL import Image
 from prepare_runs import Runner, files, pack, read_csv
 
 from benchmarks_toybox_ilab.datasets.toybox import ToyboxFrames
+from benchmarks_toybox_ilab.prepare.sources import extract, extract_toybox
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+
+CLIPS = [("cup", 1, clip) for clip in TOYBOX_CLIPS]
+FOUR = [("cup", 1, "rxplus"), ("cup", 1, "absent"), ("duck", 30, "present"), ("truck", 12, "hodgepodge")]
 
 
 @pytest.fixture
@@ -21,12 +28,23 @@ def said(run):
     return run.said
 
 
-CLIPS = [("cup", 1, clip) for clip in TOYBOX_CLIPS]
-
-
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
+    pytest.importorskip("av")
     return write_toybox_videos(tmp_path_factory.mktemp("videos"), CLIPS, seconds=1.2)
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Replace the decoding and record the video and frame of each extraction, relative to source and root."""
+    asked = []
+    monkeypatch.setattr(extract, "extract_many", lambda jobs, workers, progress: asked.extend(jobs) or workers)
+    return asked
+
+
+def names_of(clips, ending=".mp4"):
+    things = [(f"{class_name}_{number:02d}_pivothead", class_name, clip) for class_name, number, clip in clips]
+    return [f"{TOYBOX_FOLDERS[name]}/{thing}/{thing}_{clip}{ending}" for thing, name, clip in things]
 
 
 def toybox_frames(videos):
@@ -99,3 +117,84 @@ def test_a_bad_video_does_not_stop_the_others(videos, tmp_path, run):
     shutil.copy(videos / bad.relative_to(source), bad)
     assert run("toybox", tmp_path / "root", source) == []
     assert shown(tmp_path / "root") == toybox_frames(videos)
+
+
+def test_frames_of_the_clips_that_are_used(tmp_path):
+    pytest.importorskip("av")
+    write_toybox_videos(tmp_path / "videos", FOUR)
+    root, steps = tmp_path / "root", []
+    assert extract_toybox(tmp_path / "videos", root, progress=lambda *step: steps.append(step)) == []
+    cup, truck = "images/households/cup_01_pivothead", "images/vehicles/truck_12_pivothead"
+    assert files(root) == [
+        f"{cup}/.cup_01_pivothead_rxplus.json",
+        *(f"{cup}/cup_01_pivothead_rxplus_{number}.png" for number in (1, 2)),
+        f"{truck}/.truck_12_pivothead_hodgepodge.json",
+        *(f"{truck}/truck_12_pivothead_hodgepodge_{number}.png" for number in (1, 2)),
+    ]
+    assert [video_frame_number(root / f"{cup}/cup_01_pivothead_rxplus_{k}.png") for k in (1, 2)] == [0, 5]
+    with Image.open(root / cup / "cup_01_pivothead_rxplus_1.png") as image:
+        assert image.size == (224, 224)
+    assert steps == [(1, 2, 2), (2, 2, 4)]
+
+
+def test_an_interrupted_run_resumes(tmp_path):
+    pytest.importorskip("av")
+    write_toybox_videos(tmp_path, [("cup", 1, "tx"), ("cup", 1, "ty"), ("cup", 1, "tz")], seconds=1)
+
+    def interrupt(done, total, frames):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract_toybox(tmp_path, tmp_path, progress=interrupt)
+    steps = []
+    assert extract_toybox(tmp_path, tmp_path, progress=lambda *step: steps.append(step)) == []
+    assert steps == [(1, 3, 1), (2, 3, 2), (3, 3, 3)]
+
+
+@pytest.mark.parametrize("top", ["", "toybox/", "toybox_households/", "households/"])
+def test_archives_may_be_unpacked_in_other_folders(tmp_path, taken, top):
+    names = names_of([*FOUR, ("cup", 2, "tz"), ("cup", 10, "tz")])
+    write_files(tmp_path / "source", [top + name for name in names])
+    assert extract_toybox(tmp_path / "source", tmp_path / "root", fps=6, workers=3) == 3
+    stems = ["cup_01_pivothead_rxplus", "cup_02_pivothead_tz", "cup_10_pivothead_tz", "truck_12_pivothead_hodgepodge"]
+    assert sorted(job.video.stem for job in taken) == stems
+    images = {(job.folder / job.name(7)).relative_to(tmp_path / "root").as_posix() for job in taken}
+    assert "images/households/cup_10_pivothead/cup_10_pivothead_tz_7.png" in images
+    assert "images/vehicles/truck_12_pivothead/truck_12_pivothead_hodgepodge_7.png" in images
+    assert {(job.size, job.fps) for job in taken} == {((224, 224), 6)}
+
+
+def test_other_files_are_ignored_and_extensions_may_be_upper_case(tmp_path, taken):
+    strays = ["README.md", "households/Thumbs.db", "households/._cup_01_pivothead", "households/boxes/any.mp4"]
+    strays += ["cup_01_pivothead/notes.txt", "households/cup_01_pivothead/._cup_01_pivothead_ty.mp4"]
+    write_files(tmp_path, [*names_of([("cup", 1, "tx")], ".MP4"), *strays])
+    extract_toybox(tmp_path, tmp_path)
+    assert [job.video.name for job in taken] == ["cup_01_pivothead_tx.MP4"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "households/cup_01_pivothead/cup_02_pivothead_tx.mp4",
+        "households/cup_01_pivothead/cup_01_pivothead_spin.mp4",
+        "animals/cup_01_pivothead/cup_01_pivothead_tx.mp4",
+    ],
+)
+def test_a_video_that_does_not_fit_is_named(tmp_path, taken, name):
+    write_files(tmp_path, [name])
+    with pytest.raises(FrameTableError, match=rf"{name} does not fit .*: <source>.* in households cup, mug, .*rxpl"):
+        extract_toybox(tmp_path, tmp_path)
+
+
+def test_a_repeated_clip(tmp_path, taken):
+    name = names_of(FOUR)[0]
+    write_files(tmp_path, [name, f"copy/{name}"])
+    words = f"{tmp_path / 'copy' / name} and {tmp_path / name} are the same clip of Toybox; keep one of them"
+    with pytest.raises(FrameTableError, match=re.escape(words)):
+        extract_toybox(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("source", ["nowhere", ""])
+def test_a_wrong_source(tmp_path, source):
+    with pytest.raises(FrameTableError, match=r"holds no videos of Toybox: expected <source>/<supercategory>/<object>"):
+        extract_toybox(tmp_path / source, tmp_path)

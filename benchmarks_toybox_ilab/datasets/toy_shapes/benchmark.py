@@ -17,17 +17,16 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.datasets.toy_shapes.dots import as_dots
 from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
     CLASSES,
     DRAWING,
     FRAMES_PER_CLIP,
     SIZE,
-    check_at_least,
+    as_dots,
     check_classes,
     render,
 )
-from benchmarks_toybox_ilab.tables.frame import Frame
+from benchmarks_toybox_ilab.tables.frame import Frame, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 PRETRAINING_CLASSES: tuple[str, ...] = (
@@ -94,8 +93,10 @@ def ToyShapesFrames(
         ValueError: If a class is unknown, a number is out of range, or no session remains for training.
     """
     chosen = CLASSES if classes is None else check_classes(classes)
-    check_at_least(1, objects_per_class=objects_per_class, sessions=sessions, frames_per_clip=frames_per_clip)
-    check_at_least(16, size=size)
+    counts = {"objects_per_class": objects_per_class, "sessions": sessions, "frames_per_clip": frames_per_clip}
+    for name, number in counts.items():
+        whole_number(name, number, 1)
+    whole_number("size", size, 16)
     held_out_sessions = (held_out_sessions,) if isinstance(held_out_sessions, int) else tuple(held_out_sessions)
     held_out = set(held_out_sessions)
     if not held_out < set(range(sessions)):

@@ -7,17 +7,17 @@ import colorsys
 import hashlib
 import math
 import random
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from numbers import Integral
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from benchmarks_toybox_ilab.datasets.toy_shapes.outlines import OUTLINES, Uniform, outline
-from benchmarks_toybox_ilab.datasets.toy_shapes.parts import DETAIL, HOLE, Part
+from benchmarks_toybox_ilab.datasets.toy_shapes.outlines import DETAIL, HOLE, OUTLINES, Part, Uniform, outline
+from benchmarks_toybox_ilab.tables.frame import whole_number
 
 CLASSES: tuple[str, ...] = tuple(sorted(OUTLINES))
 
@@ -25,6 +25,7 @@ DRAWING = 1  # version: increase it if a path gives other pixels; part of the re
 SIZE, FRAMES_PER_CLIP = 64, 15  # of a path without suffixes
 OVERSAMPLING = 2
 LUMA = (0.299, 0.587, 0.114)
+DOTS_ON_EDGES, DOTS_ANYWHERE = 0.5, 0.02  # largest probability of a dot at an edge, and that anywhere
 
 Colour = tuple[int, int, int]
 
@@ -195,9 +196,11 @@ def render(
         ValueError: If the class is unknown or a number is out of range.
     """
     check_classes([class_name])
-    check_at_least(0, object_index=object_index, session_index=session_index, frame_index=frame_index)
-    check_at_least(16, size=size)
-    check_at_least(1, frames_per_clip=frames_per_clip)
+    indices = {"object_index": object_index, "session_index": session_index, "frame_index": frame_index}
+    for name, number in indices.items():
+        whole_number(name, number, 0)
+    whole_number("size", size, 16)
+    whole_number("frames_per_clip", frames_per_clip, 1)
     if frame_index >= frames_per_clip:
         raise ValueError(
             f"frame_index is {frame_index}, but a clip of {frames_per_clip} frames ends at {frames_per_clip - 1}; "
@@ -241,8 +244,19 @@ def check_classes(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_at_least(least: int, **numbers: int) -> None:
-    """Raise ValueError, naming the argument, unless every number is a whole number of at least `least`."""
-    for name, number in numbers.items():
-        if not isinstance(number, Integral) or number < least:
-            raise ValueError(f"{name} is {number!r}, but must be a whole number, {least} or more.")
+def as_dots(image: Image.Image, name: str) -> Image.Image:
+    """Draw white dots on black, dense where brightness changes, unlike the images that networks are pretrained on.
+
+    Args:
+        image: Any image.
+        name: Seed of the random dots; it gives the same dots on every machine.
+
+    Returns:
+        An RGB image of the same size.
+    """
+    brightness = np.asarray(image.convert("L"), dtype=np.float64) / 255
+    edges = np.abs(np.diff(brightness, axis=0, prepend=brightness[:1]))
+    edges += np.abs(np.diff(brightness, axis=1, prepend=brightness[:, :1]))
+    chance = np.clip(2 * edges, 0, DOTS_ON_EDGES) + DOTS_ANYWHERE
+    drawn = np.random.default_rng(zlib.crc32(name.encode())).random(chance.shape) < chance
+    return Image.fromarray((255 * drawn).astype(np.uint8)).convert("RGB")

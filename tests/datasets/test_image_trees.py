@@ -1,0 +1,222 @@
+"""Trees of single images: CIFAR-100, ImageNet and Tiny-ImageNet."""
+
+import shutil
+import zipfile
+
+import pytest
+from fake_data import image_tree_names, write_files, write_tiny_imagenet
+from real_data import TEST_DATA
+
+from benchmarks_toybox_ilab.datasets import cifar100, imagenet, tiny_imagenet
+from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames, OnlineCIFAR100
+from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames, OnlineImageNet
+from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNet, TinyImageNetFrames
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+
+CIFAR100 = TEST_DATA / "cifar100/cifar100_png.zip"
+TINY = TEST_DATA / "tiny_imagenet/tiny_imagenet.zip"
+CLASSES = [f"n{number:08d}" for number in range(1000)]
+
+
+@pytest.fixture
+def official(tmp_path):
+    return write_tiny_imagenet(tmp_path / "tiny-imagenet-200", CLASSES[:3], train=11, test=4)
+
+
+def simple_of(official, root):
+    """The same images as `<split>/<wnid>/<image>.jpg`."""
+    table = TinyImageNetFrames(official)
+    for row in table:
+        path = root / row.split / row.class_name / f"{row.object_name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(table.root / row.path, path)
+    return root
+
+
+def test_rows_are_sorted_by_split_class_and_name(tmp_path):
+    images = ("test/b/x.PNG", "train/b/2.png", "train/a/10.jpeg", "train/a/1.jpg", "test/a/1.png")
+    write_files(tmp_path, [*images, "README.md", "train/labels.csv", "train/a/.hidden.png", "other/a/1.png"])
+    assert list(CIFAR100Frames(tmp_path)) == [
+        Frame("train/a/1.jpg", "a", "1", "0", 0, "train"),
+        Frame("train/a/10.jpeg", "a", "10", "0", 0, "train"),
+        Frame("train/b/2.png", "b", "2", "0", 0, "train"),
+        Frame("test/a/1.png", "a", "1", "1", 0, "test"),
+        Frame("test/b/x.PNG", "b", "x", "1", 0, "test"),
+    ]
+
+
+@pytest.mark.parametrize(("make", "class_name"), [(CIFAR100Frames, "apple"), (ImageNetFrames, "n00000001")])
+def test_every_class_needs_training_images(make, class_name):
+    folder = "val" if make is ImageNetFrames else "test"
+    with pytest.raises(FrameTableError, match="has no frames"):
+        make("x", [f"train/{class_name}/1.txt"])
+    with pytest.raises(FrameTableError, match=rf"class '{class_name}' of .* has 1 test frames and no training frames"):
+        make("x", [f"{folder}/{class_name}/1.png"])
+
+
+def test_what_is_missing_is_listed_by_class():
+    names = image_tree_names({"train": 500, "test": 100}, CLASSES[:97])
+    gone = {f"train/{CLASSES[3]}/{CLASSES[3]}_7.png", *(f"test/{CLASSES[3]}/{CLASSES[3]}_{k}.png" for k in (0, 1))}
+    strays = [
+        f"train/{CLASSES[3]}/notes.txt",
+        f"train/{CLASSES[3]}/deep/1.png",
+        "elsewhere/class98/1.png",
+        "train/1.png",
+    ]
+    kept = [name for name in names if name not in gone and not name.startswith(f"test/{CLASSES[5]}/")]
+    assert cifar100.missing([*kept, *strays]) == [
+        "3 of 100 classes are missing altogether",
+        f"class {CLASSES[3]}: 499 of 500 images in train, 98 of 100 images in test",
+        f"class {CLASSES[5]}: 0 of 100 images in test",
+    ]
+    lines = cifar100.missing(image_tree_names({"train": 499, "test": 100}, CLASSES[:100]))
+    assert lines[19:] == [f"class {CLASSES[19]}: 499 of 500 images in train", "80 more classes are incomplete"]
+
+
+def test_the_training_images_of_imagenet_are_counted_together():
+    names = image_tree_names({"train": 3, "val": 50}, CLASSES, ".JPEG")
+    table = ImageNetFrames("/nowhere", names)
+    assert (len(table.classes), table.split.count("train"), table.split.count("test")) == (1000, 3000, 50_000)
+    assert imagenet.missing(names) == ["3000 of 1281167 training images"]
+    gone = (
+        f"train/{CLASSES[3]}/",
+        f"val/{CLASSES[3]}/{CLASSES[3]}_0.",
+        f"val/{CLASSES[4]}/{CLASSES[4]}_9.",
+    )
+    kept = [name for name in names if not name.startswith(gone) and CLASSES[999] not in name]
+    assert imagenet.missing([*kept, "val/ILSVRC2012_val_00000001.JPEG"]) == [
+        "1 of 1000 classes are missing altogether",
+        f"class {CLASSES[3]}: no images in train, 49 of 50 images in val",
+        f"class {CLASSES[4]}: 49 of 50 images in val",
+        "2994 of 1281167 training images",
+    ]
+
+
+@pytest.mark.slow
+def test_the_whole_of_imagenet():
+    names = [
+        *image_tree_names({"train": 1282}, CLASSES[:167], ".JPEG"),
+        *image_tree_names({"train": 1281}, CLASSES[167:], ".JPEG"),
+        *image_tree_names({"val": 50}, CLASSES, ".JPEG", "ILSVRC2012_val_{class_name}{number}"),
+    ]
+    table = ImageNetFrames("/nowhere", names)
+    assert (len(table.classes), table.split.count("train"), table.split.count("test")) == (1000, 1_281_167, 50_000)
+    assert imagenet.missing(names) == [] and imagenet.missing(names[1:]) == ["1281166 of 1281167 training images"]
+
+
+def test_the_official_layout(official):
+    table = TinyImageNetFrames(official)
+    assert table.classes == tuple(CLASSES[:3]) and len(table) == 3 * 11 + 3 * 4 and table.name == "tiny_imagenet"
+    assert table.counts()["n00000002"] == {"train": 11, "test": 4}
+    name = "train/n00000000/images/n00000000_0.JPEG"
+    assert table[0] == Frame(name, "n00000000", "n00000000_0", "0", 0, "train")
+    test = {row.path: (row.class_name, row.session) for row in table if row.split == "test"}
+    assert test["val/images/val_4.JPEG"] == ("n00000001", "1")  # test image n is of class n % 3
+    assert test["val/images/val_11.JPEG"] == ("n00000002", "1") and table.read(len(table) - 1).size == (12, 8)
+    assert not any(path.startswith("test/") for path in table.path)
+
+
+def test_the_simple_layout_has_the_same_rows(official, tmp_path):
+    simple = TinyImageNetFrames(simple_of(official, tmp_path / "x" / "tiny_imagenet").parent)
+    assert simple.path[0] == "train/n00000000/n00000000_0.jpg" and simple.path[-1].startswith("test/n00000002/val_")
+    assert simple._columns()[1:] == TinyImageNetFrames(tmp_path)._columns()[1:]
+
+
+def test_annotations_are_needed_and_checked(official):
+    file = official / "val" / "val_annotations.txt"
+    lines = file.read_text().splitlines(keepends=True)
+    for text, line, found in (
+        ("val_0.JPEG n00000000\n", 1, "'val_0.JPEG n00000000'"),
+        (lines[0] + "\tn00000000\n", 2, r"'\\tn00000000'"),
+        (lines[0] + "val_1.JPEG\ttench\n", 2, r"'val_1.JPEG\\ttench'"),
+    ):
+        file.write_text(text)
+        rule = "must begin with a file name, a tab and a class .*tiny-imagenet-200.zip"
+        with pytest.raises(FrameTableError, match=f"line {line} of .*val_annotations.txt is {found}, but {rule}"):
+            TinyImageNetFrames(official)
+    file.write_text("".join(lines[:7] + lines[8:]))
+    with pytest.raises(FrameTableError, match=r"image val/images/val_7.JPEG has no line .*Unpack both .* or remove"):
+        TinyImageNetFrames(official)
+    file.unlink()
+    with pytest.raises(FrameTableError, match=r"no .*val_annotations.txt, which gives .*Unpack it .*or remove"):
+        TinyImageNetFrames(official)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("train/tench/images/1.JPEG", "image train/tench/images/1.JPEG does not fit the layout of Tiny-ImageNet"),
+        ("train/1.JPEG", "does not fit"),
+        ("train/n00000000/images/deep/1.JPEG", "does not fit"),
+        ("val/n00000009/1.JPEG", "class 'n00000009' of frame table 'tiny_imagenet' has 1 test frames and no training"),
+    ],
+)
+def test_an_image_of_tiny_imagenet_out_of_place_is_named(official, name, words):
+    write_files(official, [name])
+    with pytest.raises(FrameTableError, match=words):
+        TinyImageNetFrames(official)
+
+
+def test_unlabelled_test_images_are_no_test_split(official):
+    shutil.rmtree(official / "val")
+    with pytest.raises(FrameTableError, match=r"test/images/test_0.JPEG does not fit the layout"):
+        TinyImageNetFrames(official)
+    with pytest.raises(ValueError, match="run is -1, but must be a whole number of at least 0"):
+        TinyImageNetFrames(official, -1)
+
+
+def test_what_is_missing_of_tiny_imagenet():
+    wnids = CLASSES[:200]
+    simple = image_tree_names({"train": 500, "test": 50}, wnids, ".jpg")
+    official = [f"train/{wnid}/images/{wnid}_{number}.JPEG" for wnid in wnids for number in range(500)]
+    official += [*(f"val/images/val_{number}.JPEG" for number in range(10_000)), "val/val_annotations.txt"]
+    assert tiny_imagenet.missing(official) == []
+    assert tiny_imagenet.missing(official[1:-2]) == [
+        "class n00000000: 499 of 500 images in train",
+        "9999 of 10000 images in val/images",
+        "val/val_annotations.txt, which gives the classes of val/images",
+    ]
+    assert tiny_imagenet.missing(simple[500:]) == ["class n00000000: 0 of 500 images in train"]
+
+
+def test_classes_of_an_experience(tmp_path, official):
+    for folder, names in (("a", ("train", "test")), ("b", ("train", "val"))):
+        write_files(tmp_path / folder, image_tree_names(dict.fromkeys(names, 1), CLASSES[:6], ".png"))
+    # Five, a hundred and ten at a time, of six and three.
+    assert OnlineCIFAR100(tmp_path / "a").n_classes_per_exp == [5, 1]
+    assert OnlineImageNet(tmp_path / "b").n_classes_per_exp == [6]
+    assert TinyImageNet(official).n_classes_per_exp == [3]
+
+
+def test_pretraining_reads_the_training_images_of_both_layouts(official, tmp_path):
+    from crumb_avalanche.runs.command_settings import PretrainSettings
+    from crumb_avalanche.runs.pretrain import open_images
+
+    simple = simple_of(official, tmp_path / "simple")
+    for root in (official, simple):
+        images = open_images(PretrainSettings(data=str(root / "train"), image_size=8))
+        assert images.classes == CLASSES[:3] and images.targets == [label for label in range(3) for _ in range(11)]
+
+
+@pytest.mark.skipif(not CIFAR100.is_file(), reason="needs cifar100/cifar100_png.zip in CRUMB_TEST_DATA")
+def test_the_real_names_of_cifar100():
+    with zipfile.ZipFile(CIFAR100) as archive:
+        names = [name.removeprefix("cifar100/") for name in archive.namelist() if name.endswith(".png")]
+    assert cifar100.missing(names) == []
+    table = CIFAR100Frames("/nowhere", names)
+    assert table.classes[0] == "apple" and "train" in table.classes and table.classes[-1] == "worm"
+    assert all(count == {"train": 500, "test": 100} for count in table.counts().values())
+
+
+@pytest.mark.skipif(not TINY.is_file(), reason="needs tiny_imagenet/tiny_imagenet.zip in CRUMB_TEST_DATA")
+def test_a_part_of_the_real_images_of_tiny_imagenet(tmp_path):
+    with zipfile.ZipFile(TINY) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".jpg")]
+        first = {name.rpartition("/")[0]: name for name in reversed(names)}  # of each class and split
+        archive.extractall(tmp_path, first.values())
+    lines = tiny_imagenet.missing(name.removeprefix("tiny_imagenet/") for name in names)
+    assert lines[0] == "class n01443537: 80 of 500 images in train, 20 of 50 images in test"
+    assert lines[-1] == "180 more classes are incomplete"
+    table = TinyImageNetFrames(tmp_path)
+    assert len(table.classes) == 200 and table.read(0).size == (64, 64)
+    assert all(count == {"train": 1, "test": 1} for count in table.counts().values())

@@ -1,0 +1,242 @@
+"""What holds for every data set that declares a layout: places, counts, misfits, errors and its generator."""
+
+import re
+import shutil
+
+import pytest
+from fake_data import (
+    TINY,
+    core50_names,
+    icub_names,
+    ilab_names,
+    image_tree_names,
+    odd_core50_names,
+    odd_icub_names,
+    odd_ilab_names,
+    odd_toybox_names,
+    toybox_names,
+    write_files,
+)
+
+import benchmarks_toybox_ilab as streams
+from benchmarks_toybox_ilab.datasets import cifar100, core50, icub, ilab, ilab_core50, imagenet, tiny_imagenet, toybox
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+
+MODULES = (core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet)
+FRAMES = {
+    "core50": (streams.CORe50Frames, streams.CORe50),
+    "toybox": (streams.ToyboxFrames, streams.Toybox),
+    "ilab": (streams.ILabFrames, streams.ILab),
+    "icub": (streams.ICubFrames, streams.ICub),
+    "ilab_core50": (streams.ILabCORe50Frames, streams.ILabCORe50),
+    "cifar100": (streams.CIFAR100Frames, streams.OnlineCIFAR100),
+    "imagenet": (streams.ImageNetFrames, streams.OnlineImageNet),
+    "tiny_imagenet": (streams.TinyImageNetFrames, streams.TinyImageNet),
+}
+WNIDS = [f"n{number:08d}" for number in range(200)]
+CLASSES = [f"class{number:02d}" for number in range(100)]
+BOTH = [
+    *(f"iLab-2M-Light/{name}" for name in ilab_names(views=15)),
+    *(f"core50/{name}" for name in core50_names(frames=range(10, 300, 20))),
+]
+# As many files as the data sets have, and names that are not used; ImageNet has too many for a quick test.
+WHOLE = {
+    "core50": lambda: core50_names(),
+    "toybox": lambda: toybox_names(),
+    "ilab": lambda: ilab_names(),
+    "icub": lambda: icub_names(),
+    "ilab_core50": lambda: BOTH,
+    "cifar100": lambda: image_tree_names({"train": 500, "test": 100}, CLASSES),
+    "tiny_imagenet": lambda: image_tree_names({"train": 500, "test": 50}, WNIDS, ".jpg"),
+}
+ODD = {
+    "core50": odd_core50_names(),
+    "toybox": odd_toybox_names(),
+    "ilab": odd_ilab_names(),
+    "icub": odd_icub_names(),
+    "cifar100": [*TINY["cifar100"], "README.txt", "train/classes.txt", "train/bed/.x.png", "test/bed/LOUD.PNG"],
+    "imagenet": [*TINY["imagenet"], "LOC.csv", "val/.DS_Store", "train/n00000001/._x.JPEG", "val/n00000002/low.jpg"],
+}
+LAYOUTS = {module.LAYOUT.name: module.LAYOUT for module in MODULES}
+OF = {module.LAYOUT.name: module for module in MODULES}
+
+
+def clips(table):
+    return {(row.class_name, row.object_name, row.session): row.split for row in table}
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if name != "tiny_imagenet"])
+@pytest.mark.parametrize("reference", [False, True])
+def test_the_whole_data_set_has_the_numbers_of_the_paper(name, reference):
+    names, counts = WHOLE[name](), LAYOUTS[name].counts
+    table = FRAMES[name][0]("nowhere", names if reference or name == "cifar100" else reversed(names), reference)
+    splits = list(clips(table).values())
+    found = {"classes": len(table.classes), **{split: table.split.count(split) for split in ("train", "test")}}
+    found |= {f"{split}_clips": splits.count(split) for split in ("train", "test")}
+    assert {key: found[key] for key, count in counts.items() if count is not None} == {
+        key: count for key, count in counts.items() if count is not None
+    }
+    assert len({tuple(count.values()) for count in table.counts().values()}) == 1  # equal in all classes
+    groups = OF[name].class_groups(table, False) if hasattr(OF[name], "class_groups") else None
+    assert (groups is None) == (name != "ilab_core50")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_whole_data_set_lacks_nothing_and_no_files_lack_everything(name):
+    assert OF[name].missing(WHOLE[name]()) == []
+    nothing = OF[name].missing(["README.md"])
+    assert all(line.endswith("classes are missing") for line in nothing) and len(nothing) == 1 + (name == "ilab_core50")
+
+
+@pytest.mark.parametrize(("name", "place"), [(name, at) for name in LAYOUTS for at in ("", *LAYOUTS[name].places)])
+def test_the_folder_is_found_in_every_place(tmp_path, name, place):
+    frames, names = FRAMES[name][0], ODD.get(name, TINY[name])
+    write_files(tmp_path / place, names)
+    table = frames(str(tmp_path))
+    assert table.name == name and table.root == tmp_path / place and table.read(len(table) - 1).size == (12, 8)
+    if name != "tiny_imagenet":
+        assert table.content_hash() == frames("x", names).content_hash()
+
+
+def test_the_root_may_be_the_folder_of_the_images_of_ilab(tmp_path):
+    write_files(tmp_path, odd_ilab_names())
+    table = streams.ILabFrames(tmp_path / "train_img")
+    assert [f"train_img/{path}" for path in table.path] == list(streams.ILabFrames(tmp_path).path)
+    assert table.read(0).size == (12, 8)
+
+
+MISFITS = [
+    ("core50", "s12/o3/C_12_03_010.png"),
+    ("core50", "s1/o51/C_01_51_010.png"),
+    ("core50", "s1/o3/C_01_04_010.png"),  # of another object than its folder
+    ("core50", "s1/o3/C_02_03_010.png"),
+    ("core50", "s1/o3/D_01_03_010.png"),
+    ("core50", "s1/o3/C_1_3_010.png"),
+    ("core50", "s1/o3/C_01_03_10.png"),
+    ("core50", "s1/o3/C_01_03_300.png"),
+    ("core50", "s01/o3/C_01_03_010.png"),
+    ("core50", "s0/o3/C_00_03_010.png"),
+    ("core50", "s1/C_01_03_010.png"),
+    ("core50", "s1/o3/more/C_01_03_010.png"),
+    ("core50", "plot.PNG"),
+    *(
+        ("toybox", f"images/{path}")
+        for path in (
+            "households/cup_01_pivothead/cup_01_pivothead_tx.png",
+            "households/cup_01_pivothead/cup_01_pivothead_tx_0.png",
+            "households/cup_01_pivothead/cup_01_pivothead_tx.mp4_001.jpeg",
+            "households/cup_01_pivothead/cup_01_pivothead_rw_1.png",
+            "households/cup_01_pivothead/cup_01_tx_1.png",
+            "households/fork_01_pivothead/fork_01_pivothead_tx_1.png",
+            "animals/cup_01_pivothead/cup_01_pivothead_tx_1.png",
+            "households/cup_02_pivothead/cup_01_pivothead_tx_1.png",
+            "cup_01_pivothead/cup_01_pivothead_tx_1.png",
+            "cover.JPG",
+        )
+    ),
+    ("ilab", "train_img/boat-i0001-b0001-c00-r01.jpg"),
+    ("ilab", "train_img/boat-i0001-b0001-c00-r01-l0-f.jpg"),
+    ("ilab", "train_img/boat_i0001_b0001_c00_r01_l0_f2.JPG"),
+    ("ilab", "train_img/blimp-i0001-b0001-c00-r01-l0-f2.jpg"),
+    ("ilab", "train_img/car/boat-i0001-b0001-c00-r01-l0-f2.jpg"),
+    ("ilab", "train_img/boat/more/boat-i0001-b0001-c00-r01-l0-f2.jpg"),
+    ("ilab", "images/boat-i0001-b0001-c00-r01-l0-f2.jpg"),
+    ("ilab", "cover.jpeg"),
+    ("icub", "part5/mug/mug1/MIX/day1/left/00000000.jpg"),
+    ("icub", "part1/banana/banana1/MIX/day1/left/00000000.jpg"),
+    ("icub", "part1/mug/mug11/MIX/day1/left/00000000.jpg"),
+    ("icub", "mug/book1/MIX/day1/right/00000000.jpg"),
+    ("icub", "part3/mug/mug1/ROT4D/day1/left/00000000.jpg"),
+    ("icub", "part3/mug/mug1/MIX/day1/center/00000000.jpg"),
+    ("icub", "part3/mug/mug1/MIX/day1/left/0000000.jpg"),
+    ("icub", "part3/mug/mug1/MIX/monday/left/00000000.jpg"),
+    ("icub", "part3/mug/mug1/MIX/left/00000000.jpg"),
+    ("icub", "part3/mug/mug1/MIX/day1/left/more/00000000.jpg"),
+    ("icub", "preview.jpg"),
+    *(("cifar100", path) for path in ("train/1.png", "train/apple/deep/1.png", "other/apple/1.png")),
+    *(("imagenet", path) for path in ("train/tench/1.JPEG", "val/n0144076/1.JPEG", "train/n00000000/images/1.JPEG")),
+    ("imagenet", "val/ILSVRC2012_val_00000001.JPEG"),
+]
+
+
+@pytest.mark.parametrize(("name", "path"), MISFITS)
+def test_an_image_that_does_not_fit_is_named_with_the_rule(name, path):
+    layout = LAYOUTS[name]
+    words = re.escape(
+        f"image {path} does not fit the layout of {layout.title}: {layout.tree}; {layout.rule}. Rename it"
+    )
+    with pytest.raises(FrameTableError, match=words):
+        FRAMES[name][0]("nowhere", [*ODD[name], path])
+    if len(layout.folders) != 2:  # trees of single images are counted all the same
+        with pytest.raises(FrameTableError, match=words):
+            OF[name].missing([path])
+
+
+@pytest.mark.parametrize("name", ["core50", "icub"])
+def test_a_stray_image_on_disk_is_named(tmp_path, name):
+    write_files(tmp_path, [*ODD[name], "pictures/cover.webp"])
+    with pytest.raises(FrameTableError, match=r"image pictures/cover\.webp does not fit"):
+        FRAMES[name][0](tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "again"),
+    [
+        ("core50", "s1/o1/C_01_01_010.png", "s1/o1/C_01_01_010.PNG"),
+        ("toybox", *("images/households/cup_01_pivothead/cup_01_pivothead_rzplus_1." + end for end in ("png", "jpg"))),
+        (
+            "toybox",
+            *("images/households/cup_01_pivothead/cup_01_pivothead_rzplus_" + end for end in ("1.png", "01.png")),
+        ),
+        ("ilab", "train_img/boat-i0001-b0001-c00-r01-l0-f2.jpg", "train_img/boat-i1-b1-c0-r1-l0-f2.JPG"),
+        ("icub", "part3/mug/mug2/MIX/day4/left/00000000.jpg", "part1/mug/mug2/MIX/day4/left/00000000.jpg"),
+    ],
+)
+def test_a_repeated_frame_is_named(name, first, again):
+    with pytest.raises(
+        FrameTableError, match=f"{re.escape(again)} and {re.escape(first)} are the same frame; keep one"
+    ):
+        FRAMES[name][0]("nowhere", [*ODD[name], again])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_folders_with_another_layout(tmp_path, name):
+    frames, layout = FRAMES[name][0], LAYOUTS[name]
+    advice = re.escape(f"{name} is laid out as {layout.tree}; give that folder as root, or make it with `crumb prepare")
+    with pytest.raises(FrameTableError, match=f"there is no folder .*nowhere. {advice}"):
+        frames(tmp_path / "nowhere")
+    for number in range(10):
+        (tmp_path / f"d{number}").mkdir()
+    holds = "but holds d0, d1, d2, d3, d4, d5, d6, d7 and 2 more"
+    with pytest.raises(FrameTableError, match=f"{tmp_path} has no folder {layout.folders[0]}.*, {holds}. {advice}"):
+        frames(tmp_path)
+    if layout.whole and len(layout.folders) == 2:
+        (tmp_path / layout.folders[0]).mkdir()
+        with pytest.raises(FrameTableError, match=f"has no folder {layout.folders[1]}, but holds"):
+            frames(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["core50", "toybox", "ilab", "icub"])
+def test_a_folder_without_an_image_that_is_used(tmp_path, name):
+    layout = LAYOUTS[name]
+    write_files(tmp_path / layout.folders[0], ["README.md", "boat-i0001-b0001-c00-r01-l0-f2.txt"])
+    words = re.escape(
+        f"{tmp_path} holds no images of {layout.title} that are used. The layout is {layout.tree}; `crumb"
+    )
+    with pytest.raises(FrameTableError, match=words):
+        FRAMES[name][0](tmp_path)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_generator_passes_on_its_arguments(tmp_path, name):
+    frames, generator = FRAMES[name]
+    write_files(tmp_path, TINY[name])
+    benchmark = generator(tmp_path, "class_iid", 3, lambda image: "train", lambda image: "eval", 1)
+    assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1]
+    assert benchmark.frame_table.content_hash() == frames(tmp_path).content_hash()
+    assert benchmark.train_stream[0].dataset[0][0] == "train" and benchmark.test_stream[0].dataset[0][0] == "eval"
+    if name != "tiny_imagenet":
+        shutil.rmtree(tmp_path)
+        write_files(tmp_path, TINY[name])
+        table = generator(tmp_path, run=3, classes_per_experience=1, reference=True).frame_table
+        assert table.frames_hash() == frames(tmp_path, reference=True).frames_hash()
