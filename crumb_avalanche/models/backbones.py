@@ -4,72 +4,68 @@ Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``f
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from crumb_avalanche.models.backbone_names import PREFIX, is_timm, preprocessing_of
 from crumb_avalanche.models.codebook import Codebook, check_codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d
-from crumb_avalanche.models.networks import NETWORKS, SmallCNN
-from crumb_avalanche.models.preprocessing import Preprocessing
+from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.timm_networks import PREFIX, Preprocessing, is_timm, preprocessing_of, split_timm
 from crumb_avalanche.models.weights import check_and_load, read_weights, torchvision_weights
 
+Layers = nn.Sequential | list[nn.Module]
+Ends = dict[str, nn.Module]
 
-def _squeezenet(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
+
+class Backbone(NamedTuple):
+    """A network and where it is cut.
+
+    Attributes:
+        cut: number of leading layers in F.
+        layers: function of a network that returns the layers that may be cut between, in order.
+        ends: function of a network that returns what follows them in P, by name, with the ``head``.
+        build: function of a side in pixels that returns the network with random weights; default that of ``NETWORKS``.
+    """
+
+    cut: int
+    layers: Callable[[Any], Layers]
+    ends: Callable[[Any], Ends]
+    build: Callable[[int], nn.Module] | None = None
+
+
+def _squeezenet_ends(network: Any, relu_logits: bool = False, head_kernel: int = 1) -> Ends:
     # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The reference code has a 3x3
     # convolution and keeps the ReLU, so its logits are never negative. Without both, the average can come first.
     if head_kernel == 1 and not relu_logits:
-        head = AveragingConv2d(512, network.num_classes)
+        head: nn.Conv2d = AveragingConv2d(512, network.num_classes)
     else:
         head = nn.Conv2d(512, network.num_classes, kernel_size=head_kernel, padding=head_kernel // 2)
     if head_kernel == 1:
         head.load_state_dict(network.classifier[1].state_dict())
-    plastic_layers = nn.Sequential()
-    plastic_layers.add_module("features", network.features[cut_layer:])
-    plastic_layers.add_module("dropout", network.classifier[0])
-    plastic_layers.add_module("head", head)
-    if relu_logits:
-        plastic_layers.add_module("relu", nn.ReLU())
-    plastic_layers.add_module("pool", nn.AdaptiveAvgPool2d(1))
-    plastic_layers.add_module("flatten", nn.Flatten())
-    return SplitModel(network.features[:cut_layer], plastic_layers, "head", **split)
+    relu = {"relu": nn.ReLU()} if relu_logits else {}
+    return {"dropout": network.classifier[0], "head": head, **relu, **_pooled()}
 
 
-def _mobilenet_v2(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
-    _only_squeezenet(relu_logits, head_kernel)
-    plastic_layers = nn.Sequential()
-    plastic_layers.add_module("features", network.features[cut_layer:])
-    plastic_layers.add_module("pool", nn.AdaptiveAvgPool2d(1))
-    plastic_layers.add_module("flatten", nn.Flatten())
-    plastic_layers.add_module("dropout", network.classifier[0])
-    plastic_layers.add_module("head", network.classifier[1])
-    return SplitModel(network.features[:cut_layer], plastic_layers, "head", **split)
+def _pooled(head: nn.Module | None = None, **between: nn.Module) -> Ends:
+    """Return a pool of maps of any size, what is between it and the head, and the head."""
+    return {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), **between, **({"head": head} if head else {})}
 
 
-def _resnet18(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
-    """Cut after ``cut_layer`` of the layers conv1, bn1, relu, maxpool, layer1 to layer3, and two blocks of layer4."""
-    _only_squeezenet(relu_logits, head_kernel)
+def _features(network: Any) -> Layers:
+    return network.features
+
+
+def _resnet_layers(network: Any) -> Layers:
     n = network
-    layers = [n.conv1, n.bn1, n.relu, n.maxpool, n.layer1, n.layer2, n.layer3, *n.layer4]
-    plastic_layers = nn.Sequential()
-    plastic_layers.add_module("features", nn.Sequential(*layers[cut_layer:]))
-    plastic_layers.add_module("pool", n.avgpool)
-    plastic_layers.add_module("flatten", nn.Flatten())
-    plastic_layers.add_module("head", n.fc)
-    return SplitModel(nn.Sequential(*layers[:cut_layer]), plastic_layers, "head", **split)
+    return [n.conv1, n.bn1, n.relu, n.maxpool, n.layer1, n.layer2, n.layer3, *n.layer4]
 
 
-def _small_cnn(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
-    _only_squeezenet(relu_logits, head_kernel)
-    plastic_layers = nn.Sequential()
-    plastic_layers.add_module("features", network.features[cut_layer:])
-    plastic_layers.add_module("pool", network.pool)
-    plastic_layers.add_module("flatten", nn.Flatten())
-    plastic_layers.add_module("head", network.classifier)
-    return SplitModel(network.features[:cut_layer], plastic_layers, "head", **split)
+def _slim_resnet_layers(network: Any) -> Layers:
+    n = network
+    return [n.conv1, n.bn1, nn.ReLU(), n.layer1, n.layer2, n.layer3, n.layer4]
 
 
 def _every_second(maps: torch.Tensor) -> torch.Tensor:
@@ -77,87 +73,43 @@ def _every_second(maps: torch.Tensor) -> torch.Tensor:
     return maps[:, :, ::2, ::2]
 
 
-def _for_small_images(layers: Callable[[nn.Module], tuple[list[nn.Module], nn.Module]]) -> Callable[..., SplitModel]:
-    """Make a split of one of Avalanche's networks, which take 32 pixels only; the pool here takes any size.
+def _of_avalanche(name: str, *arguments: Any, **settings: Any) -> nn.Module:
+    """Build one of Avalanche's networks, which take 32 pixels only."""
+    from avalanche import models  # takes seconds to import
 
-    Args:
-        layers: function that returns the convolutional layers of a network, in order, and its head.
-    """
-
-    def split(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
-        _only_squeezenet(relu_logits, head_kernel)
-        for module in network.modules():
-            if hasattr(module, "transform_function"):
-                module.transform_function = _every_second  # a lambda there would not pickle
-        features, head = layers(network)
-        plastic_layers = nn.Sequential()
-        plastic_layers.add_module("features", nn.Sequential(*features[cut_layer:]))
-        plastic_layers.add_module("pool", nn.AdaptiveAvgPool2d(1))
-        plastic_layers.add_module("flatten", nn.Flatten())
-        plastic_layers.add_module("head", head)
-        return SplitModel(nn.Sequential(*features[:cut_layer]), plastic_layers, "head", **split)
-
-    return split
+    network = getattr(models, name)(*arguments, **settings)
+    for module in network.modules():
+        if hasattr(module, "transform_function"):
+            module.transform_function = _every_second  # a lambda there would not pickle
+    return network
 
 
-def _slim_resnet18(network: nn.Module) -> tuple[list[nn.Module], nn.Module]:
-    n = network
-    return [n.conv1, n.bn1, nn.ReLU(), n.layer1, n.layer2, n.layer3, n.layer4], n.linear
-
-
-def _resnet32(network: nn.Module) -> tuple[list[nn.Module], nn.Module]:
-    # After these four come the pool and a flattening.
-    return list(network.feature_extractor.children())[:4], network.classifier
-
-
-def _mlp(network: nn.Module, cut_layer: int, relu_logits: bool, head_kernel: int, **split) -> SplitModel:
-    _only_squeezenet(relu_logits, head_kernel)
-    if cut_layer != 0:
-        raise ValueError(f"mlp has no maps to cut at: give cut_layer=0, not {cut_layer}")
-    plastic_layers = nn.Sequential()
-    plastic_layers.add_module("flatten", nn.Flatten())
-    plastic_layers.add_module("features", network.features)
-    plastic_layers.add_module("head", network.classifier)
-    return SplitModel(nn.Sequential(), plastic_layers, "head", **split)
-
-
-def _network(name: str, image_size: int) -> nn.Module:
-    """Build the uncut network with random weights."""
-    if name == "small_cnn":
-        return SmallCNN()
-    if name in NETWORKS:
-        return NETWORKS[name]()
-    from avalanche import models as of_avalanche  # takes seconds to import
-
-    return _OF_AVALANCHE[name](of_avalanche, image_size)
-
-
-_OF_AVALANCHE: dict[str, Callable] = {
-    "slim_resnet18": lambda models, image_size: models.SlimResNet18(10, nf=20),
-    "resnet32": lambda models, image_size: models.make_icarl_net(10),
-    # Two hidden layers of 100.
-    "mlp": lambda models, image_size: models.SimpleMLP(10, 3 * image_size**2, hidden_size=100, hidden_layers=2),
-}
-
-
-def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
-    if relu_logits or head_kernel != 1:
-        raise ValueError(
-            "relu_logits and head_kernel describe SqueezeNet's convolutional classifier; other backbones end in a "
-            "linear layer, so leave relu_logits=False and head_kernel=1 there"
-        )
-
-
-BACKBONES: dict[str, tuple[Callable[..., SplitModel], int]] = {
-    "squeezenet1_0": (_squeezenet, 12),
-    "squeezenet1_1": (_squeezenet, 12),
-    "mobilenet_v2": (_mobilenet_v2, 8),
-    "resnet18": (_resnet18, 8),  # REMIND's cut, between the last two blocks
-    "small_cnn": (_small_cnn, 12),
+_SQUEEZENET = Backbone(12, _features, _squeezenet_ends)
+BACKBONES: dict[str, Backbone] = {
+    "squeezenet1_0": _SQUEEZENET,
+    "squeezenet1_1": _SQUEEZENET,
+    "mobilenet_v2": Backbone(8, _features, lambda n: _pooled(n.classifier[1], dropout=n.classifier[0])),
+    "resnet18": Backbone(8, _resnet_layers, lambda n: _pooled(n.fc)),  # REMIND's cut, between the last two blocks
+    "small_cnn": Backbone(12, _features, lambda n: _pooled(n.classifier)),
     # For small images, not cut; the networks of some of the paper's competitors.
-    "slim_resnet18": (_for_small_images(_slim_resnet18), 0),
-    "resnet32": (_for_small_images(_resnet32), 0),
-    "mlp": (_mlp, 0),
+    "slim_resnet18": Backbone(
+        0,
+        _slim_resnet_layers,
+        lambda n: _pooled(n.linear),
+        lambda side: _of_avalanche("SlimResNet18", 10, nf=20),
+    ),
+    "resnet32": Backbone(
+        0,
+        lambda n: list(n.feature_extractor.children())[:4],  # after these come the pool and a flattening
+        lambda n: _pooled(n.classifier),
+        lambda side: _of_avalanche("make_icarl_net", 10),
+    ),
+    "mlp": Backbone(  # two hidden layers of 100
+        0,
+        lambda n: [],
+        lambda n: {"flatten": nn.Flatten(), "features": n.features, "head": n.classifier},
+        lambda side: _of_avalanche("SimpleMLP", 10, 3 * side**2, hidden_size=100, hidden_layers=2),
+    ),
 }
 
 
@@ -195,7 +147,8 @@ def split_backbone(
         n_classes: outputs of the new head.
         codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256 memory blocks of 16 values (see
             ``usual_codebook_dim``), unless F is empty; ``None`` makes a model without one.
-        cut_layer: number of leading ``features`` modules (ResNet-18: see ``_resnet18``; timm: of stages) in F, or for
+        cut_layer: number of leading ``features`` modules (ResNet-18: of conv1, bn1, relu, maxpool, layer1
+            to layer3 and the two blocks of layer4; timm: of stages) in F, or for
             timm the name of its last module. 0 leaves F empty: the whole network is plastic, and
             its maps are the normalised images.
         relu_logits: put a ReLU between SqueezeNet's last convolution and the pool (the reference code).
@@ -219,8 +172,6 @@ def split_backbone(
     image_size = image_size or wanted.size
     if timm:
         _only_squeezenet(relu_logits, head_kernel)
-        from crumb_avalanche.models.timm_backbones import split_timm
-
         source = "timm" if weights == "torchvision" else weights
         model = split_timm(name, source, n_classes=n_classes, cut_layer=cut_layer, image_size=image_size)
         model.set_normalization(wanted.mean, wanted.std)
@@ -236,28 +187,39 @@ def split_backbone(
     return model
 
 
+def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
+    if relu_logits or head_kernel != 1:
+        raise ValueError(
+            "relu_logits and head_kernel describe SqueezeNet's convolutional classifier; other backbones end in a "
+            "linear layer, so leave relu_logits=False and head_kernel=1 there"
+        )
+
+
 def _split_own(
     name: str, weights: str | None, cut_layer: int | str | None, relu_logits: bool, head_kernel: int, image_size: int
 ) -> SplitModel:
     """Split one of ``BACKBONES``, without a codebook, and keep its head."""
-    split, default_cut = BACKBONES[name]
+    known = BACKBONES[name]
     if isinstance(cut_layer, str):
         raise ValueError(f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: give a number")
-    network = _network(name, image_size)
+    network = NETWORKS[name]() if known.build is None else known.build(image_size)
     if weights == "torchvision":
         check_and_load(network, torchvision_weights(name), f"torchvision's weights of {name}")
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))
-    cut_layer = default_cut if cut_layer is None else cut_layer
-    model = split(
-        network,
-        cut_layer=cut_layer,
-        relu_logits=relu_logits,
-        head_kernel=head_kernel,
-        image_size=image_size,
+    layers, cut = known.layers(network), known.cut if cut_layer is None else cut_layer
+    if not 0 <= cut <= len(layers):
+        raise ValueError(f"cut_layer is {cut}, but {name} has {len(layers)} layers to cut at; give 0 to {len(layers)}")
+    if known is _SQUEEZENET:
+        ends = _squeezenet_ends(network, relu_logits, head_kernel)
+    else:
+        _only_squeezenet(relu_logits, head_kernel)
+        ends = known.ends(network)
+    # A part of a Sequential keeps the names of its layers, which weight files have.
+    frozen, rest = (
+        part if isinstance(part, nn.Sequential) else nn.Sequential(*part) for part in (layers[:cut], layers[cut:])
     )
-    frozen = len(model.feature_extractor)
-    if frozen != cut_layer:  # a slice beyond the end raises nothing
-        layers = frozen + len(model.plastic_layers.features)
-        raise ValueError(f"cut_layer is {cut_layer}, but {name} has {layers} layers to cut at; give 0 to {layers}")
-    return model
+    plastic_layers = nn.Sequential()
+    for part, module in {**({"features": rest} if layers else {}), **ends}.items():
+        plastic_layers.add_module(part, module)
+    return SplitModel(frozen, plastic_layers, "head", image_size=image_size)

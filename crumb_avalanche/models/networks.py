@@ -188,22 +188,6 @@ def _start_convolutions(network: nn.Module) -> None:
         nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
 
-def _squeezenet1_0() -> SqueezeNet:
-    return SqueezeNet(nn.Conv2d(3, 96, 7, stride=2), pools=(2, 6, 11))
-
-
-def _squeezenet1_1() -> SqueezeNet:
-    return SqueezeNet(nn.Conv2d(3, 64, 3, stride=2), pools=(2, 5, 8))
-
-
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "squeezenet1_0": _squeezenet1_0,
-    "squeezenet1_1": _squeezenet1_1,
-    "mobilenet_v2": MobileNetV2,
-    "resnet18": ResNet,
-}
-
-
 class SmallCNN(nn.Module):
     """Network for small images that trains from scratch in a minute on a CPU; the demo's backbone.
 
@@ -231,3 +215,12 @@ class SmallCNN(nn.Module):
             images: normalised float32.
         """
         return self.classifier(self.pool(self.features(images)).flatten(1))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "squeezenet1_0": lambda: SqueezeNet(nn.Conv2d(3, 96, 7, stride=2), pools=(2, 6, 11)),
+    "squeezenet1_1": lambda: SqueezeNet(nn.Conv2d(3, 64, 3, stride=2), pools=(2, 5, 8)),
+    "mobilenet_v2": MobileNetV2,
+    "resnet18": ResNet,
+    "small_cnn": SmallCNN,
+}

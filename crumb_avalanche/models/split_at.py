@@ -1,43 +1,41 @@
-"""Split of any network that ``torch.fx`` can trace."""
+"""Cut of a network at a module or operation, and the maps of earlier modules.
+
+Only the code around the cut and the head is traced; other modules are called as they are. So networks can be cut whose
+blocks ``torch.fx`` cannot trace, and hooks on modules work.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
-from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.codebook import Codebook, check_codebook
+from crumb_avalanche.models.engines import TORCH
+from crumb_avalanche.models.layers import Layout
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
 
-class _MapOnly(nn.Module):
-    """Wraps a torchvision feature extractor to return one map; tokens become locations of a map."""
-
-    def __init__(self, layers: nn.Module):
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, images):
-        found = self.layers(images)["map"]
-        return found.mT.unsqueeze(3) if found.dim() == 3 else found
-
-
-def _is_dynamic(module: nn.Module) -> bool:
-    """Return whether a module is a ``DynamicModule`` of Avalanche, by name: this room does without Avalanche."""
-    return any(kind.__name__ == "DynamicModule" for kind in type(module).__mro__)
+class CutError(ValueError):
+    """A network cannot be cut where it should be."""
 
 
 def split_at(
     network: nn.Module, node: str, *, n_classes: int, codebook: Codebook | None = None, image_size: int = 224
 ) -> SplitModel:
-    """Split any network that ``torch.fx`` can trace.
+    """Split any network whose forward pass ``torch.fx`` can trace around the cut.
 
-    ``(B, N, C)`` tokens of a transformer become a map of ``N x 1`` locations, ``(B, C, N, 1)``. Maps with four axes
-    need their channels in the second axis.
+    ``(B, N, C)`` tokens of a transformer become a map, the grid of patches if ``N`` is a square, else ``(B, C, N, 1)``.
+    Maps with four axes need their channels in the second axis.
 
     Args:
         network: a classifier of ``(B, 3, h, w)`` images, such as any of torchvision or timm.
         node: the last module or operation of F, by the names that
             ``torchvision.models.feature_extraction.get_graph_node_names(network)`` lists, for instance ``layer4.0``.
-        n_classes: outputs of the new head, which replaces the network's last linear or convolutional layer.
+        n_classes: outputs of the new head, which replaces the linear or convolutional layer that is used last.
         codebook: the codebook between F and P, such as ``Codebook()``; CRUMB needs one.
         image_size: side of the images in pixels.
 
@@ -45,63 +43,248 @@ def split_at(
         TypeError: the network has a dynamic module of Avalanche, such as an ``IncrementalClassifier``.
         ValueError: the node does not exist, its map has the channels last, or later layers need more than its output.
     """
-    from torchvision.models.feature_extraction import NodePathTracer, create_feature_extractor, get_graph_node_names
-
     check_count("image_size", image_size, ImageSize)
-    growing = [name or "network" for name, module in network.named_modules() if _is_dynamic(module)]
-    if growing:
-        raise TypeError(
-            f"{growing[0]} is a dynamic module of Avalanche, such as IncrementalClassifier or as_multitask(...), which "
-            "grows with the classes or tasks and cannot be traced; give a network with an nn.Linear head, which "
-            "split_at replaces by one of n_classes outputs: strategies mask the classes not seen yet"
-        )
-    network = network.eval()
-    # Subclasses of these (timm has some) would be traced through, and the head could not be replaced.
-    leaves = {"leaf_modules": [nn.Linear, nn.Conv2d, nn.BatchNorm2d]}
-    names = get_graph_node_names(network, tracer_kwargs=leaves)[1]
-    # A module's name stands for the last of its operations.
-    inside = [name for name in names if name == node or name.startswith(node + ".")]
-    if not inside:
-        raise ValueError(f"the network has no node {node!r}; it has {', '.join(names[:3])} ... {names[-1]}")
-    cut = inside[-1]
-    feature_extractor = create_feature_extractor(network, {cut: "map"}, tracer_kwargs=leaves)
-    with torch.no_grad():
-        shape = tuple(feature_extractor(torch.zeros(1, 3, image_size, image_size))["map"].shape)
-    # Images are square, so the two equal sides of a map show where its channels are.
-    if len(shape) == 4 and shape[1] == shape[2] != shape[3]:
-        raise ValueError(
-            f"node {node!r} gives {shape} for one image, with the channels last; a feature map is (B, C, H, W): cut "
-            "after the operation that puts the channels second again (node 'permute' of torchvision's Swin)"
-        )
-    tokens = len(shape) == 3
-    tracer = NodePathTracer(**leaves)
-    graph = tracer.trace(network)
-    cut_node = next(item for item, name in tracer.node_to_qualname.items() if name == cut)
-    order = list(graph.nodes)
-    early = set(order[: order.index(cut_node) + 1])
-    with graph.inserting_before(order[0]):
-        entry = feature_map = graph.placeholder("feature_map")
-        if tokens:
-            entry = graph.call_method("transpose", (graph.call_method("squeeze", (feature_map, 3)), 1, 2))
-    cut_node.replace_all_uses_with(entry, delete_user_cb=lambda user: user not in early)
-    for item in order[order.index(cut_node) + 1 :]:
-        sources = [source for source in item.all_input_nodes if source in early and source.op != "get_attr"]
-        # An optional argument of the network, such as an attention mask, stays an argument of the plastic layers.
-        crossing = next((source for source in sources if source.op != "placeholder" or not source.args), None)
-        if crossing is not None:
-            raise ValueError(
-                f"the network cannot be cut after {node!r}: {item.name} also needs {crossing.name} from before the "
-                "cut; choose a node that everything passes through, such as the end of a block"
+    for name, module in network.named_modules():
+        # By name: this room does without Avalanche.
+        if any(kind.__name__ == "DynamicModule" for kind in type(module).__mro__):
+            raise TypeError(
+                f"{name or 'network'} is a dynamic module of Avalanche, such as IncrementalClassifier or "
+                "as_multitask(...), which grows with the classes or tasks and cannot be traced; give a network with an "
+                "nn.Linear head, which split_at replaces by one of n_classes outputs: strategies mask the classes not "
+                "seen yet"
             )
-    for item in reversed([item for item in order if item in early]):
-        if not item.users:
-            graph.erase_node(item)
-    plastic_layers = torch.fx.GraphModule(network, graph)
-    calls = [item.target for item in graph.nodes if item.op == "call_module"]  # in the order of the computation
-    heads = [name for name in calls if isinstance(plastic_layers.get_submodule(name), nn.Linear | nn.Conv2d)]
-    if not heads:
-        raise ValueError(f"no linear or convolutional layer follows {node!r}; cut earlier, so that something can learn")
+    try:
+        model = split_after(network, node, last_layer(network, image_size), n_classes=n_classes, image_size=image_size)
+    except CutError as error:
+        raise ValueError(
+            f"the network cannot be cut after {node!r}: {error}; choose a node that everything passes through, such as "
+            "the end of a block"
+        ) from error
+    check_codebook(codebook, model.map_shape[0])
+    model.codebook = codebook
+    return model
 
-    model = SplitModel(_MapOnly(feature_extractor), plastic_layers, heads[-1], codebook=codebook, image_size=image_size)
+
+@torch.no_grad()
+def last_layer(network: nn.Module, image_size: int) -> str:
+    """Return the name of the linear or convolutional layer that a network uses last; it is set to evaluation mode."""
+    used: list[str] = []
+    handles = [
+        module.register_forward_hook(lambda *call, name=name: used.append(name))
+        for name, module in network.eval().named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d)
+    ]
+    try:
+        network(torch.zeros(1, 3, image_size, image_size))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not used:
+        raise CutError("it uses no linear or convolutional layer, which could become the head")
+    return used[-1]
+
+
+def split_after(
+    network: nn.Module,
+    node: str | None,
+    head: str,
+    *,
+    n_classes: int,
+    image_size: int = 224,
+    layout: Layout | None = None,
+) -> SplitModel:
+    """Cut a network after a node. F has its operations up to the node, P all others, with ``body`` and ``head``.
+
+    ``(B, N, C)`` tokens become a map. Without prefix tokens it is the grid of patches, ``(B, C, H, W)``. Class token
+    and registers are further locations: the map is ``(B, C, N, 1)`` then, they come first, P gets them as the network
+    gave them, and ``SplitModel.places`` returns the grid without them.
+
+    Args:
+        network: a classifier of ``(B, 3, h, w)`` images.
+        node: name of the last module or operation of F; ``None`` leaves F empty.
+        head: name of the last linear or convolutional layer, which gets ``n_classes`` outputs.
+        image_size: side of the images in pixels.
+        layout: of what modules return; default ``(B, C, H, W)``, or tokens of patches only.
+
+    Raises:
+        CutError: the network cannot be traced, has no such node, or later layers need more than its output.
+    """
+    network = network.eval()
+    nodes = _traced(network, [head] if node is None else [node, head])
+    order = list(nodes)
+    images = next(one for one in order if one.op == "placeholder")
+    # The name of a module that is traced stands for the last of its operations.
+    found = [one for one, name in nodes.items() if node and (name == node or name.startswith(f"{node}."))]
+    if node is not None and not found:
+        known = [name for one, name in nodes.items() if one.op not in ("placeholder", "output")]
+        raise CutError(f"it has no node {node!r}; around it are {', '.join(known)}")
+    cut = found[-1] if found else images
+    calls = [one for one in order if one.op == "call_module" and one.target == head]
+    if len(calls) != 1 or order.index(calls[0]) <= order.index(cut):
+        raise CutError(f"no linear or convolutional layer that is used once follows (the last one is {head!r})")
+    (last,), result = calls, order[-1].args[0]
+    if not isinstance(result, fx.Node):
+        raise CutError(f"it returns a {type(result).__name__}, not logits")
+    extractor: nn.Module = nn.Sequential()
+    body = _part(network, nodes, cut, last.all_input_nodes[0])
+    layout, grid = layout or Layout(), None
+    if cut is not images:
+        extractor = _part(network, nodes, images, cut)
+        layout, grid = _lay_out(extractor, body, image_size, layout)
+    layers = OrderedDict(body=body, head=network.get_submodule(head))
+    if result is not last:
+        layers["tail"] = _part(network, nodes, last, result)
+    model = SplitModel(extractor, nn.Sequential(layers), "head", image_size=image_size)
+    model.layout, model.token_grid = layout, grid
+    model.stages = () if node is None else (node,)
     model.reset_head(n_classes)
     return model
+
+
+class _Network(nn.Module):
+    """Calls a network with images only: its optional arguments keep their defaults in the trace."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images):
+        return self.network(images)
+
+
+def _traced(network: nn.Module, names: list[str]) -> dict[fx.Node, str]:
+    """Return the operations of a network in order, with their names; only what contains the names is traced."""
+    from torchvision.models.feature_extraction import NodePathTracer  # takes seconds to import
+
+    paths = [f"network.{name}".split(".") for name in names]
+    opened = {"", *(".".join(path[:length]) for path in paths for length in range(1, len(path)))}
+    tracer = NodePathTracer()
+    tracer.is_leaf_module = lambda module, path: path not in opened  # type: ignore[method-assign]
+    try:
+        graph = tracer.trace(_Network(network))
+    except (fx.proxy.TraceError, RuntimeError, TypeError) as error:
+        raise CutError(f"its forward pass cannot be traced ({error})") from error
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            node.target = node.target.removeprefix("network.")
+            if node.target.startswith("_tensor_constant"):  # computed from buffers while tracing
+                network.register_buffer(node.target, getattr(tracer.root, node.target))
+    names_of = tracer.node_to_qualname
+    return {node: names_of.get(node, node.name).removeprefix("network.") for node in graph.nodes}
+
+
+def _part(network: nn.Module, nodes: dict[fx.Node, str], start: fx.Node, end: fx.Node) -> fx.GraphModule:
+    """Make a module of the operations between ``start``, whose value is its input, and ``end``, which it returns."""
+    graph, order = fx.Graph(), list(nodes)
+    copies = {start: graph.placeholder("values")}
+    inside = order[order.index(start) + 1 : order.index(end) + 1]
+    for node in [*(node for node in order if node.op == "get_attr"), *inside]:
+        missing = [source for source in node.all_input_nodes if source not in copies]
+        if missing:
+            raise CutError(f"{nodes[node]} also needs {nodes[missing[0]]} from before the cut")
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(copies[end])
+    for node in [node for node in graph.nodes if node.op == "get_attr" and not node.users]:
+        graph.erase_node(node)
+    return fx.GraphModule(network, graph)
+
+
+@torch.no_grad()
+def _lay_out(
+    extractor: fx.GraphModule, body: fx.GraphModule, image_size: int, layout: Layout
+) -> tuple[Layout, tuple[int, int] | None]:
+    """Make F return maps, and P take them, if the node returns tokens or has the channels last.
+
+    Returns:
+        The layout, and height and width of the grid of patches if other tokens precede it.
+    """
+    try:
+        values = extractor(torch.zeros(1, 3, image_size, image_size))
+    except (RuntimeError, AssertionError) as error:
+        raise CutError(f"it cannot take images of {image_size} pixels ({error}); give another image_size") from error
+    shape = tuple(values.shape) if isinstance(values, Tensor) else ()
+    if len(shape) not in (3, 4):
+        kind = f"a tensor of shape {shape}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise CutError(f"it returns {kind}, not a map (B, C, H, W) or tokens (B, N, C)")
+    if len(shape) == 4:
+        if layout.channels_last:
+            _append(extractor, [("permute", 0, 3, 1, 2)])
+            _prepend(body, [("permute", 0, 2, 3, 1)])
+        # Images are square, so the two equal sides of a map show where its channels are.
+        elif shape[1] == shape[2] != shape[3]:
+            raise CutError(
+                f"it gives {shape} for one image, with the channels last; a feature map is (B, C, H, W): cut after the "
+                "operation that puts the channels second again (node 'permute' of torchvision's Swin)"
+            )
+        return layout, None
+    if math.isqrt(shape[1]) ** 2 == shape[1] and layout.grid(shape[1])[1] == 1:
+        layout = replace(layout, prefix_tokens=0)  # the other tokens are added after the cut
+    grid = layout.grid(shape[1])
+    _append(extractor, [("transpose", 1, 2), ("unsqueeze", 3) if layout.prefix_tokens else ("unflatten", 2, grid)])
+    _prepend(body, [("flatten", 2), ("transpose", 1, 2)])
+    return layout, grid if layout.prefix_tokens else None
+
+
+def _append(module: fx.GraphModule, methods: list[tuple]) -> None:
+    """Call methods of a tensor on the result of a module."""
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    value = output.args[0]
+    with module.graph.inserting_before(output):
+        for name, *arguments in methods:
+            value = module.graph.call_method(name, (value, *arguments))
+    output.args = (value,)
+    module.recompile()
+
+
+def _prepend(module: fx.GraphModule, methods: list[tuple]) -> None:
+    """Call methods of a tensor on the input of a module."""
+    start = next(node for node in module.graph.nodes if node.op == "placeholder")
+    users, value = list(start.users), start
+    for name, *arguments in methods:
+        with module.graph.inserting_after(value):
+            value = module.graph.call_method(name, (value, *arguments))
+    for user in users:
+        user.replace_input_with(start, value)
+    module.recompile()
+
+
+@torch.no_grad()
+def stage_maps(model: SplitModel, images: Tensor, names: Iterable[str]) -> list[Tensor]:
+    """Compute what modules of F return, each as ``(B, C, H, W)`` float32 without class token, registers and scale.
+
+    Args:
+        model: the model.
+        images: as for ``SplitModel.extract``; all pass F at once, in torch whatever the model's runtime is.
+        names: of ``model.stages``, or other modules of F.
+
+    Raises:
+        ValueError: F has no such module, or it returns neither maps nor tokens.
+    """
+    found: dict[str, Tensor] = {}
+    names = list(names)
+    modules = dict(model.feature_extractor.named_modules())
+    if unknown := [name for name in names if name not in modules]:
+        raise ValueError(f"F has no module {unknown[0]!r}; its stages are {', '.join(model.stages)}")
+
+    def record(name: str):
+        # A later layer may change the values in place.
+        return modules[name].register_forward_hook(lambda *call: found.update({name: call[2].clone()}))
+
+    handles = [record(name) for name in names]
+    runtime, model.runtime = model.runtime, TORCH  # others have no modules to hook
+    try:
+        model._extract(images)
+    finally:
+        model.runtime = runtime
+        for handle in handles:
+            handle.remove()
+    return [_as_map(found[name].float(), model.layout, name) for name in names]
+
+
+def _as_map(values: Tensor, layout: Layout, name: str) -> Tensor:
+    if values.dim() == 4:
+        return values.permute(0, 3, 1, 2) if layout.channels_last else values
+    if values.dim() != 3:
+        raise ValueError(f"{name} returns values of shape {tuple(values.shape)}, neither a map nor tokens")
+    return values[:, layout.prefix_tokens :].mT.unflatten(2, layout.grid(values.shape[1]))

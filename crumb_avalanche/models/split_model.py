@@ -30,9 +30,10 @@ from crumb_avalanche.models.extraction import (
 from crumb_avalanche.models.feature_memo import FeatureMemo
 from crumb_avalanche.models.int8 import open_int8
 from crumb_avalanche.models.layers import Layout, head_like, head_outputs, multiply_biases, replace_dropout, scale_of
-from crumb_avalanche.models.preprocessing import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.stopwatch import Stopwatch
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
+
+PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, where white is 1
 
 
 @dataclass(frozen=True)

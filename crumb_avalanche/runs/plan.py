@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_strategy
-from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
+from crumb_avalanche.models.timm_networks import full_name, is_timm, preprocessing_of
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
 from crumb_avalanche.system.setting_ranges import Memories, Range
 from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
@@ -176,7 +176,7 @@ def settings_of_timm(settings: Any, given: dict[str, Any], codebook: bool) -> di
     found: dict[str, Any] = {"backbone": name, "image_size": side, "weights": settings.weights or "timm"}
     if settings.codebook_dim is None and codebook and given["cut_layer"] != 0:
         from crumb_avalanche.models.codebook import largest_divisor
-        from crumb_avalanche.models.timm_backbones import map_channels
+        from crumb_avalanche.models.timm_networks import map_channels
 
         channels = map_channels(name, given["cut_layer"], side)
         found["codebook_dim"] = largest_divisor(channels, given["codebook_dim"])

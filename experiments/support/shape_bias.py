@@ -1,7 +1,7 @@
 """Accuracy of a network on perturbed maps and images of another style, and its advantage over a control."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,8 @@ from support.paper_statistics import (
     wilcoxon_test,
 )
 from support.run_statistics import Paired, paired
-from torch import Tensor
+from torch import Generator, Tensor
 
-from crumb_avalanche.models.perturbations import MAP_PERTURBATIONS
 from crumb_avalanche.models.split_model import SplitModel
 
 PLAIN, STYLE = "unperturbed", "style"
@@ -25,6 +24,29 @@ PLAIN, STYLE = "unperturbed", "style"
 PAPER_SIGN = {"spatial": "-", "feature": "+", STYLE: "+"}
 # Other names of the classes of the cue-conflict images.
 OTHER_NAMES = {"truck": ("pickup_truck",), "boat": ("ship",), "car": ("automobile",)}
+
+
+def spatial_perturbation(maps: Tensor, generator: Generator) -> Tensor:
+    """Shuffle the locations of each map ``(B, C, H, W)``, with a permutation for each image."""
+    batch, channels, height, width = maps.shape
+    order = torch.stack([torch.randperm(height * width, generator=generator) for _ in range(batch)]).to(maps.device)
+    moved = maps.flatten(2).gather(2, order.unsqueeze(1).expand(-1, channels, -1))
+    return moved.view(maps.shape).contiguous(memory_format=torch.channels_last)
+
+
+def feature_perturbation(maps: Tensor, generator: Generator) -> Tensor:
+    """Set a random half of the channels of each map ``(B, C, H, W)`` to zero, drawn for each image."""
+    batch, channels = maps.shape[:2]
+    kept = torch.ones(batch, channels, device=maps.device)
+    for row in kept:
+        row[torch.randperm(channels, generator=generator)[: channels // 2].to(maps.device)] = 0
+    return maps * kept.view(batch, channels, 1, 1)
+
+
+MAP_PERTURBATIONS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
+    "spatial": spatial_perturbation,
+    "feature": feature_perturbation,
+}
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 from torch.nn import functional
-from torch_versions import WITH_TRANSFORMERS
 
 from crumb_avalanche.methods.features import FeatureMoments, cell_means, mean_and_deviation
 from crumb_avalanche.methods.gaussians import PackedScatter
@@ -261,7 +260,6 @@ def test_other_networks_need_no_constant(name):
     assert FeatureMoments(**MOMENTS)(model, images).isfinite().all()
 
 
-@WITH_TRANSFORMERS
 def test_tokens_of_a_transformer():
     timm = pytest.importorskip("timm")
     network = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=6, img_size=64)

@@ -13,7 +13,7 @@ from crumb_avalanche.models import engines, runtimes
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.runtimes import RUNTIMES, RuntimeRefusedError, trials_file, use_runtime
-from crumb_avalanche.models.stages import stage_maps
+from crumb_avalanche.models.split_at import stage_maps
 
 NEEDS = {"openvino": ("openvino", "onnx"), "onnxruntime": ("onnxruntime", "onnx")}
 

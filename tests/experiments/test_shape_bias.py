@@ -1,8 +1,7 @@
 """Perturbations shuffle the locations of maps or remove half of their features."""
 
 import torch
-
-from crumb_avalanche.models.perturbations import feature_perturbation, spatial_perturbation
+from support.shape_bias import feature_perturbation, spatial_perturbation
 
 
 def maps():
