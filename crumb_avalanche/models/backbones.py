@@ -4,7 +4,7 @@ Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``f
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.timm_networks import PREFIX, Preprocessing, is_timm, preprocessing_of, split_timm
 from crumb_avalanche.models.weights import check_and_load, read_weights, torchvision_weights
 
-Layers = nn.Sequential | list[nn.Module]
+Layers: TypeAlias = nn.Sequential | list[nn.Module]
 Ends = dict[str, nn.Module]
 
 
