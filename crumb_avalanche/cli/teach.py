@@ -15,7 +15,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import files_of
 from crumb_avalanche.learner.store import holds_weights, refuse_folder
 from crumb_avalanche.learner.teaching import label_of
-from crumb_avalanche.models.timm_networks import full_name
+from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks_toybox_ilab.tables.frame import whole_number
+from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of, source_of
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.timm_networks import full_name, is_timm, preprocessing_of, source_of
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.tensor_bytes import tensor_bytes

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
+from crumb_avalanche.models.backbone_names import PREFIX, Preprocessing, is_timm, preprocessing_of
 from crumb_avalanche.models.codebook import Codebook, check_codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.timm_networks import PREFIX, Preprocessing, is_timm, preprocessing_of, split_timm
+from crumb_avalanche.models.timm_networks import split_timm
 from crumb_avalanche.models.weights import check_and_load, read_weights, torchvision_weights
 
 Layers: TypeAlias = nn.Sequential | list[nn.Module]

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.extraction import check_maps
-from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD, SplitModel
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.sizes import bytes_text

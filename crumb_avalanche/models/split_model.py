@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.engines import TORCH, Runtime, compiled
 from crumb_avalanche.models.extraction import (
@@ -32,8 +33,6 @@ from crumb_avalanche.models.int8 import open_int8
 from crumb_avalanche.models.layers import Layout, head_like, head_outputs, multiply_biases, replace_dropout, scale_of
 from crumb_avalanche.models.stopwatch import Stopwatch
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
-
-PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, where white is 1
 
 
 @dataclass(frozen=True)

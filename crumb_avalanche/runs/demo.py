@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import PRETRAINING_CLASSES, ToyShapesFrames
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
+from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.networks import SmallCNN
-from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.runs import pretrain, run
 from crumb_avalanche.runs.command_settings import DemoSettings, PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan

@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_strategy
-from crumb_avalanche.models.timm_networks import full_name, is_timm, preprocessing_of
+from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
 from crumb_avalanche.system.setting_ranges import Memories, Range
 from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight

@@ -17,10 +17,10 @@ from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
 from benchmarks_toybox_ilab.tables.image import read_image
+from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
 from crumb_avalanche.models.backbones import CODEBOOK_DIM
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapDataset, MapStore, files_key
-from crumb_avalanche.models.timm_networks import is_timm, preprocessing_of
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import settings_of_timm

@@ -13,7 +13,7 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from crumb_avalanche.learner.file import LEARNER, NOT_KEPT, Keep, LearnerHeader, save_learner
 from crumb_avalanche.learner.run_learner import probabilities
-from crumb_avalanche.models.timm_networks import is_timm, preprocessing_of
+from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.resume import Progress, Resume
 from crumb_avalanche.runs.run_folder import metrics_csv, versions, write_json, write_matrix

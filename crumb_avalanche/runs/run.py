@@ -15,8 +15,8 @@ import torch
 
 from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.methods.registry import get_strategy
+from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
-from crumb_avalanche.models.timm_networks import preprocessing_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.recorder import Recorder, keep_learner, result_of
 from crumb_avalanche.runs.resume import Resume

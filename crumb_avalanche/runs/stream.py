@@ -10,8 +10,8 @@ from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.methods.registry import get_strategy
+from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.map_store import files_key
-from crumb_avalanche.models.timm_networks import preprocessing_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS
 from crumb_avalanche.system.counted import counted

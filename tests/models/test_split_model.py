@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.extraction import is_quick_in_bf16
 from crumb_avalanche.models.layers import REFERENCE_SCALE
-from crumb_avalanche.models.split_model import PIXEL_MEAN, PIXEL_STD, SplitModel
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 
 

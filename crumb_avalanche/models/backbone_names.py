@@ -1,0 +1,103 @@
+"""Names of backbones, what they expect of images, and what timm says of its networks. Needs no torch.
+
+timm is imported when one of its networks is asked for.
+"""
+
+import difflib
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, where white is 1
+PREFIX = "timm:"  # of the names of timm's networks
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How images become the input of a network: resized to a square, divided by 255, and normalised.
+
+    Attributes:
+        size: side in pixels.
+        interpolation: Pillow's filter, in lower case.
+        mean, std: by channel, where white is 1.
+    """
+
+    size: int = 224
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] = PIXEL_MEAN
+    std: tuple[float, ...] = PIXEL_STD
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, equal before and after JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def is_timm(backbone: str) -> bool:
+    """Whether a backbone is one of timm's."""
+    return backbone.startswith(PREFIX)
+
+
+def import_timm() -> ModuleType:
+    """Return timm.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import timm
+    except ImportError as error:
+        raise ImportError(f"{PREFIX}NAME needs timm: pip install 'crumb-avalanche[timm]'") from error
+    return timm
+
+
+@lru_cache(maxsize=64)
+def config_of(backbone: str) -> Any:
+    """Return timm's ``PretrainedCfg`` of ``timm:NAME``.
+
+    Raises:
+        ImportError: timm is not installed.
+        ValueError: timm has no network of that name.
+    """
+    timm, name = import_timm(), backbone.removeprefix(PREFIX)
+    network = name.partition(".")[0]
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(network, timm.list_models(), 5, 0.5)
+        nearest = f"the nearest names are {', '.join(near)}" if near else "none is near"
+        raise ValueError(f"timm has no network {name!r}; {nearest}: timm.list_models('*WORD*') finds others")
+    try:
+        return timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg()
+    except RuntimeError as error:
+        raise ValueError(f"{error} timm has weights {', '.join(timm.list_pretrained(f'{network}.*'))}") from error
+
+
+def full_name(backbone: str) -> str:
+    """Return ``timm:NETWORK.TAG`` of ``timm:NETWORK``, and other names as they are.
+
+    Which weights are the default of a network may change with timm's version; the tag names them.
+
+    Raises:
+        ImportError: timm is needed and not installed.
+        ValueError: timm has no network of that name.
+    """
+    if not is_timm(backbone) or "." in backbone:
+        return backbone
+    tag = config_of(backbone).tag
+    return f"{backbone}.{tag}" if tag else backbone
+
+
+def preprocessing_of(backbone: str) -> Preprocessing:
+    """Return what a backbone expects of its images, as timm gives it for its own; errors as for ``full_name``."""
+    if not is_timm(backbone):
+        return Preprocessing()
+    config = config_of(backbone)
+    from timm.data import resolve_data_config
+
+    found = resolve_data_config({}, pretrained_cfg=config.to_dict())
+    return Preprocessing(found["input_size"][-1], found["interpolation"], tuple(found["mean"]), tuple(found["std"]))
+
+
+def source_of(backbone: str) -> str:
+    """Say where the published weights of one of timm's networks come from; errors as for ``full_name``."""
+    licence = config_of(backbone).license
+    return f"timm's weights of {backbone}" + (f" ({licence})" if licence else "")
