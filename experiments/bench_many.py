@@ -26,9 +26,8 @@ from PIL import Image
 from ray.cluster_utils import Cluster
 
 from benchmarks_toybox_ilab.tables.text import safe_output
-from crumb_avalanche.learner.by_many import IMAGES, shards_of
+from crumb_avalanche.learner.distributed import IMAGES, Task, merge_states, shards_of
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.shard import Task, merge_states
 from crumb_avalanche.learner.sources import files_of
 from crumb_avalanche.models.engines import TORCH
 from crumb_avalanche.system.ray_cluster import RayCalls

@@ -4,7 +4,7 @@ r"""Calibration of probabilities, and images of classes that were never taught.
         --weights WEIGHTS --features FOLDER
 
 A learner in closed form is taught lesson by lesson; each lesson is predicted before it is learned, and nothing else
-calibrates it (`crumb_avalanche.learner.confidence`). CIFAR-100 and Tiny-ImageNet (50 classes each, 10 of them left out)
+calibrates it (`learner.calibration`). CIFAR-100 and Tiny-ImageNet (50 classes each, 10 of them left out)
 are for development: the score for unknown images was chosen on them. ETH-80 (2 of 8 classes left out: all 28 pairs) and
 sign digits (3 of 10; held-out people) are reported. Shares are of images of held-out objects, people or photos.
 Writes `open_set.csv` (tables), `open_set_runs.csv` (each run) and `open_set.png` to --output. With --json it prints one

@@ -5,12 +5,10 @@ from pathlib import Path
 import torch
 
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.learner.file import LEARNER
-from crumb_avalanche.learner.file import read_header as read_header_of_run
-from crumb_avalanche.learner.kinds import REPLAY
+from crumb_avalanche.learner.file import file_of, holds_weights, is_learner, read_header, refuse_folder
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.of_run import cannot_be_taught
-from crumb_avalanche.learner.store import holds_weights, is_learner, is_of_run, read_header, refuse_folder
+from crumb_avalanche.learner.replay import REPLAY
+from crumb_avalanche.learner.run_file import LearnerHeader, cannot_be_taught
 from crumb_avalanche.runs.command_settings import ExportSettings, LearnerSettings
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file, output_file
@@ -36,6 +34,7 @@ def main(settings: LearnerSettings) -> None:
     refuse_folder(output)
     with output_file(output, "a learner", is_learner) if merges else locked_file(path):
         learner = Learner.load(path, settings.weights)
+        learner.check_teachable()
         if merges:
             learner.merge(Learner.load(names[0], settings.weights), settings.new_class)
             done = f"{output}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned"
@@ -60,10 +59,9 @@ def changed(learner: Learner, action: str, names: list[str], new_class: bool) ->
 
 def show(path: Path) -> None:
     """Print all that a file holds."""
-    path = path / LEARNER if path.is_dir() else path
-    if is_of_run(path):
-        return show_run(path)
-    header = read_header(path)
+    header = read_header(file_of(path))
+    if isinstance(header, LearnerHeader):
+        return show_run(header)
     learner_of = header["network"]
     print_line(f"method    {header['method']}")
     arguments = learner_of["arguments"]
@@ -93,9 +91,8 @@ def show(path: Path) -> None:
         print_line(f"It holds no {'other ' * bool(kept)}images and no paths of images.")
 
 
-def show_run(path: Path) -> None:
+def show_run(header: LearnerHeader) -> None:
     """Print what the learner file of a run holds."""
-    header = read_header_of_run(path)
     print_line(f"method    {header.strategy}, of a run")
     print_line(f"network   {header.network['name']} at {header.transform['size']} pixels")
     print_line(f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}")
@@ -122,6 +119,7 @@ def export(settings: ExportSettings) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     learner = Learner.load(settings.model, settings.weights)
+    learner.check_teachable()
     path = Path(settings.output or Path(settings.model).with_suffix(f".{settings.to}"))
     with output_file(path, "an ONNX file of crumb export", is_export):
         parity = export_onnx(learner, path, settings.images)

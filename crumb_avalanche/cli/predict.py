@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,9 +12,8 @@ from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
 from crumb_avalanche.cli.teach import start_runtime
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.learner.clip import BadImage, Clip
+from crumb_avalanche.learner.clips import BadImage, Clip
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
-from crumb_avalanche.learner.of_run import can_only_answer
 from crumb_avalanche.runs.command_settings import PredictSettings
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.system.counted import counted
@@ -59,8 +57,8 @@ def main(settings: PredictSettings) -> None:
         raise ListedError(f"{counted(len(unread), 'file')} could not be read", unread)
 
 
-def opened(settings: PredictSettings) -> Any:
-    """Load a ``Learner``, or what a run of any strategy learned; only some strategies need Avalanche.
+def opened(settings: PredictSettings) -> Learner:
+    """Load a learner, or what a run of any strategy learned; say on stderr what to know of its answers.
 
     Raises:
         DamagedRunError: a file of the run's folder is not what the run wrote.
@@ -69,12 +67,9 @@ def opened(settings: PredictSettings) -> Any:
         from crumb_avalanche.runs.run_folder import check_run
 
         check_run(Path(settings.model))
-    if not can_only_answer(settings.model):
-        return Learner.load(settings.model, settings.weights)
-    from crumb_avalanche.learner.run_learner import RunLearner
-
-    learner = RunLearner(settings.model)
-    print(f"{learner.method}: {learner.note}", file=sys.stderr)
+    learner = Learner.load(settings.model, settings.weights)
+    if learner.note:
+        print(f"{learner.method}: {learner.note}", file=sys.stderr)
     return learner
 
 

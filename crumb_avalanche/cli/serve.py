@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from crumb_avalanche.cli.teach import opened, start_runtime
+from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.listening import listen, load_server, run
 from crumb_avalanche.learner.shared import SharedLearner
-from crumb_avalanche.learner.store import holds_weights, refuse_folder
 from crumb_avalanche.runs.command_settings import ServeSettings
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file

@@ -9,12 +9,10 @@ import torch
 
 from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.learner.clip import Clip
-from crumb_avalanche.learner.folders import check_class_folders, only_class_folder
+from crumb_avalanche.learner.clips import Clip, check_class_folders, label_of, only_class_folder
+from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import files_of
-from crumb_avalanche.learner.store import holds_weights, refuse_folder
-from crumb_avalanche.learner.teaching import label_of
 from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
 from crumb_avalanche.system.counted import counted
@@ -97,11 +95,11 @@ def tell_level(source: str) -> None:
         )
 
 
-def start_runtime(learner: Any, name: str, *sources: str | Clip | None) -> None:
+def start_runtime(learner: Learner, name: str, *sources: str | Clip | None) -> None:
     """Let a runtime run a learner's network, and say on stderr which one if it is not torch.
 
     Args:
-        learner: a ``Learner`` or ``RunLearner``.
+        learner: the learner.
         name: of the settings; ``auto`` is torch for a single photo, which is answered before another one is loaded.
         sources: what is learned or asked.
     """
@@ -116,6 +114,7 @@ def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
     """Load the learner, or make one if there is no file."""
     if path.exists():
         learner = Learner.load(path, settings.weights)
+        learner.check_teachable()
         check_same(settings, learner)
         return learner
     weights = None if settings.weights == "none" else settings.weights or "torchvision"

@@ -1,8 +1,7 @@
 """What a learner answers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,7 +12,7 @@ class Answer:
         label: name of the most likely class.
         confidence: its probability, 0 to 1, if the image shows one of the classes taught.
         known: whether a class taught explains the image; if not, ``label`` is the nearest class. ``None`` where the
-            method cannot tell (see ``RunLearner``).
+            method cannot tell.
         runners_up: the next classes with their probabilities, most likely first.
         path: source of the image or clip.
         truth: name of the class folder that the source lies in, if there is one.
@@ -71,46 +70,3 @@ def only_answer(answers: Iterable[Answer]) -> Answer:
     if len(found) != 1:
         raise ValueError(f"the source has {len(found)} images or clips, not one: use predict_all")
     return found[0]
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What one call of ``teach`` did.
-
-    Attributes:
-        images: number of images learned by class name.
-        clips: number of clips.
-        answered, right: clips that were predicted before they were learned, and the right ones among them.
-        when: date and time, ISO 8601 in UTC.
-        unread: files that could not be read (``BadImage``); a saved lesson has none.
-        notes: what the learner gave up to stay within its budget.
-        runtime: name and version of what ran the network.
-        id: random number; equal in copies of a learner alone.
-    """
-
-    images: dict[str, int]
-    clips: int
-    answered: int
-    right: int
-    when: str
-    unread: tuple[Any, ...] = ()
-    notes: tuple[str, ...] = ()
-    runtime: str = "torch"
-    id: int = field(default=0, compare=False)
-
-    def renamed(self, old: str, new: str) -> "Lesson":
-        """Return the lesson with another name of a class."""
-        return replace(self, images={new if name == old else name: count for name, count in self.images.items()})
-
-    def without(self, name: str) -> "Lesson":
-        """Return the lesson without a class."""
-        return replace(self, images={other: count for other, count in self.images.items() if other != name})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values, without ``unread``: a learner file holds no paths."""
-        return asdict(replace(self, unread=()))
-
-    @classmethod
-    def of_state(cls, state: dict[str, Any]) -> "Lesson":
-        """Load what ``state_dict`` returned, also after JSON."""
-        return cls(**{**state, "unread": (), "notes": tuple(state["notes"])})

@@ -11,7 +11,7 @@ from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.video.extract import frame_rate
 from benchmarks_toybox_ilab.video.sampling import Clock, load_av, picture
-from crumb_avalanche.learner.clip import Clip, Frames
+from crumb_avalanche.learner.clips import Clip, Frames
 
 PATIENCE = 10.0  # seconds without a frame before giving up
 _TOLERANCE = 0.005  # seconds; time stamps are rounded

@@ -1,23 +1,32 @@
-"""Distances of images from all classes of a closed form, besides its scores."""
+"""How images relate to the classes of a closed form: scores, distances, and where in an image the evidence lies."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from crumb_avalanche.methods.closed_form import ClosedForm
+from crumb_avalanche.methods.features import FeatureMoments, cell_means
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
 from crumb_avalanche.methods.rda import TEMPERATURE, RegularizedDiscriminant, Solution
 from crumb_avalanche.methods.slda import StreamingLDA
+from crumb_avalanche.models.penultimate import averaged, evaluating, head_input
+from crumb_avalanche.models.split_model import SplitModel
 
-# Temperature of each closed form's scores: median of the best ones for held-out images of 40 of 50 classes of
-# CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
+# Temperature of a closed form's scores, 1 for others: median of the best ones for held-out images of 40 of 50 classes
+# of CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
 TEMPERATURES = {RegularizedDiscriminant: TEMPERATURE, StreamingLDA: 4.6, ClassMeans: 0.014, RandomProjection: 0.06}
-_TINY = 1e-12
+_TINY = 1e-12  # below the square of any distance or deviation that matters
+
+
+def temperature_of(statistics: Any) -> float:
+    """Return the usual temperature of the scores of a closed form; 1 for all else."""
+    kind: Any = type(statistics)
+    return TEMPERATURES.get(kind, 1.0)
 
 
 class Evidence(NamedTuple):
@@ -38,39 +47,35 @@ class Evidence(NamedTuple):
     typicality: Tensor
 
 
-def evidence(statistics: ClosedForm, features: Tensor, scores: Tensor | None = None) -> Evidence:
+def evidence(statistics: ClosedForm, features: Tensor) -> Evidence:
     """Compute scores and distances of images.
 
     Regularised discriminant and streaming LDA: in the space whitened with the common covariance, the squared length
     outside the span of the class means, minus the relative Mahalanobis distance (Ren et al., 2021), and the cosine seen
     from the mean of the class means. Class means: the same of unit vectors, not whitened, with the plain distance.
     Random projection: the leverage of the regression, the largest score, and their ratio with the root of the leverage.
+    Other closed forms: the largest score, three times.
 
     Args:
         statistics: a closed form with at least one class.
         features: ``(B, D)`` float, on the CPU.
-        scores: ``(B, C)``, of the classes with images, where they are computed already.
 
     Raises:
-        TypeError: the closed form is of a kind without distances.
         ValueError: the closed form has no class yet, or its scores are not finite: no images have such statistics.
     """
-    kind = type(statistics)
-    if kind not in TEMPERATURES:
-        names = ", ".join(known.__name__ for known in TEMPERATURES)
-        raise TypeError(f"there are no distances for {kind.__name__}; give one of {names}")
     labels = statistics.image_counts.nonzero().flatten()
     if not len(labels):
         raise ValueError("the closed form has no class yet; update it with images first")
     try:
-        found = statistics.scores(features)[:, labels] if scores is None else scores.double()
+        found = statistics.solution()(features)
         typicality = _typicality(statistics, features, found)
         finite = bool(found.isfinite().all() and typicality.isfinite().all())
     except torch.linalg.LinAlgError:
         finite = False
     if not finite:
         raise ValueError("the statistics of the classes give scores that are not finite; teach anew, or load a copy")
-    return Evidence(found / TEMPERATURES[kind], labels, statistics.image_counts[labels].long(), typicality)
+    counts = statistics.image_counts[labels].long()
+    return Evidence(found / temperature_of(statistics), labels, counts, typicality)
 
 
 def typicality_without(statistics: ClosedForm, features: Tensor, label: int) -> Tensor | None:
@@ -87,21 +92,26 @@ def typicality_without(statistics: ClosedForm, features: Tensor, label: int) -> 
     Returns:
         ``(B, 3)`` float64, see ``Evidence``; ``None`` if less than two other classes are known.
     """
-    labels = statistics.image_counts.nonzero().flatten()
-    others = labels != label
+    others = statistics.image_counts.nonzero().flatten() != label
     if int(others.sum()) < 2:
         return None
-    by_scores = isinstance(statistics, RandomProjection)
-    scores = statistics.scores(features)[:, labels[others]] if by_scores else features.new_zeros(0)
-    return _typicality(statistics, features, scores, others)
+    return _typicality(statistics, features, None, others)
 
 
-def _typicality(statistics: ClosedForm, features: Tensor, scores: Tensor, classes: Tensor | None = None) -> Tensor:
-    """Compute ``Evidence.typicality`` for ``classes``, a mask of those with images; of Gaussians without ``scores``."""
-    if isinstance(statistics, RandomProjection):
+def _typicality(
+    statistics: ClosedForm, features: Tensor, scores: Tensor | None, classes: Tensor | None = None
+) -> Tensor:
+    """Compute ``Evidence.typicality`` for ``classes``, a mask of those with images, from the scores if they are known.
+
+    Each value has its own way: see ``evidence``.
+    """
+    if not isinstance(statistics, RegularizedDiscriminant | StreamingLDA | ClassMeans):
+        scores = statistics.solution()(features) if scores is None else scores
+        relative = (scores if classes is None else scores[:, classes]).amax(1)
+        if type(statistics) is not RandomProjection:
+            return relative.unsqueeze(1).expand(-1, 3) / temperature_of(statistics)
         hidden = statistics.project(features)
         unexplained = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
-        relative = scores.amax(1)
         cosine = relative / unexplained.clamp_min(_TINY).sqrt()
     else:
         unexplained, nearest, background, cosine = distances(statistics, features, classes)
@@ -131,9 +141,6 @@ def distances(
     return _solved(statistics).distances(values, classes)
 
 
-Solve = Callable[[Tensor], Tensor]
-
-
 class _Space(NamedTuple):
     """Span of the class means, in the space where the common covariance ``S`` is the unit matrix.
 
@@ -152,7 +159,7 @@ class _Space(NamedTuple):
     squares: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of_means(cls, means: Tensor, solve: Solve, background: bool = True) -> "_Space":
+    def of_means(cls, means: Tensor, solve: Callable[[Tensor], Tensor], background: bool = True) -> "_Space":
         """Find the span.
 
         Args:
@@ -211,12 +218,12 @@ def _solved(statistics: ClosedForm) -> Any:
     """Return the space of a Gaussian, or the root of a Gram matrix; solved once after each change."""
     solved, held = statistics.solved(), _held.get(statistics)
     if held is None or held[0] is not solved:  # another one after each change
-        labels = statistics.image_counts.nonzero().flatten()
-        held = _held[statistics] = solved, _solve(statistics, labels)
+        held = _held[statistics] = solved, _solve(statistics)
     return held[1]
 
 
-def _solve(statistics: ClosedForm, labels: Tensor) -> Any:
+def _solve(statistics: ClosedForm) -> Any:
+    labels = statistics.image_counts.nonzero().flatten()
     if isinstance(statistics, RandomProjection):
         gram = statistics.gram.double()
         gram.diagonal().add_(statistics.ridge * (float(gram.diagonal().mean()) or 1.0))
@@ -236,3 +243,111 @@ def _solve(statistics: ClosedForm, labels: Tensor) -> Any:
 def _not_zero(lengths: Tensor) -> Tensor:
     """Return a mask of the squared lengths that are more than rounding."""
     return lengths > _TINY + 1e-9 * lengths.amax() if len(lengths) else lengths > 0
+
+
+def evidence_by_location(
+    model: SplitModel, features: FeatureMoments, statistics: ClosedForm, pixels: Tensor, taught: list[int]
+) -> Tensor:
+    """Attribute the margin of an answer to the locations of an image.
+
+    The margin is the answer's score minus that of the runner-up; with one class taught, the score. A location's share
+    is the derivative of the margin by its values in the feature maps, times the difference of these values from the
+    midpoint of both classes' means, summed over channels. For a linear discriminant of means over locations (streaming
+    LDA) the shares add up to the margin. For powers, deviations and covariances of classes they are a first-order
+    attribution.
+
+    Args:
+        pixels: ``(1, 3, h, w)`` uint8.
+        taught: classes that may be answered.
+
+    Returns:
+        ``(H, W)`` float64 on the grid of the map that enters the plastic layers.
+    """
+    with torch.no_grad(), evaluating(model):
+        maps = model.features(pixels)
+        before_head, averaged_by_network = _unpooled_head_input(model, maps)
+        maps = model.places(maps)
+    tapped = [maps, before_head] if features.maps else [before_head]
+    used = [values.double().requires_grad_() for values in tapped]
+    # The network's own average has no deviations.
+    scores = statistics.scores(features.of_layers(used, _mean_and_deviation, averaged_by_network, _TINY))[0, taught]
+    best = scores.topk(min(2, len(taught)))
+    margin = best.values[0] - best.values[1] if len(taught) > 1 else best.values[0]
+    nearest = [taught[place] for place in best.indices.tolist()]
+    means = _midpoints(statistics, nearest, features, [values.detach() for values in used], averaged_by_network)
+    shares = torch.zeros(maps.shape[2:], dtype=torch.float64)
+    for values, middle, gradient in zip(used, means, torch.autograd.grad(margin, used)):
+        if values.dim() == 4:
+            here = ((values - middle) * gradient).sum(1, keepdim=True).detach()
+            shares += _on_grid(here, maps.shape[2:])[0, 0]
+    return shares
+
+
+def _midpoints(
+    statistics: ClosedForm, labels: list[int], features: FeatureMoments, layers: list[Tensor], averaged: bool
+) -> list[Tensor]:
+    """Return the means of classes' means for the locations of each layer, ``(1, C, H, W)`` or ``(1, C, 1, 1)``.
+
+    Without class means, they are those of the image.
+
+    Args:
+        labels: the classes.
+        layers: the layers of one image, as for ``FeatureMoments.of_layers``.
+        averaged: whether the network averages the last layer.
+    """
+    class_means = getattr(getattr(statistics, "classes", statistics), "means", None)
+    if class_means is not None and class_means.shape[1] != statistics.settings["length"]:
+        class_means = None  # of other values than the features
+    middle, middles = None if class_means is None else class_means[labels].double().mean(0), []
+    start = 0
+    for place, values in enumerate(layers):
+        last = place == len(layers) - 1
+        cells = features.cells if place == 0 and features.maps and values.dim() == 4 else 1
+        length = values.shape[1] * cells**2
+        if middle is None or values.dim() == 2:
+            middles.append(values.flatten(2).mean(2).view(1, -1, 1, 1) if values.dim() == 4 else values)
+        else:
+            found = middle[start : start + length]
+            if features.equal_lengths:  # the scale is that of the image
+                of_image = cell_means(values, cells)
+                found = found * (of_image.abs() ** features.power).norm() / length**0.5
+            found = (found.sign() * found.abs() ** (1 / features.power)).view(1, -1, cells, cells)
+            middles.append(functional.interpolate(found, size=values.shape[2:]) if cells > 1 else found)
+        start += length
+        if values.dim() == 4 and features.deviations and not (averaged and last):
+            start += values.shape[1]
+    return middles
+
+
+def _unpooled_head_input(model: SplitModel, maps: Tensor) -> tuple[Tensor, bool]:
+    """Compute the input of the head, ``(1, D, H, W)`` if it is averaged over locations, else ``(1, D)``.
+
+    Returns:
+        The values, and whether the network averages them before the head.
+    """
+    pooled: list[Tensor] = []
+    pools = [layer for layer in model.plastic_layers.modules() if isinstance(layer, nn.AdaptiveAvgPool2d)]
+    handles = [pool.register_forward_pre_hook(lambda _, given: pooled.append(given[0])) for pool in pools]
+    try:
+        values = head_input(model, maps)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if values.dim() == 2 and pooled and torch.allclose(averaged(pooled[-1].float()), values, rtol=1e-4, atol=1e-5):
+        return pooled[-1].float(), True
+    return values, False
+
+
+def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute moments as ``mean_and_deviation`` does, with derivatives."""
+    places = values.flatten(2)
+    return places.mean(2), (places.var(2, correction=0) + _TINY).sqrt()
+
+
+def _on_grid(shares: Tensor, size: torch.Size) -> Tensor:
+    """Bring ``(1, 1, h, w)`` shares to another grid; their sum stays."""
+    if shares.shape[2:] == size:
+        return shares
+    scaled = functional.interpolate(shares, size=tuple(size), mode="bilinear", align_corners=False)
+    total = scaled.sum()
+    return scaled * (shares.sum() / total) if total != 0 else scaled

@@ -1,11 +1,15 @@
-"""Export a learner to ONNX, and check that the result answers as the learner does."""
+"""Export a learner to ONNX, and check that the result answers as the learner does.
+
+The graph is traced from the code that answers: pixels, features, ``ClosedForm.answers``, evidence and confidence. Only
+resizing, which Pillow does, is written a second time.
+"""
 
 import io
 import itertools
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from crumb_avalanche._version import __version__
-from crumb_avalanche.learner.evidence import TEMPERATURES, evidence
-from crumb_avalanche.learner.graph import FILTERS, OPERATORS, Familiarity, Graph, Probabilities
-from crumb_avalanche.learner.kinds import KINDS, REPLAY
+from crumb_avalanche.learner.evidence import evidence, temperature_of
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
-from crumb_avalanche.learner.pixels import AT_A_TIME, batches
-from crumb_avalanche.learner.sources import clips_of
+from crumb_avalanche.learner.replay import REPLAY
+from crumb_avalanche.learner.sources import AT_A_TIME, batches, clips_of
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.atomic_file import atomic_write
 
 SCORE_TOLERANCE = 1e-3  # largest difference of a score, relative to the largest score of the image
@@ -30,7 +35,7 @@ FAMILIARITY_TOLERANCE = 1e-2  # largest difference of the familiarity, in standa
 NOISE_IMAGES = 32
 OPSET = 17  # of 2022, which every runtime has; nothing newer is needed
 PRODUCER = "crumb-avalanche"  # in the graph
-NEEDED = "the export to ONNX needs onnx and onnxruntime: pip install 'crumb-avalanche[onnx]'"
+OUTPUTS = ("scores", "probabilities", "familiarity", "known")
 
 
 class ExportError(ValueError):
@@ -93,22 +98,23 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
 
     Raises:
         ImportError: onnx or onnxruntime is not installed.
+        LearnerError: the learner can only be asked.
         NothingTaughtError: nothing was taught.
-        ExportError: the learner learns by replay or in int8, or the graph answers otherwise than the learner; no file
-            is written, and an existing one is unchanged.
+        ExportError: the learner learns by replay or in int8, its method has an operation that ONNX lacks, or the graph
+            answers otherwise than the learner; no file is written, and an existing one is unchanged.
     """
     try:
         import onnx  # noqa: F401
         import onnxruntime
     except ImportError as error:
-        raise ImportError(NEEDED) from error
+        raise _needed() from error
+    learner.check_teachable()
     with learner._lock:
         if not learner.classes:
             raise NothingTaughtError("nothing was taught yet: there is nothing to export; teach the learner first")
         if learner.method in REPLAY:
             raise ExportError(
-                f"a learner by replay ({learner.method}) cannot be exported; those in closed form can: "
-                f"{', '.join(KINDS)}"
+                f"a learner by replay ({learner.method}) cannot be exported; those in closed form can, such as rda"
             )
         if learner.runtime.calibration is not None:
             raise ExportError(
@@ -138,7 +144,7 @@ def is_export(path: str | os.PathLike) -> bool:
     try:
         import onnx
     except ImportError as error:
-        raise ImportError(NEEDED) from error
+        raise _needed() from error
     from google.protobuf.message import DecodeError
 
     try:
@@ -147,50 +153,143 @@ def is_export(path: str | os.PathLike) -> bool:
         return False
 
 
-def onnx_graph(learner: Learner) -> bytes:
-    """Convert a learner to an ONNX graph.
+def _needed() -> ImportError:
+    return ImportError("the export to ONNX needs onnx and onnxruntime: pip install 'crumb-avalanche[onnx]'")
 
-    torch's TorchScript exporter is used: unlike the newer one, it works in every version of torch from 2.4 on, needs no
-    onnxscript, and takes a second instead of ten.
+
+# The graph
+
+
+def _triangle(distances: Tensor) -> Tensor:
+    return (1 - distances).clamp_min(0)
+
+
+def _cubic(distances: Tensor) -> Tensor:
+    """Return Pillow's bicubic filter (Catmull-Rom: the parameter is -0.5)."""
+    near = (1.5 * distances - 2.5) * distances**2 + 1
+    far = ((2.5 - 0.5 * distances) * distances - 4) * distances + 2
+    return torch.where(distances < 1, near, torch.where(distances < 2, far, torch.zeros_like(distances)))
+
+
+FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
+
+
+class Resize(nn.Module):
+    """Resize ``(B, H, W, 3)`` uint8 images of any size; ``(B, 3, size, size)`` float64 pixels, whole numbers 0 to 255.
+
+    Two matrix products with the weights of Pillow's filter, which are multiples of ``2**-22``, so that their
+    sums are exact in double precision. The result is that of ``PixelTransform``, or one level beside it: of pixels with
+    a tie, and of images that Pillow resizes along their height first. ONNX's own ``Resize`` with ``antialias=1`` is up
+    to 19 levels from Pillow in ONNX Runtime.
+
+    Args:
+        size: side in pixels of the results.
+        interpolation: ``bilinear`` or ``bicubic``.
     """
-    import onnx
 
-    network, known = learner.network, learner._knowledge
-    # The solution depends on the classes alone; found here, it is a constant of the graph.
-    found = evidence(known.statistics, torch.zeros(1, known.length))
-    known.confidence.familiarity(found)
-    further = [
-        Probabilities(TEMPERATURES[type(known.statistics)] * known.confidence.temperature(found)),
-        Familiarity(known.statistics, known.confidence),
-    ]
-    graph = Graph(network.model, learner._features_of_statistics, known.statistics, network.image_size, further).eval()
-    names = ["scores", "probabilities", "familiarity", "known"]
-    example = torch.zeros(2, network.image_size + 1, network.image_size + 2, 3, dtype=torch.uint8)
-    stream = io.BytesIO()
-    with warnings.catch_warnings(), torch.no_grad(), more_operators():
-        warnings.simplefilter("ignore")  # this exporter will be removed one day, and traces shapes
-        torch.onnx.export(
-            graph,
-            (example,),
-            stream,
-            dynamo=False,
-            opset_version=OPSET,
-            input_names=["images"],
-            output_names=names,
-            dynamic_axes={"images": {0: "batch", 1: "height", 2: "width"}, **{name: {0: "batch"} for name in names}},
-        )
-    model = onnx.load_from_string(stream.getvalue())
-    model.producer_name, model.producer_version = PRODUCER, __version__
-    metadata = {
-        "classes": json.dumps([known.names[number] for number in known.taught], ensure_ascii=False),
-        "method": learner.method,
-        "backbone": network.backbone,
-        "image_size": str(network.image_size),
-        "weights_sha256": network.sha256,
-    }
-    onnx.helper.set_model_props(model, metadata)
-    onnx.checker.check_model(model)
-    return model.SerializeToString()
+    def __init__(self, size: int, interpolation: str = "bilinear"):
+        super().__init__()
+        self.size, self.filter = size, FILTERS[interpolation]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Resize images."""
+        pixels = images.permute(0, 3, 1, 2).double()
+        pixels = _shifted(pixels @ self._weights(images.shape[2], images.device, 0))
+        return _shifted(self._weights(images.shape[1], images.device, 1) @ pixels)
+
+    def _weights(self, length: int, device: torch.device, axis: int) -> Tensor:
+        """Compute ``2**22`` times the weights of the filter, from ``length`` pixels on ``axis`` to ``size``.
+
+        Not transposed afterwards: ONNX Runtime before 1.20 has no product with a transposed matrix of doubles.
+        """
+        places = torch.arange(length, device=device).double()
+        # From the tensor, because exporters trace it; of one axis, because they take scalars to be float32.
+        scale = (places[-1:] + 1) / self.size
+        centres = (torch.arange(self.size, device=device).double() + 0.5) * scale
+        differences = places.unsqueeze(1 - axis) - centres.unsqueeze(axis)
+        weights = self.filter((differences + 0.5).abs() * (1 / scale.clamp_min(1)))
+        return (weights / weights.sum(axis, keepdim=True) * 2**22 + 0.5).floor()
+
+
+def _shifted(pixels: Tensor) -> Tensor:
+    return (pixels * 2**-22 + 0.5).floor().clamp(0, 255)
+
+
+class Features(nn.Module):
+    """Features ``(B, D)`` float32 of ``(B, 3, h, w)`` pixels from 0 to 255, as ``FeatureMoments`` computes them.
+
+    Args:
+        model: its plastic layers are an ``nn.Sequential`` with the head in it.
+        moments: says which features.
+    """
+
+    def __init__(self, model: SplitModel, moments: FeatureMoments):
+        super().__init__()
+        self.extract, self.moments, self.grid = model.feature_extractor, moments, model.places
+        self.mean, self.std, self.scale = model.pixel_mean, model.pixel_std, model.feature_scale
+        names = [name for name, _ in model.plastic_layers.named_children()]
+        self.below_head = model.plastic_layers[: names.index(model.head)].eval()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Compute features."""
+        maps = self.extract((pixels.float() / 255 - self.mean) / self.std) * self.scale
+        layers = [self.grid(maps)] if self.moments.maps else []
+        return self.moments.of_layers([*layers, self.below_head(maps)], moments=_mean_and_deviation)
+
+
+def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
+    places = values.flatten(2)
+    mean = places.mean(2)
+    return mean, (places - mean.unsqueeze(2)).square().mean(2).sqrt()
+
+
+class Graph(nn.Module):
+    """``OUTPUTS`` of ``(B, H, W, 3)`` uint8 images; what is learned is a constant, in double precision."""
+
+    def __init__(self, learner: Learner):
+        super().__init__()
+        network, known = learner.network, learner._classifier
+        self.resize = Resize(network.image_size, network.interpolation)
+        self.features = Features(network.model, known.features_of_statistics(network.model))
+        self.statistics, self.confidence = known.statistics, known.confidence
+        # What follows from the classes alone is found here, so that it is a constant of the graph.
+        found = evidence(self.statistics, torch.zeros(1, known.length))
+        self.confidence.familiarity(found)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Compute ``OUTPUTS``."""
+        found = evidence(self.statistics, self.features(self.resize(images)))
+        familiarity = self.confidence.familiarity(found)
+        scores, shares = found.scores * temperature_of(self.statistics), self.confidence.probabilities(found)
+        return scores.float(), shares.float(), familiarity.float(), familiarity >= 0
+
+
+def _constant(value: Any) -> Any:
+    """Return the tensor or number of a constant of torch's exporter."""
+    node = value.node()
+    return node.t("value") if node.kindOf("value") == "t" else value.toIValue()
+
+
+def _solve_triangular(graph, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any) -> Any:
+    # In single precision: the inverse of a covariance's root is most of the file.
+    inverse = graph.op("Constant", value_t=torch.linalg.inv(_constant(root)).float())
+    values = graph.op("Cast", values, to_i=torch.onnx.TensorProtoDataType.FLOAT)
+    product = graph.op("MatMul", *((inverse, values) if _constant(left) else (values, inverse)))
+    return graph.op("Cast", product, to_i=torch.onnx.TensorProtoDataType.DOUBLE)
+
+
+def _cholesky_solve(graph, values: Any, root: Any, upper: Any) -> Any:
+    matrix = _constant(root)
+    return graph.op("MatMul", graph.op("Constant", value_t=torch.linalg.inv(matrix @ matrix.mT)), values)
+
+
+# What torch's exporter does not know; solves with a constant matrix become products with its inverse. The first
+# arguments have no annotation: torch 2.4 raises for one that is not a class.
+OPERATORS: dict[str, Callable] = {
+    "aten::mT": lambda graph, matrix: graph.op("Transpose", matrix, perm_i=[1, 0]),
+    "aten::linalg_solve_triangular": _solve_triangular,
+    "aten::cholesky_solve": _cholesky_solve,
+}
 
 
 @contextmanager
@@ -205,23 +304,74 @@ def more_operators() -> Iterator[None]:
             torch.onnx.unregister_custom_op_symbolic(name, OPSET)
 
 
+def onnx_graph(learner: Learner) -> bytes:
+    """Convert a learner to an ONNX graph.
+
+    torch's TorchScript exporter is used: unlike the newer one, it works in every version of torch from 2.4 on, needs no
+    onnxscript, and takes a second instead of ten.
+
+    Raises:
+        ExportError: the method has an operation that ONNX lacks.
+    """
+    import onnx
+
+    network, known = learner.network, learner._classifier
+    graph, stream = Graph(learner).eval(), io.BytesIO()
+    example = torch.zeros(2, network.image_size + 1, network.image_size + 2, 3, dtype=torch.uint8)
+    with warnings.catch_warnings(), torch.no_grad(), more_operators():
+        warnings.simplefilter("ignore")  # this exporter will be removed one day, and traces shapes
+        try:
+            torch.onnx.export(
+                graph,
+                (example,),
+                stream,
+                dynamo=False,
+                opset_version=OPSET,
+                input_names=["images"],
+                output_names=list(OUTPUTS),
+                dynamic_axes={
+                    "images": {0: "batch", 1: "height", 2: "width"},
+                    **{name: {0: "batch"} for name in OUTPUTS},
+                },
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            reason = str(error).splitlines()[0]
+            raise ExportError(f"method {learner.method} has an operation that ONNX lacks: {reason}") from error
+    model = onnx.load_from_string(stream.getvalue())
+    model.producer_name, model.producer_version = PRODUCER, __version__
+    metadata = {
+        "classes": json.dumps([known.names[number] for number in known.taught], ensure_ascii=False),
+        "method": learner.method,
+        "backbone": network.backbone,
+        "image_size": str(network.image_size),
+        "weights_sha256": network.sha256,
+    }
+    onnx.helper.set_model_props(model, metadata)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+# Parity
+
+
 def compare(learner: Learner, session: Any, images: Any) -> Parity:
     """Compare a learner with an ONNX Runtime session of its graph on images, as for ``Learner.predict_all``."""
-    known, size = learner._knowledge, learner.network.image_size
+    known, network = learner._classifier, learner.network
     count, error, other, familiarity_error, other_known = 0, 0.0, 0, 0.0, 0
-    for some in _pieces(frame for clip in clips_of(images, on_bad="skip") for frame in clip.frames):
-        ((_, pixels),) = batches(some, AT_A_TIME, size, learner.network.interpolation)
-        features = learner._features_of_statistics(learner.network.model, pixels)
-        scores = known.statistics.scores(features)[:, known.taught].numpy()
-        familiarity = known.confidence.familiarity(evidence(known.statistics, features)).numpy()
+    frames = (frame for clip in clips_of(images, on_bad="skip") for frame in clip.frames)
+    while some := list(itertools.islice(frames, AT_A_TIME)):
+        ((_, pixels),) = batches(some, AT_A_TIME, network.image_size, network.interpolation)
+        found = evidence(known.statistics, known.features_of_statistics(network.model)(network.model, pixels))
+        scores = (found.scores * temperature_of(known.statistics)).numpy()
+        familiarity = known.confidence.familiarity(found).numpy()
         given = {"images": pixels.permute(0, 2, 3, 1).contiguous().numpy()}
         same_input, same_familiarity = session.run(["scores", "familiarity"], given)
         familiarity_error = max(familiarity_error, _largest(same_familiarity - familiarity))
         largest = np.abs(scores).max(1, keepdims=True).clip(1e-300)
         error = max(error, _largest((same_input - scores) / largest))
         for (_, image), expected, is_known in zip(some, scores.argmax(1), familiarity >= 0):
-            found, found_known = session.run(["scores", "known"], {"images": np.asarray(image.convert("RGB"))[None]})
-            other += int(found[0].argmax() != expected)
+            answer, found_known = session.run(["scores", "known"], {"images": np.asarray(image.convert("RGB"))[None]})
+            other += int(answer[0].argmax() != expected)
             other_known += int(found_known[0] != is_known)
         count += len(some)
     if not count:
@@ -231,11 +381,6 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
 
 def _largest(differences: np.ndarray) -> float:
     return float(np.nan_to_num(np.abs(differences), nan=np.inf).max())
-
-
-def _pieces(frames: Iterator[tuple[str, Image.Image]]) -> Iterator[list[tuple[str, Image.Image]]]:
-    while some := list(itertools.islice(frames, AT_A_TIME)):
-        yield some
 
 
 def _noise(size: int) -> list[Image.Image]:

@@ -1,143 +1,74 @@
-"""The learner file: a trained strategy as one ``.safetensors`` file, which is read without running code.
+"""Learner files: what ``Learner.save`` and ``crumb run`` write, one ``.safetensors`` file, read without running code.
 
-The file holds the strategy's state, the network's weights and a header with the arguments to rebuild both. The loaded
-strategy predicts as the run did, without the run's settings, weight files or images.
+A learner's file holds its state, its network, and a readable header: class names with image counts, lessons, the
+network's name with the hash, source and licence of its weights, the budget and the versions that wrote it. A run's file
+holds a strategy, with the arguments to rebuild it: training resumes from it, or it answers as the run did. Neither
+holds paths, nor images but thumbnails by request and the memories of methods that replay images.
 """
 
 import json
 import os
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
-from functools import partial
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from crumb_avalanche.learner.schema import check_run_header
-from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.models.int8 import restore
-from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.weights import weights_hash
-from crumb_avalanche.system.rng_state import get_rng_state, preserve_rng_state, set_rng_state
+import torch
+from torch import Tensor
+
+from crumb_avalanche._version import __version__
+from crumb_avalanche.learner.calibration import Confidence
+from crumb_avalanche.learner.lesson import now
+from crumb_avalanche.learner.network import PUBLISHED, FrozenNetwork, NetworkError
+from crumb_avalanche.learner.run_file import (
+    DAMAGED,
+    FORMAT_OF_RUNS,
+    LEARNER,
+    LearnerError,
+    LearnerHeader,
+    RunAnswers,
+    cannot_be_taught,
+    header_of_run,
+)
+from crumb_avalanche.learner.schema import check_header, check_learner
+from crumb_avalanche.learner.thumbnails import counts_of, state_of
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.models.weights import WeightsError
+from crumb_avalanche.system.schema import Anything, Each, Table, Text, check, maybe, shown
 from crumb_avalanche.system.tensor_file import (
     StateError,
     TensorFileError,
+    flatten,
+    format_of,
     loaded_json,
     read_metadata,
     read_state,
+    unflatten,
     write_state,
 )
 
-if TYPE_CHECKING:
-    from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-LEARNER = "learner.safetensors"
-FORMAT = "crumb-run-learner-1"
-Keep = Literal["full", "answers"]
-# Strategies without a learner file, and why.
-NOT_KEPT = {"chance": "its answers are random"}
+FORMAT = "crumb-learner-1"
+# What lies in a learner's file beside the header: ``before`` holds only tensors that differ from the present ones.
+STORED = {
+    **dict.fromkeys(("statistics", "confidence", "replay?", "int8", "thumbnails", "network"), Anything()),
+    "before": maybe({"tree": Text(10**8), "same": Each(Text()), "tensors": Table(Text(), Anything(Tensor))}),
+}
 
 
-class LearnerError(ValueError):
-    """A learner cannot be saved, or a file is not a valid learner file."""
+class ReplacedError(OSError):
+    """Another program replaced the file of a learner since it was read or written."""
 
 
-@dataclass(frozen=True)
-class LearnerHeader:
-    """Header of a learner file, in plain values.
-
-    Attributes:
-        strategy: name in the registry.
-        method: all settings that only the method has.
-        learning: fields of ``LearningSettings``.
-        mem_size: capacity in memories; 0 for a method that stores none.
-        seed: seed of the method's random draws.
-        network: arguments of ``split_backbone`` except ``weights`` and ``codebook``.
-        codebook: ``(codebook_size, codebook_dim)``, or ``None``.
-        precision: ``fp32`` or ``bf16``.
-        evaluate_quantized: whether evaluation goes through the codebook.
-        transform: conversion of an image to the network's input: side in pixels, interpolation, mean and standard
-            deviation.
-        classes: label, name and number of training images of each class, in order of arrival.
-        lessons: number, labels and number of images of each experience trained on.
-        budget: memory budget in images, bytes or memories.
-        calibration: ``feature_scale`` and the initialisation of the codebook.
-        keep: ``full`` for a state that training can resume from, ``answers`` for one that can only predict.
-        weights_sha256: hash of F's weights (``weights_hash``).
-        versions: versions of the libraries that influence results.
-        plan: settings of the run that can change its result; not used to rebuild the learner.
-        written: date and time of writing, ISO 8601 in UTC.
-    """
-
-    strategy: str
-    method: dict[str, Any]
-    learning: dict[str, Any]
-    mem_size: int
-    seed: int
-    network: dict[str, Any]
-    codebook: tuple[int, int] | None
-    precision: str = "fp32"
-    evaluate_quantized: bool = False
-    transform: dict[str, Any] = field(default_factory=dict)
-    classes: list[dict[str, Any]] = field(default_factory=list)
-    lessons: list[dict[str, Any]] = field(default_factory=list)
-    budget: dict[str, Any] = field(default_factory=dict)
-    calibration: dict[str, Any] = field(default_factory=dict)
-    keep: Keep = "full"
-    weights_sha256: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
-    written: str = ""
+def file_of(path: str | os.PathLike) -> Path:
+    """Return the learner file of a path, which may be the folder of a run."""
+    return Path(path) / LEARNER if os.path.isdir(path) else Path(path)
 
 
-@dataclass(frozen=True)
-class SavedLearner:
-    """A learner loaded from its file.
-
-    Attributes:
-        strategy: can ``eval``; can ``train`` if ``header.keep`` is ``full``.
-        header: header of the file.
-    """
-
-    strategy: "StreamStrategy"
-    header: LearnerHeader
-
-
-def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: LearnerHeader) -> None:
-    """Write a learner file atomically.
-
-    Args:
-        path: path of the file; an existing one is replaced.
-        strategy: the strategy, not within an experience.
-        header: ``keep`` selects what is written; ``weights_sha256`` and ``written`` are filled in.
+def read_header(path: str | os.PathLike) -> LearnerHeader | dict[str, Any]:
+    """Read the header of a learner file without its tensors: a ``LearnerHeader`` for that of a run.
 
     Raises:
-        LearnerError: the strategy is one of ``NOT_KEPT``, or its state cannot be stored.
-        OSError: the file cannot be written, for instance because the disk is full; an existing one is unchanged.
-    """
-    if header.strategy in NOT_KEPT:
-        raise LearnerError(f"strategy {header.strategy} has no learner file: {NOT_KEPT[header.strategy]}")
-    model: SplitModel = strategy.model
-    full = header.keep == "full"
-    state: dict[str, Any] = {"feature_extractor": dict(model.feature_extractor.state_dict())}
-    if model.runtime.calibration is not None:
-        state["int8"] = model.runtime.calibration.state_dict()
-    if full:
-        state["rng"] = get_rng_state()
-    written = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    filled = replace(header, weights_sha256=weights_hash(model.feature_extractor), written=written)
-    try:
-        state["strategy"] = strategy.state_dict() if full else strategy.answer_state()
-        write_state(path, state, {"format": FORMAT, "learner": json.dumps(asdict(filled))})
-    except StateError as error:
-        raise LearnerError(f"strategy {header.strategy} cannot be saved: {error}") from error
-
-
-def read_header(path: str | os.PathLike) -> LearnerHeader:
-    """Read the header of a learner file, without its tensors.
-
-    Raises:
-        LearnerError: the file is absent, damaged, not a learner file, or holds a value that no run writes.
+        LearnerError: the file is absent, damaged, of another kind or of a newer version.
     """
     try:
         return _header(path, read_metadata(path))
@@ -145,127 +76,215 @@ def read_header(path: str | os.PathLike) -> LearnerHeader:
         raise LearnerError(str(error)) from error
 
 
-def _header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
-    found = metadata.get("format")
+def _header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader | dict[str, Any]:
+    found = metadata.get("format", "")
+    if found == FORMAT_OF_RUNS:
+        return header_of_run(path, metadata)
     if found != FORMAT:
-        kind = f"of format {found}" if found else "without a format"
-        raise LearnerError(f"{path} is a file {kind}, not {FORMAT}; give the {LEARNER} of a finished run")
+        kind = f"of format {shown(found)}" if found else "no learner file"
+        raise LearnerError(f"{path} is {kind}, not {FORMAT}: give a file that crumb teach or Learner.save wrote")
     try:
-        values = loaded_json(metadata.get("learner", ""))
-        check_run_header(values)
+        header = loaded_json(metadata.get("learner", ""))
+        check_header(header)
     except StateError as error:
-        raise LearnerError(f"{path} is no valid learner of a run ({error}); take a copy, or repeat the run") from error
-    codebook = values["codebook"]
-    return LearnerHeader(**{**values, "codebook": codebook and tuple(codebook)})
+        raise LearnerError(f"{path} {DAMAGED} ({error})") from error
+    return header
 
 
-def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
-    """Build the strategy of a learner file and load its state.
+def is_learner(path: str | os.PathLike) -> bool:
+    """Whether a file says that it is a learner, also that of a run."""
+    return format_of(path) in (FORMAT, FORMAT_OF_RUNS)
 
-    A file with ``keep="full"`` also sets the global RNG state: training on the next experience gives the same result as
-    in the process that wrote the file. A file with ``keep="answers"`` leaves the RNG state unchanged, and ``train`` of
-    its strategy raises a ``LearnerError``.
 
-    Args:
-        path: a learner file.
-        device: device of the strategy.
+def holds_weights(path: str | os.PathLike) -> bool:
+    """Whether a learner file holds the network's weights; that of a run always does.
 
     Raises:
-        LearnerError: see ``read_header``; or a tensor is damaged or has another shape.
-        RuntimeRefusedError: it was learned in int8, and cannot be run so; see ``int8.restore``.
+        LearnerError: see ``read_header``.
     """
-    path = Path(path)
+    header = read_header(path)
+    return isinstance(header, LearnerHeader) or header["network"]["included"]
+
+
+def refuse_folder(path: Path) -> None:
+    """Raise ValueError for the folder of a run, which is not to be changed."""
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder, which can be asked but not changed: copy {path / LEARNER} to a file of your own, and "
+            "give that"
+        )
+
+
+def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[str, Any], weights: bool) -> str:
+    """Write a learner atomically, after checking that ``read_learner`` will take it.
+
+    The state before the last lesson is stored as its difference from the present one.
+
+    Args:
+        path: the file; an existing one is replaced.
+        network: its description is stored, and its weights if ``weights`` is true.
+        state: ``Learner.state_dict()``.
+        weights: see above.
+
+    Returns:
+        The checksum of the file; see ``digest_of``.
+
+    Raises:
+        LearnerError: the state is none that can be read again, for instance because a value is not finite; an existing
+            file is unchanged.
+        OSError: the file cannot be written; an existing one is unchanged.
+    """
+    header, stored = _parts(network, state, weights)
+    try:
+        check_learner(header, stored)
+    except StateError as error:
+        cure = "give up what was changed last, and load the file anew"
+        raise LearnerError(f"{path} cannot be saved: {cure} ({error})") from error
+    if stored["before"] is not None:
+        tree, tensors = flatten(stored["before"])
+        present = flatten({name: stored[name] for name in stored["before"] if name in stored})[1]
+        same = {name for name, tensor in tensors.items() if name in present and _equal(tensor, present[name])}
+        rest = {name: tensor for name, tensor in tensors.items() if name not in same}
+        stored["before"] = {"tree": json.dumps(tree), "same": [name for name in tensors if name in same]}
+        stored["before"]["tensors"] = rest
+    return write_state(path, stored, {"format": FORMAT, "learner": json.dumps(header)})
+
+
+def _parts(network: FrozenNetwork, state: dict[str, Any], weights: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the header of a learner, as it is after JSON, and what else is stored."""
+    plain = ("method", "budget_bytes", "features", "lessons", "stored")
+    header = {
+        **{name: state[name] for name in plain},
+        "classes": [name and {"name": name, "images": count} for name, count in zip(state["names"], state["images"])],
+        "thumbnails": counts_of(state["thumbnails"]),
+        "network": network.header() | {"included": weights},
+        "versions": {"crumb_avalanche": __version__, "torch": torch.__version__},
+        "written": now(),
+    }
+    rest = {name: value for name, value in state.items() if name not in (*plain, "names", "images")}
+    return json.loads(json.dumps(header)), rest | {"network": network.state() if weights else None}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def read_learner(
+    path: str | os.PathLike, weights: str | os.PathLike | None
+) -> "tuple[FrozenNetwork, dict[str, Any]] | RunAnswers":
+    """Read a learner: its network and its state; of a run in another method, what answers.
+
+    Args:
+        path: the file, or the folder of a finished run.
+        weights: the weight file, or ``torchvision``, for a file without weights.
+
+    Raises:
+        LearnerError: see ``read_header``; or a tensor is damaged, or the weights are absent or others.
+    """
+    path = file_of(path)
+    header = read_header(path)
+    if isinstance(header, LearnerHeader) and cannot_be_taught(header):
+        return RunAnswers(path)
     try:
         state, metadata = read_state(path)
+        header = _header(path, metadata)
+        if isinstance(header, LearnerHeader):
+            network, state = _taken_over(header, state)
+            check_learner(*_parts(network, state, weights=True))
+            return network, state
+        state["before"] = _before(state)
+        check_learner(header, state)
+        network = _network(path, header, state.pop("network"), weights)
     except TensorFileError as error:
         raise LearnerError(str(error)) from error
-    header = _header(path, metadata)
-    try:
-        with preserve_rng_state():
-            strategy = _build(header, device)
-        strategy.model.feature_extractor.load_state_dict(state["feature_extractor"])
-        if header.keep == "full":
-            _load_all(strategy, state["strategy"])
-        else:
-            strategy.load_answer_state(state["strategy"])
-            strategy.__dict__["train"] = partial(_refuse_training, path)
-        for name, value in strategy.model.state_dict().items():
-            if value.is_floating_point() and not value.isfinite().all():
-                raise StateError(f"{name} holds values that are not finite")
-    except Exception as error:  # the state of each strategy is its own, and so is how it fails
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {reason}") from error
-    if weights_hash(strategy.model.feature_extractor) != header.weights_sha256:
-        raise LearnerError(f"the weights of F in {path} are not those that its header names; save the learner again")
-    restore(strategy.model, state.get("int8"), [header.versions.get("runtime", "")])
-    if "rng" in state:
+    except (NetworkError, WeightsError) as error:
+        raise LearnerError(f"{path}: {error}") from error
+    except StateError as error:
+        raise LearnerError(f"{path} {DAMAGED} ({error})") from error
+    classes = header["classes"]
+    return network, state | {
+        **{name: header[name] for name in ("method", "budget_bytes", "features", "lessons")},
+        "names": [one and one["name"] for one in classes],
+        "images": [one["images"] if one else 0 for one in classes],
+    }
+
+
+def _before(state: Any) -> Any:
+    """Return the state before the last lesson.
+
+    Raises:
+        StateError: it is not complete.
+    """
+    check(STORED, state)
+    before = state["before"]
+    if before is None:
+        return None
+    present = flatten({name: value for name, value in state.items() if name != "before"})[1]
+    if missing := [name for name in before["same"] if name not in present]:
+        raise StateError(f"before.same names {shown(missing[0])}, which is no tensor of the state")
+    tensors = before["tensors"] | {name: present[name] for name in before["same"]}
+    return unflatten(loaded_json(before["tree"]), tensors)
+
+
+def _network(
+    path: Path, header: dict[str, Any], state: dict | None, weights: str | os.PathLike | None
+) -> FrozenNetwork:
+    described = header["network"]
+    if state is not None and weights in (None, *PUBLISHED):  # which are there already, if they are the same
         try:
-            set_rng_state(state["rng"])
-        except Exception as error:  # of each generator its own
-            raise LearnerError(f"the states of the random draws in {path} are damaged; repeat the run") from error
-    return SavedLearner(strategy, header)
+            return FrozenNetwork.of_state(described, state)
+        except (RuntimeError, ValueError) as error:
+            raise LearnerError(f"{path} {DAMAGED} (its network: {str(error).splitlines()[0]})") from error
+    if weights is None:
+        raise LearnerError(
+            f"{path.name} holds no weights: give those of {described['source']}, SHA-256 "
+            f"{described['weights_sha256'][:12]}..., with weights=FILE, or 'torchvision' or 'timm' to download them "
+            "(--weights of crumb)"
+        )
+    network = FrozenNetwork.of_arguments(described["arguments"], weights)
+    network.check_hash(described["weights_sha256"])
+    return network
 
 
-def load_to_answer(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
-    """Load a learner with what its answers need, whatever the file keeps; the RNG state does not change.
+def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[str, Any]]:
+    """Return the network and the state of a learner, from those of a run in closed form.
 
-    Args:
-        path, device: as for ``load_learner``.
-
-    Raises:
-        LearnerError: see ``load_learner``.
-    """
-    with preserve_rng_state():
-        saved = load_learner(path, device)
-        if saved.header.keep == "full":  # iCaRL would pass all its exemplars through the network before every answer
-            strategy = _build(saved.header, device)
-            strategy.model.feature_extractor.load_state_dict(saved.strategy.model.feature_extractor.state_dict())
-            strategy.model.runtime = saved.strategy.model.runtime
-            strategy.load_answer_state(saved.strategy.answer_state())
-            saved = replace(saved, strategy=strategy)
-    saved.strategy.__dict__["train"] = partial(_refuse_training, Path(path))
-    return saved
-
-
-def _refuse_training(path: Path, *arguments, **keywords) -> None:
-    raise LearnerError(
-        f"{path} was kept with keep_learner=answers: without optimizer, memories and counters, training would start "
-        "anew and forget; train on a file that was kept with keep_learner=full"
-    )
-
-
-def _load_all(strategy: "StreamStrategy", state: dict[str, Any]) -> None:
-    """Load a full state, except for plugins that recorded the run: metrics, predictions, progress.
+    Its confidence is that of a learner before the first lesson.
 
     Raises:
-        StateError: the state of a plugin of the method is missing.
+        StateError: the run's state is none of a closed form.
     """
-    from crumb_avalanche.training.stateful import parts
-
-    wanted = {name for name, part in parts(strategy).items() if hasattr(part, "state_dict") and part.state_dict()}
-    if missing := wanted - state["plugins"].keys():
-        raise StateError(f"the state of {', '.join(sorted(missing))} is missing")
-    strategy.load_state_dict(state, strict=False)
-
-
-def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
-    """Build the untrained strategy of a header."""
-    from avalanche.training.plugins import EvaluationPlugin
-
-    from crumb_avalanche.methods.registry import LearningSettings, build_strategy
-
-    codebook = None if header.codebook is None else Codebook(*header.codebook)
-    model = split_backbone(weights=None, codebook=codebook, **header.network).to(device)
-    model.set_precision(header.precision)
-    strategy = build_strategy(
-        header.strategy,
-        model,
-        LearningSettings(**header.learning),
-        header.mem_size,
-        header.seed,
-        device,
-        header.method,
-        evaluator=EvaluationPlugin(loggers=[]),
-    )
-    model.quantized_evaluation = header.evaluate_quantized
-    return strategy
+    arguments = {name: value for name, value in header.network.items() if name != "n_classes"}
+    described = {"arguments": arguments, "source": "the run's weights", "weights_sha256": None}
+    counts = {one["label"]: one for one in header.classes}
+    labels = range(max(counts, default=-1) + 1)
+    lesson = {
+        "images": {one["name"]: one["images"] for one in header.classes},
+        **dict.fromkeys(("clips", "answered", "right"), 0),
+        "when": header.written,
+        "unread": (),
+        "notes": (),
+        "runtime": header.versions.get("runtime", "torch"),
+        "id": int(sha256(repr(header).encode()).hexdigest()[:15], 16),  # the same for copies of the file
+    }
+    try:
+        weights = {f"feature_extractor.{name}": value for name, value in state["feature_extractor"].items()}
+        model, unused = state["strategy"]["model"], ("plastic_layers.head.", "calib")
+        weights |= {name: value for name, value in model.items() if not name.startswith(unused)}
+        return FrozenNetwork.of_state(described, weights), {
+            "method": header.strategy,
+            "budget_bytes": header.budget.get("bytes"),
+            "features": vars(FeatureMoments(**{name: header.method[name] for name in asdict(FeatureMoments())})),
+            "lessons": [lesson],
+            "stored": [],
+            "thumbnails": state_of([]),
+            "int8": state.get("int8"),
+            "before": None,
+            "names": [str(counts[label]["name"]) if label in counts else None for label in labels],
+            "images": [counts[label]["images"] if label in counts else 0 for label in labels],
+            "statistics": state["strategy"]["method"],
+            "confidence": Confidence().state_dict(),
+        }
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StateError(f"the run's state is not that of a method in closed form: {reason}") from error

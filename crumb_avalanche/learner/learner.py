@@ -14,28 +14,24 @@ import torch
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
-from crumb_avalanche.learner.answer import Answer, Lesson, answers_of, only_answer
-from crumb_avalanche.learner.by_many import check_for_workers, teach_by_many
-from crumb_avalanche.learner.clip import BadImage, Clip, OnBad, warn
-from crumb_avalanche.learner.engine import Engine
-from crumb_avalanche.learner.folders import check_class_folders, path_of
-from crumb_avalanche.learner.kinds import KINDS, RECOMMENDED, REPLAY, features_of
-from crumb_avalanche.learner.knowledge import ClassInfo, Knowledge
-from crumb_avalanche.learner.merging import check_mergeable
+from crumb_avalanche.learner.answer import Answer, answers_of, only_answer
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, ClassInfo, form_of
+from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_folders, path_of, warn
+from crumb_avalanche.learner.distributed import teach_distributed
+from crumb_avalanche.learner.file import ReplacedError, read_learner, write_learner
+from crumb_avalanche.learner.lesson import Lesson, check_apart, check_not_empty, learn, values_of
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.pixels import AT_A_TIME, batches
-from crumb_avalanche.learner.replay_knowledge import ReplayKnowledge
-from crumb_avalanche.learner.sample import sample
-from crumb_avalanche.learner.shard import Task
-from crumb_avalanche.learner.sources import clips_of, clips_to_ask, files_of
-from crumb_avalanche.learner.store import DAMAGED, LearnerError, ReplacedError, read_learner, write_learner
-from crumb_avalanche.learner.teaching import finite_values, learn
-from crumb_avalanche.learner.thumbnails import Jpeg, Thumbnails, first_frames
-from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.learner.replay import REPLAY, new_classifier
+from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers, cannot_be_taught
+from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask, sample
+from crumb_avalanche.learner.thumbnails import first_frames, joined, pictures_of, state_of, with_pictures
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
+from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import digest_of
+
+Jpeg = bytes  # of a file
 
 
 class NothingTaughtError(ValueError):
@@ -57,8 +53,9 @@ class Learner:
         learner.save("mine.safetensors")
 
     Args:
-        method: ``recommended`` (``rda``), or another of ``KINDS``: ``slda``, ``ncm``, ``ranpac``; or of ``REPLAY``,
-            which train the layers after the cut: ``crumb``, ``remind``, ``er``, ``icarl``.
+        method: ``recommended`` (``rda``), or another closed form: ``slda``, ``ncm``, ``ranpac``, or any that is
+            registered; or a method by replay, which trains the layers after the cut: ``crumb``, ``remind``, ``er``,
+            ``icarl``.
         backbone: a name in ``BACKBONES``, or ``timm:NAME``.
         weights: ``"torchvision"`` or ``"timm"`` downloads the weights that the network's library publishes; or a weight
             file.
@@ -75,7 +72,10 @@ class Learner:
     Attributes:
         lessons: what each call of ``teach`` did, in order.
         budget_bytes: see above.
+        note: what a person who reads its answers should know; empty for a learner that was taught.
     """
+
+    note = ""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class Learner:
         budget_bytes: int | None = None,
         cut_layer: int | str | None = None,
     ):
-        method = RECOMMENDED if method == "recommended" else method
-        if method not in (*KINDS, *REPLAY):
-            raise ValueError(f"method is {method!r}; known are recommended, {', '.join([*KINDS, *REPLAY])}")
+        method = CLOSED_FORMS[0] if method == "recommended" else method
+        if method not in REPLAY and form_of(method) is None:
+            raise ValueError(f"method is {method!r}; known are recommended, {', '.join([*CLOSED_FORMS, *REPLAY])}")
         self._set_up(method, FrozenNetwork.build(backbone, weights, image_size, cut_layer), budget_bytes)
 
     def _set_up(
@@ -98,31 +98,10 @@ class Learner:
         self.method, self.network = method, network
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
         self.lessons: list[Lesson] = []
-        if method in REPLAY:
-            self._features: Any = REPLAY[method].features()
-        elif moments is None:
-            self._features = features_of(method, network.model, self.budget_bytes)
-        else:
-            self._features = FeatureMoments(**moments)
-        self._knowledge = self._without_classes()
-        self._thumbnails = Thumbnails()
-        self._before: Knowledge | None = None  # as it was before the last lesson
+        self._classifier: Any = new_classifier(method, network.model, self.budget_bytes, moments)
+        self._before: Classifier | None = None  # as it was before the last lesson
         self._files: dict[str, str | None] = {}  # the checksum of each file that it was loaded from or saved to
         self._lock = threading.RLock()
-
-    def _without_classes(self) -> Knowledge:
-        if self.method in REPLAY:
-            return ReplayKnowledge(self.method, self.network.model, self.budget_bytes)
-        model = self.network.model
-        kept = self._features.of_head().length(model)
-        return Knowledge(self.method, self._features.length(model), self.budget_bytes, kept)
-
-    @property
-    def _features_of_statistics(self) -> Any:
-        """Return the function that computes the features that the statistics are of."""
-        if self.method in REPLAY or self._knowledge.length == self._features.length(self.network.model):
-            return self._features
-        return self._features.of_head()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -152,7 +131,7 @@ class Learner:
         Raises:
             RuntimeRefusedError: the runtime is not installed, or computes other features than the learner's.
         """
-        replays = self.method in REPLAY
+        replays, model = self.method in REPLAY, self.network.model
         with self._lock:
             if self.runtime.calibration is not None:
                 source = None
@@ -161,14 +140,22 @@ class Learner:
                 if not replays:
                     why = f"one that learned with {self.lessons[-1].runtime}"
                 raise RuntimeRefusedError(
-                    f"runtime int8 is for a new learner of method {', '.join(KINDS)}, not for {why}: teach a new one "
-                    "with --runtime int8, or give another --runtime"
+                    f"runtime int8 is for a new learner of method {', '.join(CLOSED_FORMS)}, not for {why}: teach a "
+                    "new one with --runtime int8, or give another --runtime"
                 )
-            model = self.network.model
             images = None if source is None else sample(source, model.image_size, model.interpolation)
             return use_runtime(model, "torch" if replays and REPLAY[self.method].images else name, images)
 
     # Teaching
+
+    def check_teachable(self) -> None:
+        """Raise LearnerError for what a run of another method learned, which can be asked alone."""
+        if isinstance(self._classifier, RunAnswers):
+            raise LearnerError(
+                f"this learner {cannot_be_taught(self._classifier.header)}. It can be asked, with crumb predict or "
+                "Learner.predict, but not taught or changed. To teach on, learn its images with crumb teach "
+                f"NEW.safetensors FOLDER, or with crumb run --strategy {CLOSED_FORMS[0]}"
+            )
 
     def teach(
         self,
@@ -194,7 +181,7 @@ class Learner:
                 leave it out and list it.
             progress: called with the number of images after each batch.
             thumbnails: keep the first image of each class as a JPEG of 64 pixels, for at most 16 lessons of a class.
-            engine: workers that learn the clips of a path, see ``by_many``; for methods in closed form, without
+            engine: workers that learn the clips of a path, see ``distributed``; for methods in closed form, without
                 thumbnails.
             new_class: take names as they are given, also if one is nearly that of another class (``cup`` and ``Cup``)
                 or class folders look like splits (``train``, ``test``).
@@ -207,60 +194,61 @@ class Learner:
             DoubtfulNameError: a name is probably not meant as a new class, and ``new_class`` is false.
             FileNotFoundError: the path does not exist.
             ImportError: there is a video, and PyAV is not installed.
+            LearnerError: see ``check_teachable``.
             TypeError: the source is none of the above.
             ValueError: there is nothing to learn, a name is not allowed, an array has another shape or other values, or
                 a class more does not fit into the budget. After any error, the learner is as it was.
         """
+        self.check_teachable()
         unread: list[BadImage] = []
         pictures: dict[str, bytes] = {}
         with self._lock:
             if not new_class:
                 check_class_folders(source if label is None else None, self._names)
                 check_near([] if label is None else [check_name(label)], self._names)
-            before = copy.deepcopy(self._knowledge)
-            try:
+            with self._restored_after_errors() as before:
                 if engine is None:
                     clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
                     clips = clips if new_class else self._checked(clips)
                     clips = first_frames(clips, pictures) if thumbnails else clips
-                    values_of = partial(self._values, report=unread.append if on_bad == "skip" else None)
-                    lesson = learn(self._knowledge, clips, values_of, unread, progress)
+                    compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
+                    lesson = learn(self._classifier, clips, compute, unread, progress)
+                    check_not_empty(lesson)
                 else:
-                    task = self._task(source, on_bad, thumbnails)
-                    path = os.path.abspath(path_of(source))  # workers have other current folders
-                    files = files_of(path, label, on_bad=on_bad, report=unread.append)
-                    lesson = teach_by_many(task, self.network, self._knowledge, files, engine, unread, progress)
-            except BaseException:
-                self._knowledge = before
-                raise
+                    if thumbnails:
+                        raise ValueError("thumbnails are not for workers: leave them or the engine out")
+                    lesson = teach_distributed(
+                        self.network, self._classifier, source, label, engine, on_bad=on_bad, progress=progress
+                    )
             self._before = before
-            lesson = replace(lesson, runtime=str(self.network.model.runtime), id=secrets.randbits(63))
-            self._thumbnails.add(len(self.lessons), pictures)
-            self.lessons.append(lesson)
-        return lesson
+            lesson = replace(lesson, runtime=str(self.runtime), id=secrets.randbits(63), pictures=pictures)
+            self.lessons = joined(self.lessons, [lesson])
+        return self.lessons[-1]
+
+    @contextlib.contextmanager
+    def _restored_after_errors(self) -> Iterator[Classifier]:
+        """Yield a copy of what was learned so far, which takes its place again if there is an error."""
+        before = copy.deepcopy(self._classifier)
+        try:
+            yield before
+        except BaseException:
+            self._classifier = before
+            raise
 
     def _checked(self, clips: Iterable[Clip]) -> Iterator[Clip]:
         """Yield clips; raise DoubtfulNameError at the first whose class has nearly the name of another one."""
         for clip in clips:
-            if clip.label is not None and clip.label not in self._knowledge.names:
+            if clip.label is not None and clip.label not in self._classifier.names:
                 check_near([clip.label], self._names)
             yield clip
 
-    def _task(self, source: Any, on_bad: OnBad, thumbnails: bool) -> Task:
-        """Return what workers need to know, or raise ValueError for what they cannot do."""
-        check_for_workers(self.method, source, thumbnails)
-        runtime = replace(self.network.model.runtime, run=None)
-        kept = self._knowledge.kept
-        return Task(self.method, self.features or {}, self.budget_bytes, kept, runtime, on_bad == "skip")
-
     def _values(self, clip: Clip, report: Callable[[BadImage], object] | None) -> Iterator[tuple[list[str], Tensor]]:
         """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""
-        for paths, pixels in batches(clip.frames, AT_A_TIME, self.network.image_size, self.network.interpolation):
-            yield from finite_values(self._compute, paths, pixels, report)
+        return values_of(clip, self.network, self._compute, report)
 
     def _compute(self, pixels: Tensor) -> Tensor:
         with self._lock:  # the network's hooks serve one batch at a time
-            return self._features(self.network.model, pixels)
+            return self._classifier.compute(self.network.model, pixels)
 
     # Answers
 
@@ -303,8 +291,7 @@ class Learner:
             NothingTaughtError: nothing was taught.
             OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
         """
-        if not self.classes:
-            raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
+        self._check_taught()
         for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
             values = self._values(clip, report if on_bad == "skip" else None)
             if os.path.isdir(clip.path):
@@ -317,6 +304,10 @@ class Learner:
             if frames:
                 yield together
 
+    def _check_taught(self) -> None:
+        if not self.classes:
+            raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
+
     def _answers(self, clip: Clip, values: Iterable[tuple[list[str], Tensor]]) -> tuple[tuple[Answer, ...], Answer]:
         """Answer for each of some frames of a clip, and for all together; there is no answer for no frame."""
         paths: list[str] = []
@@ -324,11 +315,16 @@ class Learner:
         for some, computed in values:
             paths += some
             with self._lock:
-                examined.append(self._knowledge.examine(computed))
+                examined.append(self._classifier.examine(computed))
         if not paths:
             return (), Answer("", 0.0, None)
         with self._lock:
-            return answers_of(self._knowledge.ranked(torch.cat(examined)), paths, clip.path, clip.label)
+            return answers_of(self._classifier.ranked(torch.cat(examined)), paths, clip.path, clip.label)
+
+    @property
+    def explains(self) -> bool:
+        """Whether ``explain`` shows where the evidence lies."""
+        return not isinstance(self._classifier, RunAnswers)
 
     def explain(self, photo: Any) -> Tensor:
         """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.
@@ -341,17 +337,18 @@ class Learner:
             speaks for the runner-up.
 
         Raises:
+            LearnerError: see ``check_teachable``.
             NothingTaughtError: nothing was taught.
             ValueError: the source has several images.
         """
-        if not self.classes:
-            raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
+        self.check_teachable()
+        self._check_taught()
         size, interpolation = self.network.image_size, self.network.interpolation
         pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, size, interpolation)]
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
         with self._lock:
-            shares = self._knowledge.explain(self.network.model, self._features_of_statistics, pixels[0])
+            shares = self._classifier.explain(self.network.model, pixels[0])
         return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
 
     # What is known
@@ -359,11 +356,11 @@ class Learner:
     @property
     def classes(self) -> list[ClassInfo]:
         """The classes taught, in order of arrival."""
-        return self._knowledge.classes
+        return self._classifier.classes
 
     @property
     def _names(self) -> list[str]:
-        return [name for name in self._knowledge.names if name is not None]
+        return [name for name in self._classifier.names if name is not None]
 
     @property
     def clips_missing(self) -> int:
@@ -371,7 +368,7 @@ class Learner:
 
         A clip counts if at least two classes are known and its own is one of them.
         """
-        return self._knowledge.confidence.lessons_missing
+        return self._classifier.confidence.lessons_missing
 
     @property
     def can_undo(self) -> bool:
@@ -386,14 +383,14 @@ class Learner:
     @property
     def features(self) -> dict[str, Any] | None:
         """The arguments of ``FeatureMoments`` before any features are dropped; ``None`` for a learner by replay."""
-        return None if self.method in REPLAY else dict(vars(self._features))
+        return dict(vars(self._classifier.features)) if type(self._classifier) is Classifier else None
 
     @property
     def bytes(self) -> int:
         """Bytes of what was learned, without the network."""
-        return tensor_bytes(self._knowledge.tensors())
+        return tensor_bytes(self._classifier.tensors())
 
-    def thumbnails(self, name: str) -> list[Jpeg]:
+    def thumbnails(self, name: str) -> "list[Jpeg]":
         """Return the JPEG files of a class that ``teach(..., thumbnails=True)`` kept, the first one first.
 
         Args:
@@ -402,9 +399,12 @@ class Learner:
         Raises:
             ValueError: there is no class of this name.
         """
+        self.check_teachable()
         with self._lock:
-            self._knowledge.find(name)
-            return self._thumbnails.of(name)
+            self._classifier.find(name)
+            return pictures_of(self.lessons, name)
+
+    # Changes
 
     def rename(self, old: str, new: str, new_class: bool = False) -> None:
         """Give a class another name.
@@ -418,12 +418,12 @@ class Learner:
             ValueError: there is no class ``old``, or ``new`` is taken, nearly the name of another class, or not allowed
                 as a name.
         """
+        self.check_teachable()
         new = check_name(new)
         with self._lock:
             if not new_class:
                 check_near([new], [name for name in self._names if name != old])
-            self._knowledge.rename(old, new)
-            self._thumbnails.rename(old, new)
+            self._classifier.rename(old, new)
             if self._before is not None and old in self._before.names:
                 self._before.rename(old, new)
             self.lessons = [lesson.renamed(old, new) for lesson in self.lessons]
@@ -440,14 +440,14 @@ class Learner:
         Raises:
             ValueError: there is no class of this name.
         """
+        self.check_teachable()
         with self._lock:
-            self._knowledge.find(name)
+            self._classifier.find(name)
             if self._before is not None and name in self._before.names:
                 self._before.forget(name)
-            self._knowledge.forget(name)
-            self._thumbnails.forget(name)
+            self._classifier.forget(name)
             self.lessons = [lesson.without(name) for lesson in self.lessons]
-            return self._knowledge.remains_after_forget
+            return self._classifier.remains_after_forget
 
     def undo(self) -> Lesson:
         """Take the last lesson back.
@@ -458,11 +458,11 @@ class Learner:
         Raises:
             ValueError: there is no lesson, or it was taken back already.
         """
+        self.check_teachable()
         with self._lock:
             if self._before is None:
                 raise ValueError("there is no lesson to take back: only the last one can be, and only once")
-            self._knowledge, self._before = self._before, None
-            self._thumbnails.undo(len(self.lessons) - 1)
+            self._classifier, self._before = self._before, None
             return self.lessons.pop()
 
     def merge(self, other: "Learner", new_class: bool = False) -> None:
@@ -481,25 +481,44 @@ class Learner:
         if not isinstance(other, Learner):
             raise TypeError(f"other is {type(other).__name__}; give a Learner, such as Learner.load(path)")
         with self._lock:
-            check_mergeable(self, other)
+            self._check_mergeable(other)
             if not new_class:
                 check_near(other._names, self._names)
-            before = copy.deepcopy(self._knowledge)
-            try:
-                self._knowledge.merge(other._knowledge)
-            except BaseException:
-                self._knowledge = before
-                raise
+            with self._restored_after_errors():
+                self._classifier.merge(other._classifier)
             self._before = None
-            self._thumbnails.merge(other._thumbnails, len(self.lessons))
-            self.lessons += other.lessons
+            self.lessons = joined(self.lessons, other.lessons)
+
+    def _check_mergeable(self, other: "Learner") -> None:
+        """Raise ValueError for a learner of other features, or of images that this one learned."""
+        self.check_teachable()
+        other.check_teachable()
+        if other is self:
+            raise ValueError("a learner cannot be merged with itself; give two that were taught apart")
+        if other.method != self.method:
+            raise ValueError(
+                f"a learner of method {other.method} cannot be merged into one of {self.method}: teach one of them "
+                f"again, with method={self.method}"
+            )
+        self.network.check_same(other.network)
+        calibrations = {one.runtime.calibration and one.runtime.calibration.key for one in (self, other)}
+        if other.features != self.features or len(calibrations) > 1:
+            what = [f"features {one.features}" for one in (other, self)]
+            if len(calibrations) > 1:
+                what = [f"runtime {one.runtime}" for one in (other, self)]
+            raise ValueError(
+                f"a learner of {what[0]} cannot be merged into one of {what[1]}, whose features differ: teach its "
+                "images to this one"
+            )
+        if self.method not in REPLAY:  # else the classifier says why it cannot be merged at all
+            check_apart(self.lessons, other.lessons)
 
     # Keeping
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all that was learned, as plain values and tensors, without the network."""
         with self._lock:
-            known, before = copy.deepcopy((self._knowledge, self._before))
+            known, before = copy.deepcopy((self._classifier, self._before))
             return {
                 "method": self.method,
                 "budget_bytes": self.budget_bytes,
@@ -508,7 +527,7 @@ class Learner:
                 "lessons": [lesson.state_dict() for lesson in self.lessons],
                 "before": before and before.state_dict(),
                 "stored": known.stored,
-                "thumbnails": self._thumbnails.state_dict(),
+                "thumbnails": state_of(self.lessons),
                 **known.state_dict(),
             }
 
@@ -520,9 +539,11 @@ class Learner:
             weights: whether the file holds the network's weights, so that it answers where they cannot be had.
 
         Raises:
+            LearnerError: see ``check_teachable``.
             OSError: the file cannot be written; an existing one is unchanged.
             ReplacedError: another program replaced it since this learner was loaded from it or saved to it.
         """
+        self.check_teachable()
         path = path_of(path)
         real = os.path.realpath(path)
         with self._lock:
@@ -535,10 +556,14 @@ class Learner:
 
     @classmethod
     def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":
-        """Load a learner from a file, or from the folder of a finished run of a method in ``KINDS``.
+        """Load a learner from a file, or from the folder of a finished run.
+
+        What a run of ``rda``, ``slda``, ``ncm`` or ``ranpac`` learned can be taught on. That of other methods can be
+        asked alone: it answers as the run's evaluation did, with ``Answer.known`` ``None`` and a confidence that is not
+        calibrated.
 
         Args:
-            path: a file that ``save`` wrote.
+            path: a file that ``save`` or ``crumb run`` wrote.
             weights: the weight file, or ``"torchvision"``, for a file without weights.
 
         Raises:
@@ -547,18 +572,22 @@ class Learner:
         """
         path = path_of(path)
         digest = digest_of(path)
-        network, state = read_learner(path, weights)
+        found = read_learner(path, weights)
         learner = cls.__new__(cls)
+        if isinstance(found, RunAnswers):
+            learner.__dict__.update(method=found.header.strategy, network=found.network, budget_bytes=0, lessons=[])
+            learner.__dict__.update(note=found.note, _classifier=found, _before=None, _lock=threading.RLock())
+            return learner
+        network, state = found
         try:
             learner._set_up(state["method"], network, state["budget_bytes"], state["features"])
-            learner._knowledge.load_state_dict(state)
+            learner._classifier.load_state_dict(state)
             if state["before"] is not None:
-                learner._before = learner._without_classes()
+                learner._before = new_classifier(learner.method, network.model, learner.budget_bytes, state["features"])
                 learner._before.load_state_dict(state["before"])
         except (RuntimeError, ValueError) as error:
             raise LearnerError(f"{path} {DAMAGED} ({str(error).splitlines()[0]})") from error
-        learner._thumbnails = Thumbnails.of_state(state["thumbnails"])
-        learner.lessons = [Lesson.of_state(lesson) for lesson in state["lessons"]]
+        learner.lessons = with_pictures([Lesson.of_state(lesson) for lesson in state["lessons"]], state["thumbnails"])
         restore(network.model, state["int8"], [lesson.runtime for lesson in learner.lessons])
         learner._files[os.path.realpath(path)] = digest
         return learner

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
-from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.confidence_records import RIVALS
-from crumb_avalanche.learner.kinds import KINDS, REPLAY
+from crumb_avalanche.learner.calibration import RIVALS, Confidence
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
+from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.thumbnails import MOST, counts_of
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE
 from crumb_avalanche.system.schema import (
@@ -38,6 +38,12 @@ MOST_IMAGES = 2**31 - 1  # of a class: its count is int32
 # Sizes whose growth makes every answer slower, or takes memory that no tensor in the file takes.
 LIMITS = {"classes": 10**5, "length": 10**6, "records": Confidence().capacity, "slots": 10**7}
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _known_method(name: str) -> None:
+    """Raise ValueError for a name that is none of a method that a learner may have."""
+    if name not in REPLAY and form_of(name) is None:
+        raise ValueError(f"known are {', '.join([*CLOSED_FORMS, *REPLAY])}")
 
 
 def _stored_name(name: str) -> None:
@@ -82,7 +88,7 @@ FEATURES = {
 }
 # The plain values of a learner.
 HEADER = {
-    "method": Text(among=(*KINDS, *REPLAY)),
+    "method": Text(rule=_known_method),
     "budget_bytes": Whole(0, 10**15),
     "features": maybe(FEATURES),
     "classes": Each(maybe({"name": NAME, "images": IMAGES}), "classes"),  # by number; nothing where one was forgotten

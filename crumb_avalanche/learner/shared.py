@@ -15,9 +15,10 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.image import TooManyPixelsError, open_image, other_images, to_rgb
 from benchmarks_toybox_ilab.tables.names import check_name
-from crumb_avalanche.learner.answer import Answer, Lesson
-from crumb_avalanche.learner.clip import Clip
+from crumb_avalanche.learner.answer import Answer
+from crumb_avalanche.learner.clips import Clip
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.lesson import Lesson
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 64_000_000  # of an image: more than phones take, 192 MB decoded

@@ -1,18 +1,18 @@
-"""Small pictures of what a learner was taught, kept by request only."""
+"""Small pictures of what a learner was taught, kept with its lessons by request only."""
 
 import io
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from PIL import Image
 
-from crumb_avalanche.learner.clip import Clip, Frames
+from crumb_avalanche.learner.clips import Clip, Frames
+from crumb_avalanche.learner.lesson import Lesson
 
 SIDE = 64  # pixels of the longer side
 MOST = 16  # of a class
-Jpeg = bytes  # of a file
 
 
 def small_jpeg(image: Image.Image, side: int) -> bytes:
@@ -38,56 +38,41 @@ def first_frames(clips: Iterator[Clip], found: dict[str, bytes]) -> Iterator[Cli
         yield clip if clip.label is None else replace(clip, frames=noted(clip.label, clip.frames))
 
 
-@dataclass
-class Thumbnails:
-    """One picture of each class and lesson, for the first 16 lessons of a class that ask for them.
+def pictures_of(lessons: Sequence[Lesson], name: str) -> list[bytes]:
+    """Return the pictures of a class, the first one first."""
+    return [lesson.pictures[name] for lesson in lessons if name in lesson.pictures]
 
-    Attributes:
-        items: class name, number of the lesson, and JPEG bytes of each.
-    """
 
-    items: list[tuple[str, int, bytes]] = field(default_factory=list)
+def joined(lessons: Sequence[Lesson], more: Sequence[Lesson]) -> list[Lesson]:
+    """Append lessons to a history, without pictures of classes that have 16 already."""
+    history = list(lessons)
+    for lesson in more:
+        kept = {name: jpeg for name, jpeg in lesson.pictures.items() if len(pictures_of(history, name)) < MOST}
+        history.append(replace(lesson, pictures=kept))
+    return history
 
-    def add(self, lesson: int, found: dict[str, bytes]) -> None:
-        """Keep the pictures of a lesson, by class name."""
-        self.items += [(name, lesson, jpeg) for name, jpeg in found.items() if len(self.of(name)) < MOST]
 
-    def of(self, name: str) -> list[bytes]:
-        """Return the pictures of a class, the first one first."""
-        return [jpeg for other, _, jpeg in self.items if other == name]
+def state_of(lessons: Sequence[Lesson]) -> dict[str, Any]:
+    """Return the pictures of lessons as plain values and tensors."""
+    items = [(name, place, jpeg) for place, one in enumerate(lessons) for name, jpeg in one.pictures.items()]
+    return {
+        "names": [name for name, _, _ in items],
+        "lessons": [place for _, place, _ in items],
+        "images": [torch.frombuffer(bytearray(jpeg), dtype=torch.uint8) for _, _, jpeg in items],
+    }
 
-    def rename(self, old: str, new: str) -> None:
-        """Give a class another name."""
-        self.items = [(new if name == old else name, lesson, jpeg) for name, lesson, jpeg in self.items]
 
-    def forget(self, name: str) -> None:
-        """Remove the pictures of a class."""
-        self.items = [item for item in self.items if item[0] != name]
-
-    def undo(self, lesson: int) -> None:
-        """Remove the pictures of the last lesson."""
-        self.items = [item for item in self.items if item[1] < lesson]
-
-    def merge(self, other: "Thumbnails", lessons: int) -> None:
-        """Add the pictures of another learner, whose lessons follow those of this one."""
-        for name, lesson, jpeg in other.items:
-            self.add(lessons + lesson, {name: jpeg})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values and tensors."""
-        names, lessons, images = zip(*self.items) if self.items else ((), (), ())
-        tensors = [torch.frombuffer(bytearray(jpeg), dtype=torch.uint8) for jpeg in images]
-        return {"names": list(names), "lessons": list(lessons), "images": tensors}
-
-    @classmethod
-    def of_state(cls, state: dict[str, Any]) -> "Thumbnails":
-        """Load what ``state_dict`` returned."""
-        images = [image.numpy().tobytes() for image in state["images"]]
-        return cls(list(zip(state["names"], state["lessons"], images, strict=True)))
+def with_pictures(lessons: Sequence[Lesson], state: dict[str, Any]) -> list[Lesson]:
+    """Return lessons with the pictures of ``state_of``."""
+    found = list(lessons)
+    for name, place, image in zip(state["names"], state["lessons"], state["images"], strict=True):
+        found[place] = replace(found[place], pictures=found[place].pictures | {name: image.numpy().tobytes()})
+    return found
 
 
 def counts_of(state: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Return number and bytes of the pictures of each class, of ``state_dict``."""
-    kept = Thumbnails.of_state(state)
-    pictures = {name: kept.of(name) for name, _, _ in kept.items}
-    return {name: {"count": len(some), "bytes": sum(map(len, some))} for name, some in pictures.items()}
+    """Return number and bytes of the pictures of each class, of ``state_of``."""
+    sizes: dict[str, list[int]] = {}
+    for name, image in zip(state["names"], state["images"], strict=True):
+        sizes.setdefault(name, []).append(len(image))
+    return {name: {"count": len(some), "bytes": sum(some)} for name, some in sizes.items()}

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.learner.clip import BadImage, Frames, OnBad
+from crumb_avalanche.learner.clips import BadImage, Frames, OnBad
 from crumb_avalanche.learner.sources import clips_to_ask
 from crumb_avalanche.learner.thumbnails import small_jpeg
 from crumb_avalanche.report.page import render
@@ -92,7 +92,7 @@ class ContactSheet:
     """Collects answers for a page; holds the images of ``MOST_CARDS`` of them.
 
     Args:
-        learner: has ``predict_all``, and ``explain`` for heat maps.
+        learner: a ``Learner``; one that explains its answers gives heat maps.
         most: number of answers with images.
     """
 
@@ -124,7 +124,7 @@ class ContactSheet:
         if answer.truth is not None:
             self.pairs[answer.truth, answer.label] += 1
         if len(self._cards) < self.most or card < self._cards[-1]:
-            if hasattr(self.learner, "explain"):
+            if self.learner.explains:
                 card.heat = heat_map(self.learner.explain(copy.square), copy.shape)
             insort(self._cards, card)
             del self._cards[self.most :]
@@ -142,7 +142,7 @@ class ContactSheet:
             "contact_sheet.html",
             title=f"{self.total:,} answers of {name}",
             lead=f"{self.learner.method}, {counted(len(classes), 'class')}: {listed([info.name for info in classes])}.",
-            note=getattr(self.learner, "note", ""),
+            note=self.learner.note,
             asked=sum(self.pairs.values()),
             right=sum(number for (truth, label), number in self.pairs.items() if truth == label),
             total=self.total,
@@ -151,7 +151,7 @@ class ContactSheet:
             others=self._cards[len(wrong) :],
             confusion=confusion_matrix(self.pairs),
             confused=confused_table(self.pairs),
-            explained=hasattr(self.learner, "explain"),
+            explained=self.learner.explains,
             unread=unread,
         )
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, PixelTransform, pixel_transform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.learner.engine import Engine
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.map_store import FeatureCacheError, MapStore
 from crumb_avalanche.models.runtimes import Runtime, open_runtime
@@ -20,6 +19,7 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.stream import Stream
 from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.feature_cache import FeatureCache
 

@@ -11,8 +11,7 @@ import numpy as np
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
-from crumb_avalanche.learner.file import LEARNER, NOT_KEPT, Keep, LearnerHeader, save_learner
-from crumb_avalanche.learner.run_learner import probabilities
+from crumb_avalanche.learner.run_file import LEARNER, NOT_KEPT, Keep, LearnerHeader, probabilities, save_learner
 from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.resume import Progress, Resume

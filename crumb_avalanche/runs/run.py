@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from crumb_avalanche.learner.file import LEARNER, LearnerError
+from crumb_avalanche.learner.run_file import LEARNER, LearnerError
 from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError

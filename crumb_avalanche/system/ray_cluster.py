@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster, and call functions on its nodes."""
+"""Call functions in workers: on the nodes of a Ray cluster, or in this process."""
 
 import contextlib
 import logging
@@ -6,9 +6,41 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 RESTARTS = 3  # of a call whose worker or node died
+Handle = Any
+
+
+class Engine(Protocol):
+    """Calls functions in workers; results stay there, and are named by handles."""
+
+    def call(self, function: Callable, *arguments: Any, results: int = 1) -> Any:
+        """Call a function of a module; arguments may be handles. Returns a handle, or as many as it has results."""
+
+    def share(self, value: Any) -> Handle:
+        """Send a value to all workers that need it."""
+
+    def fetch(self, handles: Sequence[Handle], done: Callable[[Any], object] = lambda result: None) -> list[Any]:
+        """Return the results of handles; ``done`` is called with each as soon as it is there."""
+
+
+class Here:
+    """Engine without workers: each call is made at once, in this process."""
+
+    def call(self, function: Callable, *arguments: Any, results: int = 1) -> Any:
+        """Call a function; return its result."""
+        return function(*arguments)
+
+    def share(self, value: Any) -> Handle:
+        """Return a value."""
+        return value
+
+    def fetch(self, handles: Sequence[Handle], done: Callable[[Any], object] = lambda result: None) -> list[Any]:
+        """Return a list of results."""
+        for result in handles:
+            done(result)
+        return list(handles)
 
 
 @contextlib.contextmanager

@@ -117,7 +117,7 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
     """
     import copy
 
-    from crumb_avalanche.learner.file import LEARNER, load_learner
+    from crumb_avalanche.learner.run_file import LEARNER, load_learner
     from crumb_avalanche.models.weights import load_weights
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.session import Session

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.learner.confidence import Confidence, expected_calibration_error
+from crumb_avalanche.learner.calibration import Confidence, expected_calibration_error
 from crumb_avalanche.learner.evidence import Evidence, distances, evidence, typicality_without
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from crumb_avalanche.learner.file import LEARNER
+from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.runs.recorder import read_predictions
 from crumb_avalanche.runs.run_folder import DIGESTS, RESULT
 from crumb_avalanche.system.tensor_file import read_tensors

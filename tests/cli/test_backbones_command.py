@@ -10,7 +10,7 @@ from PIL import Image
 
 from crumb_avalanche.cli import backbones
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.store import LearnerError
+from crumb_avalanche.learner.run_file import LearnerError
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings
 

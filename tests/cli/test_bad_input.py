@@ -14,7 +14,8 @@ from PIL import Image
 from safetensors import SafetensorError
 from support.same_results import differences
 
-from crumb_avalanche.learner.file import LEARNER, read_header
+from crumb_avalanche.learner.file import read_header
+from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.stream import _grouped

@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from crumb_avalanche.learner import shard
+from crumb_avalanche.learner import distributed
 from crumb_avalanche.learner.export import ExportError, export_onnx
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.sample import sample
 from crumb_avalanche.learner.shared import SharedLearner
+from crumb_avalanche.learner.sources import sample
 from crumb_avalanche.models.runtimes import RuntimeRefusedError
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.system.tensor_file import read_state, write_state
@@ -74,7 +74,7 @@ def test_shared_copies_answer_in_int8(taught, photos):
 def test_workers_learn_in_int8(taught, photos):
     learner = Learner.load(taught)
     task = pickle.loads(pickle.dumps(learner._task(str(photos), "raise", False)))
-    network = shard._network(task, (learner.network.header(), learner.network.state()))
+    network = distributed._network(task, (learner.network.header(), learner.network.state()))
     pixels = next(sample(photos, 32, "bilinear"))
     assert network.model.runtime == learner.runtime
     assert torch.equal(network.model.extract(pixels), learner.network.model.extract(pixels))

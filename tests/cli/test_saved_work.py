@@ -10,8 +10,8 @@ from called_command import ask
 from fake_runs import fake_run
 
 from crumb_avalanche.cli import OUTPUT_LOST, main
+from crumb_avalanche.learner.file import ReplacedError
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.store import ReplacedError
 from crumb_avalanche.system.folder_lock import FolderInUseError, locked_file
 
 posix = pytest.mark.skipif(os.name != "posix", reason="devices, links and limits of POSIX")

@@ -11,8 +11,8 @@ import torch
 from called_command import NEW, ask
 from PIL import Image
 
+from crumb_avalanche.learner.file import holds_weights
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.store import holds_weights
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.folder_lock import locked_file

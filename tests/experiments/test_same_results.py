@@ -5,7 +5,7 @@ import json
 import pytest
 from support.same_results import differences
 
-from crumb_avalanche.learner.file import LEARNER
+from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.system.tensor_file import read_state, write_state
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from support.same_results import tensors_of
 
-from crumb_avalanche.learner.file import LEARNER
+from crumb_avalanche.learner.run_file import LEARNER
 
 __all__ = ["LEARNER", "buffer_of", "tensors_of", "weights_of"]
 

@@ -1,4 +1,4 @@
-"""An engine for ``teach_by_many`` in this process that computes in any order and loses results, as workers do."""
+"""An engine for ``teach_distributed`` in this process that computes in any order and loses results, as workers do."""
 
 import pickle
 import random

@@ -3,10 +3,11 @@
 import torch
 from patch_images import images
 
-from crumb_avalanche.learner.kinds import KINDS, REPLAY
+from crumb_avalanche.learner.classifier import CLOSED_FORMS
+from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.system.tensor_file import flatten
 
-METHODS = [*KINDS, *REPLAY]
+METHODS = [*CLOSED_FORMS, *REPLAY]
 
 
 def taught(learner, classes=4, count=6):

@@ -2,7 +2,7 @@
 
 import torch
 
-from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import Evidence
 
 

@@ -9,8 +9,7 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables import folders
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
-from crumb_avalanche.learner.clip import BadImage
-from crumb_avalanche.learner.folders import labels_of
+from crumb_avalanche.learner.clips import BadImage, labels_of
 from crumb_avalanche.learner.sources import clips_of
 
 

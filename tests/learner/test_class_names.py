@@ -7,8 +7,7 @@ from clip_trees import TREE, read, write_tree
 from patch_images import images
 
 from benchmarks_toybox_ilab.tables.names import DoubtfulNameError, check_name
-from crumb_avalanche.learner.clip import Clip
-from crumb_avalanche.learner.folders import check_class_folders, labels_of, only_class_folder
+from crumb_avalanche.learner.clips import Clip, check_class_folders, labels_of, only_class_folder
 from crumb_avalanche.learner.sources import clips_of
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_evidence import made, random_lesson, strange, taught
 
-from crumb_avalanche.learner.confidence import (
+from crumb_avalanche.learner.calibration import (
     DOUBTFUL,
     LEAST_LESSONS,
     PRIOR,

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_evidence import made, random_lesson, same, taught
 
-from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.confidence_records import PER_LESSON, RIVALS
+from crumb_avalanche.learner.calibration import PER_LESSON, RIVALS, Confidence
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.system.tensor_file import StateError
 

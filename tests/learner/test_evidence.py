@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from crumb_avalanche.learner.evidence import TEMPERATURES, distances, evidence, typicality_without
 from crumb_avalanche.methods.ncm import ClassMeans
-from crumb_avalanche.methods.ranpac import RandomProjection
+from crumb_avalanche.methods.ranpac import FOAL, RandomProjection
 from crumb_avalanche.methods.slda import StreamingLDA
 
 D, CLASSES = 12, 5
@@ -142,12 +142,14 @@ def test_one_image_and_equal_images_give_finite_evidence(name):
     assert all(values.isfinite().all() for values in evidence(statistics, features))
 
 
-def test_another_closed_form_is_an_error():
-    class Other(ClassMeans):
-        pass
-
-    with pytest.raises(TypeError, match=r"Other; give one of RegularizedDiscriminant, .*RandomProjection"):
-        evidence(Other(1, 2), torch.zeros(1, 2))
+def test_another_closed_form_is_as_typical_as_its_largest_score():
+    statistics = FOAL(CLASSES, D, projection=10)
+    features, labels = data()
+    statistics.update(features, labels)
+    found = evidence(statistics, features)
+    assert torch.equal(found.typicality, found.scores.amax(1)[:, None].expand(-1, 3))
+    without = typicality_without(statistics, features, 3)[:, 0]
+    assert torch.equal(without, statistics.scores(features)[:, [0, 1]].amax(1))
 
 
 @pytest.mark.parametrize("name", ["rda", "rda, many", "rda, whole", "slda"])

@@ -5,7 +5,7 @@ import torch
 from patch_images import SIZE, images
 from small_lessons import taught
 
-from crumb_avalanche.learner.explanation import evidence_by_location
+from crumb_avalanche.learner.evidence import evidence_by_location
 from crumb_avalanche.learner.learner import NothingTaughtError
 
 
@@ -22,8 +22,8 @@ def test_the_shares_of_a_linear_discriminant_add_up_to_the_margin(make):
     learner = taught(make("slda"), 4)
     for number in range(4):
         pixels = torch.from_numpy(images(number, 1, seed=4)).permute(0, 3, 1, 2)
-        arguments = learner.network.model, learner._features, learner._knowledge.statistics
+        arguments = learner.network.model, learner._classifier.features, learner._classifier.statistics
         shares = evidence_by_location(*arguments, pixels, [0, 1, 2, 3])
-        known = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels))[0]
+        known = learner._classifier.statistics.scores(learner._classifier.compute(learner.network.model, pixels))[0]
         first, second = known.topk(2).values
         assert float(shares.sum()) == pytest.approx(float(first - second), rel=1e-4)

@@ -13,11 +13,10 @@ from PIL import Image
 from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab import pixel_transform
-from crumb_avalanche.learner import export, graph
-from crumb_avalanche.learner.evidence import TEMPERATURES, evidence
-from crumb_avalanche.learner.export import ExportError, export_onnx
-from crumb_avalanche.learner.graph import Resize
-from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.learner import export
+from crumb_avalanche.learner.classifier import CLOSED_FORMS
+from crumb_avalanche.learner.evidence import evidence, temperature_of
+from crumb_avalanche.learner.export import ExportError, Graph, Resize, export_onnx
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.network import FrozenNetwork
 
@@ -63,7 +62,7 @@ def test_the_file_answers_as_the_learner_where_cells_share_rows(tmp_path):
     assert parity.holds and parity.score_error < 1e-4
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", CLOSED_FORMS)
 def test_the_file_answers_as_the_learner_for_any_size_and_batch(method, tmp_path):
     learner = taught(method)
     parity = export_onnx(learner, tmp_path / "a.onnx", [one for n in range(5) for one in photos(n, 4, 1, (40, 50))])
@@ -76,7 +75,9 @@ def test_the_file_answers_as_the_learner_for_any_size_and_batch(method, tmp_path
         frames = learner.predict(images).frames if batch > 1 else [learner.predict(images)]
         assert [f"c{label}" for label in scores.argmax(1)] == [frame.label for frame in frames]
         pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in images])
-        expected = learner._knowledge.statistics.scores(learner._features(learner.network.model, pixels)).numpy()
+        expected = learner._classifier.statistics.scores(
+            learner._classifier.compute(learner.network.model, pixels)
+        ).numpy()
         # Pillow may resize a tall image along its height first: some pixels differ by one level.
         tolerance = 5e-3 if rows > columns else 1e-4
         np.testing.assert_allclose(scores, expected, rtol=0, atol=tolerance * np.abs(expected).max())
@@ -114,13 +115,10 @@ def test_resizing_equals_pillow_within_a_level(size):
 
 
 def test_a_graph_that_answers_otherwise_leaves_no_file(tmp_path, monkeypatch):
-    right = graph.Graph.forward
-
-    def wrong(module, images):
-        scores, *further = right(module, images)
-        return scores * 1.01, *further
-
-    monkeypatch.setattr(graph.Graph, "forward", wrong)
+    right = Graph.forward
+    monkeypatch.setattr(
+        Graph, "forward", lambda self, images: (1.01 * right(self, images)[0], *right(self, images)[1:])
+    )
     with pytest.raises(ExportError, match=r"no file is written.*scores differ by at most 1\.\de-02.*allowed 1e-03"):
         export_onnx(taught("ncm"), tmp_path / "new" / "a.onnx")
     (tmp_path / "b.onnx").write_bytes(b"before")
@@ -148,9 +146,9 @@ def test_a_graph_that_resizes_otherwise_is_noticed():
 
         def run(self, names, given):
             pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in given["images"]])
-            found = evidence(learner._knowledge.statistics, learner._features(learner.network.model, pixels))
-            scores = found.scores.numpy() * TEMPERATURES[type(learner._knowledge.statistics)]
-            familiarity = learner._knowledge.confidence.familiarity(found).numpy()
+            found = evidence(learner._classifier.statistics, learner._classifier.compute(learner.network.model, pixels))
+            scores = found.scores.numpy() * temperature_of(learner._classifier.statistics)
+            familiarity = learner._classifier.confidence.familiarity(found).numpy()
             same = given["images"].shape[1] == 32
             answers = {"scores": scores if same else -scores, "familiarity": familiarity, "known": familiarity < 0}
             return [answers[name] for name in names]
@@ -161,7 +159,7 @@ def test_a_graph_that_resizes_otherwise_is_noticed():
     assert not parity.holds
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", CLOSED_FORMS)
 def test_probabilities_are_those_of_the_learner(method, tmp_path):
     learner = taught(method)
     for number in range(5):  # lessons of known classes fit the temperature
@@ -175,7 +173,7 @@ def test_probabilities_are_those_of_the_learner(method, tmp_path):
 
 
 @pytest.mark.parametrize("fitted", [False, True])
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", CLOSED_FORMS)
 def test_known_and_unknown_are_those_of_the_learner(method, fitted, tmp_path):
     learner = taught(method)
     for number in range(10 * fitted):  # five lessons of known classes fit the threshold
@@ -187,8 +185,8 @@ def test_known_and_unknown_are_those_of_the_learner(method, fitted, tmp_path):
     known, familiarity = session_of(tmp_path / "a.onnx").run(outputs, {"images": images})
     assert known.shape == familiarity.shape == (32,) and known.dtype == bool and familiarity.dtype == np.float32
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
-    found = evidence(learner._knowledge.statistics, learner._features(learner.network.model, pixels))
-    expected = learner._knowledge.confidence.familiarity(found).numpy()
+    found = evidence(learner._classifier.statistics, learner._classifier.compute(learner.network.model, pixels))
+    expected = learner._classifier.confidence.familiarity(found).numpy()
     np.testing.assert_allclose(familiarity, expected, atol=1e-2)
     assert known.tolist() == [frame.known for frame in learner.predict(images).frames]
     assert known.any() and (not fitted or not known.all())

@@ -17,17 +17,17 @@ from small_lessons import METHODS, same, taught
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image
-from crumb_avalanche.learner.file import LearnerError
-from crumb_avalanche.learner.kinds import KINDS, REPLAY
-from crumb_avalanche.learner.knowledge import Knowledge
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
+from crumb_avalanche.learner.file import read_header
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
-from crumb_avalanche.learner.store import read_header
+from crumb_avalanche.learner.replay import REPLAY
+from crumb_avalanche.learner.run_file import LearnerError
 from crumb_avalanche.methods.closed_form import BudgetError
-from crumb_avalanche.methods.features import feature_length
+from crumb_avalanche.methods.features import FeatureMoments, feature_length
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 
-@pytest.mark.parametrize("method", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in REPLAY)])
+@pytest.mark.parametrize("method", [*CLOSED_FORMS, *(pytest.param(name, marks=pytest.mark.slow) for name in REPLAY)])
 def test_it_grows_from_one_class_to_fifty(make, method):
     learner = make(method)
     for number in range(50):
@@ -45,7 +45,7 @@ def test_an_image_size_that_is_none_is_refused(size):
         Learner(weights=None, image_size=size)
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", CLOSED_FORMS)
 def test_the_order_of_lessons_does_not_matter(make, method):
     one, other = make(method), make(method)
     for number in range(5):
@@ -114,12 +114,12 @@ def test_forget_leaves_nothing_of_the_class(make, method):
 
 def test_a_small_budget_has_the_features_of_the_head_alone(make):
     usual = make("rda")
-    model, length = usual.network.model, usual._knowledge.length
+    model, length = usual.network.model, usual._classifier.length
     assert usual.features["cells"] == 2 and length == 4 * model.map_shape[0] + feature_length(model)
     least = 20 * (4 * (length + 3) + 8 * (length + 2 * math.ceil(length / 32)))  # means and 8 directions of 20 classes
     assert make("rda", budget_bytes=least).features == usual.features
     small = make("rda", budget_bytes=least - 1)
-    assert (small.features["maps"], small._knowledge.length) == (False, feature_length(model))
+    assert (small.features["maps"], small._classifier.length) == (False, feature_length(model))
     with pytest.raises(ValueError, match="cannot be merged"):
         usual.merge(small)
 
@@ -170,7 +170,7 @@ def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
 
 
 def test_the_budget_is_kept_and_what_gives_way_is_told(make):
-    length = make("rda", budget_bytes=1)._knowledge.length  # with the features of a small budget
+    length = make("rda", budget_bytes=1)._classifier.length  # with the features of a small budget
     learner = make("rda", budget_bytes=30 * 2 * length)
     notes = []
     for number in range(8):
@@ -182,9 +182,9 @@ def test_the_budget_is_kept_and_what_gives_way_is_told(make):
     assert len(learner.classes) < 40 and learner.bytes <= learner.budget_bytes
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", CLOSED_FORMS)
 def test_the_budget_is_kept_to_the_last_class(method):
-    known, length = Knowledge(method, 20, budget_bytes := 6000), 20
+    known, length = Classifier(method, FeatureMoments(), 20, budget_bytes := 6000), 20
     generator = torch.Generator().manual_seed(0)
     with pytest.raises(BudgetError, match="budget"):
         for number in range(1000):
@@ -194,7 +194,7 @@ def test_the_budget_is_kept_to_the_last_class(method):
     assert tensor_bytes(known.statistics.tensors()) + another > budget_bytes
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", CLOSED_FORMS)
 @pytest.mark.parametrize("weights", [True, False])
 def test_a_file_answers_the_same(make, method, weights, weights_file, tmp_path):
     learner = taught(make(method), 4)
@@ -235,17 +235,17 @@ def test_images_are_decoded_one_at_a_time_and_computed_in_small_batches(make, tm
         assert sum(reference() is not None for reference in decoded) == 1
         return image
 
-    def watched_features(model, pixels, of=learner._features):
+    def watched_features(model, pixels, of=learner._classifier.compute):
         computed.append(len(pixels))
         return of(model, pixels)
 
-    def watched_learn(features, number, of=learner._knowledge.learn):
+    def watched_learn(features, number, of=learner._classifier.learn):
         taken.append(len(features))
         of(features, number)
 
     monkeypatch.setattr("crumb_avalanche.learner.sources.read_image", watched_read)
-    monkeypatch.setattr(learner, "_features", watched_features)
-    monkeypatch.setattr(learner._knowledge, "learn", watched_learn)
+    monkeypatch.setattr(learner._classifier, "compute", watched_features)
+    monkeypatch.setattr(learner._classifier, "learn", watched_learn)
     learner.teach(tmp_path, "red")
     assert len(decoded) == sum(computed) == sum(taken) == 150 and max(computed) == 8 and max(taken) == 64
     assert len([*learner.predict_all(tmp_path)]) == 150 and max(computed) == 8
@@ -295,8 +295,10 @@ def test_a_finished_run_can_be_asked_and_taught(crumb, tiny, tmp_path, clips):
     learner.save(tmp_path / "mine.safetensors")
     assert {info.name for info in Learner.load(tmp_path / "mine.safetensors").classes} > {"new", "cup"}
     code, _, err = crumb(*tiny, "--output", tmp_path / "other", "--strategy", "finetune")
+    learner = Learner.load(tmp_path / "other")
+    assert learner.predict(photos[0]).known is None
     with pytest.raises(LearnerError, match=r"learned by finetune; only rda, slda"):
-        Learner.load(tmp_path / "other")
+        learner.teach(images(0), "new")
 
 
 def test_the_readme_s_lines(weights_file, tmp_path, monkeypatch):

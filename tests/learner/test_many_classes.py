@@ -5,11 +5,12 @@ import pytest
 import torch
 from patch_images import images
 
-from crumb_avalanche.learner.engine import Here
-from crumb_avalanche.learner.knowledge import Knowledge
+from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.directions import ClassDirections
+from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.system.ray_cluster import Here
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
 
@@ -19,7 +20,7 @@ CLASSES = 24
 @pytest.fixture
 def small(make):
     """A learner with room for all features of 21 classes, not of 22."""
-    length = make()._knowledge.length
+    length = make()._classifier.length
     one = RegularizedDiscriminant.bytes_of(1, length) + 8 * ClassDirections.bytes_of_one(length, True)
     return lambda: make(budget_bytes=21 * one)
 
@@ -35,7 +36,7 @@ def labels(learner, numbers, seed=1):
 
 def test_features_are_dropped_once_and_the_lesson_says_so(small):
     learner, notes = taught(small(), range(21))
-    length, kept = learner._knowledge.length, learner._knowledge.kept
+    length, kept = learner._classifier.length, learner._classifier.kept
     assert length > kept and not any("feature" in note for note in notes)
     answered = labels(learner, range(21))
     learner, notes = taught(learner, range(21, CLASSES))
@@ -43,7 +44,7 @@ def test_features_are_dropped_once_and_the_lesson_says_so(small):
         f"{length - kept} of {length} features, those of the feature map, are given up, and with them what was "
         "recorded of the confidence"
     ]
-    assert learner._knowledge.length == kept and learner.bytes <= learner.budget_bytes
+    assert learner._classifier.length == kept and learner.bytes <= learner.budget_bytes
     assert len(learner.classes) == CLASSES
     right = np.mean([label == f"c{n}" for n, label in enumerate(labels(learner, range(CLASSES)))])
     assert right > 0.9 and np.mean([label == f"c{n}" for n, label in enumerate(answered)]) > 0.9
@@ -53,10 +54,10 @@ def test_the_statistics_are_those_of_the_heads_features(small, make):
     """Means of the features that stay equal those of a learner that never had others."""
     learner, _ = taught(small(), range(CLASSES))
     alone = Learner.__new__(Learner)
-    alone._set_up("rda", learner.network, 4_000_000, vars(learner._features.of_head()))
+    alone._set_up("rda", learner.network, 4_000_000, vars(learner._classifier.features.of_head()))
     taught(alone, range(CLASSES))
     for one, other in zip(
-        learner._knowledge.statistics.classes.tensors(), alone._knowledge.statistics.classes.tensors()
+        learner._classifier.statistics.classes.tensors(), alone._classifier.statistics.classes.tensors()
     ):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
@@ -64,30 +65,30 @@ def test_the_statistics_are_those_of_the_heads_features(small, make):
 def test_undo_brings_them_back_also_after_loading(small, tmp_path):
     learner, _ = taught(small(), range(22))
     full, _ = taught(small(), range(21))
-    assert learner._knowledge.length < full._knowledge.length
+    assert learner._classifier.length < full._classifier.length
     learner.save(tmp_path / "a.safetensors")
     again = Learner.load(tmp_path / "a.safetensors")
     assert labels(again, range(22)) == labels(learner, range(22))
-    assert again._knowledge.length == learner._knowledge.length and again.features == learner.features
+    assert again._classifier.length == learner._classifier.length and again.features == learner.features
     for one in (learner, again):
         one.undo()
-        assert one._knowledge.length == full._knowledge.length
+        assert one._classifier.length == full._classifier.length
         assert [one.predict(images(n, 2, seed=2)) for n in range(21)] == [
             full.predict(images(n, 2, seed=2)) for n in range(21)
         ]
     taught(again, range(21, 23))
-    assert again._knowledge.length < full._knowledge.length
+    assert again._classifier.length < full._classifier.length
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_learners_merge_whichever_dropped_them(small, first):
     learners = [taught(small(), range(22))[0], taught(small(), range(18, CLASSES))[0]]
-    assert learners[0]._knowledge.length < learners[1]._knowledge.length
+    assert learners[0]._classifier.length < learners[1]._classifier.length
     one, other = learners[first], learners[1 - first]
-    before = other._knowledge.length, other.bytes
+    before = other._classifier.length, other.bytes
     one.merge(other)
-    assert (other._knowledge.length, other.bytes) == before
-    assert one._knowledge.length == one._knowledge.kept and one.bytes <= one.budget_bytes
+    assert (other._classifier.length, other.bytes) == before
+    assert one._classifier.length == one._classifier.kept and one.bytes <= one.budget_bytes
     right = [label == f"c{n}" for n, label in enumerate(labels(one, range(CLASSES)))]
     assert len(one.classes) == CLASSES and np.mean(right) > 0.9
 
@@ -119,22 +120,22 @@ def test_many_workers_drop_them_as_one(small, tmp_path):
                 Image.fromarray(pixels).save(folder / f"{frame}.png")
     learner = small()
     lesson = learner.teach(tmp_path, engine=Here())
-    assert learner._knowledge.length == learner._knowledge.kept and any("features" in note for note in lesson.notes)
+    assert learner._classifier.length == learner._classifier.kept and any("features" in note for note in lesson.notes)
     assert np.mean([label == f"c{n}" for n, label in enumerate(labels(learner, range(CLASSES), seed=7))]) > 0.9
 
 
 def test_a_state_of_another_length_is_refused(small):
     learner, _ = taught(small(), range(3))
-    state = learner._knowledge.state_dict()
+    state = learner._classifier.state_dict()
     state["statistics"]["settings"]["length"] -= 1
     with pytest.raises((StateError, RuntimeError)):
-        small()._knowledge.load_state_dict(state)
+        small()._classifier.load_state_dict(state)
 
 
 def test_a_thousand_classes_fit_into_the_usual_budget():
     """Gaussian features of SqueezeNet's numbers, one class after the other."""
     budget, length = 2_941_700, 2560
-    known = Knowledge("rda", length, budget, kept=512)
+    known = Classifier("rda", FeatureMoments(), length, budget, kept=512)
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(1000, length, generator=generator) / 2
 

@@ -7,13 +7,13 @@ import torch
 from patch_images import SIZE, images
 from small_lessons import same, taught
 
-from crumb_avalanche.learner import teaching
-from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.learner import lesson
+from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import NetworkError
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", CLOSED_FORMS)
 def test_merge_answers_as_one_taught_with_both(make, method):
     one, two, both = make(method), make(method), make(method)
     for number in range(6):
@@ -53,7 +53,7 @@ def test_merge_refuses_copies_that_were_taught_further_apart(make, tmp_path, sav
 
 
 def test_lessons_at_the_same_instant_are_not_the_same(make, monkeypatch):
-    monkeypatch.setattr(teaching, "now", lambda: "2026-01-01T00:00:00+00:00")
+    monkeypatch.setattr(lesson, "now", lambda: "2026-01-01T00:00:00+00:00")
     one, two = taught(make()), taught(make())
     assert one.lessons == two.lessons
     one.merge(two)

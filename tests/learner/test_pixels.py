@@ -11,8 +11,7 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche.learner import sources
-from crumb_avalanche.learner.pixels import batches
-from crumb_avalanche.learner.sources import clips_of
+from crumb_avalanche.learner.sources import batches, clips_of
 
 
 def test_batches_are_resized_as_in_a_run(tmp_path):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from real_data import TEST_DATA
 
-from crumb_avalanche.learner.explanation import evidence_by_location
-from crumb_avalanche.learner.kinds import KINDS, REPLAY
+from crumb_avalanche.learner.classifier import CLOSED_FORMS
+from crumb_avalanche.learner.evidence import evidence_by_location
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.pixels import batches
-from crumb_avalanche.learner.sources import clips_of
+from crumb_avalanche.learner.replay import REPLAY
+from crumb_avalanche.learner.sources import batches, clips_of
 
 ARCHIVE = TEST_DATA / "eth80" / "eth80_128.zip"
 WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
@@ -51,13 +51,13 @@ def right_answers(learner, photos):
     return asked
 
 
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in KINDS if method != "rda"]
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in CLOSED_FORMS if method != "rda"]
 
 
 @pytest.mark.parametrize("method", ["rda", *SLOW])
 def test_it_recognises_new_objects_and_knows_why(photos, method):
     learner = taught(method, photos)
-    known, model, features = learner._knowledge, learner.network.model, learner._features
+    known, model, features = learner._classifier, learner.network.model, learner._classifier.features
     chosen = right_answers(learner, photos)[::6]
     # Without the tenth of the locations that speak most for the answer, its margin falls more than without any tenth.
     random, better = torch.Generator().manual_seed(0), 0
@@ -84,12 +84,12 @@ def test_it_recognises_new_objects_and_knows_why(photos, method):
 @pytest.mark.parametrize("method", REPLAY)
 def test_replay_recognises_new_objects_and_knows_why(photos, method):
     learner = taught(method, photos)
-    known, random = learner._knowledge, torch.Generator().manual_seed(0)
+    known, random = learner._classifier, torch.Generator().manual_seed(0)
     falls, of_random = [], []
     for photo in right_answers(learner, photos)[::6]:
         ((_, pixels),) = batches(next(iter(clips_of(photo))).frames, 1, 224)
-        shares = known.explain(learner.network.model, learner._features, pixels).flatten()
-        inputs = known.network.inputs(learner._features(learner.network.model, pixels))
+        shares = known.explain(learner.network.model, pixels).flatten()
+        inputs = known.network.inputs(known.compute(learner.network.model, pixels))
         best = known._scores(inputs)[0].topk(2).indices
 
         def margin(removed, inputs=inputs, best=best):

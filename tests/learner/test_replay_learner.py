@@ -11,10 +11,10 @@ from patch_images import SIZE, images
 from torch import nn
 
 from crumb_avalanche.cli import main
-from crumb_avalanche.learner import replay_knowledge
+from crumb_avalanche.learner import replay
 from crumb_avalanche.learner.export import ExportError, export_onnx
-from crumb_avalanche.learner.kinds import REPLAY
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.replay_network import ReplayNetwork
 from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.models.backbones import split_backbone
@@ -67,12 +67,12 @@ def right(learner, classes):
 @pytest.mark.parametrize("method", CODES)
 def test_maps_are_kept_until_there_are_enough_and_then_dropped(make, trained, method):
     learner = taught(make(method, BUDGET), 3)
-    assert learner._knowledge.pieces == 0 and len(learner._knowledge.memories) == 27
-    assert learner._knowledge.memories.rows.dtype == torch.float16 and right(learner, range(3)) == 1
-    assert "feature maps in half precision" in learner._knowledge.stored[0] and not learner.forget("c2")
+    assert learner._classifier.pieces == 0 and len(learner._classifier.memories) == 27
+    assert learner._classifier.memories.rows.dtype == torch.float16 and right(learner, range(3)) == 1
+    assert "feature maps in half precision" in learner._classifier.stored[0] and not learner.forget("c2")
     learner = trained(method)
-    assert learner._knowledge.pieces == 1 and len(learner._knowledge.memories) == 36
-    assert learner._knowledge.memories.rows.dtype == torch.uint8 and right(learner, range(4)) == 1
+    assert learner._classifier.pieces == 1 and len(learner._classifier.memories) == 36
+    assert learner._classifier.memories.rows.dtype == torch.uint8 and right(learner, range(4)) == 1
 
 
 @every_method
@@ -81,7 +81,7 @@ def test_it_learns_classes_and_records_how_sure_it_is(trained, method):
     for number in range(4, 8):
         learner.teach(images(number), f"c{number}")
     lesson = learner.teach(images(0, seed=3), "c0")
-    assert lesson.answered == 1 and len(learner._knowledge.confidence) > 0
+    assert lesson.answered == 1 and len(learner._classifier.confidence) > 0
     assert right(learner, range(8)) >= 0.75
     answer = learner.predict(images(1, 3, seed=2))
     shares = [answer.confidence, *(share for _, share in answer.runners_up)]
@@ -113,7 +113,7 @@ def test_undo_and_files_keep_every_bit(trained, method, tmp_path):
 def test_forget_leaves_no_memory(trained, method):
     learner = trained(method)
     learner.teach(images(5), "last")
-    known = learner._knowledge
+    known = learner._classifier
     assert known.memories.slots.by_class[1] and "all classes share" in learner.forget("c1")
     for state in (learner.state_dict(), learner._before.state_dict()):
         memories = state["replay"]["memories"]
@@ -133,7 +133,7 @@ def test_forget_leaves_no_memory(trained, method):
     assert learner.predict(images(1, 1, seed=1)).label == "c1"
     for info in learner.classes:
         learner.forget(info.name)
-    assert learner._knowledge.pieces == 0 and not len(learner._knowledge.memories)
+    assert learner._classifier.pieces == 0 and not len(learner._classifier.memories)
     assert right(taught(learner), range(4)) == 1
 
 
@@ -150,14 +150,14 @@ def test_a_head_that_grew_answers_as_one_with_room_from_the_start(make, trained,
 
 @pytest.mark.parametrize(("method", "budget"), zip(REPLAY, (24_000, 142_000, 44_000, 360_000)))
 def test_the_budget_is_kept_and_what_gives_way_is_told(make, method, budget, monkeypatch):
-    monkeypatch.setattr(replay_knowledge, "FIRST_LOCATIONS", 64)  # of maps of 16
+    monkeypatch.setattr(replay, "FIRST_LOCATIONS", 64)  # of maps of 16
     learner, notes = make(method, budget), []
     for number in range(5):
         notes += learner.teach(images(number, 12), f"c{number}").notes
         assert learner.bytes <= budget and sum(info.bytes for info in learner.classes) <= learner.bytes
-    counts = [learner._knowledge.memories.slots.count(number) for number in range(5)]
+    counts = [learner._classifier.memories.slots.count(number) for number in range(5)]
     assert max(counts) - min(counts) <= 1 < min(counts)
-    assert "give up" in notes[-1] and notes[-1].endswith(f"of 5 may keep {learner._knowledge.memories.max_size // 5}")
+    assert "give up" in notes[-1] and notes[-1].endswith(f"of 5 may keep {learner._classifier.memories.max_size // 5}")
     with pytest.raises(
         BudgetError, match=r"bytes are needed for .* classes with a memory of each class.* budget .* forget"
     ):
@@ -202,11 +202,11 @@ def test_images_that_are_all_alike_are_no_reason_to_stop(make):
 @every_method
 def test_explain_finds_the_locations_that_count(trained, method):
     learner, better = trained(method), 0
-    known, random = learner._knowledge, torch.Generator().manual_seed(0)
+    known, random = learner._classifier, torch.Generator().manual_seed(0)
     for number in range(4):
         pixels = torch.from_numpy(images(number, 1, seed=1)).permute(0, 3, 1, 2)
-        shares = known.explain(learner.network.model, learner._features, pixels).flatten()
-        inputs = known.network.inputs(learner._features(learner.network.model, pixels))
+        shares = known.explain(learner.network.model, pixels).flatten()
+        inputs = known.network.inputs(known.compute(learner.network.model, pixels))
         best = known._scores(inputs)[0].topk(2).indices
 
         def margin(places, inputs=inputs, best=best):

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
-from crumb_avalanche.learner.file import LEARNER, LearnerError
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.run_learner import RunLearner
+from crumb_avalanche.learner.run_file import LEARNER, LearnerError
 from crumb_avalanche.runs.recorder import read_predictions
 
 
@@ -55,7 +54,7 @@ def test_it_answers_as_the_run_did(runs, clips, crumb, name):
 
 
 def test_a_folder_is_asked_photo_by_photo_and_in_batches_alike(runs, clips):
-    learner = RunLearner(runs["er"])
+    learner = Learner.load(runs["er"])
     together = list(learner.predict_all(clips / "apple" / "object0" / "clip0"))
     assert len(together) == 5 and {answer.truth for answer in together} == {None}
     for answer in together[::2]:
@@ -65,7 +64,7 @@ def test_a_folder_is_asked_photo_by_photo_and_in_batches_alike(runs, clips):
 
 def test_a_clip_is_asked_as_one_and_a_page_has_no_heat_maps(runs, clips, crumb, tmp_path):
     frames = torch.randint(0, 256, (5, 3, 40, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    answer = RunLearner(runs["er"] / LEARNER).predict(frames)
+    answer = Learner.load(runs["er"] / LEARNER).predict(frames)
     assert len(answer.frames) == 5 and answer.known is None
     code, _, err = crumb("predict", runs["er"], clips, "--html", tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
@@ -102,7 +101,7 @@ def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb):
 def test_asking_does_not_draw_random_numbers(runs, clips):
     torch.manual_seed(5)
     expected = torch.get_rng_state(), np.random.get_state()[1].copy()
-    RunLearner(runs["crumb"])
+    Learner.load(runs["crumb"])
     assert torch.equal(torch.get_rng_state(), expected[0]) and np.array_equal(np.random.get_state()[1], expected[1])
 
 
@@ -116,5 +115,7 @@ def test_changes_are_refused_with_the_cure(runs, clips, crumb, command):
     code, _, err = crumb(*(part.format(file, clips=clips) for part in command))
     assert code == 1 and "learned by er" in err and "crumb predict" in err and "crumb teach" in err
     assert "Traceback" not in err and file.read_bytes() == before
-    with pytest.raises(LearnerError, match="crumb run --strategy rda"):
-        Learner.load(file)
+    learner = Learner.load(file)
+    for change in (lambda: learner.teach(clips, "x"), lambda: learner.save(file), lambda: learner.forget("apple")):
+        with pytest.raises(LearnerError, match="crumb run --strategy rda"):
+            change()

@@ -13,8 +13,7 @@ from fake_videos import frame_number, write_video
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.learner import sources
-from crumb_avalanche.learner.pixels import batches
-from crumb_avalanche.learner.sources import clips_of
+from crumb_avalanche.learner.sources import batches, clips_of
 
 
 def numbers(source, **options):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError, natural_key
-from crumb_avalanche.learner.clip import Clip
-from crumb_avalanche.learner.folders import labels_of
+from crumb_avalanche.learner.clips import Clip, labels_of
 from crumb_avalanche.learner.sources import clips_of
 
 

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from crumb_avalanche.cli import main
+from crumb_avalanche.learner.file import read_header
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.store import read_header
 from crumb_avalanche.learner.thumbnails import MOST, SIDE
 from crumb_avalanche.system.tensor_file import read_state
 

@@ -10,8 +10,8 @@ from html_pages import ATTACK, Page
 from PIL import Image
 
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.learner.clip import BadImage, Clip
-from crumb_avalanche.learner.knowledge import ClassInfo
+from crumb_avalanche.learner.classifier import ClassInfo
+from crumb_avalanche.learner.clips import BadImage, Clip
 from crumb_avalanche.report.contact_sheet import ContactSheet, heat_map
 
 
@@ -19,6 +19,7 @@ class Stub:
     """Answers that a clip shows what its path says: ``LABEL CONFIDENCE``."""
 
     method, image_size, classes = "stub", 16, [ClassInfo("a", 1, 1), ClassInfo("b", 1, 1)]
+    note, explains = "", False
 
     def predict_all(self, clip):
         frames = [path for path, _ in clip.frames]

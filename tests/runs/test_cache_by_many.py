@@ -11,14 +11,13 @@ import torch
 from learned import tensors_of
 
 from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, pixel_transform
-from crumb_avalanche.learner.engine import Here
 from crumb_avalanche.models.map_store import FeatureCacheError
 from crumb_avalanche.runs import cache_by_many
 from crumb_avalanche.runs.cache_by_many import fill_by_many, missing_rows
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import Session, network_of
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.system.ray_cluster import RayCalls
+from crumb_avalanche.system.ray_cluster import Here, RayCalls
 
 
 class Workers(Here):

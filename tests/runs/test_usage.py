@@ -2,13 +2,13 @@
 
 import pytest
 
-from crumb_avalanche.learner import file
-from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.learner import run_file
+from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.runs.tables import LEARNER, TEACHABLE, usage_of
 
 
 def test_names_are_those_of_the_learner():
-    assert tuple(KINDS) == TEACHABLE and LEARNER == file.LEARNER
+    assert tuple(CLOSED_FORMS) == TEACHABLE and LEARNER == run_file.LEARNER
 
 
 @pytest.mark.parametrize(("strategy", "lines"), [("rda", 2), ("ncm", 2), ("er", 1)])

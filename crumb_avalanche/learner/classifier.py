@@ -1,4 +1,4 @@
-"""What a learner knows: names, statistics and confidence of the classes taught. It sees features, not images."""
+"""What a learner learned: names, statistics and confidence of its classes. It sees features, not images."""
 
 import copy
 from dataclasses import dataclass
@@ -7,18 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
-from crumb_avalanche.learner.explanation import evidence_by_location
-from crumb_avalanche.learner.kinds import form_of
+from crumb_avalanche.learner.calibration import Confidence
+from crumb_avalanche.learner.evidence import Evidence, evidence, evidence_by_location, typicality_without
 from crumb_avalanche.methods.closed_form import ClosedForm
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
 
+CLOSED_FORMS = ("rda", "slda", "ncm", "ranpac")  # those that are tested as learners; ``recommended`` is the first
+CLASSES = 20  # A budget that is too small for so many classes with all features has those of the head's input.
 RUNNERS_UP = 4
 # The copy that is asked before a clip is learned is brought up to date when so many times more images were learned.
 GROWTH = 1.5
+
+
+def form_of(method: str) -> type[ClosedForm] | None:
+    """Return the class of a registered closed form; ``None`` for other names."""
+    return get_strategy(method).form if method in STRATEGIES else None
 
 
 @dataclass(frozen=True)
@@ -36,12 +43,13 @@ class ClassInfo:
     bytes: int
 
 
-class Knowledge:
-    """Names, statistics and confidence of the classes taught.
+class Classifier:
+    """Names, statistics and confidence of the classes taught, in closed form.
 
     Args:
-        method: one of ``KINDS``.
-        length: number of features.
+        method: name of a registered closed form.
+        features: what it computes of images.
+        length: number of these features.
         budget_bytes: most bytes of the statistics.
         kept: number of the last features, which stay if the budget becomes too small for the others; default all.
 
@@ -52,16 +60,42 @@ class Knowledge:
         confidence: how sure its answers are.
     """
 
-    def __init__(self, method: str, length: int, budget_bytes: int, kept: int | None = None):
-        self.budget_bytes, self.kept = budget_bytes, length if kept is None else kept
+    def __init__(self, method: str, features: FeatureMoments, length: int, budget_bytes: int, kept: int | None = None):
+        form = form_of(method)
+        assert form is not None
+        self.method, self.features, self.budget_bytes = method, features, budget_bytes
+        self.kept = length if kept is None else kept
+        self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
+        self._start()
+
+    def _start(self) -> None:
         self.names: list[str | None] = []
         self.images: list[int] = []
-        self.statistics: ClosedForm = form_of(method).for_budget(length, budget_bytes, self.kept)
         self.confidence = Confidence()
         self._asked: ClosedForm | None = None
         self._asked_images = 0
 
-    def __deepcopy__(self, memo: dict) -> "Knowledge":
+    @classmethod
+    def of_model(
+        cls, method: str, model: SplitModel, budget_bytes: int, moments: dict[str, Any] | None = None
+    ) -> "Classifier":
+        """Make one without classes for features of a model.
+
+        Args:
+            method, budget_bytes: see the class.
+            model: a model.
+            moments: arguments of ``FeatureMoments``; default those of the method, or if the budget is small the
+                features of the head's input alone.
+        """
+        form = form_of(method)
+        assert form is not None
+        features = FeatureMoments(**(form.moments if moments is None else moments))
+        length, kept = features.length(model), features.of_head().length(model)
+        if moments is None and form.for_budget(length, budget_bytes, kept).narrow(CLASSES, budget_bytes, kept):
+            features, length = features.of_head(), kept
+        return cls(method, features, length, budget_bytes, kept)
+
+    def __deepcopy__(self, memo: dict) -> "Classifier":
         memo[id(self._asked)] = self._asked  # never changed
         memo.update({id(part): list(part) for part in (self.names, self.images)})  # faster than item by item
         copied = copy.copy(self)
@@ -146,6 +180,14 @@ class Knowledge:
         """Return the tensors that count for the budget."""
         return self.statistics.tensors()
 
+    def compute(self, model: SplitModel, pixels: Tensor) -> Tensor:
+        """Compute what is learned or asked of ``(n, 3, h, w)`` uint8 pixels: ``(n, D)`` features."""
+        return self.features(model, pixels)
+
+    def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
+        """Return the features that the statistics are of, after some were given up or not."""
+        return self.features if self.length == self.features.length(model) else self.features.of_head()
+
     def examine(self, features: Tensor) -> Tensor:
         """Compute the ``(n, ...)`` values that ``ranked`` takes."""
         return features
@@ -198,9 +240,9 @@ class Knowledge:
     def _evidence(self, features: Tensor) -> Evidence:
         return evidence(self.statistics, features[:, -self.length :])
 
-    def explain(self, model: SplitModel, features: Any, pixels: Tensor) -> Tensor:
+    def explain(self, model: SplitModel, pixels: Tensor) -> Tensor:
         """Attribute the margin of an answer to the locations of an image; see ``evidence_by_location``."""
-        return evidence_by_location(model, features, self.statistics, pixels, self.taught)
+        return evidence_by_location(model, self.features_of_statistics(model), self.statistics, pixels, self.taught)
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name.
@@ -221,7 +263,7 @@ class Knowledge:
         self.names[number], self.images[number] = None, 0
         self._asked = None
 
-    def merge(self, other: "Knowledge") -> list[str]:
+    def merge(self, other: "Classifier") -> list[str]:
         """Add what another learned; classes of the same name are one.
 
         Returns:

@@ -1,37 +1,98 @@
-"""What a learner by replay knows: names, memories, trained layers and confidence of the classes taught."""
+"""Learners by replay: memories, trained layers and confidence of the classes taught.
 
-from typing import Any
+Each piece of a clip is one experience of the method's strategy, which is built anew for it and holds nothing
+afterwards: what is learned depends on the pieces alone, not on lessons, processes or files. Avalanche is imported when
+something is taught, not for answers.
+"""
 
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
+from torch.utils.data import TensorDataset
 
-from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
-from crumb_avalanche.learner.kinds import REPLAY
-from crumb_avalanche.learner.knowledge import Knowledge
-from crumb_avalanche.learner.replay_network import ReplayNetwork
-from crumb_avalanche.learner.replay_training import HeldRows, calibrated, memory_bytes, train
-from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.learner.replay_network import ReplayNetwork, quantizer_of
+from crumb_avalanche.memory.buffers import MapMemory, StreamBatch
 from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth
 from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
+
+if TYPE_CHECKING:
+    from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 FIRST_IMAGES = 32  # shown before codebook or quantizer are fitted
 FIRST_LOCATIONS = 512  # of maps that they are fitted on, at least
 
 
-class ReplayKnowledge(Knowledge):
+@dataclass(frozen=True)
+class ReplayMethod:
+    """What a learner needs to know of a method by replay.
+
+    Attributes:
+        memory: what a memory is, in words.
+        temperature: of its scores.
+        images: whether memories are images; maps are calibrated on and stored as codes otherwise.
+        herds: whether the method chooses its memories itself and orders them by priority.
+        rehearsals: steps after each piece on memories with equal shares of all classes.
+        learning: ``LearningSettings`` that differ from ``LEARNING``.
+    """
+
+    memory: str
+    temperature: float = 1.0
+    images: bool = False
+    herds: bool = False
+    rehearsals: int = 0
+    learning: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+LEARNING: dict[str, Any] = dict(first_epochs=5, clamp_gradients=10.0)
+REPLAY: dict[str, ReplayMethod] = {
+    # The usual replay weight, 5, holds back a new class that is shown in few images.
+    "crumb": ReplayMethod("codes of feature maps", rehearsals=8, learning=dict(replay_weight=1.0, replay_steps=4)),
+    "remind": ReplayMethod("product-quantizer codes of feature maps", rehearsals=8),
+    "er": ReplayMethod("images", images=True, rehearsals=8),
+    "icarl": ReplayMethod("images", temperature=0.05, images=True, herds=True),
+}
+
+
+class HeldRows(MapMemory):
+    """Memories between two pieces: rows of any kind; rows of its own are float16 maps without the feature scale."""
+
+    @staticmethod
+    def item_bytes(model):
+        """Return the bytes of a map, without its label."""
+        return MapMemory.item_bytes(model) // 2
+
+    def to_rows(self, batch, positions, model):
+        """Turn some maps of a batch into rows."""
+        return batch.feature_map[positions].clamp(-65504, 65504).half().contiguous()
+
+    def maps(self) -> tuple[Tensor, Tensor]:
+        """Return all maps ``(n, C, H, W)`` float32 and their labels ``(n,)``."""
+        held = (self.labels >= 0).nonzero().flatten()
+        rows = torch.empty(0) if self.rows is None else self.rows[held].float()
+        return rows, self.labels[held].long()
+
+
+class ReplayClassifier(Classifier):
     """Names, memories, trained layers and confidence of the classes taught.
 
-    *Learning*: each piece of a clip is one experience of the method's strategy. Methods that store codes keep float16
-    maps at first and answer by the nearest class mean; as soon as 32 images were shown, or the budget holds no more
-    maps, they fit codebook or quantizer, train on all of these maps, and drop them.
+    *Learning*: methods that store codes keep float16 maps at first and answer by the nearest class mean; as soon as 32
+    images were shown, or the budget holds no more maps, they fit codebook or quantizer, train on all of these maps, and
+    drop them.
 
     *Budget*: memories with their labels, codebook or quantizer, head, class means and the old network of iCaRL. What
     the fixed parts leave is shared equally by the classes; for a new class, all others give up memories first.
@@ -51,22 +112,21 @@ class ReplayKnowledge(Knowledge):
         pieces: number of pieces trained on; 0 while maps are kept.
     """
 
+    statistics: ClassMeans
+
     def __init__(self, method: str, frozen: SplitModel, budget_bytes: int):
         self.method, self.replay, self.frozen, self.budget_bytes = method, REPLAY[method], frozen, budget_bytes
         self.kept = frozen.map_shape[0]
-        self.names: list[str | None] = []
-        self.images: list[int] = []
-        self.confidence = Confidence()
-        self._asked = None
         self._start()
+        self._begin()
 
-    def __deepcopy__(self, memo: dict) -> "Knowledge":
+    def __deepcopy__(self, memo: dict) -> "Classifier":
         memo.update({id(part): part for part in (self.frozen, self.frozen.feature_extractor)})  # never changed
         return super().__deepcopy__(memo)
 
-    def _start(self) -> None:
-        """Initialise what is learned and stored, without a class."""
-        self.statistics: ClassMeans = ClassMeans(len(self.names), self.kept)
+    def _begin(self) -> None:
+        """Initialise what is learned and stored, without images."""
+        self.statistics = ClassMeans(len(self.names), self.kept)
         self.network = ReplayNetwork(self.frozen, self.method == "crumb", self.replay.images)
         self.network.resize(max(1, len(self.names)))
         self.memories = HeldRows(1, EveryJth() if self.replay.images else ClassBalancedReservoir())
@@ -95,18 +155,24 @@ class ReplayKnowledge(Knowledge):
         Raises:
             BudgetError: there are fewer than are needed.
         """
-        fixed, item = memory_bytes(self.method, self.replay, self.network)
+        height, width = self.frozen.map_shape[1:]
         if maps:
             fixed, item = 0, HeldRows.item_bytes(self.frozen) + 2
-        height, width = self.frozen.map_shape[1:]
-        least = -(-FIRST_LOCATIONS // (height * width)) if maps else classes
+            least, what = -(-FIRST_LOCATIONS // (height * width)), "feature maps to begin with"
+        else:
+            from crumb_avalanche.methods.registry import get_strategy
+
+            entry, model = get_strategy(self.method), self.network.model
+            settings, table = entry.settings(), model.codebook
+            fixed = entry.fixed_bytes(model, settings, 0) if table is None else tensor_bytes([table.blocks])
+            item = entry.bytes_of_item(model, settings) + 2
+            least, what = classes, "a memory of each class"
         fixed += classes * self._bytes_beside()
         if fixed + least * item > self.budget_bytes:
-            what = f"{least} feature maps to begin with" if maps else "a memory of each class"
             raise BudgetError(
-                f"{fixed + least * item:,} bytes are needed for {counted(classes, 'class')} with {what}, but the "
-                f"budget is {self.budget_bytes:,}: forget a class, or make a learner with a larger budget_bytes and "
-                "teach it again"
+                f"{fixed + least * item:,} bytes are needed for {counted(classes, 'class')} with "
+                f"{f'{least} {what}' if maps else what}, but the budget is {self.budget_bytes:,}: forget a class, or "
+                "make a learner with a larger budget_bytes and teach it again"
             )
         return (self.budget_bytes - fixed) // item
 
@@ -168,7 +234,7 @@ class ReplayKnowledge(Knowledge):
                 torch.cat(pair) if len(kept) else pair[1] for pair in ((kept, features), (its_labels, labels))
             )
             enough = len(features) >= min(FIRST_IMAGES, self.memories.max_size + 1)
-            if not enough or not calibrated(self.network, features):
+            if not enough or not self._calibrated(features):
                 new = slice(len(kept), None)
                 batch = StreamBatch(labels[new], features[new], None, None)  # type: ignore[arg-type]
                 self.memories.store(batch, self.frozen)
@@ -177,9 +243,93 @@ class ReplayKnowledge(Knowledge):
             features, labels, known = features[order], labels[order], []
             self.memories = HeldRows(self._capacity(len(self.taught), maps=False), EveryJth())
         elif not self.network.model.calibrated:
-            calibrated(self.network, features)
-        train(self.method, self.replay, self.network, self.memories, features, labels, known, self.pieces)
+            self._calibrated(features)
+        self._train(features, labels, known)
         self.pieces += 1
+
+    def _calibrated(self, examples: Tensor) -> bool:
+        """Set feature scale and codebook from examples; returns whether they were of use (they may be all alike)."""
+        try:
+            with preserve_rng_state():
+                calibrate(self.network.model, TensorDataset(examples), "kmeans")
+        except ValueError:
+            return False
+        return True
+
+    def _train(self, examples: Tensor, labels: Tensor, known: list[int]) -> None:
+        """Train on a piece and store memories of it; the number of earlier pieces seeds the random draws.
+
+        Args:
+            examples: ``(n, C, H, W)`` maps of F, or ``(n, 3, h, w)`` uint8 pixels.
+            labels: ``(n,)`` int64.
+            known: classes of earlier pieces.
+        """
+        from avalanche.benchmarks import benchmark_from_datasets
+        from avalanche.benchmarks.utils import as_classification_dataset
+
+        with preserve_rng_state():
+            random.seed(self.pieces)
+            np.random.seed(self.pieces)
+            torch.manual_seed(self.pieces)
+            strategy = self._strategy(known)
+            data = TensorDataset(examples, labels)
+            data.targets = labels.tolist()  # type: ignore[attr-defined]
+            strategy.train(benchmark_from_datasets(train=[as_classification_dataset(data)]).train_stream[0])
+            self._rehearse(strategy)
+            self.network.model.eval().zero_grad()
+            self._keep(strategy)
+
+    def _strategy(self, known: list[int]) -> "StreamStrategy":
+        """Build the strategy of the method as it was after the last piece."""
+        from avalanche.logging import BaseLogger
+        from avalanche.training.plugins import EvaluationPlugin
+
+        from crumb_avalanche.methods.registry import LearningSettings, build_strategy
+
+        learning = LearningSettings(**LEARNING | self.replay.learning)
+        evaluator = EvaluationPlugin(loggers=[BaseLogger()])
+        strategy: Any = build_strategy(
+            self.method, self.network.model, learning, self.memories.max_size, evaluator=evaluator
+        )
+        strategy.seen_classes.seen = list(known)
+        strategy.clock.train_exp_counter = self.pieces
+        plugin, storage = strategy.memory, strategy.storage_policy
+        if not self.replay.herds:
+            storage.rule = EveryJth()
+        storage.load_state_dict(storage.state_dict() | self.memories.state_dict())
+        if self.network.quantizer is not None:
+            storage.quantizer.load_state_dict({"centroids": self.network.quantizer.centroids})
+        changed: dict[str, Any] = {"classes": [], "earlier": list(known)}
+        if self.replay.herds:
+            changed["old_network"] = self.network.old
+        plugin.load_state_dict(plugin.state_dict() | changed)
+        plugin.returning_expected = True
+        return strategy
+
+    def _rehearse(self, strategy: Any) -> None:
+        """Take steps on memories with equal shares of all classes, the new one included, which would else prevail."""
+        from crumb_avalanche.training.crumb import memory_step
+
+        storage, model = strategy.storage_policy, strategy.model
+        model.train()
+        for _ in range(self.replay.rehearsals):
+            slots = storage.sample(set(), at_least=strategy.train_mb_size)
+            maps, labels = storage.replay(slots, model)
+            memory_step(strategy, strategy._criterion(strategy.memory.logits(model, maps), labels))
+
+    def _keep(self, strategy: Any) -> None:
+        """Keep what a strategy learned and stored."""
+        stored, plugin, network = strategy.storage_policy.state_dict(), strategy.memory, self.network
+        self.memories.load_state_dict(stored | {"rule": stored["rule"] or self.memories.rule.state_dict()})
+        if "centroids" in stored:
+            network.quantizer = quantizer_of(stored["centroids"])
+        network.old = {name: value.clone() for name, value in plugin.state_dict().get("old_network", {}).items()}
+        answers = plugin.answer_state(strategy)
+        if "means" in answers:
+            network.means = answers["means"].new_zeros(network.model.n_classes, answers["means"].shape[1])
+            network.means[answers["classes"]] = answers["means"]
+
+    # Answers
 
     def predict_before_learning(self, features: Tensor, number: int) -> bool | None:
         """Answer for a clip before it is learned, and record how sure the answer is."""
@@ -192,13 +342,14 @@ class ReplayKnowledge(Knowledge):
         self.confidence.observe(found, number, without)
         return int(found.labels[found.scores.mean(0).argmax()]) == number
 
-    # Answers
+    def compute(self, model: SplitModel, pixels: Tensor) -> Tensor:
+        """Compute what is learned or asked of pixels: F's maps ``(n, C, H, W)``, or the pixels themselves."""
+        return pixels if self.replay.images else model.extract(pixels)
 
     @torch.no_grad()
     def _pooled(self, features: Tensor) -> Tensor:
-        maps = (
-            self.network.model.features(features) / self.network.model.feature_scale if self.replay.images else features
-        )
+        model = self.network.model
+        maps = model.features(features) / model.feature_scale if self.replay.images else features
         return maps.mean((2, 3))
 
     @torch.no_grad()
@@ -217,7 +368,7 @@ class ReplayKnowledge(Knowledge):
             return found
         return found._replace(scores=features[:, self.length + found.labels].double() / self.replay.temperature)
 
-    def explain(self, model: SplitModel, features: Any, pixels: Tensor) -> Tensor:
+    def explain(self, model: SplitModel, pixels: Tensor) -> Tensor:
         """Attribute the margin of an answer to the locations of an image.
 
         A location's share is the derivative of the margin by its values in the map, times the difference of these
@@ -226,7 +377,7 @@ class ReplayKnowledge(Knowledge):
         Returns:
             ``(H, W)`` float32 on the grid of the map that enters the plastic layers.
         """
-        inputs = self.network.inputs(features(model, pixels)).requires_grad_()
+        inputs = self.network.inputs(self.compute(model, pixels)).requires_grad_()
         scores = self._scores(inputs)[0, self.taught]
         best = scores.topk(min(2, len(self.taught))).values
         (gradient,) = torch.autograd.grad(best[0] - best[1] if len(best) > 1 else best[0], inputs)
@@ -238,15 +389,13 @@ class ReplayKnowledge(Knowledge):
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone; the last class with all that was learned."""
         number = self.find(name)
-        self.statistics.forget(number)
-        self.confidence.forget(number)
-        self.names[number], self.images[number] = None, 0
+        super().forget(name)
         self.memories.forget(number)
         self.network.forget(number)
         if not self.taught:
-            self._start()
+            self._begin()
 
-    def merge(self, other: Knowledge) -> list[str]:
+    def merge(self, other: Classifier) -> list[str]:
         """Refuse: weights that were trained apart have no sum.
 
         Raises:
@@ -302,3 +451,12 @@ class ReplayKnowledge(Knowledge):
             shape = (packed_bytes(codebook.groups(channels) * height * width, bits),)
         if rows is not None and (rows.shape[1:] != shape or rows.dtype != dtype):
             raise StateError(f"memories are {rows.dtype} {tuple(rows.shape[1:])}, not {dtype} {shape}")
+
+
+def new_classifier(
+    method: str, model: SplitModel, budget_bytes: int, moments: dict[str, Any] | None = None
+) -> Classifier:
+    """Make a classifier without classes of any method that a learner may have; see ``Classifier.of_model``."""
+    if method in REPLAY:
+        return ReplayClassifier(method, model, budget_bytes)
+    return Classifier.of_model(method, model, budget_bytes, moments)

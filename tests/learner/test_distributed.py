@@ -13,15 +13,14 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.cli import main
-from crumb_avalanche.learner import by_many
-from crumb_avalanche.learner.by_many import GROUPS, shards_of
-from crumb_avalanche.learner.clip import ClipFiles
-from crumb_avalanche.learner.engine import Here
-from crumb_avalanche.learner.kinds import KINDS
+from crumb_avalanche.learner import distributed
+from crumb_avalanche.learner.classifier import CLOSED_FORMS
+from crumb_avalanche.learner.clips import ClipFiles
+from crumb_avalanche.learner.distributed import GROUPS, shards_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError
-from crumb_avalanche.system.ray_cluster import RayCalls
+from crumb_avalanche.system.ray_cluster import Here, RayCalls
 from crumb_avalanche.system.tensor_file import flatten
 
 CLASSES, CLIPS, FRAMES = 5, 4, 5
@@ -50,9 +49,9 @@ def asked():
 
 def scores(learner):
     """Scores of images, classes in the order of their names."""
-    known = learner._knowledge
+    known = learner._classifier
     columns = [known.find(info.name) for info in sorted(learner.classes, key=lambda info: info.name)]
-    return known.statistics.scores(learner._features(learner.network.model, asked()))[:, columns]
+    return known.statistics.scores(learner._classifier.compute(learner.network.model, asked()))[:, columns]
 
 
 def tensors(learner):
@@ -66,7 +65,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(equal)
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", CLOSED_FORMS)
 def test_many_answer_as_one(make, tree, method):
     one, many = make(method), make(method)
     alone = one.teach(tree)
@@ -99,7 +98,7 @@ def test_confidence_comes_from_clips_that_were_asked_of_others(make, tree):
     one, many = make(), make()
     one.teach(tree)
     lesson = many.teach(tree, engine=Here())
-    records = many._knowledge.confidence._records
+    records = many._classifier.confidence._records
     # A clip is asked of the 7 other groups of shards: of at least 15 of 20 images of its class.
     assert lesson.answered == len(records.lessons.unique()) == CLASSES * CLIPS
     assert records.images.min() >= CLIPS * FRAMES - FRAMES * -(-CLASSES * CLIPS // GROUPS) and records.classes.min() > 1
@@ -107,8 +106,8 @@ def test_confidence_comes_from_clips_that_were_asked_of_others(make, tree):
     answers = [[many.predict(image).known for image in images(number, 10, seed=9)] for number in range(CLASSES + 1)]
     assert np.mean(answers[:CLASSES]) > 0.8 and np.mean(answers[CLASSES]) < 0.5
     temperatures = [
-        learner._knowledge.confidence.temperature(
-            learner._knowledge._evidence(learner._features(learner.network.model, asked()))
+        learner._classifier.confidence.temperature(
+            learner._classifier._evidence(learner._classifier.compute(learner.network.model, asked()))
         )
         for learner in (one, many)
     ]
@@ -132,7 +131,7 @@ def test_a_clip_is_whole_in_one_shard_and_classes_are_in_many():
     clips = [ClipFiles(f"c{n}/{clip}", f"c{n}", ("a.png",) * 40) for n in range(10) for clip in range(20)]
     shards = shards_of(clips)
     assert sorted(clip.path for shard in shards for clip in shard) == sorted(clip.path for clip in clips)
-    assert len(shards) == -(-200 * 40 // by_many.IMAGES)
+    assert len(shards) == -(-200 * 40 // distributed.IMAGES)
     assert {sum(clip.images for clip in shard) for shard in shards} <= {480, 520}
     for n in range(10):
         assert sum(any(clip.label == f"c{n}" for clip in shard) for shard in shards) >= 10

@@ -1,0 +1,328 @@
+"""Learner files of runs: a trained strategy, from which training resumes, or which answers as the run did.
+
+The file holds the strategy's state, the network's weights and a header with the arguments to rebuild both. The loaded
+strategy predicts as the run did, without the run's settings, weight files or images.
+"""
+
+import json
+import os
+import warnings
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.learner.calibration import Confidence
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP, ClassInfo
+from crumb_avalanche.learner.evidence import temperature_of
+from crumb_avalanche.learner.lesson import now
+from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.schema import check_run_header
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.int8 import restore
+from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.system.rng_state import get_rng_state, preserve_rng_state, set_rng_state
+from crumb_avalanche.system.schema import shown
+from crumb_avalanche.system.tensor_file import StateError, TensorFileError, loaded_json, read_state, write_state
+
+if TYPE_CHECKING:
+    from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+LEARNER = "learner.safetensors"
+FORMAT_OF_RUNS = "crumb-run-learner-1"
+DAMAGED = "is no valid learner: take a copy from before, or learn anew"
+Keep = Literal["full", "answers"]
+# Strategies without a learner file, and why.
+NOT_KEPT = {"chance": "its answers are random"}
+
+
+class LearnerError(ValueError):
+    """A learner cannot be saved or changed, or a file is not a valid learner file."""
+
+
+@dataclass(frozen=True)
+class LearnerHeader:
+    """Header of a run's learner file, in plain values.
+
+    Attributes:
+        strategy: name in the registry.
+        method: all settings that only the method has.
+        learning: fields of ``LearningSettings``.
+        mem_size: capacity in memories; 0 for a method that stores none.
+        seed: seed of the method's random draws.
+        network: arguments of ``split_backbone`` except ``weights`` and ``codebook``.
+        codebook: ``(codebook_size, codebook_dim)``, or ``None``.
+        precision: ``fp32`` or ``bf16``.
+        evaluate_quantized: whether evaluation goes through the codebook.
+        transform: conversion of an image to the network's input: side in pixels, interpolation, mean and standard
+            deviation.
+        classes: label, name and number of training images of each class, in order of arrival.
+        lessons: number, labels and number of images of each experience trained on.
+        budget: memory budget in images, bytes or memories.
+        calibration: ``feature_scale`` and the initialisation of the codebook.
+        keep: ``full`` for a state that training can resume from, ``answers`` for one that can only predict.
+        weights_sha256: hash of F's weights (``weights_hash``).
+        versions: versions of the libraries that influence results.
+        plan: settings of the run that can change its result; not used to rebuild the learner.
+        written: date and time of writing, ISO 8601 in UTC.
+    """
+
+    strategy: str
+    method: dict[str, Any]
+    learning: dict[str, Any]
+    mem_size: int
+    seed: int
+    network: dict[str, Any]
+    codebook: tuple[int, int] | None
+    precision: str = "fp32"
+    evaluate_quantized: bool = False
+    transform: dict[str, Any] = field(default_factory=dict)
+    classes: list[dict[str, Any]] = field(default_factory=list)
+    lessons: list[dict[str, Any]] = field(default_factory=list)
+    budget: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
+    keep: Keep = "full"
+    weights_sha256: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    written: str = ""
+
+
+def cannot_be_taught(header: LearnerHeader) -> str:
+    """Return why a run's learner can only be asked; empty if it can be taught on."""
+    if header.strategy in CLOSED_FORMS:
+        return ""
+    return f"was learned by {header.strategy}; only {', '.join(CLOSED_FORMS)} can be taught on"
+
+
+class SavedLearner(NamedTuple):
+    """A run's learner: a strategy that can ``eval``, and can ``train`` if ``header.keep`` is ``full``."""
+
+    strategy: "StreamStrategy"
+    header: LearnerHeader
+
+
+def header_of_run(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
+    """Return the header of a run's learner file.
+
+    Raises:
+        LearnerError: the file is of another format, or holds a value that no run writes.
+    """
+    found = metadata.get("format", "")
+    if found != FORMAT_OF_RUNS:
+        kind = f"of format {shown(found)}" if found else "no learner file"
+        raise LearnerError(f"{path} is {kind}, not {FORMAT_OF_RUNS}; give the {LEARNER} of a finished run")
+    try:
+        values = loaded_json(metadata.get("learner", ""))
+        check_run_header(values)
+    except StateError as error:
+        raise LearnerError(f"{path} {DAMAGED} ({error})") from error
+    codebook = values["codebook"]
+    return LearnerHeader(**{**values, "codebook": codebook and tuple(codebook)})
+
+
+def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: LearnerHeader) -> None:
+    """Write a run's learner file atomically.
+
+    Args:
+        path: path of the file; an existing one is replaced.
+        strategy: the strategy, not within an experience.
+        header: ``keep`` selects what is written; ``weights_sha256`` and ``written`` are filled in.
+
+    Raises:
+        LearnerError: the strategy is one of ``NOT_KEPT``, or its state cannot be stored.
+        OSError: the file cannot be written, for instance because the disk is full; an existing one is unchanged.
+    """
+    if header.strategy in NOT_KEPT:
+        raise LearnerError(f"strategy {header.strategy} has no learner file: {NOT_KEPT[header.strategy]}")
+    model, full = strategy.model, header.keep == "full"
+    state: dict[str, Any] = {"feature_extractor": dict(model.feature_extractor.state_dict())}
+    if model.runtime.calibration is not None:
+        state["int8"] = model.runtime.calibration.state_dict()
+    if full:
+        state["rng"] = get_rng_state()
+    filled = replace(header, weights_sha256=weights_hash(model.feature_extractor), written=now())
+    try:
+        state["strategy"] = strategy.state_dict() if full else strategy.answer_state()
+        write_state(path, state, {"format": FORMAT_OF_RUNS, "learner": json.dumps(asdict(filled))})
+    except StateError as error:
+        raise LearnerError(f"strategy {header.strategy} cannot be saved: {error}") from error
+
+
+def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
+    """Build the strategy of a run's learner file and load its state.
+
+    A file with ``keep="full"`` also sets the global RNG state: training on the next experience gives the same result as
+    in the process that wrote the file. A file with ``keep="answers"`` leaves the RNG state unchanged, and ``train`` of
+    its strategy raises a ``LearnerError``.
+
+    Args:
+        path: a learner file.
+        device: device of the strategy.
+
+    Raises:
+        LearnerError: see ``read_header``; or a tensor is damaged or has another shape.
+        RuntimeRefusedError: it was learned in int8, and cannot be run so; see ``int8.restore``.
+    """
+    path = Path(path)
+    try:
+        state, metadata = read_state(path)
+    except TensorFileError as error:
+        raise LearnerError(str(error)) from error
+    header = header_of_run(path, metadata)
+    try:
+        with preserve_rng_state():
+            strategy = _build(header, device)
+        strategy.model.feature_extractor.load_state_dict(state["feature_extractor"])
+        if header.keep == "full":
+            _load_all(strategy, state["strategy"])
+        else:
+            strategy.load_answer_state(state["strategy"])
+            strategy.__dict__["train"] = partial(_refuse_training, path)
+        for name, value in strategy.model.state_dict().items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise StateError(f"{name} holds values that are not finite")
+    except Exception as error:  # the state of each strategy is its own, and so is how it fails
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {reason}") from error
+    if weights_hash(strategy.model.feature_extractor) != header.weights_sha256:
+        raise LearnerError(f"the weights of F in {path} are not those that its header names; save the learner again")
+    restore(strategy.model, state.get("int8"), [header.versions.get("runtime", "")])
+    if "rng" in state:
+        try:
+            set_rng_state(state["rng"])
+        except Exception as error:  # of each generator its own
+            raise LearnerError(f"the states of the random draws in {path} are damaged; repeat the run") from error
+    return SavedLearner(strategy, header)
+
+
+def _refuse_training(path: Path, *arguments, **keywords) -> None:
+    raise LearnerError(
+        f"{path} was kept with keep_learner=answers: without optimizer, memories and counters, training would start "
+        "anew and forget; train on a file that was kept with keep_learner=full"
+    )
+
+
+def _load_all(strategy: "StreamStrategy", state: dict[str, Any]) -> None:
+    """Load a full state, except for plugins that recorded the run: metrics, predictions, progress.
+
+    Raises:
+        StateError: the state of a plugin of the method is missing.
+    """
+    from crumb_avalanche.training.stateful import parts
+
+    wanted = {name for name, part in parts(strategy).items() if hasattr(part, "state_dict") and part.state_dict()}
+    if missing := wanted - state["plugins"].keys():
+        raise StateError(f"the state of {', '.join(sorted(missing))} is missing")
+    strategy.load_state_dict(state, strict=False)
+
+
+def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
+    """Build the untrained strategy of a header."""
+    from avalanche.training.plugins import EvaluationPlugin
+
+    from crumb_avalanche.methods.registry import LearningSettings, build_strategy
+
+    codebook = None if header.codebook is None else Codebook(*header.codebook)
+    model = split_backbone(weights=None, codebook=codebook, **header.network).to(device)
+    model.set_precision(header.precision)
+    strategy = build_strategy(
+        header.strategy,
+        model,
+        LearningSettings(**header.learning),
+        header.mem_size,
+        header.seed,
+        device,
+        header.method,
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    model.quantized_evaluation = header.evaluate_quantized
+    return strategy
+
+
+def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
+    """Return the softmax of a strategy's ``(B, classes)`` outputs, at the usual temperature of a closed form."""
+    return (outputs.double() / temperature_of(getattr(strategy, "statistics", None))).softmax(1)
+
+
+class RunAnswers:
+    """What answers as the evaluation of a run did, for any strategy; it has of ``Classifier`` what answers need.
+
+    Confidence is the softmax of the strategy's outputs, not calibrated, and it is not known which images are unknown.
+    The RNG state does not change.
+
+    Args:
+        path: a run's learner file.
+
+    Attributes:
+        header: of the file.
+        network: the strategy's model.
+        note: what a person who reads the answers should know.
+
+    Raises:
+        LearnerError: see ``load_learner``.
+    """
+
+    note = "confidence is the softmax of the method's outputs, not calibrated, and unknown images are not told"
+
+    def __init__(self, path: Path):
+        from crumb_avalanche.training.plugins import OutputsPlugin
+
+        with preserve_rng_state():
+            self._strategy, self.header = load_learner(path)
+            if self.header.keep == "full":  # iCaRL would pass all its exemplars through the network before every answer
+                trained, self._strategy = self._strategy, _build(self.header, "cpu")
+                self._strategy.model.feature_extractor.load_state_dict(trained.model.feature_extractor.state_dict())
+                self._strategy.model.runtime = trained.model.runtime
+                self._strategy.load_answer_state(trained.answer_state())
+        transform, classes = self.header.transform, self.header.classes
+        if not {"size", "interpolation"} <= transform.keys() or not classes:
+            raise LearnerError(f"{path} says of no class or image size; take a copy, or repeat the run")
+        arguments = {"name": self.header.network["name"], "image_size": int(transform["size"])}
+        model, sha256 = self._strategy.model, self.header.weights_sha256
+        self.network = FrozenNetwork(model, arguments, "the run's weights", sha256)
+        self.names = [one["name"] for one in classes]
+        self.classes = [ClassInfo(one["name"], one["images"], 0) for one in classes]
+        self.confidence = Confidence()  # without records
+        self._labels = [one["label"] for one in classes]
+        self._outputs = OutputsPlugin()
+        self._strategy.plugins.append(self._outputs)
+
+    def tensors(self) -> list[Tensor]:
+        """Return nothing: no budget counts them."""
+        return []
+
+    def compute(self, model: Any, pixels: Tensor) -> Tensor:
+        """Return pixels."""
+        return pixels
+
+    def examine(self, pixels: Tensor) -> Tensor:
+        """Return the ``(B, classes)`` outputs of an evaluation of ``(B, 3, h, w)`` uint8 pixels."""
+        from crumb_avalanche.training.data import unlabelled_experience
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No loggers specified")
+            try:
+                self._strategy.eval(unlabelled_experience(pixels))
+            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise LearnerError(
+                    f"the learner of this run cannot answer ({reason}); take a copy, or repeat it"
+                ) from error
+        return torch.cat(self._outputs.outputs)
+
+    def ranked(self, outputs: Tensor) -> list[tuple[list[tuple[str, float]], None]]:
+        """Rank the classes for each frame, and for all together by the mean of their outputs; see ``Classifier``."""
+        shares = probabilities(self._strategy, torch.cat([outputs, outputs.mean(0, keepdim=True)]))[:, self._labels]
+        if not shares.isfinite().all():
+            raise LearnerError(
+                "the learner of this run gives answers that are not finite; take a copy, or repeat the run"
+            )
+        best = shares.sort(dim=1, descending=True, stable=True).indices[:, : RUNNERS_UP + 1].tolist()
+        return [
+            ([(self.names[place], float(row[place])) for place in places], None) for row, places in zip(shares, best)
+        ]
