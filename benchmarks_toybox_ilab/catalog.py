@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from types import ModuleType
 
 from benchmarks_toybox_ilab.datasets import (
@@ -19,10 +21,6 @@ from benchmarks_toybox_ilab.datasets import (
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import STREAM_CLASSES, ToyShapesFrames
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-
-def _one_group(table: FrameTable, reference: bool) -> None:
-    """Return None: all classes are one group, in the order of the table."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Benchmark:
     layout: str
     source: str
     options: tuple[str, ...] = ()
-    class_groups: Callable[[FrameTable, bool], Sequence[Sequence[str]] | None] = _one_group
+    class_groups: Callable[[FrameTable, bool], Sequence[Sequence[str]] | None] = lambda table, reference: None
 
     def table(
         self,
@@ -84,68 +82,61 @@ class Benchmark:
         if fps is not None and "fps" not in self.options:
             raise FrameTableError(f"benchmark {self.name} reads no video files; fps={fps:g} is for clip_folder.")
         given = {"reference": reference, "fps": 1.0 if fps is None else fps, "bad_videos": bad_videos}
-        given["new_class"] = new_class
+        given |= {"new_class": new_class}
         return self.frames(root, run, **{name: given[name] for name in self.options})
 
 
-def _streamed_shapes(root: str | None = None, run: int = 0) -> FrameTable:
-    """The ten streamed toy shapes; the other ten are for pretraining."""
-    return ToyShapesFrames(root, run, classes=STREAM_CLASSES)
-
-
-def _short_clips(root: str | None = None, run: int = 0) -> FrameTable:
-    """The ten streamed toy shapes with a third of the frames per clip, for quick trials."""
-    return ToyShapesFrames(root, run, classes=STREAM_CLASSES, frames_per_clip=5)
-
-
-def _streamed_dots(root: str | None = None, run: int = 0) -> FrameTable:
-    """The ten streamed toy shapes, drawn as dots."""
-    return ToyShapesFrames(root, run, classes=STREAM_CLASSES, dots=True)
-
-
-def _of_the_paper(module: ModuleType, frames: Callable[..., FrameTable], *numbers: int) -> Benchmark:
-    """A benchmark of the paper: the split is the same in every run, and `reference` is an option."""
-    name = module.__name__.rpartition(".")[2]
-    more = {"class_groups": module.class_groups} if hasattr(module, "class_groups") else {}
+def _of_files(module: ModuleType, frames: Callable[..., FrameTable], *numbers: int) -> Benchmark:
+    """The benchmark of a data set with a layout; one of the paper has the same split in every run and a `reference`."""
+    layout = module.LAYOUT
 
     def table(root: str, run: int = 0, reference: bool = False) -> FrameTable:
         return frames(root, reference=reference)
 
-    return Benchmark(name, table, *numbers, True, module.LAYOUT.tree, module.LAYOUT.source, ("reference",), **more)
+    reference = "reference" in signature(frames).parameters
+    groups = {"class_groups": module.class_groups} if hasattr(module, "class_groups") else {}
+    return Benchmark(
+        layout.name,
+        table if reference else frames,
+        *numbers,
+        True,
+        layout.tree,
+        layout.source,
+        ("reference",) if reference else (),
+        **groups,
+    )
+
+
+def _of_shapes(name: str, **settings: object) -> Benchmark:
+    """The ten streamed toy shapes; the other ten are for pretraining."""
+    frames = partial(ToyShapesFrames, classes=STREAM_CLASSES, **settings)
+    return Benchmark(name, frames, 2, 21, 15, False, "no files: drawn when read", "made by this package")
 
 
 # Classes of an experience, batch size and budget in images: paper, "Stream learning benchmark datasets", and S5.
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
-        _of_the_paper(core50, core50.CORe50Frames, 2, 21, 15),
-        _of_the_paper(toybox, toybox.ToyboxFrames, 2, 21, 15),
-        _of_the_paper(ilab, ilab.ILabFrames, 2, 21, 15),
-        _of_the_paper(icub, icub.ICubFrames, 2, 21, 30),
-        _of_the_paper(ilab_core50, ilab_core50.ILabCORe50Frames, 2, 21, 30),
-        _of_the_paper(cifar100, cifar100.CIFAR100Frames, 5, 128, 100),
-        _of_the_paper(imagenet, imagenet.ImageNetFrames, 100, 128, 10_000),
-        Benchmark("eth80", eth80.ETH80Frames, 2, 21, 15, True, eth80.LAYOUT.tree, eth80.LAYOUT.source),
+        _of_files(core50, core50.CORe50Frames, 2, 21, 15),
+        _of_files(toybox, toybox.ToyboxFrames, 2, 21, 15),
+        _of_files(ilab, ilab.ILabFrames, 2, 21, 15),
+        _of_files(icub, icub.ICubFrames, 2, 21, 30),
+        _of_files(ilab_core50, ilab_core50.ILabCORe50Frames, 2, 21, 30),
+        _of_files(cifar100, cifar100.CIFAR100Frames, 5, 128, 100),
+        _of_files(imagenet, imagenet.ImageNetFrames, 100, 128, 10_000),
+        _of_files(eth80, eth80.ETH80Frames, 2, 21, 15),
+        _of_files(tiny_imagenet, tiny_imagenet.TinyImageNetFrames, 10, 128, 200),
         Benchmark(
-            *("tiny_imagenet", tiny_imagenet.TinyImageNetFrames, 10, 128, 200, True),
-            *(tiny_imagenet.LAYOUT.tree, tiny_imagenet.LAYOUT.source),
+            "clip_folder",
+            clip_folder.ClipFolderFrames,
+            *(2, 21, 15, True),
+            clip_folder.LAYOUT,
+            "your own images and videos",
+            ("fps", "bad_videos", "new_class"),
         ),
-        Benchmark(
-            *("clip_folder", clip_folder.ClipFolderFrames, 2, 21, 15, True),
-            *(clip_folder.LAYOUT, "your own images and videos", ("fps", "bad_videos", "new_class")),
-        ),
-        Benchmark(
-            *("toy_shapes", _streamed_shapes, 2, 21, 15, False),
-            *("no files: drawn when read", "made by this package"),
-        ),
-        Benchmark(
-            *("toy_shapes_short", _short_clips, 2, 21, 15, False),
-            *("no files: drawn when read", "made by this package"),
-        ),
-        Benchmark(
-            *("toy_dots", _streamed_dots, 2, 21, 15, False),
-            *("no files: drawn when read", "made by this package"),
-        ),
+        _of_shapes("toy_shapes"),
+        _of_shapes("toy_shapes_short", frames_per_clip=5),  # a third of the frames, for quick trials
+        _of_shapes("toy_dots", dots=True),
     )
 }
 """The benchmarks by name, as for `crumb run --benchmark`; see `Benchmark`."""

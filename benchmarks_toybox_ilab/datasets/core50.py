@@ -84,13 +84,10 @@ def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files below root lack of the paper's data set, one line per session, object or class.
+    """List what these files lack of the paper's data set; see `missing_objects`.
 
-    Only the 15 frames that are used of a clip count. The published data set lacks none of them: its 134 missing frames
-    of 165,000 have numbers below 10.
-
-    Raises:
-        FrameTableError: If an image does not fit the layout.
+    Only the 15 frames that are used of a clip count. The published data set lacks none of them: its 134 missing
+    frames of 165,000 have numbers below 10.
     """
     known = {name: range(OBJECTS * place + 1, OBJECTS * (place + 1) + 1) for place, name in enumerate(CLASSES)}
     gaps = partial(clip_gaps, frames=len(FRAMES))
@@ -106,9 +103,6 @@ def CORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     Split: of the 11 sessions of each of the 50 objects, 3, 7 and 10 are for testing (2,250 frames) in every run. Each
     clip gives 15 frames. They are resized to the transform's size without keeping the aspect ratio (224 x 224 pixels
     in the paper). Avalanche's own benchmark `CORe50` has 50 classes and other experiences.
-
-    Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object Recognition", CoRL 2017,
-    https://vlomonaco.github.io/core50/
 
     Args:
         dataset_root: As `root` of `CORe50Frames`.

@@ -114,12 +114,9 @@ def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] 
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files below root lack of the paper's data set, one line per clip, object or class.
+    """List what these files lack of the paper's data set; see `missing_objects`.
 
-    A clip exists if the left camera has an image of it on any day; lengths of clips are unknown and are not checked.
-
-    Raises:
-        FrameTableError: If an image does not fit the layout.
+    A clip exists if the left camera has an image of it on any day; lengths of clips are unknown.
     """
     found, known = LAYOUT.clips(LAYOUT.images(paths)), {name: range(1, OBJECTS + 1) for name in CLASSES}
     gaps = partial(clip_gaps, frames=1)
@@ -133,9 +130,6 @@ def ICub(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     Split: of the five clips of each of the 200 objects, MIX is for testing, and ROT2D, ROT3D, SCALE and TRANSL are for
     training in every run. Every tenth frame is used, of the left camera and of one day. Frames are resized to the
     transform's size without keeping the aspect ratio (224 x 224 pixels in the paper).
-
-    Pasquale et al., "Are we done with object recognition? The iCub robot's perspective", Robotics and Autonomous
-    Systems 112, 2019, https://robotology.github.io/iCubWorld/#icubworld-transformations-modal
 
     Args:
         dataset_root: As `root` of `ICubFrames`.

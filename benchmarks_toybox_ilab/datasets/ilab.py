@@ -108,12 +108,9 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files below root lack of the paper's data set, one line per object or class.
+    """List what these files lack of the paper's data set; see `missing_objects`.
 
     A class is complete with 28 objects that have eight sessions of 15 images.
-
-    Raises:
-        FrameTableError: If an image does not fit the layout.
     """
     found, known = LAYOUT.clips(LAYOUT.images(paths)), dict.fromkeys(CLASSES, ())
     return missing_objects(found, known, OBJECTS, (), lambda _: _gaps, lambda name, number: f"{name}/i{number:04d}")
@@ -148,9 +145,6 @@ def ILab(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     Split: of the 8 sessions (backgrounds) of each of the 392 objects, the fourth and the eighth are for testing in
     every run. Images are resized to the transform's size without keeping the aspect ratio (224 x 224 pixels in the
     paper).
-
-    Borji et al., "iLab-20M: A Large-Scale Controlled Object Dataset to Investigate Deep Learning", CVPR 2016,
-    http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz
 
     Args:
         dataset_root: As `root` of `ILabFrames`.

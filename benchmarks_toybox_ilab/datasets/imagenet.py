@@ -68,8 +68,6 @@ def OnlineImageNet(dataset_root: str | Path, reference: bool = False) -> FrameTa
     The 50,000 images of the validation set are for testing. Images are resized to the transform's size without keeping
     the aspect ratio (224 x 224 pixels in the paper).
 
-    Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015, https://image-net.org
-
     Args:
         dataset_root: As `root` of `ImageNetFrames`.
         protocol: "class_iid" (the paper's), "class_instance" (the same here: a clip is one image) or "offline".

@@ -103,13 +103,10 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
 
 
 def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files below root lack of the paper's data set, one line per clip, object or class.
+    """List what these files lack of the paper's data set; see `missing_objects`.
 
     A class is complete with 29 objects that have ten clips of 15 frames. Short clips are listed too, although some
     videos may be shorter than 15 seconds; a table can be made of them.
-
-    Raises:
-        FrameTableError: If an image does not fit the layout.
     """
     found, known = LAYOUT.clips(LAYOUT.images(paths)), {name: range(1, OBJECTS + 2) for name in sorted(CLASSES)}
     gaps = partial(clip_gaps, frames=FRAMES)
@@ -142,9 +139,6 @@ def Toybox(dataset_root: str | Path, reference: bool = False) -> FrameTable:
 
     Split: of the 10 clips of each of the 348 objects, rzplus, rzminus and tz are for testing in every run. Frames are
     resized to the transform's size without keeping the aspect ratio (224 x 224 pixels in the paper).
-
-    Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2018,
-    https://aivaslab.github.io/toybox/
 
     Args:
         dataset_root: As `root` of `ToyboxFrames`.

@@ -64,57 +64,35 @@ class PortableDraws:
         return self._permutation(count, _FRAME_ORDER, experience)
 
 
-class ReferenceDraws:
+class ReferenceDraws(PortableDraws):
     """The orders of a run as the published code of the paper draws them.
 
     One of numpy's legacy generators, seeded with the run, shuffles the classes and then the clips of each experience,
-    which are first sorted by `numbered_clips`. Frames are permuted by a new generator in each experience, also seeded
-    with the run, as `pandas.DataFrame.sample` does with a `random_state`. The frame order of class_iid also depends on
-    the row order of the published index files, which are not all available; here it is the table's.
+    which are first sorted by `numbered_clips`; call `classes` and then `clips` in the order of the stream. Frames are
+    permuted by a new generator in each experience, also seeded with the run, as `pandas.DataFrame.sample` does with a
+    `random_state`. The frame order of class_iid also depends on the row order of the published index files, which are
+    not all available; here it is the table's.
 
     Args:
         run: Seed of the draws.
     """
 
     def __init__(self, run: int) -> None:
-        self.run = run
+        super().__init__(run)
         self._random = np.random.RandomState(run)
 
     def classes(self, count: int) -> np.ndarray:
-        """Draw an order of the classes of a group; call it once per group, in order.
-
-        Args:
-            count: Number of classes in the group.
-
-        Returns:
-            `(count,)` int64: the numbers below `count`, shuffled.
-        """
+        """Draw an order of the classes of a group, as `PortableDraws.classes` does."""
         return self.clips(count, 0)
 
     def clips(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the clips of an experience; call it once per experience, in order.
-
-        Args:
-            count: Number of clips.
-            experience: Number of the experience, from 0.
-
-        Returns:
-            `(count,)` int64: the numbers below `count`, shuffled.
-        """
+        """Draw an order of the clips of an experience, as `PortableDraws.clips` does."""
         order = np.arange(count)
         self._random.shuffle(order)
         return order
 
     def frames(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the frames of an experience.
-
-        Args:
-            count: Number of frames.
-            experience: Number of the experience, from 0.
-
-        Returns:
-            `(count,)` int64: the numbers below `count`, shuffled.
-        """
+        """Draw an order of the frames of an experience, as `PortableDraws.frames` does."""
         return np.random.RandomState(self.run).permutation(count)
 
 

@@ -46,7 +46,7 @@ class FrameDataset(Dataset):
         return (image if self.transform is None else self.transform(image)), self.targets[index]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class PixelTransform:
     """PIL image -> `(3, size, size)` uint8, `3 * size * size` bytes, resized with one of Pillow's antialiased filters.
 
@@ -62,10 +62,6 @@ class PixelTransform:
 
     size: int = 224
     interpolation: str = "bilinear"
-
-    def __repr__(self) -> str:  # without the usual filter, as in the keys of older caches
-        other = f", interpolation={self.interpolation!r}" if self.interpolation != "bilinear" else ""
-        return f"PixelTransform(size={self.size}{other})"
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Transform one image."""
@@ -105,26 +101,7 @@ def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.to(torch.float32).div(255).sub(mean).div(std)
 
 
-def pixel_transform(size: int = 224, interpolation: str = "bilinear") -> PixelTransform:
-    """Transform frames to uint8, a quarter of the bytes of float32, for caches or to normalise on the accelerator.
-
-    Args:
-        size: Side in pixels.
-        interpolation: Name of Pillow's filter, in lower case.
-
-    Returns:
-        A callable: PIL image to `(3, size, size)` uint8.
-    """
-    return PixelTransform(size, interpolation)
-
-
-def imagenet_transform(size: int = 224) -> ImageNetTransform:
-    """Transform frames as networks pretrained on ImageNet expect them.
-
-    Args:
-        size: Side in pixels.
-
-    Returns:
-        A callable: PIL image to `(3, size, size)` float32, as `normalize_pixels` gives it.
-    """
-    return ImageNetTransform(size)
+pixel_transform = PixelTransform
+"""Transform frames to uint8, a quarter of the bytes of float32, for caches or to normalise on the accelerator."""
+imagenet_transform = ImageNetTransform
+"""Transform frames as networks pretrained on ImageNet expect them."""

@@ -13,7 +13,8 @@ import os
 import struct
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from os import PathLike
 from typing import BinaryIO
@@ -92,7 +93,9 @@ def other_images(image: Image.Image) -> str | None:
     millions.
     """
     if image.format == "JPEG":
-        count = 1 + _joined_jpegs(image)
+        with _at_start(image) as file:  # JPEG images without a gap, as in Motion JPEG; cameras add a single preview
+            joined = file.read().count(b"\xff\xd9\xff\xd8\xff")
+        count = 1 + joined if joined > 1 else 1
     elif image.format in ("MPO", "PSD") or not getattr(image, "is_animated", False):
         return None
     elif image.format == "TIFF":
@@ -110,20 +113,6 @@ def other_images(image: Image.Image) -> str | None:
         return None
     cure = "name a video .mjpeg" if image.format == "JPEG" else "save the others as files of their own"
     return f"only the first of its {count} images is used; {cure}"
-
-
-def _joined_jpegs(image: Image.Image) -> int:
-    """How many JPEG images follow the first one without a gap, as in Motion JPEG video.
-
-    A single one is the preview that some cameras add.
-    """
-    if image.fp is None:
-        return 0
-    place = image.fp.tell()
-    image.fp.seek(0)
-    count = image.fp.read().count(b"\xff\xd9\xff\xd8\xff")
-    image.fp.seek(place)
-    return count if count > 1 else 0
 
 
 def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
@@ -194,7 +183,8 @@ def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     else:
         rgb = found if found.mode == "RGB" else found.convert("RGB")
     if profile and found.mode in ("RGB", "RGBA", "P", "PA"):
-        rgb = _to_srgb(rgb, profile)
+        transform = _transform(profile)
+        rgb = rgb if transform is None else ImageCms.applyTransform(rgb, transform)
     orientation = found.getexif().get(_ORIENTATION, 1) if upright else 1
     if orientation != 1:
         rgb.getexif()[_ORIENTATION] = orientation
@@ -202,14 +192,9 @@ def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     return rgb
 
 
-def _to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
-    """Convert RGB of a colour profile to sRGB; a profile that is damaged or of other colours is ignored."""
-    transform = _transform(profile)
-    return image if transform is None else ImageCms.applyTransform(image, transform)
-
-
 @lru_cache(maxsize=8)
 def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
+    """From RGB of a colour profile to sRGB; None if the profile is that of sRGB, damaged or of other colours."""
     try:
         given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if "sRGB" in ImageCms.getProfileDescription(given) or given.profile.xcolor_space.strip() != "RGB":
@@ -311,7 +296,7 @@ def _stated_depths(image: Image.Image) -> tuple[int, ...]:
         stated = stated or max(image.tag_v2.get(_BITS_PER_SAMPLE, (16,))) % 16
     else:
         # A file that follows the standard fills all 16 bits whatever it states; those of cameras do not.
-        stated = max(_chunk(image, b"sBIT"), default=0)
+        stated = max(_chunk(image, b"sBIT") if image.format == "PNG" else b"", default=0)
     return (min(max(stated, 8), 16),) if stated else DEPTHS
 
 
@@ -319,29 +304,33 @@ def _is_hdr(image: Image.Image) -> bool:
     """Whether the brightness of an opened file is stored for HDR screens (PQ, HLG), which Pillow ignores."""
     if image.format == "PNG":
         return _chunk(image, b"cICP")[1:2] in (b"\x10", b"\x12")
-    if image.format != "AVIF" or image.fp is None:
+    if image.format != "AVIF":
         return False
-    place = image.fp.tell()
-    image.fp.seek(0)
-    _, _, colours = image.fp.read(1 << 16).partition(b"colrnclx")
-    image.fp.seek(place)
+    with _at_start(image) as file:
+        _, _, colours = file.read(1 << 16).partition(b"colrnclx")
     return colours[2:4] in (b"\0\x10", b"\0\x12")
 
 
 def _chunk(image: Image.Image, name: bytes) -> bytes:
     """A chunk that lies before the pixels of a PNG file and that Pillow skips; empty if there is none."""
-    file = getattr(image, "fp", None)
-    if image.format != "PNG" or file is None:
-        return b""
-    place = file.tell()
-    try:
+    with _at_start(image) as file:
         file.seek(8)
         while len(head := file.read(8)) == 8 and head[4:] != b"IDAT":
             length = struct.unpack(">I", head[:4])[0]
             if head[4:] == name:
                 return file.read(min(length, 4))
             file.seek(length + 4, os.SEEK_CUR)
-        return b""
+    return b""
+
+
+@contextmanager
+def _at_start(image: Image.Image) -> Iterator[BinaryIO]:
+    """The file of an opened image, at its beginning; an empty one if it is closed. Its place is kept."""
+    file = getattr(image, "fp", None) or io.BytesIO()
+    place = file.tell()
+    file.seek(0)
+    try:
+        yield file
     finally:
         file.seek(place)
 

@@ -2,7 +2,7 @@ import os
 import shutil
 
 import pytest
-from fake_data import held_out, write_clip_folder, write_image
+from fake_data import held_out, write_clip_folder, write_files, write_image
 from fake_videos import write_video
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
@@ -163,14 +163,6 @@ def test_an_only_object_and_an_only_clip_need_no_folder(tmp_path):
     assert table.path[5] == ".crumb_frames/1fps/pen/a.mp4/000001.png" and table.read(0).size == (12, 8)
 
 
-def test_photos_beside_a_video_are_no_clip_of_their_own(tmp_path):
-    write_clip_folder(tmp_path)
-    write_image(tmp_path / "pen" / "1.png")
-    (tmp_path / "pen" / "a.mp4").write_bytes(b"x")
-    with pytest.raises(FrameTableError, match=r"pen/1.png lies where clip folders are expected"):
-        ClipFolderFrames(tmp_path)
-
-
 def test_all_runs_list_the_same_frames(tmp_path):
     write_clip_folder(tmp_path)
     tables = [ClipFolderFrames(tmp_path, run) for run in range(3)]
@@ -181,32 +173,42 @@ def test_all_runs_list_the_same_frames(tmp_path):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("stray.png", "lies where class folders are expected"),
-        ("class0/stray.png", "lies where object folders are expected"),
-        ("class0/object0/stray.PNG", "lies where clip folders are expected"),
-        ("class0/object0/clip0/deep/stray.jpg", "lies too deep"),
-        ("class0/object0/clip0/deep/deeper/stray.jpg", "lies too deep"),
+        ("stray.png", "lies where class folders are expected; the layout is <root>/<class>/<object>/<clip>"),
+        ("class0/stray.png", "lies where object folders are expected; the layout is"),
+        ("class0/object0/stray.PNG", "lies where clip folders are expected; the layout is"),
+        ("class0/object0/clip0/deep/stray.jpg", "lies too deep; the layout is"),
+        ("class0/object0/clip0/deep/deeper/stray.jpg", "lies too deep; the layout is"),
+        ("stray.mp4", "lies where class folders are expected; the layout is"),
+        ("class0/stray.MOV", "lies where object folders are expected; the layout is"),
+        ("class0/object0/lonely/stray.mkv", "lies too deep, in a clip folder; the layout is"),
+        ("class0/object0/clip0.mp4", "are both clip 'clip0'; rename or remove one"),
+        ("empty/", "holds no object folders"),
+        ("class0/empty/", "holds no clip folders"),
+        ("class0/object0/empty/", "holds no images; fill it"),
     ],
 )
-def test_an_image_at_the_wrong_depth_is_named(tmp_path, path, words):
+def test_what_lies_in_the_wrong_place_or_is_empty_is_named(tmp_path, path, words):
     write_clip_folder(tmp_path)
-    write_image(tmp_path / path)
-    with pytest.raises(FrameTableError, match=f"{path} {words}; the layout is <root>/<class>/<object>/<clip>"):
+    if path.endswith("/"):
+        (tmp_path / path).mkdir()
+    else:
+        write_files(tmp_path, [path])
+    with pytest.raises(FrameTableError, match=f"{path.rstrip('/')} {words}"):
         ClipFolderFrames(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("empty", "empty holds no object folders"),
-        ("class0/empty", "empty holds no clip folders"),
-        ("class0/object0/empty", "empty holds no images; fill it"),
-    ],
-)
-def test_an_empty_folder_is_named(tmp_path, path, words):
-    write_clip_folder(tmp_path)
-    (tmp_path / path).mkdir()
-    with pytest.raises(FrameTableError, match=words):
+def test_roots_and_numbers_out_of_range(tmp_path):
+    for folder, arguments, words in (
+        ("nowhere", {}, "no folder .*nowhere"),
+        (".", {}, "holds no class folders"),
+        (".", {"held_out": -1}, "held_out is -1, but must be a whole number of at least 0"),
+        (".", {"run": -1}, "run is -1"),
+        *((".", {"fps": fps}, f"fps is {fps!r}, but must be a number above 0") for fps in (0, -1, "1", float("inf"))),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ClipFolderFrames(tmp_path / folder, **arguments)
+    write_files(tmp_path, ["pen/1.png", "pen/a.mp4"])
+    with pytest.raises(FrameTableError, match=r"pen/1.png lies where clip folders are expected"):
         ClipFolderFrames(tmp_path)
 
 
@@ -274,27 +276,6 @@ def test_a_thousand_nested_folders_end_in_one_line(tmp_path, nested):
     write_image(deep / "1.png")
     with pytest.raises(FrameTableError, match=r"/1\.png lies too deep"):
         ClipFolderFrames(tmp_path)
-
-
-def test_missing_and_empty_roots(tmp_path):
-    with pytest.raises(FrameTableError, match=r"no folder .*nowhere"):
-        ClipFolderFrames(tmp_path / "nowhere")
-    with pytest.raises(FrameTableError, match="holds no class folders"):
-        ClipFolderFrames(tmp_path)
-
-
-def test_numbers_out_of_range(tmp_path):
-    with pytest.raises(ValueError, match="held_out is -1, but must be a whole number of at least 0"):
-        ClipFolderFrames(tmp_path, held_out=-1)
-    with pytest.raises(ValueError, match="run is -1"):
-        ClipFolderFrames(tmp_path, run=-1)
-
-
-def test_the_generator_passes_on_its_arguments(tmp_path):
-    write_clip_folder(tmp_path, objects=4)
-    benchmark = ClipFolder(tmp_path, "offline", 1, held_out=2)
-    assert benchmark.protocol == "offline" and benchmark.run == 1
-    assert benchmark.frame_table.content_hash() == ClipFolderFrames(tmp_path, 1, 2).content_hash()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="names are not bytes")

@@ -33,10 +33,7 @@ def test_items_are_image_and_label_in_the_given_order():
     images, labels = zip(*(dataset[index] for index in range(3)))
     assert [image.float().mean().round().item() in (row, row + 1) for image, row in zip(images, [50, 3, 3])]
     assert labels == (2, 0, 0) and torch.equal(images[1], images[2])
-
-
-def test_without_a_transform_the_item_is_the_image():
-    assert isinstance(FrameDataset(make_table(), [0])[0][0], Image.Image)
+    assert isinstance(FrameDataset(table, [0])[0][0], Image.Image)
 
 
 def test_workers_return_the_same_as_the_main_process():
@@ -46,14 +43,10 @@ def test_workers_return_the_same_as_the_main_process():
     assert torch.equal(images, torch.stack([image for image, _ in dataset]))
 
 
-def test_pixels_are_square_uint8(image):
-    pixels = pixel_transform(16)(image)
-    assert pixels.shape == (3, 16, 16) and pixels.dtype == torch.uint8 and pixels.is_contiguous()
-
-
 def test_uint8_and_float_agree_to_the_bit(image):
     pixels, floats = pixel_transform(24)(image), imagenet_transform(24)(image)
-    assert floats.dtype == torch.float32
+    assert floats.dtype == torch.float32 and pixels.dtype == torch.uint8
+    assert pixels.shape == (3, 24, 24) and pixels.is_contiguous()
     by_hand = (pixels.float() / 255 - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[
         :, None, None
     ]
@@ -68,11 +61,9 @@ def test_transforms_equal_those_of_torchvision(image):
     assert torch.equal(imagenet_transform(24)(image), theirs(image))
 
 
-@pytest.mark.parametrize("transform", [pixel_transform(16), imagenet_transform()])
-def test_transforms_can_be_pickled(transform):
-    assert pickle.loads(pickle.dumps(transform)) == transform
-
-
-def test_reprs_are_stable_since_they_key_caches():
-    assert repr(pixel_transform(16)) == "PixelTransform(size=16)"
-    assert repr(imagenet_transform()) == "ImageNetTransform(size=224)"
+def test_transforms_can_be_pickled_and_have_stable_reprs_since_these_key_caches():
+    for transform, shown in (
+        (pixel_transform(16), "PixelTransform(size=16, interpolation='bilinear')"),
+        (imagenet_transform(), "ImageNetTransform(size=224)"),
+    ):
+        assert repr(transform) == shown and pickle.loads(pickle.dumps(transform)) == transform

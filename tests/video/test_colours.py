@@ -84,6 +84,7 @@ def test_hdr_is_refused_where_it_would_be_read_wrong(tmp_path, monkeypatch):
     # Luma 100, Cb -38, Cr +72 of 219 and 224 steps from 16, or of 255.
     [
         (1, False, (226.9, 67.5, 17.5)),
+        (5, False, (212.7, 53.9, 21.2)),
         (1, True, (213.4, 73.4, 29.5)),
         (5, True, (200.9, 61.7, 32.7)),
         (9, False, (218.7, 58.1, 16.4)),
