@@ -121,12 +121,18 @@ class Layout:
                 clip[frame] = image[0]
         return dict(sorted(found.items()))
 
-    def nothing(self, root: Path) -> FrameTableError:
-        """The error to raise if a folder holds no image that is used."""
-        return FrameTableError(
-            f"{root} holds no images of {self.title} that are used. The layout is {self.tree}; `crumb prepare "
-            f"{self.name} --dataset-root {root}` makes it of a download."
-        )
+    def table(self, frames: Sequence[Frame], root: Path, padded: bool = False) -> FrameTable:
+        """The table of these frames.
+
+        Raises:
+            FrameTableError: If there are none, or they break a rule of `FrameTable`.
+        """
+        if not frames:
+            raise FrameTableError(
+                f"{root} holds no images of {self.title} that are used. The layout is {self.tree}; `crumb prepare "
+                f"{self.name} --dataset-root {root}` makes it of a download."
+            )
+        return FrameTable(frames, root, name=self.name, padded=padded)
 
 
 def paper_order(classes: Sequence[str]) -> Callable[..., list[list[str]] | None]:

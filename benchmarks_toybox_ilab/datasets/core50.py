@@ -70,17 +70,14 @@ def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference
             frame is repeated, or a class has no training frames.
     """
     root, images = LAYOUT.read(root, paths)
-    found = LAYOUT.clips(images)
-    if not found:
-        raise LAYOUT.nothing(root)
     frames = [
         Frame(path, class_name, f"o{number}", session, frame, "test" if session in TEST_SESSIONS else "train")
-        for class_name, objects in found.items()
+        for class_name, objects in LAYOUT.clips(images).items()
         for number, clips in sorted(objects.items())
         for session in SESSIONS
         for frame, path in sorted(clips.get(session, {}).items())
     ]
-    return FrameTable(frames, root, name="core50")
+    return LAYOUT.table(frames, root)
 
 
 def missing(paths: Iterable[str]) -> list[str]:

@@ -84,9 +84,7 @@ def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
                 for day, frame in sorted(place for place in files if place[0] == first)[::STEP]:
                     names = class_name, f"{class_name}{number}", transformation
                     frames.append(Frame(files[day, frame], *names, frame, split))
-    if not frames:
-        raise LAYOUT.nothing(root)
-    return FrameTable(frames, root, name="icub")
+    return LAYOUT.table(frames, root)
 
 
 def listing_order(root: str | Path) -> list[str]:

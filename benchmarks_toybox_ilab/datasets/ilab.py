@@ -102,9 +102,7 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
                 start = _window_start("/".join(names), len(views) - FRAMES + 1, generator)
                 split = "test" if position in TEST_POSITIONS else "train"
                 frames += [Frame(views[frame], *names, frame, split) for frame in range(start, start + FRAMES)]
-    if not frames:
-        raise LAYOUT.nothing(root)
-    return FrameTable(frames, root, name="ilab")
+    return LAYOUT.table(frames, root)
 
 
 def missing(paths: Iterable[str]) -> list[str]:

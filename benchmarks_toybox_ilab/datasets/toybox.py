@@ -97,9 +97,7 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
                 split = "test" if session in TEST_SESSIONS else "train"
                 for frame, path in _clip(objects[number][session], reference):
                     frames.append(Frame(path, class_name, f"{class_name}_{number:02d}", session, frame, split))
-    if not frames:
-        raise LAYOUT.nothing(root)
-    return FrameTable(frames, root, name="toybox", padded=reference)
+    return LAYOUT.table(frames, root, reference)
 
 
 def missing(paths: Iterable[str]) -> list[str]:

@@ -23,9 +23,7 @@ class PortableDraws:
 
     def __init__(self, run: int) -> None:
         self.run = run
-
-    def _permutation(self, count: int, *child: int) -> np.ndarray:
-        return np.random.default_rng(np.random.SeedSequence(self.run, spawn_key=child)).permutation(count)
+        self._groups = 0
 
     def classes(self, count: int) -> np.ndarray:
         """Draw an order of the classes of a group; call it once per group, in order.
@@ -36,8 +34,8 @@ class PortableDraws:
         Returns:
             `(count,)` int64: the numbers below `count`, shuffled.
         """
-        self._group = getattr(self, "_group", -1) + 1
-        return self._permutation(count, _CLASS_ORDER, *([self._group] if self._group else []))
+        self._groups += 1
+        return self._order(_CLASS_ORDER, count, self._groups - 1)
 
     def clips(self, count: int, experience: int) -> np.ndarray:
         """Draw an order of the clips of an experience.
@@ -49,7 +47,7 @@ class PortableDraws:
         Returns:
             `(count,)` int64: the numbers below `count`, shuffled.
         """
-        return self._permutation(count, _CLIP_ORDER, experience)
+        return self._order(_CLIP_ORDER, count, experience)
 
     def frames(self, count: int, experience: int) -> np.ndarray:
         """Draw an order of the frames of an experience.
@@ -61,7 +59,11 @@ class PortableDraws:
         Returns:
             `(count,)` int64: the numbers below `count`, shuffled.
         """
-        return self._permutation(count, _FRAME_ORDER, experience)
+        return self._order(_FRAME_ORDER, count, experience)
+
+    def _order(self, kind: int, count: int, number: int) -> np.ndarray:
+        child = (kind,) if kind == _CLASS_ORDER and number == 0 else (kind, number)
+        return np.random.default_rng(np.random.SeedSequence(self.run, spawn_key=child)).permutation(count)
 
 
 class ReferenceDraws(PortableDraws):
@@ -81,19 +83,12 @@ class ReferenceDraws(PortableDraws):
         super().__init__(run)
         self._random = np.random.RandomState(run)
 
-    def classes(self, count: int) -> np.ndarray:
-        """Draw an order of the classes of a group, as `PortableDraws.classes` does."""
-        return self.clips(count, 0)
-
-    def clips(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the clips of an experience, as `PortableDraws.clips` does."""
+    def _order(self, kind: int, count: int, number: int) -> np.ndarray:
+        if kind == _FRAME_ORDER:
+            return np.random.RandomState(self.run).permutation(count)
         order = np.arange(count)
         self._random.shuffle(order)
         return order
-
-    def frames(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the frames of an experience, as `PortableDraws.frames` does."""
-        return np.random.RandomState(self.run).permutation(count)
 
 
 def numbered_clips(table: FrameTable, clips: list[np.ndarray], classes: Sequence[str]) -> list[np.ndarray]:

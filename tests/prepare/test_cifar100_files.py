@@ -13,7 +13,7 @@ from fake_data import (
 )
 from local_server import LocalServer
 from PIL import Image
-from prepare_runs import Runner, files, pack, read_csv
+from prepare_runs import files, pack, read_csv
 from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames
@@ -23,16 +23,6 @@ from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 DATA = TEST_DATA
 CIFAR100 = image_tree_names({"train": 2, "test": 1}, ("apple", "train"))
-
-
-@pytest.fixture
-def run():
-    return Runner()
-
-
-@pytest.fixture
-def said(run):
-    return run.said
 
 
 @pytest.fixture
@@ -125,14 +115,6 @@ def test_cifar100_from_the_archive_without_a_connection(distribution, tmp_path, 
     assert images_of(tmp_path / "d") == sorted(IMAGES)
 
 
-def test_a_tree_is_used_in_place_and_may_be_copied_below_itself_repeatedly(tmp_path, run):
-    tree = write_files(tmp_path / "tree", IMAGES)
-    assert run("cifar100", tree, tree) == []  # nothing to copy
-    for _ in range(2):
-        assert run("cifar100", tree / "out", tree) == []
-        assert images_of(tree / "out") == sorted(IMAGES)
-
-
 def test_folders_in_upper_case_are_found_and_written_in_lower_case(tmp_path, run):
     folder = write_files(tmp_path / "made", [name.replace("t", "T", 1) for name in IMAGES])
     run("cifar100", tmp_path / "root", pack(tmp_path / "x.zip", folder))
@@ -186,10 +168,12 @@ def test_cifar100_from_a_tree_of_images(tmp_path, run, kind):
     assert (tmp_path / "root" / CIFAR100[0]).read_bytes() == (folder / CIFAR100[0]).read_bytes()
 
 
-def test_cifar100_that_the_user_put_there_is_kept(tmp_path, run):
+def test_a_tree_is_used_in_place_and_may_be_copied_below_itself_repeatedly(tmp_path, run):
     write_files(tmp_path, CIFAR100)
-    assert run("cifar100", tmp_path) == []
-    assert files(tmp_path) == sorted([*CIFAR100, "cifar100.csv"])
+    for source in (None, tmp_path):  # nothing to copy
+        assert run("cifar100", tmp_path, source) == [] and files(tmp_path) == sorted([*CIFAR100, "cifar100.csv"])
+    for _ in range(2):
+        assert run("cifar100", tmp_path / "out", tmp_path) == [] and images_of(tmp_path / "out") == sorted(CIFAR100)
 
 
 @pytest.mark.skipif(not (DATA / "cifar100").is_dir(), reason="needs cifar100/cifar100_png.zip in CRUMB_TEST_DATA")

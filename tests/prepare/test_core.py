@@ -1,5 +1,4 @@
 import hashlib
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from fake_data import (
     write_tiny_imagenet,
 )
 from local_server import LocalServer
-from prepare_runs import Runner, files, pack, read_csv
+from prepare_runs import files, pack, read_csv
 
 from benchmarks_toybox_ilab.datasets import core50
 from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames
@@ -32,16 +31,6 @@ CORE50 = core50_names((1, 2, 3), (1, 6), (10, 11, 30))
 ILAB = ilab_names(("boat", "van"), (1,), range(1, 9), 15)
 ICUB = icub_names({"part1": ("book",), "part3": ("mug",)}, (1, 2), 11)
 IMAGENET = image_tree_names({"train": 2, "val": 1}, ("n00000001", "n00000002"), ".JPEG")
-
-
-@pytest.fixture
-def run():
-    return Runner()
-
-
-@pytest.fixture
-def said(run):
-    return run.said
 
 
 def published_at(monkeypatch, name, url, md5=None):
@@ -101,15 +90,6 @@ def test_core50_from_a_zip_file(tmp_path, run, said):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_zip_file_in_the_root_is_found(tmp_path, run, monkeypatch):
-    archive = pack(tmp_path / "x.zip", write_files(tmp_path / "made", CORE50))
-    published_at(monkeypatch, "core50", DATA_SETS["core50"].url, hashlib.md5(archive.read_bytes()).hexdigest())
-    (tmp_path / "root").mkdir()
-    archive.rename(tmp_path / "root/core50_128x128.zip")
-    run("core50", tmp_path / "root")
-    assert files(tmp_path / "root/core50_128x128") == sorted(CORE50)
-
-
 @pytest.mark.parametrize(
     ("name", "names", "frames", "inner"),
     [
@@ -166,56 +146,6 @@ def test_tiny_imagenet_from_a_zip_file_of_the_simple_layout(tmp_path, run):
     assert files(tmp_path / "root") == sorted([*names, "tiny_imagenet.csv"])
 
 
-def test_ilab_from_its_archive(tmp_path, run, said):
-    folder = write_files(tmp_path / "made", [*ILAB, "README", "test_img/boat-i0001-b0001-c00-r01-l0-f2.jpg"])
-    archive = pack(tmp_path / "iLab-2M-Light.tar.gz", folder, "iLab-2M-Light/")
-    root = tmp_path / "root"
-    assert run("ilab", root, archive) == []
-    assert files(root) == sorted([*ILAB, "ilab.csv"])
-    table = read_csv(root, "ilab")
-    assert table.content_hash() == ILabFrames(root).content_hash() and len(table) == 2 * 8 * 15
-    assert said[0] == f"{archive}: 240 files unpacked"
-    assert said[1] == f"ilab in {root}: 2 classes, 180 training and 60 test images; listed in {root / 'ilab.csv'}"
-    (root / ILAB[0]).unlink()
-    assert run("ilab", root, archive) == [] and said[3] == f"{archive}: 1 file unpacked"
-
-
-def test_reading_a_long_file_list_is_announced(tmp_path, run, said, monkeypatch):
-    archive = pack(tmp_path / "x.zip", write_files(tmp_path / "made", ILAB))
-    monkeypatch.setattr(_prepare_sources, "_LARGE", archive.stat().st_size)
-    run("ilab", tmp_path / "root", archive)
-    assert said[0].startswith(f"reading the file list of {archive} (") and said[0].endswith(" kB)") and "240" in said[1]
-
-
-def test_icub_from_a_folder_of_archives(tmp_path, run, said):
-    parts = tmp_path / "parts"
-    parts.mkdir()
-    made = write_files(tmp_path / "made", [*ICUB, "part1/book/book1/MIX/day2/left/boxes.xml"])
-    pack(parts / "part1.zip", made / "part1", "part1/")
-    pack(parts / "part3.tar.gz", made / "part3", "icubworld/part3/")
-    assert run("icub", tmp_path / "root", parts) == []
-    assert files(tmp_path / "root") == sorted([*ICUB, "icub.csv"])
-    table = read_csv(tmp_path / "root", "icub")
-    assert table.content_hash() == ICubFrames(made).content_hash() and table.classes == ("book", "mug")
-
-
-def test_archives_in_the_root_are_unpacked_there(tmp_path, run):
-    pack(tmp_path / "iLab-2M-Light.tar.gz", write_files(tmp_path / "made", ILAB))
-    shutil.rmtree(tmp_path / "made")
-    for _ in range(2):
-        assert run("ilab", tmp_path) == []
-        assert files(tmp_path) == sorted([*ILAB, "ilab.csv", "iLab-2M-Light.tar.gz"])
-
-
-def test_ilab_and_core50_below_one_root(tmp_path, run, monkeypatch):
-    write_files(tmp_path / "iLab-2M-Light", ILAB)
-    write_files(tmp_path / "core50", CORE50)
-    monkeypatch.setattr(core50, "missing", lambda names: [])
-    assert run("ilab_core50", tmp_path) == []
-    assert read_csv(tmp_path, "ilab_core50").content_hash() == ILabCORe50Frames(tmp_path).content_hash()
-    assert (tmp_path / "iLab-2M-Light/ilab.csv").is_file() and (tmp_path / "core50/core50.csv").is_file()
-
-
 def test_ilab_and_core50_need_both(tmp_path, run):
     write_files(tmp_path / "core50", CORE50)
     words = (
@@ -230,19 +160,13 @@ def test_ilab_and_core50_need_both(tmp_path, run):
         run("ilab_core50", tmp_path / "other", tmp_path / "core50" / "s1")
 
 
-def test_imagenet_is_listed_in_place(tmp_path, run, said):
-    write_files(tmp_path, IMAGENET)
-    assert run("imagenet", tmp_path) == []
-    assert read_csv(tmp_path, "imagenet").content_hash() == ImageNetFrames(tmp_path).content_hash()
-    assert "2 classes, 4 training and 2 test images" in said[0]
-
-
-def test_what_a_killed_process_left_of_the_list_is_removed(tmp_path, run):
+def test_imagenet_is_listed_in_place_and_what_a_killed_process_left_of_the_list_is_removed(tmp_path, run, said):
     write_files(tmp_path, IMAGENET)
     for name in (".imagenet.csv.123.part", "..imagenet.csv.sha256.123.part"):
         (tmp_path / name).write_text("path,cl")
-    assert run("imagenet", tmp_path) == []
+    assert run("imagenet", tmp_path) == [] and "2 classes, 4 training and 2 test images" in said[0]
     assert files(tmp_path) == sorted([*IMAGENET, "imagenet.csv"])
+    assert read_csv(tmp_path, "imagenet").content_hash() == ImageNetFrames(tmp_path).content_hash()
 
 
 def test_imagenet_that_is_not_sorted(tmp_path, run):
@@ -315,15 +239,41 @@ def test_a_source_that_was_unpacked_in_part_is_completed(tmp_path, run, said):
     assert "so nothing was copied" in said[0] and said[1].startswith("These are not the paper's numbers")
 
 
-def test_folders_that_generators_read_are_prepared_too(tmp_path, run, monkeypatch):
-    write_files(tmp_path / "ilab", ILAB)
-    images = tmp_path / "ilab" / "train_img"
+@pytest.mark.parametrize("packed", ["x.tar.gz", "in the root", "folder of archives"])
+def test_data_sets_from_their_archives(tmp_path, run, said, packed, monkeypatch):
+    monkeypatch.setattr(_prepare_sources, "_LARGE", 1000)
+    for name, names, frames in (("ilab", ILAB, ILabFrames), ("icub", ICUB, ICubFrames)):
+        made = write_files(tmp_path / "made" / name, [*names, "README", "part1/book/book1/MIX/day2/left/boxes.xml"])
+        root, source = tmp_path / "root" / name, tmp_path / "source" / name
+        for folder in (root, source):
+            folder.mkdir(parents=True)
+        if packed == "folder of archives" and name == "icub":
+            pack(source / "part1.zip", made / "part1", "part1/")
+            pack(source / "part3.tar.gz", made / "part3", "icubworld/part3/")
+        else:
+            archive = pack((root if packed == "in the root" else source) / "all.tar.gz", made, "outer/folder/")
+        given = {"x.tar.gz": archive, "in the root": None, "folder of archives": source}[packed]
+        for _ in range(2):
+            assert run(name, root, given) == []
+        kept = [] if given else ["all.tar.gz"]
+        assert files(root) == sorted([*names, f"{name}.csv", *kept])
+        assert read_csv(root, name).content_hash() == frames(root).content_hash() == frames(made).content_hash()
+        (root / names[0]).unlink()
+        said.clear()
+        assert run(name, root, given) == [] and any(line.endswith(": 1 file unpacked") for line in said)
+        assert said[0].startswith("reading the file list of ") and said[0].endswith(" kB)")
+
+
+def test_ilab_and_core50_below_one_root(tmp_path, run, monkeypatch):
+    both = tmp_path / "ilab_core50"
+    write_files(both / "iLab-2M-Light", ILAB)
+    write_files(both / "core50", CORE50)
+    monkeypatch.setattr(core50, "missing", lambda names: [])
+    assert run("ilab_core50", both) == [] and run("ilab_core50", tmp_path) == []
+    assert read_csv(both, "ilab_core50").content_hash() == ILabCORe50Frames(both).content_hash()
+    assert read_csv(tmp_path, "ilab_core50").path[0].startswith("ilab_core50/")
+    assert (both / "iLab-2M-Light/ilab.csv").is_file() and (both / "core50/core50.csv").is_file()
+    images = both / "iLab-2M-Light" / "train_img"
     assert run("ilab", images) == [] and (images / "ilab.csv").exists()
     monkeypatch.chdir(images)
     assert len(ILabFrames(".")) == len(ILabFrames(images))
-    both = tmp_path / "both" / "ilab_core50"
-    write_files(both / "iLab-2M-Light", ilab_names(("boat", "van"), (1,), range(1, 9), 15))
-    write_files(both / "core50", CORE50)
-    monkeypatch.setattr(core50, "missing", lambda names: [])
-    assert run("ilab_core50", tmp_path / "both") == []
-    assert read_csv(tmp_path / "both", "ilab_core50").path[0].startswith("ilab_core50/")

@@ -8,7 +8,7 @@ import pytest
 from fake_data import TOYBOX_CLIPS, TOYBOX_FOLDERS, write_files, write_toybox_videos
 from fake_videos import video_frame_number
 from PIL import Image
-from prepare_runs import Runner, files, pack, read_csv
+from prepare_runs import files, pack, read_csv
 
 from benchmarks_toybox_ilab.datasets.toybox import ToyboxFrames
 from benchmarks_toybox_ilab.prepare.sources import extract, extract_toybox
@@ -16,16 +16,6 @@ from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 CLIPS = [("cup", 1, clip) for clip in TOYBOX_CLIPS]
 FOUR = [("cup", 1, "rxplus"), ("cup", 1, "absent"), ("duck", 30, "present"), ("truck", 12, "hodgepodge")]
-
-
-@pytest.fixture
-def run():
-    return Runner()
-
-
-@pytest.fixture
-def said(run):
-    return run.said
 
 
 @pytest.fixture(scope="module")
