@@ -86,7 +86,7 @@ def read_through(dataset, cache):
     """A data set of images, or with a cache of their maps."""
     if cache is None:
         return dataset
-    return cache.dataset(dataset, np.asarray(list(dataset.frame_row)), list(map(int, dataset.targets)))
+    return cache.store.dataset(dataset, np.asarray(list(dataset.frame_row)), list(map(int, dataset.targets)))
 
 
 def streamed(learners: dict, experiences: list, cache, workers: int) -> tuple[dict, int]:

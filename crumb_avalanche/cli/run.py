@@ -27,8 +27,8 @@ def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
     from crumb_avalanche.report.mistakes import write_mistakes
     from crumb_avalanche.runs.recorder import read_predictions
 
-    predictions = read_predictions(folder, confidence=True)
-    if plan.benchmark == CLIPS and "confidence" in predictions:
+    if plan.benchmark == CLIPS:
+        predictions = read_predictions(folder)
         write_mistakes(folder, stream.table, predictions, str(plan.preset), str(plan.strategy), len(stream.bad_frames))
 
 

@@ -4,7 +4,6 @@ On several GPUs or processes: ``torchrun --nproc-per-node 4 -m crumb_avalanche.c
 """
 
 import inspect
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,7 +30,7 @@ from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
 from crumb_avalanche.system.process import check_device, set_up_process
-from crumb_avalanche.system.tensor_file import format_of, read_metadata
+from crumb_avalanche.system.tensor_file import format_of
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining import (
     FORMAT,
@@ -53,7 +52,6 @@ def main(settings: PretrainSettings) -> None:
         raise ValueError(f"output is {output}; a pretrained file ends in .safetensors")
     check_device(settings.device)
     if output.exists() and not settings.overwrite:
-        tidy_up(output)
         refuse(output)
     if output.exists() and format_of(output) != FORMAT:
         raise FileExistsError(
@@ -118,33 +116,6 @@ def remove_if_empty(folder: Path) -> None:
     """Remove a folder if it is empty."""
     with suppress(OSError):
         folder.rmdir()
-
-
-def tidy_up(output: Path) -> None:
-    """Remove the checkpoints of a pretraining that was killed after it wrote its output."""
-    folder = checkpoints_of(output)
-    if not folder.is_dir():
-        return
-    with suppress(FolderInUseError, OSError), locked(folder):
-        checkpoints = CheckpointFolder(folder)
-        if is_last_of(checkpoints, output):
-            checkpoints.clear(but=LOCK)
-    remove_if_empty(folder)
-
-
-def is_last_of(checkpoints: CheckpointFolder, output: Path) -> bool:
-    """Return whether the newest checkpoint and a finished file come from the same pretraining."""
-    numbers = checkpoints.numbers()
-    if not numbers:
-        return False
-    try:
-        kept = read_metadata(checkpoints.path(numbers[0]))
-        notes, settings = json.loads(kept["notes"]), json.loads(kept["settings"])
-        made_with = json.loads(read_metadata(output)["made_with"])
-    except (KeyError, ValueError):  # damaged, or written by another program
-        return False
-    same = all(made_with[name] == value for name, value in settings.items() if name in made_with)
-    return same and made_with.get("history") == notes.get("history")
 
 
 def pretrain_on(images: Dataset, settings: PretrainSettings, group: ProcessGroup | None = None) -> None:

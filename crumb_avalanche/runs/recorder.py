@@ -121,10 +121,8 @@ class PredictionsPlugin(StatefulPlugin):
             folder: folder of the run.
             rows: ``(N,)``, row of each image in the frame table, in the order of the evaluation.
         """
-        values = {"row": rows, "label": self.labels, "answer": self.answers}
-        columns = {name: np.asarray(column, np.int32) for name, column in values.items()}
-        if len(self.confidence) == len(rows):  # else resumed from a checkpoint of an earlier version
-            columns["confidence"] = np.asarray(self.confidence, np.float32)
+        columns = {"row": np.asarray(rows, np.int32), **self.state_dict()}
+        columns["label"], columns["answer"] = columns.pop("labels"), columns.pop("answers")
         with atomic_write(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
             np.savez_compressed(file, **columns)
 
@@ -134,15 +132,11 @@ class PredictionsPlugin(StatefulPlugin):
 
     def load_state_dict(self, state):
         self.labels, self.answers = state["labels"].tolist(), state["answers"].tolist()
-        self.confidence = state["confidence"].tolist() if "confidence" in state else []
+        self.confidence = state["confidence"].tolist()
 
 
-def read_predictions(folder: Path, confidence: bool = False) -> dict[str, np.ndarray]:
+def read_predictions(folder: Path) -> dict[str, np.ndarray]:
     """Read the predictions of a run, sorted by row: those of runs on the same test set align.
-
-    Args:
-        folder: folder of the run.
-        confidence: whether to read the probabilities of the answers, too, if they were recorded.
 
     Returns:
         ``row``, ``label`` and ``answer``, each ``(N,)`` int32; ``confidence``, ``(N,)`` float32: softmax of the
@@ -153,11 +147,10 @@ def read_predictions(folder: Path, confidence: bool = False) -> dict[str, np.nda
     """
     path = folder / PREDICTIONS
     if not path.is_file():
-        raise ValueError(f"there are no predictions in {folder}; it was made by an earlier version: run it again")
+        raise ValueError(f"there are no predictions in {folder}; give the folder of a finished run")
     try:
         with np.load(path, allow_pickle=False) as file:
-            names = ["row", "label", "answer", *["confidence"] * (confidence and "confidence" in file)]
-            columns = {name: file[name] for name in names}
+            columns = {name: file[name] for name in ("row", "label", "answer", "confidence")}
         if (
             any(one.ndim != 1 or one.dtype.kind not in "if" for one in columns.values())
             or len({len(one) for one in columns.values()}) != 1

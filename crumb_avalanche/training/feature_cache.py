@@ -5,10 +5,9 @@ import os
 
 import numpy as np
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
-from torch.utils.data import Dataset
 
 from crumb_avalanche.models.feature_memo import USUAL_CAPACITY, FeatureMemo
-from crumb_avalanche.models.map_store import MapDataset, MapStore
+from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
@@ -81,23 +80,6 @@ class FeatureCache(StatefulPlugin):
             model.use_feature_memo(self.memo)
         self.model = model
 
-    def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
-        """Return the maps of a data set of images (see ``MapStore.dataset``).
-
-        Args:
-            images: data set of ``(image, ...)``, images as for ``SplitModel.extract``.
-            rows: ``(len(images),)`` int64, the number of each image, below ``count``.
-            labels: class of each image.
-
-        Returns:
-            A data set of ``(map, label)``, maps of ``(C, H, W)`` float32, or float16 with ``half``.
-
-        Raises:
-            BadFeaturesError: a map is not finite or too large.
-            FeatureCacheError: the disk has too little room, or a map does not fit into float16.
-        """
-        return self.store.dataset(images, rows, labels)
-
     def before_training(self, strategy, **kwargs):
         self._set_memo_of(strategy.model if isinstance(strategy.model, SplitModel) else None)
 
@@ -114,7 +96,7 @@ class FeatureCache(StatefulPlugin):
                 "with the number of each image (benchmarks_toybox_ilab does), or train without the cache"
             )
         labels = labels_of(images)
-        maps = self.dataset(images, np.asarray(list(images.frame_row)), labels)
+        maps = self.store.dataset(images, np.asarray(list(images.frame_row)), labels)
         attributes = [DataAttribute(labels, "targets")]
         if hasattr(images, "targets_task_labels"):
             tasks = list(map(int, images.targets_task_labels))

@@ -95,8 +95,6 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
     live = {name: part for name, part in parts(strategy).items() if hasattr(part, "state_dict")}
     expected, saved = {name: part.state_dict() for name, part in live.items()}, state["plugins"]
     training = state["training"]
-    if older := "in_epoch" in training:  # its EpochSchedule had no state, and set train_epochs in every experience
-        saved = {name: own for name, own in expected.items() if name == "EpochSchedule"} | saved
     # Check before changing anything.
     if strict and (odd := {name for name, own in expected.items() if own} ^ saved.keys()):
         raise StateError(
@@ -117,10 +115,9 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
     load_model_state(strategy.model, state["model"])
     load_optimizer_state(strategy.optimizer, strategy.model, state["optimizer"])
     vars(strategy.clock).update(state["clock"])
-    if not older:
-        strategy.train_epochs = training["train_epochs"]
+    strategy.train_epochs = training["train_epochs"]
     strategy.train_mb_size = training["train_mb_size"]
-    strategy._stop_training = training.get("stopped", False)
+    strategy._stop_training = training["stopped"]
     # If it were None, Avalanche would reset the optimiser's state at the next experience.
     strategy.optimized_param_id = dict(strategy.model.named_parameters()) if training["begun"] else None
     if hasattr(strategy.model, "stopwatch"):

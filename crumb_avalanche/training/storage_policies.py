@@ -300,5 +300,5 @@ class ImageBuffer(ImageMemory, CompactBuffer):
             StateError: it is of another capacity.
         """
         super().load_state_dict(state)
-        written = state.get("format")  # older states lack it
+        written = state["format"]
         self._format = None if written is None else _ImageFormat(**written)

@@ -140,7 +140,7 @@ def rebuilt(settings: RunSettings, folder: Path) -> RebuiltRun:
     rows = [np.asarray(list(dataset.frame_row)) for dataset in datasets]
     if cache is not None:
         labels = [list(map(int, dataset.targets)) for dataset in datasets]
-        datasets = [cache.dataset(*parts) for parts in zip(datasets, rows, labels)]
+        datasets = [cache.store.dataset(*parts) for parts in zip(datasets, rows, labels)]
 
     def batches() -> Iterator[Tensor]:
         for dataset in datasets:

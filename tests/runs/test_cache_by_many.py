@@ -129,7 +129,7 @@ def test_workers_write_the_maps_of_the_run(plan, workers, tmp_path, precision):
     plan = replace(plan, cache_precision=precision, strategy="finetune")
     with Session.build(plan, learner=False) as session:
         fill(session, Workers())
-        session.cache.dataset(images_of(session), np.arange(120), [0] * 120)  # verifies them
+        session.cache.store.dataset(images_of(session), np.arange(120), [0] * 120)  # verifies them
         assert session.cache.store.damaged == 0 and session.cache.store.filled == 120
         found = maps_of(session)
         expected = torch.stack(
@@ -180,5 +180,5 @@ def test_the_loss_of_a_ray_node_leaves_a_whole_cache(plan, tmp_path, monkeypatch
         with Losing(cluster.address) as engine:
             fill(session, engine)
         assert lost and not len(missing(session))
-        maps = session.cache.dataset(images_of(session), np.arange(120), [0] * 120)
+        maps = session.cache.store.dataset(images_of(session), np.arange(120), [0] * 120)
         assert len(maps) == 120 and session.cache.store.damaged == 0 and session.cache.store.filled == 120

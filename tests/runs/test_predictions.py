@@ -20,27 +20,14 @@ def evaluated(batches):
 def test_predictions_are_read_by_row(tmp_path):
     plugin = evaluated([([1, 0], [[0.0, 2.0], [0.0, 1.0]]), ([1], [[3.0, 1.0]])])
     plugin.write(tmp_path, np.array([7, 2, 5]))
-    read = read_predictions(tmp_path)
-    assert {name: values.tolist() for name, values in read.items()} == {
-        "row": [2, 5, 7],
-        "label": [0, 1, 1],
-        "answer": [1, 0, 1],
-    }
     assert [path.name for path in tmp_path.iterdir()] == [PREDICTIONS]
-    shares = read_predictions(tmp_path, confidence=True)["confidence"]
-    assert shares.tolist() == pytest.approx([torch.tensor(gap).sigmoid().item() for gap in (1.0, 2.0, 2.0)])
+    read = {name: values.tolist() for name, values in read_predictions(tmp_path).items()}
+    shares = [torch.tensor(gap).sigmoid().item() for gap in (1.0, 2.0, 2.0)]
+    assert read.pop("confidence") == pytest.approx(shares)
+    assert read == {"row": [2, 5, 7], "label": [0, 1, 1], "answer": [1, 0, 1]}
     loaded = PredictionsPlugin()
     loaded.load_state_dict(plugin.state_dict())
     assert loaded.confidence == pytest.approx(plugin.confidence) and loaded.answers == plugin.answers
-
-
-def test_a_checkpoint_of_an_earlier_version_has_no_confidence(tmp_path):
-    plugin = evaluated([([1, 0], [[0.0, 2.0], [0.0, 1.0]])])
-    state = plugin.state_dict()
-    del state["confidence"]
-    plugin.load_state_dict(state)
-    plugin.write(tmp_path, np.array([0, 1]))
-    assert list(read_predictions(tmp_path, confidence=True)) == ["row", "label", "answer"]
 
 
 def test_only_the_latest_evaluation_counts():
@@ -50,7 +37,7 @@ def test_only_the_latest_evaluation_counts():
 
 
 def test_missing_and_damaged_files(tmp_path):
-    with pytest.raises(ValueError, match=r"there are no predictions in .*; it was made by an earlier version"):
+    with pytest.raises(ValueError, match=r"there are no predictions in .*; give the folder of a finished run"):
         read_predictions(tmp_path)
     evaluated([([1], [[0.0, 1.0]])]).write(tmp_path, np.array([0]))
     whole = (tmp_path / PREDICTIONS).read_bytes()

@@ -171,32 +171,6 @@ def test_an_error_of_the_leader_is_raised_in_all_processes(tmp_path):
     assert [*tmp_path.glob("x*")] == [file]
 
 
-def test_checkpoints_left_by_a_kill_after_the_output_are_removed(crumb, options, tmp_path, monkeypatch):
-    from crumb_avalanche.training.checkpoint import CheckpointFolder
-
-    options = [*options, "--output", tmp_path / "x.safetensors"]
-    folder = tmp_path / "x.safetensors.checkpoints"
-
-    def cut_off(self, but=None):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(CheckpointFolder, "clear", cut_off)
-    for seed in ("0", "1"):
-        assert crumb(*options, "--epochs", "1", "--seed", seed, "--overwrite", "true")[0] == 130
-        if seed == "0":
-            folder.rename(tmp_path / "older")
-    monkeypatch.undo()
-    folder.rename(tmp_path / "newer")
-    for left, stays in (("older", True), ("newer", False)):
-        (tmp_path / left).rename(folder)
-        code, _, err = crumb(*options, "--epochs", "1")
-        assert code == 1 and "exists already; choose another --output" in err
-        assert folder.exists() is stays and not (folder / "lock").exists()
-        if stays:
-            assert sorted(path.name for path in folder.iterdir()) == ["00000000.safetensors", "maps"]
-            folder.rename(tmp_path / "aside")
-
-
 @pytest.mark.slow
 def test_two_processes_under_torchrun_and_kill_9(crumb, options, tmp_path):
     options = [*options, "--epochs", "20"]
