@@ -19,8 +19,7 @@ from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clips import BadImage, Frames, OnBad
 from crumb_avalanche.learner.sources import clips_to_ask
 from crumb_avalanche.learner.thumbnails import small_jpeg
-from crumb_avalanche.report.page import render
-from crumb_avalanche.report.table import EMPTY, Cell, Matrix, Table, count
+from crumb_avalanche.report.page import EMPTY, Cell, Matrix, Table, count, render
 from crumb_avalanche.system.counted import counted
 
 MOST_CARDS = 300

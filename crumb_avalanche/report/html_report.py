@@ -10,13 +10,11 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.report.curves import Curve, chance_of, draw_curves, draw_finals
-from crumb_avalanche.report.page import render
+from crumb_avalanche.report.page import EMPTY, Cell, Matrix, Table, render
 from crumb_avalanche.report.palette import PAGE_COLOURS
-from crumb_avalanche.report.pictures import STYLE
+from crumb_avalanche.report.pictures import STYLE, Curve, chance_of, draw_curves, draw_finals
 from crumb_avalanche.report.run_tables import curves_table, deviations_table, ledger_tables, settings_tables
 from crumb_avalanche.report.runs import Group, notes_on, streams_of
-from crumb_avalanche.report.table import EMPTY, Cell, Matrix, Table
 from crumb_avalanche.runs.tables import cell
 from crumb_avalanche.system.counted import counted
 

@@ -16,8 +16,7 @@ from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion_matrix, thumbnail
-from crumb_avalanche.report.page import render
-from crumb_avalanche.report.table import Cell, Table, count
+from crumb_avalanche.report.page import Cell, Table, count, render
 from crumb_avalanche.runs.run_folder import MISTAKES, write_text
 from crumb_avalanche.system.counted import counted
 

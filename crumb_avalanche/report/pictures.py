@@ -1,18 +1,19 @@
-"""Pictures of results, drawn without a display from numbers alone."""
+"""Pictures of results, drawn without a display from numbers alone: accuracy curves, final accuracies, matrices."""
 
 import math
+import statistics
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from crumb_avalanche.report.curves import Curve, chance_of, draw_curves, draw_finals, experience_axis, literal
-from crumb_avalanche.report.palette import COLOURS
-from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS
+from benchmarks_toybox_ilab.tables.text import printable
+from crumb_avalanche.report.palette import COLOURS, LINES, MARKERS
 from crumb_avalanche.system.atomic_file import atomic_write
-from crumb_avalanche.system.sizes import bytes_text
 
 STYLE = {
     "font.size": 10,
@@ -26,6 +27,143 @@ STYLE = {
 LARGEST_NUMBERED = 25  # experiences; numbers in a larger matrix are illegible
 
 
+@dataclass
+class Curve:
+    """Accuracies of one group of runs, in percent.
+
+    Attributes:
+        label: name in the legend.
+        mean: mean accuracy over all seen classes after each experience; NaN where a run was not tested.
+        std: standard deviation (n - 1) over runs, NaN likewise; ``None`` for a single run.
+        finals: final accuracy of each run.
+        joint: whether all classes were learned at once, which gives one accuracy only.
+        chance: chance level after each experience, if known.
+    """
+
+    label: str
+    mean: list[float]
+    std: list[float] | None
+    finals: list[float]
+    joint: bool = False
+    chance: list[float] | None = None
+
+    @classmethod
+    def of(cls, label: str, accuracies: list[list], joint: bool, classes_seen: list[int] | None) -> "Curve":
+        """Summarise runs.
+
+        Args:
+            label: name in the legend.
+            accuracies: of each run after each experience; ``None`` where it was not tested.
+            joint: whether all classes were learned at once.
+            classes_seen: number of classes after each experience, if known.
+        """
+        after = [None if None in values else values for values in zip(*accuracies)]
+        mean = [math.nan if values is None else statistics.fmean(values) for values in after]
+        std = None
+        if len(accuracies) > 1:
+            std = [math.nan if values is None else statistics.stdev(values) for values in after]
+        chance = [100 / count for count in classes_seen] if classes_seen else None
+        return cls(label, mean, std, list(after[-1]), joint, chance)
+
+
+def chance_of(curves: list[Curve]) -> list[float]:
+    """Return the chance level after each experience, in percent; empty unless all curves share it."""
+    levels = [curve.chance or [] for curve in curves]
+    chance = max(levels, key=len)  # a joint learner has the last entry only
+    same = all(level == chance or (curve.joint and level == chance[-1:]) for curve, level in zip(curves, levels))
+    return chance if same else []
+
+
+def draw_curves(axes: Axes, curves: list[Curve], chance: list[float], bands: bool = True) -> None:
+    """Draw the accuracy after each experience.
+
+    Args:
+        axes: to draw on.
+        curves: one for each group; artists of curve n have a gid that begins with ``group-n-``.
+        chance: chance level after each experience, drawn if not empty.
+        bands: shade one standard deviation on both sides.
+    """
+    longest = max(len(curve.mean) for curve in curves)
+    for number, curve in enumerate(curves):
+        colour, line = COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
+        tested = np.flatnonzero(~np.isnan(curve.mean))  # a line continues over an experience without a test
+        mean, x = np.asarray(curve.mean)[tested], tested + 1
+        spread = None if curve.std is None else np.asarray(curve.std)[tested]
+        marker = MARKERS[number % len(MARKERS)]
+        if curve.joint and longest > 1:  # an upper bound, which has no stream
+            mean, x, line, marker = mean.repeat(2), np.array([1, longest]), "--", ""
+            spread = None if spread is None else spread.repeat(2)
+        label = literal(curve.label) + curve.joint * " (joint)"
+        axes.plot(x, mean, color=colour, ls=line, marker=marker, label=label, gid=f"group-{number}-curve")
+        if bands and spread is not None:
+            band = axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0)
+            band.set_gid(f"group-{number}-band")
+    if chance:
+        axes.plot(range(1, len(chance) + 1), chance, color="0.35", lw=0.8, label="chance")
+    experience_axis(axes, longest)
+    shaded = ", band of one standard deviation" if bands and any(curve.std for curve in curves) else ""
+    axes.set_title(f"all classes seen: mean of runs{shaded}", pad=10)
+
+
+def draw_finals(axes: Axes, curves: list[Curve], chance: float | None) -> None:
+    """Draw a bar for each group's final accuracy, a dot for each run's, and a line for the chance level if given.
+
+    Artists of curve n have a gid that begins with ``group-n-``.
+    """
+    spreads = [curve.std[-1] if curve.std else 0.0 for curve in curves]
+    means = [curve.mean[-1] for curve in curves]
+    places = np.arange(len(curves))
+    colours = [COLOURS[number % len(COLOURS)] for number in places]
+    hatches = ["/" * (2 * (number // len(COLOURS))) for number in places]  # for colours that repeat
+    bars = axes.barh(places, means, height=0.6, color=colours, alpha=0.55, hatch=hatches, ec="white", lw=0)
+    for place, curve, spread in zip(places, curves, spreads):
+        drawn = [bars[place]]
+        if curve.std:
+            line = axes.errorbar(means[place], place - 0.12, xerr=spread, color="0.15", capsize=4, lw=1.2)
+            drawn += [artist for artist in line.get_children() if artist is not None]
+        dots = place + (np.linspace(0.05, 0.22, len(curve.finals)) if len(curve.finals) > 1 else np.zeros(1))
+        drawn += axes.plot(curve.finals, dots, "o", ms=4, mfc="white", mec="0.15", mew=0.8, zorder=3)
+        text = f"{means[place]:.1f}" + (f" ± {spread:.1f}" if curve.std else "")
+        drawn.append(axes.text(max([*curve.finals, means[place] + spread]) + 2, place, text, va="center"))
+        for number, artist in enumerate(drawn):
+            artist.set_gid(f"group-{place}-final-{number}")
+    if chance is not None:
+        axes.axvline(chance, color="0.35", lw=0.8)
+    axes.set_yticks(places, [literal(_wrapped(curve.label)) for curve in curves])
+    axes.set_ylim(len(curves) - 0.4, -0.6)
+    axes.set_xlim(0, 122)
+    axes.set_xticks(range(0, 101, 20))
+    axes.set_xlabel("final accuracy, all classes (%)")
+    axes.set_title("final accuracy: bar mean, line one standard deviation, dots runs", pad=10)
+
+
+def _wrapped(label: str, width: int = 28) -> str:
+    """Break a label into lines at spaces."""
+    lines = [""]
+    for word in label.split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return "\n".join(lines)
+
+
+def experience_axis(axes: Axes, count: int) -> None:
+    """Set up axes of experience number and percent."""
+    axes.set_xlim(0.6, count + 0.4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
+    axes.set_ylim(0, 108)
+    axes.set_yticks(range(0, 101, 20))
+    axes.set_xlabel("after experience")
+    axes.set_ylabel("accuracy (%)")
+    axes.grid(axis="y", color="0.9", lw=0.6)
+    axes.set_axisbelow(True)
+
+
+def literal(text: str) -> str:
+    """Escape a text so that it is drawn literally: no formulas between dollar signs, no characters invalid in SVG."""
+    return printable(text).replace("$", r"\$")
+
+
 def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
     """Write a figure as PNG and SVG, atomically; returns the paths."""
     paths = []
@@ -37,47 +175,24 @@ def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
     return paths
 
 
-def run_picture(
-    title: str,
-    matrix: list[list[float]],
-    accuracy_after: list[float | None],
-    classes_seen: list[int] | None,
-    ledger: dict[str, float],
-    joint: bool = False,
-) -> Figure:
-    """Draw one run: accuracy matrix, accuracy after each experience, ledger.
+def run_picture(title: str, matrix: list[list[float]], curve: Curve) -> Figure:
+    """Draw one run: accuracy matrix, and accuracy after each experience.
 
     Args:
         title: of the picture.
         matrix: accuracy after experience i (row) on the classes of experience j (column), in percent; unseen cells are
             absent.
-        accuracy_after: accuracy over all seen classes after each experience, in percent; ``None`` if not tested.
-        classes_seen: number of classes after each experience, for the chance level, if known.
-        ledger: bytes and seconds.
-        joint: whether all classes were learned at once.
+        curve: of the run.
     """
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(16, 5), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12, wspace=0.04)
+        figure = Figure(figsize=(12, 5), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12)
         figure.suptitle(literal(title))
-        grid = figure.add_gridspec(2, 3, height_ratios=[3.2, 1], width_ratios=[1.05, 1, 1.05])
-        _matrix(figure.add_subplot(grid[:, 0]), matrix, joint)
-        axes = figure.add_subplot(grid[:, 1])
-        numbers = range(1, len(accuracy_after) + 1)
-        dots = [(number, value) for number, value in zip(numbers, accuracy_after) if value is not None]
-        axes.plot(*zip(*dots), "-o", color=COLOURS[0], label="all classes seen so far")
-        _number_dots(axes, dots)
-        if classes_seen:
-            chance = [100 / count for count in classes_seen]
-            axes.plot(numbers, chance, "-" if len(chance) > 1 else "_", color="0.35", lw=0.8, label="chance")
-        experience_axis(axes, len(accuracy_after))
-        if joint:
-            axes.set_xticks([1], ["joint"])
-            axes.set_xlabel("all classes learned at once")
-        axes.set_title("accuracy over all classes seen")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
-        _bytes(figure.add_subplot(grid[0, 2]), ledger)
-        _seconds(figure.add_subplot(grid[1, 2]), ledger)
+        left, right = figure.subplots(1, 2)
+        _draw_matrix(left, matrix, curve.joint)
+        draw_curves(right, [curve], chance_of([curve]))
+        right.set_title("accuracy over all classes seen")
+        right.legend(loc="lower left")
     return figure
 
 
@@ -103,18 +218,7 @@ def comparison_picture(title: str, curves: list[Curve]) -> Figure:
     return figure
 
 
-def _number_dots(axes: Axes, dots: list[tuple[int, float]]) -> None:
-    """Write its value beside each dot, away from the line; nothing if there are more than ten."""
-    values = [value for _, value in dots]
-    for place, (number, value) in enumerate(dots if len(dots) <= 10 else []):
-        before, after = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
-        valley = before > value and after >= value
-        side = "center" if valley or before <= value >= after else "left" if before > after else "right"
-        text, offset = f"{value:.1f}", ({"left": 3, "right": -3, "center": 0}[side], -15 if valley else 7)
-        axes.annotate(text, (number, value), offset, textcoords="offset points", ha=side, color=COLOURS[0], fontsize=9)
-
-
-def _matrix(axes: Axes, matrix: list[list[float]], joint: bool) -> None:
+def _draw_matrix(axes: Axes, matrix: list[list[float]], joint: bool) -> None:
     width = len(matrix[-1])
     cells = np.full((len(matrix), width), np.nan)
     for number, row in enumerate(matrix):
@@ -138,34 +242,3 @@ def _matrix(axes: Axes, matrix: list[list[float]], joint: bool) -> None:
     axes.spines[:].set_visible(False)
     axes.set_title("accuracy matrix")
     axes.figure.colorbar(image, ax=axes, label="accuracy (%)", shrink=0.3 if joint else 0.75)
-
-
-def _bytes(axes: Axes, ledger: dict[str, float]) -> None:
-    """Draw bytes as bars on a logarithmic axis, without entries of zero bytes."""
-    shown = {label: ledger[name] for name, label in LEDGER_BYTES.items() if ledger[name] > 0}
-    axes.barh(list(shown), list(shown.values()), height=0.7, color=COLOURS[5])
-    axes.set_xscale("log")
-    if shown:
-        axes.set_xlim(10 ** math.floor(math.log10(min(shown.values())) - 0.3), max(shown.values()) * 60)
-    for place, value in enumerate(shown.values()):
-        axes.annotate(bytes_text(value), (value, place), (4, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("bytes (logarithmic)")
-    axes.set_title(f"ledger: {int(ledger['buffer_items']):,} memories stored")
-
-
-def _seconds(axes: Axes, ledger: dict[str, float]) -> None:
-    """Draw the parts of the training time as one stacked bar, with their values in the legend."""
-    start, total = 0.0, max(ledger["train_seconds"], 1e-9)
-    for number, (name, label) in enumerate(LEDGER_SECONDS.items()):
-        seconds = ledger[name]
-        if seconds > 0:
-            text = f"{label}: {seconds:.1f} s ({100 * seconds / total:.0f} %)"
-            axes.barh([0], [seconds], left=start, height=0.6, color=COLOURS[number], label=text, ec="white", lw=0.5)
-            start += seconds
-    axes.set_yticks([0], ["time"])
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"seconds of training ({ledger['images_per_second']:.1f} images/s)")
-    if start:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.75), ncols=2, fontsize=8, handlelength=1)

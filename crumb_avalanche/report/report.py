@@ -5,14 +5,13 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.text import ListedError
 from crumb_avalanche.report.html_report import report_page
-from crumb_avalanche.report.page import MARK
+from crumb_avalanche.report.page import MARK, Table
 from crumb_avalanche.report.pictures import comparison_picture, run_picture, save
-from crumb_avalanche.report.run_tables import runs_table, summary_table
+from crumb_avalanche.report.run_tables import runs_table, settings_tables, summary_table
 from crumb_avalanche.report.runs import (
     IDENTITY,
     NOT_COMPARED,
     Group,
-    Run,
     differences,
     find_runs,
     groups_of,
@@ -21,7 +20,7 @@ from crumb_avalanche.report.runs import (
 )
 from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.plan import usual_settings
-from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others, write_csv, write_text
+from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others, write_text
 from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, number, table, usage_of
 from crumb_avalanche.system.folder_lock import locked
 
@@ -55,9 +54,10 @@ def main(settings: ReportSettings) -> None:
         with locked(output):
             refuse_others(output, FILES, {PAGE: MARK})
             # First the page, by which the other files are known.
-            files = report_files(groups, [*problems, *left_out], output)
-            written = report_run(runs[0], output) if len(runs) == 1 else report_comparison(groups, output)
-            written += files
+            summary = summary_table(groups)
+            files = report_files(groups, summary, [*problems, *left_out], output)
+            pictures = report_run(groups[0], output) if len(runs) == 1 else report_comparison(groups, summary, output)
+            written = pictures + files
     except OSError as error:
         raise ValueError(f"{output} cannot be written to ({error}); name another folder with --output") from error
     usage = usage_of(runs[0].folder, runs[0].settings["strategy"])
@@ -68,23 +68,25 @@ def main(settings: ReportSettings) -> None:
         raise ListedError("not everything could be reported; the rest is written", problems)
 
 
-def report_files(groups: list[Group], left_out: list[str], output: Path) -> list[Path]:
+def report_files(groups: list[Group], summary: Table, left_out: list[str], output: Path) -> list[Path]:
     """Write the page and its tables as CSV and LaTeX; returns the paths.
 
     Args:
         groups: what is reported.
+        summary: one line for each group.
         left_out: runs that are left out, with the reason.
         output: an existing folder.
     """
-    summary, runs = summary_table(groups), runs_table(groups, output)
+    runs = runs_table(groups, output)
     write_text(output / PAGE, report_page(groups, summary, runs, left_out))
     runs.write(output / "report.csv")
     summary.write(output / "report.tex")
     return [output / f"report.{kind}" for kind in ("html", "csv", "tex")]
 
 
-def report_run(run: Run, output: Path) -> list[Path]:
-    """Print one run and draw it; returns the paths of the pictures."""
+def report_run(group: Group, output: Path) -> list[Path]:
+    """Print a group's only run and draw it; returns the paths of the pictures."""
+    run = group.runs[0]
     settings, accuracy_after = run.settings, run.result["accuracy_after"]
     usual = usual_settings(settings["benchmark"], settings["preset"], settings["strategy"])
     special = [name for name in settings if name not in NOT_COMPARED and settings[name] != usual.get(name)]
@@ -107,31 +109,19 @@ def report_run(run: Run, output: Path) -> list[Path]:
     print(ledger_table(run.ledger))
     title = f"{settings['strategy']} on {settings['benchmark']}, {settings['protocol']}, run {run.result['run']}: "
     title += f"final accuracy {run.result['final_accuracy']:.2f} %"
-    return save(run_picture(title, run.matrix, accuracy_after, run.classes_seen, run.ledger, run.joint), output)
+    return save(run_picture(title, run.matrix, group.curve), output)
 
 
-def report_comparison(groups: list[Group], output: Path) -> list[Path]:
+def report_comparison(groups: list[Group], summary: Table, output: Path) -> list[Path]:
     """Print groups of runs side by side, draw them, and write the table as CSV; returns the paths."""
-    varying = differences(groups)
-    identity = list(dict.fromkeys([*IDENTITY, *varying]))
-    header = ["label", "runs", "run_numbers", "final_accuracy_mean", "final_accuracy_std", "memory_bytes"]
-    lines = [[*header, "buffer_items", "images_per_second", *identity]]
-    for group in groups:
-        mean, std = group.curve.mean[-1], (group.curve.std or [""])[-1]
-        averages = [group.average(name) for name in lines[0][5:8]]
-        numbers = " ".join(str(run.result["run"]) for run in group.runs)
-        settings = [group.settings.get(name) for name in identity]
-        lines.append([group.label, len(group.runs), numbers, mean, std, *averages, *settings])
     print("final accuracy over all classes: mean +- standard deviation of runs (n - 1); the others are means")
-    heads = ["", "runs", "final accuracy, %", "memory", "items", "images/s"]
-    texts = [[cell.text.replace("±", "+-") for cell in row[: len(heads)]] for row in summary_table(groups).rows]
-    print(table(heads, [[*row[:3], row[3] + " B", *row[4:]] for row in texts]))
+    print(summary.lines)
     print("images/s: times of different runs are comparable only when measured side by side on the same machine")
-    if varying:
-        print("\nsettings in which they differ")
-        print(table(["", *varying], [[g.label, *(cell(g.settings.get(name)) for name in varying)] for g in groups]))
+    if (differ := settings_tables(groups)[0]) is not None:
+        print("\nsettings in which they differ\n" + differ.lines)
     for note in notes_on(groups):
         print(f"note: {note}")
-    write_csv(output / "comparison.csv", lines)
+    summary.write(output / "comparison.csv")
+    varying = differences(groups)
     title = ", ".join(f"{name} {groups[0].settings[name]}" for name in IDENTITY[:4] if name not in varying)
     return [output / "comparison.csv", *save(comparison_picture(title, [group.curve for group in groups]), output)]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from crumb_avalanche.report.page import EMPTY, Cell, Table, count, percent, seconds, setting
 from crumb_avalanche.report.runs import IDENTITY, NOT_COMPARED, Group, Run, differences
-from crumb_avalanche.report.table import EMPTY, Cell, Table, count, percent, seconds, setting
 from crumb_avalanche.runs.plan import usual_settings
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell

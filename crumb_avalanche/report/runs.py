@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations
 from pathlib import Path
 
-from crumb_avalanche.report.curves import Curve
-from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, DamagedRunError, check_digests
+from crumb_avalanche.report.pictures import Curve
+from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, check_digests, mapping, read_part
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat, load_yaml
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 
@@ -146,35 +146,15 @@ def read_run(folder: Path) -> Run:
     Raises:
         DamagedRunError: a file is missing, was changed, cannot be parsed or lacks an entry that every run has.
     """
-    result = _read(folder / RESULT, _result)
+    result = read_part(folder / RESULT, _result)
     check_digests(folder, result)
-    settings, ledger = _read(folder / "config.yaml", _settings), _read(folder / "ledger.json", _ledger)
-    return Run(folder, settings, result, ledger, _read(folder / "accuracy_matrix.csv", lambda t: _matrix(t, result)))
-
-
-def _read(path: Path, parse):
-    try:
-        return parse(path.read_text())
-    except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
-        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:300]
-        cure = f"restore it, repeat the run with --overwrite true, or move {path.parent} elsewhere"
-        text = (
-            f"{path} cannot be used: {reason}. Finished runs have this file complete, so it was changed or lost later"
-        )
-        raise DamagedRunError(f"{text}; {cure}") from error
-
-
-def _mapping(value, keys: list[str], kind=object) -> dict:
-    if not isinstance(value, dict):
-        raise ValueError(f"it holds a {type(value).__name__}, not names and values")
-    if wrong := [key for key in keys if key not in value or not isinstance(value[key], kind)]:
-        raise ValueError(f"it has no usable {', '.join(wrong)}")
-    json.dumps(value, ensure_ascii=False, default=str).encode()  # raises ValueError for text that no file can hold
-    return value
+    settings, ledger = read_part(folder / "config.yaml", _settings), read_part(folder / "ledger.json", _ledger)
+    matrix = read_part(folder / "accuracy_matrix.csv", lambda text: _matrix(text, result))
+    return Run(folder, settings, result, ledger, matrix)
 
 
 def _result(text: str) -> dict:
-    result = _mapping(json.loads(text), [name for name, (_, optional) in ENTRIES.items() if not optional])
+    result = mapping(json.loads(text), [name for name, (_, optional) in ENTRIES.items() if not optional])
     for name, (kind, _) in ENTRIES.items():
         if name in result and (not isinstance(result[name], kind) or isinstance(result[name], bool)):
             raise ValueError(f"its {name} is {str(result[name])[:80]!r}, not of type {getattr(kind, '__name__', kind)}")
@@ -192,14 +172,14 @@ def _result(text: str) -> dict:
 
 
 def _ledger(text: str) -> dict:
-    ledger = _mapping(json.loads(text), LEDGER_ENTRIES, int | float)
+    ledger = mapping(json.loads(text), LEDGER_ENTRIES, int | float)
     if wrong := [name for name in LEDGER_ENTRIES if not 0 <= ledger[name] < 1e18]:
         raise ValueError(f"its {', '.join(wrong)} are no amounts of at least 0")
     return ledger
 
 
 def _settings(text: str) -> dict:
-    settings = _mapping(load_yaml(text), IDENTITY[:4])
+    settings = mapping(load_yaml(text), IDENTITY[:4])
     if wrong := [name for name in IDENTITY[:4] if not isinstance(settings[name], str)]:
         raise ValueError(f"its {', '.join(wrong)} are no names")
     if not isinstance(settings.get("method") or {}, dict) or not all(isinstance(name, str) for name in settings):

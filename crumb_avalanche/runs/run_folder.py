@@ -1,13 +1,15 @@
 """Files of a run folder, written atomically; where a run came from, and whether a finished one is what is asked for."""
 
+import csv
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, TypeVar
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.csv import csv_text
@@ -16,6 +18,7 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, as_dict, flat, load_yaml
 from crumb_avalanche.system.atomic_file import atomic_write
 
+Part = TypeVar("Part")
 RESULT = "result.json"
 SUMMARY = "summary.json"  # of several runs
 RESUME = "resume"  # subfolder of checkpoints
@@ -241,9 +244,9 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
     """
     if not (folder / "config.yaml").exists():
         raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
-    result = read_mapping(folder / RESULT, json.loads)
+    result = read_part(folder / RESULT, lambda text: mapping(json.loads(text)))
     check_digests(folder, result)
-    then = read_mapping(folder / "config.yaml", load_yaml)
+    then = read_part(folder / "config.yaml", lambda text: mapping(load_yaml(text)))
     start_over = "use another --output, or start over with crumb run --overwrite true"
     hashes_then, hashes_now = result.get("provenance", {}), provenance(plan)
     for name in hashes_then.keys() & hashes_now.keys():
@@ -283,21 +286,34 @@ def check_run(folder: Path) -> None:
         DamagedRunError: a file cannot be read, or was changed.
     """
     if (folder / RESULT).exists():
-        check_digests(folder, read_mapping(folder / RESULT, json.loads))
+        check_digests(folder, read_part(folder / RESULT, lambda text: mapping(json.loads(text))))
 
 
-def read_mapping(path: Path, parse) -> dict:
-    """Read a mapping from a JSON or YAML file of a finished run.
+def read_part(path: Path, parse: Callable[[str], Part]) -> Part:
+    """Return what ``parse`` makes of the text of a finished run's file.
 
     Raises:
-        DamagedRunError: the file cannot be parsed, or holds something else.
+        DamagedRunError: the file is missing, or ``parse`` raises an error for it.
     """
     try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        found, reason = None, " ".join(str(error).split())
-    else:
-        reason = f"it holds a {type(found).__name__}, not names and values"
-    if not isinstance(found, dict):
-        raise DamagedRunError(f"{path} is damaged ({reason}); restore it, or run it again with --overwrite true")
-    return found
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
+        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:300]
+        raise DamagedRunError(
+            f"{path} cannot be used: {reason}. Finished runs have this file complete, so it was changed or lost later; "
+            f"restore it, repeat the run with --overwrite true, or move {path.parent} elsewhere"
+        ) from error
+
+
+def mapping(value: Any, keys: Iterable[str] = (), kind: Any = object) -> dict:
+    """Return a dictionary that has values of a kind for some keys.
+
+    Raises:
+        ValueError: it is something else, lacks a key, or has text that no file can hold.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds a {type(value).__name__}, not names and values")
+    if wrong := [key for key in keys if key not in value or not isinstance(value[key], kind)]:
+        raise ValueError(f"it has no usable {', '.join(wrong)}")
+    json.dumps(value, ensure_ascii=False, default=str).encode()  # raises ValueError
+    return value

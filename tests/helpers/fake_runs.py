@@ -41,8 +41,13 @@ LEDGER = {
 CLASSES = ["cup", "pear", "dog", "car"]
 
 
-def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger: dict | None = None, **settings) -> Path:
-    """Write a finished run of two experiences; an offline one learns both at once."""
+def fake_run(
+    folder: Path, final: float = 70.0, run: int = 0, ledger: dict | None = None, result: dict | None = None, **settings
+) -> Path:
+    """Write a finished run of two experiences; an offline one learns both at once.
+
+    Entries of ``ledger`` and ``result`` replace the usual ones; one that is ``...`` is left out.
+    """
     joint = settings.get("strategy") == "offline"
     after = [final] if joint else [100.0, final]
     rows = ["0,60.0000,80.0000"] if joint else ["0,100.0000,", "1,60.0000,80.0000"]
@@ -51,9 +56,10 @@ def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger: dict | Non
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "ledger.json").write_text(json.dumps({**LEDGER, **(ledger or {})}))
     (folder / "accuracy_matrix.csv").write_text("\n".join(["after,experience_0,experience_1", *rows]) + "\n")
-    result = {"run": run, "final_accuracy": final, "accuracy_after": after, "classes_order": CLASSES}
-    result["classes_per_experience"] = [4] if joint else [2, 2]
-    (folder / "result.json").write_text(json.dumps({**result, "frame_table_sha256": "abc"}))
+    usual = {"run": run, "final_accuracy": final, "accuracy_after": after, "classes_order": CLASSES}
+    usual |= {"classes_per_experience": [4] if joint else [2, 2], "frame_table_sha256": "abc", **(result or {})}
+    written = {name: value for name, value in usual.items() if value is not ...}
+    (folder / "result.json").write_text(json.dumps(written))
     return folder
 
 

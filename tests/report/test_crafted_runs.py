@@ -11,6 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from crumb_avalanche.report.report import report_files
+from crumb_avalanche.report.run_tables import summary_table
 from crumb_avalanche.report.runs import groups_of, read_run
 from crumb_avalanche.runs.run_folder import DamagedRunError
 
@@ -48,7 +49,8 @@ def check_run(folder, data):
         text = str(error)
         assert str(folder) in text and "\n" not in text and len(text) < 2000
         return
-    assert report_files(groups_of([run]), [], folder)
+    groups = groups_of([run])
+    assert report_files(groups, summary_table(groups), [], folder)
 
 
 @settings(max_examples=100, phases=[Phase.generate])

@@ -74,15 +74,10 @@ def test_other_weights_under_the_same_name_are_refused(crumb, tiny, tmp_path):
     assert code == 1 and "holds a finished run with weights='sha256:" in err
 
 
-def with_hashes(folder, **hashes):
-    """Add content hashes to the result of a run."""
-    result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps(result | {"provenance": hashes}))
-
-
 def test_a_report_separates_runs_by_content(tmp_path):
     for place, (path, digest) in enumerate([("a", "1"), ("a", "2"), ("b", "1")]):
-        with_hashes(fake_run(tmp_path / str(place), run=place, weights=path), weights=f"sha256:{digest}")
+        found = {"provenance": {"weights": f"sha256:{digest}"}}
+        fake_run(tmp_path / str(place), run=place, result=found, weights=path)
     groups = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
     assert [[run.result["run"] for run in group.runs] for group in groups] == [[0, 2], [1]]
     assert [group.label for group in groups] == ["crumb", "crumb (2)"]
@@ -91,8 +86,8 @@ def test_a_report_separates_runs_by_content(tmp_path):
 
 def test_clip_folders_at_other_roots_are_separate_groups(tmp_path):
     for number, root in enumerate(("raw", "blurred")):
-        folder = fake_run(tmp_path / root, run=number, benchmark="clip_folder", dataset_root=root)
-        with_hashes(folder, dataset_root="sha256:1")
+        found = {"provenance": {"dataset_root": "sha256:1"}}
+        fake_run(tmp_path / root, run=number, result=found, benchmark="clip_folder", dataset_root=root)
     assert len(groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])) == 2
 
 
