@@ -3,7 +3,7 @@
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -115,10 +115,6 @@ class RunPlan(RunSettings):
         side = PAPER_SIDE if settings.family == "paper" else given["image_size"]
         budget = int(images * 3 * side**2) if settings.budget_bytes is None else settings.budget_bytes
         return cls(**given, budget=budget)
-
-    def with_capacity(self, capacity: int) -> "RunPlan":
-        """Return the plan with another ``capacity``."""
-        return replace(self, capacity=capacity)
 
     @property
     def learning(self) -> LearningSettings:

@@ -202,6 +202,7 @@ def open_images(settings: PretrainSettings) -> Dataset:
         ValueError: the folder or torchvision data set does not exist, or the data set has no ``train`` argument.
     """
     from torchvision import datasets
+    from torchvision.datasets.folder import is_image_file
 
     transform = transform_of(settings)
     if settings.data.startswith("torchvision:"):
@@ -229,18 +230,12 @@ def open_images(settings: PretrainSettings) -> Dataset:
             f"data {settings.data} is not a folder; give an image folder (one folder per class) or torchvision:NAME"
         )
     try:
-        return datasets.ImageFolder(settings.data, transform, loader=load_image, is_valid_file=is_visible_image)
+        visible = lambda path: is_image_file(path) and not Path(path).name.startswith(".")  # noqa: E731
+        return datasets.ImageFolder(settings.data, transform, loader=load_image, is_valid_file=visible)
     except FileNotFoundError as error:
         raise ValueError(
             f"data {settings.data} holds no class folders with images ({error}); the layout is <class>/<image>"
         ) from error
-
-
-def is_visible_image(path: str) -> bool:
-    """Return whether torchvision's image folders accept a file and it is not hidden."""
-    from torchvision.datasets.folder import is_image_file
-
-    return is_image_file(path) and not Path(path).name.startswith(".")
 
 
 def load_image(path: str):

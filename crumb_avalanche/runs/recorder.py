@@ -15,7 +15,7 @@ from crumb_avalanche.learner.run_file import LEARNER, NOT_KEPT, Keep, LearnerHea
 from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.resume import Progress, Resume
-from crumb_avalanche.runs.run_folder import metrics_csv, versions, write_json, write_matrix
+from crumb_avalanche.runs.run_folder import versions, write_csv, write_json
 from crumb_avalanche.runs.session import Session, network_of
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict
 from crumb_avalanche.system.atomic_file import atomic_write
@@ -49,10 +49,16 @@ class Recorder:
 
     def write(self, folder: Path, session: Session, progress: Progress) -> dict:
         """Write metrics, predictions, accuracy matrix and ledger; return the ledger after the last experience."""
-        metrics_csv(folder / "metrics.csv", self.evaluator)
+        metrics = self.evaluator.get_all_metrics().items()
+        values = ([name, step, value] for name, series in metrics for step, value in zip(*series))
+        write_csv(folder / "metrics.csv", [["metric", "step", "value"], *values])
         tests = session.stream.benchmark.test_stream
         self.predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in tests]))
-        write_matrix(folder / "accuracy_matrix.csv", progress.matrix)
+        width = len(progress.matrix[-1])
+        lines = [["after", *[f"experience_{j}" for j in range(width)]]]
+        for i, row in enumerate(progress.matrix):  # columns of unseen classes stay empty
+            lines.append([str(i), *[f"{value:.4f}" for value in row], *[""] * (width - len(row))])
+        write_csv(folder / "accuracy_matrix.csv", lines)
         ledger, cache = progress.ledgers[-1], session.cache
         ledger["feature_cache_seconds"] = cache.store.seconds if cache else 0.0
         ledger["feature_cache_images_filled"] = cache.store.filled if cache else 0

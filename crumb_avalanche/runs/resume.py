@@ -5,11 +5,10 @@ The state of the learner is ``StreamStrategy.state_dict()``, which includes that
 """
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from crumb_avalanche.models.runtimes import ENGINES
-from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import RESUME
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
@@ -91,10 +90,6 @@ class Resume:
     def found(self) -> bool:
         """Whether there is a checkpoint to resume from."""
         return self._found is not None
-
-    def with_runtime(self, plan: RunPlan) -> RunPlan:
-        """Return the plan with the runtime that the run began with, which ``auto`` might not choose again."""
-        return replace(plan, runtime=self.runtime.partition(" ")[0]) if self.runtime else plan
 
     def attach(self, strategy: StreamStrategy) -> None:
         """Write checkpoints of a new strategy; load the one found, or remove all when starting over.

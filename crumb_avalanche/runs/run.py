@@ -133,17 +133,18 @@ def run_once(
     Raises:
         ValueError: settings, images or weights cannot be used.
     """
-    left_out = left_out_before(plan)
+    left_out, folder = left_out_before(plan), Path(plan.output)
     try:
         while True:
             try:
                 return run_plan(plan, verbose, finished, count_divergence, left_out)
             except BadFeaturesError:
-                if plan.on_bad_frame != "skip":
+                more = unusable_frames(plan, left_out) if plan.on_bad_frame == "skip" else []
+                if not more:
                     raise
-                left_out, before = leave_out_more(plan, left_out), left_out
-                if len(left_out) == len(before):
-                    raise
+            left_out = left_out + more
+            tidy_up(folder)
+            write_json(folder / LEFT_OUT, {"plan": plan.sha256, "provenance": provenance(plan), "frames": left_out})
             print(f"{counted(len(left_out), 'frame')} left out, whose features cannot be used; the run starts again")
     finally:
         gc.collect()  # free strategy, plugins and evaluator, which refer to each other, before the next run
@@ -194,7 +195,8 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
         session = Session.build(
-            resume.with_runtime(plan),
+            # What ran F before, which ``auto`` might not choose again.
+            replace(plan, runtime=resume.runtime.partition(" ")[0] or plan.runtime),
             stream,
             plugins=recorder.plugins,
             evaluator=recorder.evaluator,
@@ -218,7 +220,7 @@ def begin(folder: Path, session: Session, plan: RunPlan) -> None:
     for name in (RESULT, LEARNER, MISTAKES):
         (folder / name).unlink(missing_ok=True)
     # Write the learning rate as planned, not as tuned: repeating the run tunes it again.
-    planned = plan.with_capacity(session.plan.capacity)
+    planned = replace(plan, capacity=session.plan.capacity)
     head = f"{PLAN}{planned.sha256}\n# {session.model.runtime.described}\n"
     write_text(folder / "config.yaml", f"{head}{planned}")
 
@@ -300,24 +302,6 @@ def left_out_before(plan: RunPlan) -> list[str]:
         return []  # they are found again
     same = isinstance(found, dict) and found.get("plan") == plan.sha256 and found.get("provenance") == provenance(plan)
     return list(found["frames"]) if same else []
-
-
-def leave_out_more(plan: RunPlan, left_out: list[str]) -> list[str]:
-    """Find the frames whose features cannot be used, and prepare the folder for another attempt without them.
-
-    Args:
-        plan: plan of the run.
-        left_out: paths of frames that are left out already.
-
-    Returns:
-        The paths of all frames to leave out; as many as before if there are no others.
-    """
-    every = left_out + unusable_frames(plan, left_out)
-    if len(every) > len(left_out):
-        folder = Path(plan.output)
-        tidy_up(folder)
-        write_json(folder / LEFT_OUT, {"plan": plan.sha256, "provenance": provenance(plan), "frames": every})
-    return every
 
 
 @torch.no_grad()

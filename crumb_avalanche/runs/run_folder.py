@@ -56,14 +56,6 @@ def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
     write_text(path, csv_text(rows))
 
 
-def write_matrix(path: Path, matrix: list[list[float]]) -> None:
-    """Write the accuracy matrix: rows after each experience, columns for its classes, empty if unseen."""
-    width = len(matrix[-1])
-    lines = [["after", *[f"experience_{j}" for j in range(width)]]]
-    lines += [[i, *[f"{value:.4f}" for value in row], *[""] * (width - len(row))] for i, row in enumerate(matrix)]
-    write_csv(path, lines)
-
-
 def with_digests(folder: Path, result: dict) -> dict:
     """Return a result with the SHA-256 of the other files of the run and of itself.
 
@@ -141,13 +133,6 @@ def tidy_up(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     with suppress(OSError):  # as above: the result is written, and all else can be left
         (folder / LEFT_OUT).unlink()
-
-
-def metrics_csv(path: Path, evaluator) -> None:
-    """Write all metrics of Avalanche's evaluator atomically, one line per metric and step."""
-    metrics = evaluator.get_all_metrics().items()
-    rows = ([name, step, value] for name, series in metrics for step, value in zip(*series))
-    write_csv(path, [["metric", "step", "value"], *rows])
 
 
 IMAGES = "images"  # entry of the content of all images of a clip folder

@@ -105,7 +105,7 @@ class Session:
             seconds = time.perf_counter() - start
             plan = replace(plan, runtime=use_runtime(model, plan.runtime, some_of(first.dataset)).name)
         if learner:
-            plan = plan.with_capacity(capacity_of(plan, entry, model))
+            plan = replace(plan, capacity=capacity_of(plan, entry, model))
         session = cls(plan, entry, stream, model, cache, calibration_seconds=seconds)
         if cache is None and plan.feature_cache:
             session.cache = session.open_cache()
@@ -156,12 +156,6 @@ class Session:
             plugins=[*([] if self.cache is None else [self.cache]), *plugins],
             evaluator=evaluator,
         )
-
-    def copied_model(self) -> SplitModel:
-        """Copy the model, for training that must not change it."""
-        copied = copy.deepcopy(self.model)
-        copied.runtime = self.model.runtime  # F is the same
-        return copied
 
 
 def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:
@@ -260,7 +254,9 @@ def rate_trials(session) -> list[Trial]:
 
     def learner(rate, evaluator):
         trial = replace(plan, learning_rate=rate, method={**plan.method, **entry.tuning})
-        return session.new_strategy(trial, session.copied_model(), evaluator=evaluator)
+        model = copy.deepcopy(session.model)
+        model.runtime = session.model.runtime  # F is the same
+        return session.new_strategy(trial, model, evaluator=evaluator)
 
     first = stream.benchmark.train_stream[0]
     objects = [stream.table.object_name[row] for row in first.dataset.frame_row]

@@ -50,13 +50,13 @@ def test_the_default_preset_follows_from_the_benchmark(benchmark, family, preset
 )
 def test_a_printed_plan_reads_back_as_the_same_plan(settings):
     plan = RunPlan.of(settings)
-    read = RunSettings(**yaml.safe_load(str(plan.with_capacity(417))))
+    read = RunSettings(**yaml.safe_load(str(replace(plan, capacity=417))))
     assert RunPlan.of(read) == plan == RunPlan.of(plan) and RunPlan.of(read).sha256 == plan.sha256
 
 
 def test_the_hash_covers_settings_that_change_a_result():
     plan = RunPlan.of(RunSettings())
-    assert plan.with_capacity(3).sha256 == plan.sha256 == replace(plan, output="elsewhere", threads=3).sha256
+    assert replace(plan, capacity=3).sha256 == plan.sha256 == replace(plan, output="elsewhere", threads=3).sha256
     assert len({plan.sha256, replace(plan, run=1).sha256, replace(plan, method={**plan.method, "x": 1}).sha256}) == 3
     assert {item.name for item in fields(RunPlan)} > NON_RESULT_SETTINGS
     with pytest.raises(FrozenInstanceError):
