@@ -1,7 +1,6 @@
 """Work-arounds for defects of avalanche-lib 0.6, one each, so that its own plugins train a ``SplitModel``.
 
-``tests/training/test_avalanche_fixes.py`` has a test for each defect, on Avalanche's code alone. If such a test fails,
-Avalanche was fixed and the work-around can be removed.
+``tests/training/test_avalanche_fixes.py`` has a test for each.
 """
 
 import sys

@@ -1,7 +1,6 @@
 """Losses over the classes seen, whatever the criterion: against sums over the seen classes written out."""
 
 import functools
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -26,9 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 class Focal(nn.Module):
     """Focal loss with a factor for each class."""
 
-    def __init__(self):
+    def __init__(self, factors):
         super().__init__()
-        self.alpha = WEIGHTS.clone()
+        self.alpha = factors.clone()
 
     def forward(self, logits, labels):
         own = logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
@@ -40,89 +39,30 @@ def one_hot_loss(logits, labels):
     return functional.binary_cross_entropy_with_logits(logits, targets)
 
 
-def log_p(row):
-    total = math.log(sum(math.exp(value) for value in row.values()))
-    return {label: value - total for label, value in row.items()}
-
-
-def cross_entropy_twin(rows, labels, weights=None, smoothing=0.0, ignored=None, total=False):
-    """Sum over images and seen classes; ``rows`` are ``{class: logit}``."""
-    weights = dict.fromkeys(range(CLASSES), 1.0) if weights is None else weights
-    own = smooth = norm = count = 0.0
-    for row, label in zip(rows, labels):
-        if label == ignored:
-            continue
-        logs = log_p(row)
-        own -= weights[label] * logs[label]
-        smooth -= sum(weights[other] * logs[other] for other in row) / len(row)
-        norm, count = norm + weights[label], count + 1
-    loss = (1 - smoothing) * own + smoothing * smooth
-    return loss if total else loss / norm
-
-
-def nll_twin(rows, labels):
-    own = sum(-WEIGHTS[label].item() * row[label] for row, label in zip(rows, labels))
-    return own / sum(WEIGHTS[label].item() for label in labels)
-
-
-def margin_twin(rows, labels):
-    costs = [
-        sum(WEIGHTS[label].item() * max(0, 1 - row[label] + row[other]) for other in row if other != label) / len(row)
-        for row, label in zip(rows, labels)
-    ]
-    return sum(costs) / len(costs)
-
-
-def one_hot_twin(rows, labels):
-    costs = [
-        math.log1p(math.exp(-value if other == label else value))
-        for row, label in zip(rows, labels)
-        for other, value in row.items()
-    ]
-    return sum(costs) / len(costs)
-
-
-def focal_twin(rows, labels):
-    logs = [log_p(row)[label] for row, label in zip(rows, labels)]
-    costs = [-WEIGHTS[label].item() * (1 - math.exp(own)) ** 2 * own for own, label in zip(logs, labels)]
-    return sum(costs) / len(costs)
-
-
-def spread_twin(rows, labels):
-    return sum((max(row.values()) - row[label]) / len(row) for row, label in zip(rows, labels))
-
-
-table = WEIGHTS.tolist()
+# Each as it is made for some classes: from the weights of these, and the function that numbers a class among them.
 CRITERIA = {
-    "cross-entropy": (nn.CrossEntropyLoss(), cross_entropy_twin),
-    "weights": (nn.CrossEntropyLoss(weight=WEIGHTS), functools.partial(cross_entropy_twin, weights=table)),
-    "smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), functools.partial(cross_entropy_twin, smoothing=0.1)),
-    "weights and smoothing": (
-        nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.3),
-        functools.partial(cross_entropy_twin, weights=table, smoothing=0.3),
+    "cross-entropy": lambda weights, place: nn.CrossEntropyLoss(),
+    "weights": lambda weights, place: nn.CrossEntropyLoss(weights),
+    "weights and smoothing": lambda weights, place: nn.CrossEntropyLoss(weights, label_smoothing=0.3),
+    "ignored class": lambda weights, place: nn.CrossEntropyLoss(ignore_index=place(3), label_smoothing=0.1),
+    "sum": lambda weights, place: nn.CrossEntropyLoss(reduction="sum", label_smoothing=0.1),
+    "log-likelihood": lambda weights, place: nn.NLLLoss(weights),
+    "margins": lambda weights, place: nn.MultiMarginLoss(weight=weights),
+    "one-hot": lambda weights, place: one_hot_loss,
+    "partial": lambda weights, place: functools.partial(
+        functional.cross_entropy, weight=weights, label_smoothing=0.2, ignore_index=place(5)
     ),
-    "ignored class": (
-        nn.CrossEntropyLoss(ignore_index=3, label_smoothing=0.1),
-        functools.partial(cross_entropy_twin, ignored=3, smoothing=0.1),
-    ),
-    "sum": (
-        nn.CrossEntropyLoss(reduction="sum", label_smoothing=0.1),
-        functools.partial(cross_entropy_twin, smoothing=0.1, total=True),
-    ),
-    "log-likelihood": (nn.NLLLoss(weight=WEIGHTS), nll_twin),
-    "margins": (nn.MultiMarginLoss(weight=WEIGHTS), margin_twin),
-    "one-hot": (one_hot_loss, one_hot_twin),
-    "partial": (
-        functools.partial(functional.cross_entropy, weight=WEIGHTS, label_smoothing=0.2, ignore_index=5),
-        functools.partial(cross_entropy_twin, weights=table, smoothing=0.2, ignored=5),
-    ),
-    "focal": (Focal(), focal_twin),
-    "bound method": (Focal().forward, focal_twin),
-    "function": (
-        lambda z, y: ((z.amax(1) - z.gather(1, y[:, None])[:, 0]) / z.shape[1]).sum(),
-        spread_twin,
-    ),
+    "focal": lambda weights, place: Focal(weights),
+    "bound method": lambda weights, place: Focal(weights).forward,
+    "function": lambda weights, place: lambda z, y: ((z.amax(1) - z.gather(1, y[:, None])[:, 0]) / z.shape[1]).sum(),
 }
+
+
+def loss_among(name, classes, logits, labels):
+    """The loss of a criterion that was made for some classes alone."""
+    classes = sorted(classes)
+    criterion = CRITERIA[name](WEIGHTS[classes], classes.index)
+    return criterion(logits[:, classes], torch.tensor([classes.index(label) for label in labels]))
 
 
 def seen_classes(seen=SEEN):
@@ -139,29 +79,26 @@ def logits():
 @pytest.mark.parametrize("name", CRITERIA)
 @pytest.mark.parametrize("seen", [SEEN, range(CLASSES)], ids=["some seen", "all seen"])
 def test_a_loss_is_over_the_seen_classes(name, seen, logits):
-    criterion, twin = CRITERIA[name]
-    plugin = seen_classes(seen)
-    rows = [{label: float(row[label]) for label in seen} for row in logits.detach()]
+    criterion, plugin = CRITERIA[name](WEIGHTS, int), seen_classes(seen)
     loss = SeenClassesLoss(criterion, plugin.unseen)(plugin.mask(logits), torch.tensor(LABELS))
-    assert loss.item() == pytest.approx(twin(rows, LABELS), rel=1e-5)
+    torch.testing.assert_close(loss, loss_among(name, seen, logits, LABELS))
     loss.backward()
     unseen = sorted(set(range(CLASSES)) - set(seen))
     assert not logits.grad[:, unseen].any() and logits.grad.isfinite().all()
-    whole = criterion(logits.detach(), torch.tensor(LABELS))  # the criterion is as before, with all its weights
-    assert float(whole) == pytest.approx(twin([dict(enumerate(row.tolist())) for row in logits], LABELS), rel=1e-5)
+    whole = criterion(logits, torch.tensor(LABELS))  # the criterion is as before, with all its weights
+    torch.testing.assert_close(whole, loss_among(name, range(CLASSES), logits, LABELS))
 
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_in_evaluation_an_image_of_an_unseen_class_costs_little(name, logits):
-    criterion, twin = CRITERIA[name]
     plugin = seen_classes()
-    loss = SeenClassesLoss(criterion, plugin.unseen)
+    loss = SeenClassesLoss(CRITERIA[name](WEIGHTS, int), plugin.unseen)
     answers = plugin.mask_answers(logits.detach())
-    rows = [{label: float(row[label]) for label in SEEN} for row in logits.detach()]
-    assert float(loss(answers, torch.tensor(LABELS))) == pytest.approx(twin(rows, LABELS), rel=1e-4)
-    foreign = float(loss(answers[:1], torch.tensor([2])))
-    rows = [{label: float(answers[0, label]) for label in (*SEEN, 2)}]
-    assert foreign == pytest.approx(twin(rows, [2]), rel=1e-4) and abs(foreign) < 40
+    known = loss_among(name, SEEN, logits.detach(), LABELS)
+    torch.testing.assert_close(loss(answers, torch.tensor(LABELS)), known, rtol=1e-4, atol=1e-5)
+    foreign = loss(answers[:1], torch.tensor([2]))
+    torch.testing.assert_close(foreign, loss_among(name, [*SEEN, 2], answers[:1], [2]), rtol=1e-4, atol=1e-5)
+    assert abs(foreign) < 40
 
 
 @pytest.mark.parametrize(

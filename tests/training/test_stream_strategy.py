@@ -131,58 +131,48 @@ def test_a_class_that_comes_back_is_seen_once(build, make_stream):
     assert strategy.seen_classes.seen == first + second
 
 
-def test_the_first_experience_takes_several_epochs(build, make_stream):
-    recorder = Recorder()
-    strategy = build(first_epochs=3, plugins=[recorder])
+class EpochEvents(SupervisedPlugin):
+    """Sets ``train_epochs`` at an event of the first experience, or fails there; counts epochs of each experience."""
+
+    def __init__(self, event=None, change=None):
+        super().__init__()
+        self.counts = []
+        if event is not None:
+            setattr(self, event, lambda strategy, **kwargs: change(strategy) if len(self.counts) == 0 else None)
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.counts.append(strategy.clock.train_exp_epochs)
+
+
+def set_to(number):
+    return lambda strategy: setattr(strategy, "train_epochs", number)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "event", "change", "counts"),
+    [
+        ({}, None, None, [1, 1, 1]),
+        ({"train_epochs": 3}, None, None, [3, 3, 3]),
+        ({"first_epochs": 3}, None, None, [3, 1, 1]),
+        ({"first_epochs": 3, "train_epochs": 2}, None, None, [3, 2, 2]),
+        ({"first_epochs": 3, "train_epochs": 2}, "before_training", set_to(1), [3, 1, 1]),
+        # A number that is set within the first experience holds from the next one on.
+        ({"first_epochs": 2}, "before_training_epoch", set_to(4), [2, 4, 4]),
+    ],
+)
+def test_numbers_of_epochs(build, make_stream, arguments, event, change, counts):
+    events = EpochEvents(event, change)
+    strategy = build(plugins=[events], **arguments)
     for experience in make_stream(classes_per_experience=1).train_stream[:3]:
         strategy.train(experience)
-    # Ten images in batches of six are two iterations an epoch.
-    assert [recorder.experiences.count(number) for number in range(3)] == [6, 2, 2]
+    assert events.counts == counts and strategy.train_epochs == counts[-1]
 
 
-def epochs_of(strategy, experiences):
-    """Train; return the number of epochs of each experience."""
-    counts = []
-    for experience in experiences:
-        strategy.train(experience)
-        counts.append(strategy.clock.train_exp_epochs)
-    return counts
+def test_the_own_number_of_epochs_survives_an_interrupted_first_experience(build, make_stream):
+    def fail(strategy):
+        raise KeyboardInterrupt
 
-
-def test_train_epochs_means_what_it_means_in_avalanche(build, make_stream):
-    stream = make_stream(classes_per_experience=1).train_stream
-    strategy = build(train_epochs=3)
-    assert epochs_of(strategy, stream[:3]) == [3, 3, 3]
-    strategy.train_epochs = 2
-    assert epochs_of(strategy, stream[3:]) == [2]
-    assert epochs_of(build(), stream[:2]) == [1, 1]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_a_given_number_is_for_the_first_experience(kind):
-    defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
-    assert defaults.get("first_epochs") is None and defaults.get("train_epochs", 1) == 1
-    assert LearningSettings.first_epochs == 10  # the paper's
-
-
-def test_the_own_number_comes_back_after_the_first_experience(build, make_stream):
-    stream = make_stream(classes_per_experience=1).train_stream
-    strategy = build(first_epochs=3, train_epochs=2)
-    assert strategy.train_epochs == 2
-    assert epochs_of(strategy, stream[:1]) == [3] and strategy.train_epochs == 2
-    strategy.train_epochs = 4
-    assert epochs_of(strategy, stream[1:3]) == [4, 4]
-    strategy = build(first_epochs=3, train_epochs=2)
-    strategy.train_epochs = 1  # before the first experience
-    assert epochs_of(strategy, stream[:2]) == [3, 1]
-
-
-def test_the_own_number_survives_an_interrupted_first_experience(build, make_stream):
-    class Fault(SupervisedPlugin):
-        def after_training_epoch(self, strategy, **kwargs):
-            raise KeyboardInterrupt
-
-    fault, experiences = Fault(), make_stream(classes_per_experience=1).train_stream
+    fault, experiences = EpochEvents("after_training_epoch", fail), make_stream(classes_per_experience=1).train_stream
     strategy = build(first_epochs=3, train_epochs=2, plugins=[fault])
     with pytest.raises(KeyboardInterrupt):
         strategy.train(experiences[0])
@@ -190,29 +180,17 @@ def test_the_own_number_survives_an_interrupted_first_experience(build, make_str
     again.load_state_dict(strategy.state_dict())
     strategy.plugins.remove(fault)
     for one in (strategy, again):
-        assert epochs_of(one, experiences[:2]) == [3, 2]
+        one.plugins.append(events := EpochEvents())
+        for experience in experiences[:2]:
+            one.train(experience)
+        assert events.counts == [3, 2]
 
 
-def test_a_number_set_within_the_first_experience_holds_from_the_next_on(build, make_stream):
-    class Set(SupervisedPlugin):
-        def before_training_epoch(self, strategy, **kwargs):
-            strategy.train_epochs = 4
-
-    strategy = build(first_epochs=2, plugins=[Set()])
-    assert epochs_of(strategy, make_stream(classes_per_experience=1).train_stream[:2]) == [2, 4]
-
-
-def test_a_state_of_an_earlier_version_is_loaded(build, make_stream):
-    """Its schedule had no state, set the number before every experience and left it there."""
-    stream = make_stream(classes_per_experience=1).train_stream
-    strategy = build(first_epochs=3, train_epochs=2)
-    strategy.train(stream[0])
-    state = strategy.state_dict()
-    del state["plugins"]["EpochSchedule"], state["training"]["stopped"]
-    state["training"] |= {"in_epoch": False, "train_epochs": 3}
-    again = build(first_epochs=3, train_epochs=2)
-    again.load_state_dict(state)
-    assert again.seen_classes.seen == strategy.seen_classes.seen and epochs_of(again, stream[1:3]) == [2, 2]
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_given_number_is_for_the_first_experience(kind):
+    defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+    assert defaults.get("first_epochs") is None and defaults.get("train_epochs", 1) == 1
+    assert LearningSettings.first_epochs == 10  # the paper's
 
 
 @pytest.mark.filterwarnings("ignore:Avalanche is transitioning")
@@ -344,20 +322,16 @@ def test_weights_may_be_in_groups_with_rates_of_their_own(make_model, make_strea
         some.train(stream.train_stream[0])
 
 
+@pytest.mark.parametrize("name", ["train_mb_size", "first_epochs"])
+def test_counts_begin_with_one(build, name):
+    with pytest.raises(ValueError, match=f"{name} is 0; give 1 or more"):
+        build(**{name: 0})
+
+
 @pytest.mark.parametrize("state, words", [({"model": {}}, "lacks optimizer, clock"), (None, "is of type NoneType")])
 def test_what_is_no_state_is_an_error(build, state, words):
     with pytest.raises(StateError, match=f"this is no state of a strategy: it {words}"):
         build().load_state_dict(state)
-
-
-def test_a_batch_has_an_image(build):
-    with pytest.raises(ValueError, match="train_mb_size is 0; give 1 or more"):
-        build(train_mb_size=0)
-
-
-def test_the_first_experience_has_an_epoch(build):
-    with pytest.raises(ValueError, match="first_epochs is 0; give 1 or more"):
-        build(first_epochs=0)
 
 
 def test_a_strategy_clamps_before_it_steps(build, make_stream):
