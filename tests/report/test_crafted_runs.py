@@ -3,7 +3,6 @@
 import csv
 import io
 
-import pytest
 import yaml
 from crafted import crafted, json_of
 from fake_runs import CLASSES, CONFIG, LEDGER
@@ -56,11 +55,4 @@ def check_run(folder, data):
 @settings(max_examples=100, phases=[Phase.generate])
 @given(data=st.data())
 def test_100_crafted_run_folders(tmp_path_factory, data):
-    check_run(tmp_path_factory.mktemp("run"), data)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000, phases=[Phase.generate])
-@given(data=st.data())
-def test_2000_crafted_run_folders(tmp_path_factory, data):
     check_run(tmp_path_factory.mktemp("run"), data)

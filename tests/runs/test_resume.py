@@ -24,10 +24,10 @@ class PowerCut(BaseException):
 
 
 @pytest.fixture
-def cut_after(monkeypatch):
-    """Let training end at the n-th step from now."""
+def cut_off(crumb, monkeypatch):
+    """Give a command whose training ends at the n-th step."""
 
-    def cut(steps):
+    def cut(steps, *arguments):
         done, step = [], StreamStrategy.optimizer_step
 
         def counted(self):
@@ -36,7 +36,9 @@ def cut_after(monkeypatch):
                 raise PowerCut
             step(self)
 
-        monkeypatch.setattr(StreamStrategy, "optimizer_step", counted)
+        with monkeypatch.context() as patch, pytest.raises(PowerCut):
+            patch.setattr(StreamStrategy, "optimizer_step", counted)
+            crumb(*arguments)
 
     return cut
 
@@ -55,15 +57,10 @@ def undisturbed(crumb, tiny, tmp_path):
 
 
 @pytest.mark.parametrize("cuts", [(3,), (11, 2), (17, 4, 1), (1, 1, 1)])
-def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_after, monkeypatch, cuts):
+def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_off, cuts):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "2")
     for steps in cuts:
-        with monkeypatch.context() as patch:
-            cut_after(steps)
-            with pytest.raises(PowerCut):
-                crumb(*arguments)
-            patch.undo()
-        monkeypatch.undo()
+        cut_off(steps, *arguments)
         assert not (tmp_path / "cut" / "result.json").exists()
     code, _, err = crumb(*arguments)
     assert code == 0, err
@@ -72,25 +69,19 @@ def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_
     assert not (tmp_path / "cut" / "interrupted").exists()
 
 
-def test_a_resumed_run_draws_the_same_dropout(crumb, tiny, tmp_path, cut_after, monkeypatch):
+def test_a_resumed_run_draws_the_same_dropout(crumb, tiny, tmp_path, cut_off):
     more = ("--strategy", "finetune", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
     arguments = (*tiny, *more, "--checkpoint-every", "2", "--output")
     assert crumb(*arguments, tmp_path / "undisturbed")[0] == 0
-    cut_after(7)
-    with pytest.raises(PowerCut):
-        crumb(*arguments, tmp_path / "cut")
-    monkeypatch.undo()
+    cut_off(7, *arguments, tmp_path / "cut")
     assert crumb(*arguments, tmp_path / "cut")[0] == 0
     cut, undisturbed = (weights_of(tmp_path / name) for name in ("cut", "undisturbed"))
     assert cut and all(torch.equal(value, undisturbed[name]) for name, value in cut.items())
 
 
-def test_finished_experiences_are_not_repeated(crumb, tiny, tmp_path, cut_after, monkeypatch, undisturbed):
+def test_finished_experiences_are_not_repeated(crumb, tiny, tmp_path, cut_off, undisturbed):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
-    cut_after(12)  # 2 epochs of 5 batches, then two steps of the second experience
-    with pytest.raises(PowerCut):
-        crumb(*arguments)
-    monkeypatch.undo()
+    cut_off(12, *arguments)  # 2 epochs of 5 batches, then two steps of the second experience
     code, out, err = crumb(*arguments)
     assert code == 0, err
     assert "resuming: 1 of 2 experiences are finished\n" in out
@@ -98,7 +89,7 @@ def test_finished_experiences_are_not_repeated(crumb, tiny, tmp_path, cut_after,
     assert bits(tmp_path / "cut") == bits(undisturbed)
 
 
-def test_seconds_add_up_over_processes(crumb, tiny, tmp_path, cut_after, monkeypatch):
+def test_seconds_add_up_over_processes(crumb, tiny, tmp_path, cut_off, monkeypatch):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
     clock = SimpleNamespace(perf_counter=lambda: clock.now)
     save = Resume.save
@@ -115,38 +106,29 @@ def test_seconds_add_up_over_processes(crumb, tiny, tmp_path, cut_after, monkeyp
         monkeypatch.setattr(Resume, "save", save_after_a_minute)
 
     new_process(1000.0)
-    cut_after(12)  # in the second experience
-    with pytest.raises(PowerCut):
-        crumb(*arguments)
-    monkeypatch.undo()
+    cut_off(12, *arguments)  # in the second experience
     new_process(5.0)
     assert crumb(*arguments)[0] == 0
     assert json.loads((tmp_path / "cut" / "result.json").read_text())["seconds"] == 120
 
 
 @pytest.mark.parametrize("steps", [7, 12])  # in the first experience, and in the second
-def test_metrics_of_avalanche_are_restored(crumb, tiny, tmp_path, undisturbed, cut_after, monkeypatch, steps):
+def test_metrics_of_avalanche_are_restored(crumb, tiny, tmp_path, undisturbed, cut_off, steps):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "2")
-    cut_after(steps)
-    with pytest.raises(PowerCut):
-        crumb(*arguments)
-    monkeypatch.undo()
+    cut_off(steps, *arguments)
     assert crumb(*arguments)[0] == 0
     found, whole = ((folder / "metrics.csv").read_text().splitlines() for folder in (tmp_path / "cut", undisturbed))
     assert len(found) == len(whole) and any(line.startswith("Ledger") for line in whole)
     assert [line for line in found if line[:6] != "Ledger"] == [line for line in whole if line[:6] != "Ledger"]
 
 
-def test_the_ledger_counts_cached_maps_of_earlier_processes(crumb, tiny, tmp_path, cut_after, monkeypatch):
+def test_the_ledger_counts_cached_maps_of_earlier_processes(crumb, tiny, tmp_path, cut_off):
     def arguments(name):
         where = ("--feature-cache", tmp_path / name / "cache", "--output", tmp_path / name / "run")
         return *tiny, "--mem-size", "8", "--checkpoint-every", "1", *where
 
     assert crumb(*arguments("undisturbed"))[0] == 0
-    cut_after(12)  # in the second experience
-    with pytest.raises(PowerCut):
-        crumb(*arguments("cut"))
-    monkeypatch.undo()
+    cut_off(12, *arguments("cut"))  # in the second experience
     assert crumb(*arguments("cut"))[0] == 0
     whole, cut = (json.loads((tmp_path / name / "run" / "ledger.json").read_text()) for name in ("undisturbed", "cut"))
     assert cut["feature_cache_images_filled"] == whole["feature_cache_images_filled"] > 0
@@ -181,12 +163,9 @@ def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
     assert bits(tmp_path / "cut") == bits(tmp_path / "undisturbed")
 
 
-def test_other_settings_are_refused_and_overwrite_starts_over(crumb, tiny, tmp_path, cut_after, monkeypatch):
+def test_other_settings_are_refused_and_overwrite_starts_over(crumb, tiny, tmp_path, cut_off):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
-    cut_after(12)
-    with pytest.raises(PowerCut):
-        crumb(*arguments)
-    monkeypatch.undo()
+    cut_off(12, *arguments)
     code, _, err = crumb(*arguments, "--learning-rate", "0.002")
     assert code == 1
     assert "holds checkpoints made with learning_rate=0.001, not 0.002; resume with the same settings" in err
@@ -195,14 +174,9 @@ def test_other_settings_are_refused_and_overwrite_starts_over(crumb, tiny, tmp_p
     assert code == 0 and "after experience 1/2" in out
 
 
-def test_a_damaged_checkpoint_costs_only_the_time_since_the_one_before(
-    crumb, tiny, tmp_path, cut_after, undisturbed, monkeypatch
-):
+def test_a_damaged_checkpoint_costs_only_the_time_since_the_one_before(crumb, tiny, tmp_path, cut_off, undisturbed):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "1")
-    cut_after(10)
-    with pytest.raises(PowerCut):
-        crumb(*arguments)
-    monkeypatch.undo()
+    cut_off(10, *arguments)
     newest = max((tmp_path / "cut" / "resume").glob("*.safetensors"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1

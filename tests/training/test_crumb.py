@@ -136,46 +136,6 @@ def test_images_beside_a_cache_need_the_frame_order(make_model, make_stream, tmp
         train(model, stream, ImageBuffer(MEM_SIZE), [cache], shuffle=True, **DIRECT)
 
 
-def test_replaying_images_is_replaying_their_maps(make_model, make_stream):
-    models, buffers = (make_model(), make_model()), (ImageBuffer(MEM_SIZE), MapBuffer(MEM_SIZE))
-    for model, buffer in zip(models, buffers):
-        train(model, make_stream(), buffer, **DIRECT)
-    same_weights(*models, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(models[0].features(buffers[0].rows), buffers[1].rows, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [CodeBuffer, ImageBuffer])
-@pytest.mark.parametrize("rule", [EveryJth, ClassBalancedReservoir, ReferenceRule])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_every_memory_is_of_an_image_of_its_label(make_model, make_stream, kind, rule, shuffle):
-    model, stream, buffer = make_model(), make_stream(), kind(MEM_SIZE, rule())
-    model.codebook.requires_grad_(False)  # so that codes of any time can be compared
-    train(model, stream, buffer, shuffle=shuffle)
-    data = [experience.dataset[i] for experience in stream.train_stream for i in range(20)]
-    images = torch.stack([item[0] for item in data])
-    expected = model.codebook(model.features(images)) if kind is CodeBuffer else model.features(images)
-    assert set(buffer.classes) == {0, 1, 2, 3}
-    for label, members in buffer.slots.by_class.items():
-        for replayed in buffer.replay(torch.tensor(members), model)[0]:
-            matches = [i for i in range(40) if torch.allclose(expected[i], replayed, atol=1e-6)]
-            assert matches and {data[i][1] for i in matches} == {label}
-
-
-def test_only_the_last_epoch_is_stored(make_model, make_stream):
-    stored = []
-
-    class Epochs(SupervisedPlugin):
-        def before_training_epoch(self, strategy, **kwargs):
-            self.now = (strategy.clock.train_exp_counter, strategy.clock.train_exp_epochs)
-
-    buffer, epochs = CodeBuffer(MEM_SIZE), Epochs()
-    store = buffer.store
-    buffer.store = lambda batch, model: stored.append(epochs.now) or store(batch, model)
-    train(make_model(), make_stream(), buffer, [epochs], first_epochs=3)
-    assert stored == [(0, 2)] * 4 + [(1, 0)] * 4
-    assert len(buffer) == MEM_SIZE
-
-
 def test_nothing_of_a_batch_is_kept(make_model, make_stream):
     strategy = train(make_model(), make_stream(), CodeBuffer(MEM_SIZE))
     assert strategy.memory.batch is None and not strategy.memory._records and not strategy.model._map_hooks

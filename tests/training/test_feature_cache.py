@@ -2,8 +2,6 @@
 
 import gc
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -111,22 +109,3 @@ def test_a_run_leaves_no_cache_in_memory(crumb, tiny, tmp_path):
         assert learners() == before
     finally:
         gc.enable()
-
-
-PEAK = """
-import resource, sys
-from crumb_avalanche.cli import main
-assert not main(sys.argv[1:])
-print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-@pytest.mark.slow
-def test_four_runs_in_one_process_need_little_more_memory_than_one(tiny, tmp_path):
-    peaks = []
-    for runs in ("0", "0-3"):  # each run has weights, and so 63 MB of maps, of its own
-        folders = ["--feature-cache", str(tmp_path / runs / "cache"), "--output", str(tmp_path / runs / "out")]
-        options = [*tiny, "--image-size", "256", "--first-epochs", "1", "--mem-size", "8", "--runs", runs, *folders]
-        done = subprocess.run([sys.executable, "-c", PEAK, *options], capture_output=True, text=True, check=True)
-        peaks.append(int(done.stdout.split("peak ")[-1]) / 1024)
-    assert peaks[1] - peaks[0] < 100, peaks

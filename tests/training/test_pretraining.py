@@ -1,16 +1,8 @@
 """Pretraining trains P and the codebook but not F, resumes bit for bit, and its file is read as written."""
 
-import random
 import re
-import resource
-import subprocess
-import sys
-import time
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
-import small_models
 import torch
 from small_models import coloured
 from torch import nn
@@ -21,8 +13,6 @@ from crumb_avalanche.models.weights import WeightsError, check_and_load, weights
 from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
 from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
-
-HELPERS = str(Path(small_models.__file__).parent)
 
 
 @pytest.fixture(scope="module")
@@ -174,82 +164,11 @@ def test_an_interrupted_pretraining_ends_bit_identical(make_model, images, tmp_p
     assert not checkpoints.folder.exists()
 
 
-def test_checkpoints_change_nothing(make_model, images, tmp_path):
-    models = with_dropout(make_model), with_dropout(make_model)
-    settings = PretrainingSettings(epochs=2, batch_size=8, learning_rate=0.05)
-    torch.manual_seed(1)
-    plain = pretrain(models[0], images, settings, False)
-    torch.manual_seed(1)
-    assert pretrain(models[1], images, settings, False, CheckpointFolder(tmp_path)) == plain
-    assert weights_hash(models[0]) == weights_hash(models[1])
-
-
-KILLED = """
-import sys
-from pathlib import Path
-import torch
-sys.path.insert(0, sys.argv[1])
-from small_models import coloured, make_model
-from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain
-from crumb_avalanche.training.checkpoint import CheckpointFolder
-from crumb_avalanche.models.weights import weights_hash
-
-torch.set_num_threads(1)
-model = make_model()
-pretrain(model, coloured(), PretrainingSettings(epochs=60, batch_size=8), False, CheckpointFolder(Path(sys.argv[2])))
-print(weights_hash(model))
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_costs_an_epoch_at_most(make_model, tmp_path):
-    command = [sys.executable, "-c", KILLED, HELPERS, str(tmp_path / "kept")]
-    wait = random.Random(0)
-    for epoch in (1, 20):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        while process.poll() is None and max(epochs_kept(tmp_path), default=0) < epoch:
-            time.sleep(0.005)
-        time.sleep(wait.uniform(0, 0.05))
-        assert process.poll() is None, "it ended before it could be killed"
-        process.kill()
-        process.communicate()
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    model = make_model()
-    pretrain(model, coloured(), PretrainingSettings(epochs=60, batch_size=8), False)
-    assert done.stdout.strip() == weights_hash(model)
-
-
-def epochs_kept(folder) -> list[int]:
-    return [number + 1 for number in CheckpointFolder(folder / "kept").numbers()]
-
-
 @pytest.fixture
 def kept(make_model, images, tmp_path):
     checkpoints = CheckpointFolder(tmp_path / "kept", {"weights": "none"})
     pretrain(make_model(), images, PretrainingSettings(epochs=3, batch_size=8), False, checkpoints)
     return checkpoints
-
-
-def as_written(kept) -> CheckpointFolder:
-    """The same checkpoints, asked for with all settings that they were made with."""
-    made_with = asdict(PretrainingSettings(epochs=3, batch_size=8))
-    return CheckpointFolder(kept.folder, {**made_with, "images": 40, "weights": "none"})
-
-
-@pytest.mark.parametrize("place", [0, 20, 1000, -10])
-def test_a_damaged_checkpoint_is_skipped(kept, place):
-    path = kept.path(2)  # after the third epoch
-    damaged = bytearray(path.read_bytes())
-    damaged[place] ^= 1
-    path.write_bytes(damaged)
-    again = as_written(kept)
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert len(again.newest().notes["history"]) == 2
-    kept.path(1).write_bytes(kept.path(1).read_bytes()[:100])
-    words = f"all checkpoints in {kept.folder} are damaged; remove that folder to start over"
-    with pytest.raises(CheckpointError, match=words), pytest.warns(UserWarning, match="is damaged"):
-        again.newest()
 
 
 def test_other_settings_are_refused_by_name(make_model, images, kept):
@@ -269,44 +188,3 @@ def test_other_settings_are_refused_by_name(make_model, images, kept):
         resume({})
     with pytest.raises(CheckpointError, match="with images=40, not 30"):
         resume(images=TensorDataset(*(tensor[:30] for tensor in images.tensors)))
-
-
-def test_a_checkpoint_runs_no_code(kept, tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "evil",))
-
-    torch.save({"a": Evil()}, kept.path(3))
-    assert kept.path(3).exists()
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert len(as_written(kept).newest().notes["history"]) == 3
-    assert not (tmp_path / "evil").exists()
-
-
-def test_a_full_disk_leaves_the_checkpoints_before(make_model, images, tmp_path):
-    settings = PretrainingSettings(epochs=4, batch_size=8)
-    checkpoints = CheckpointFolder(tmp_path / "kept")
-    with pytest.raises(Interrupted):
-        pretrain(make_model(), CutOff(images, 130), settings, False, checkpoints)
-    before = {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # a file may not become longer: the write fails half-way
-    try:
-        with pytest.raises(CheckpointError, match=r"00000003.safetensors cannot be written .*Free some room and give"):
-            pretrain(make_model(), images, settings, False, checkpoints)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()} == before
-    assert len(pretrain(make_model(), images, settings, False, checkpoints)) == 4
-
-
-def test_a_flipped_bit_is_refused_by_name(model, tmp_path):
-    path, whole = tmp_path / "flipped.safetensors", tmp_path / "whole.safetensors"
-    save_pretrained(whole, model, {"classes": 4})
-    draws = random.Random(0)
-    for _ in range(200):
-        damaged = bytearray(whole.read_bytes())
-        damaged[draws.randrange(len(damaged))] ^= 1 << draws.randrange(8)
-        path.write_bytes(damaged)
-        with pytest.raises(WeightsError, match=re.escape(str(path))):
-            read_pretrained(path)
