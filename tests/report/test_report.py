@@ -209,6 +209,7 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path, capsys):
         ("config.yaml", "a: [", r"config\.yaml cannot be used: while parsing"),
         ("config.yaml", "strategy: crumb", "it has no usable benchmark, protocol, preset"),
         ("accuracy_matrix.csv", "after,a\n0,70\n", r"it has 1 rows, but result\.json has 2 experiences"),
+        ("accuracy_matrix.csv", "after,a,b\n0,,\n1,6,8\n", "it has numbers after other experiences than"),
         ("accuracy_matrix.csv", "after,a\n0,x\n1,2\n", "could not convert string to float: 'x'"),
         ("accuracy_matrix.csv", None, r"accuracy_matrix\.csv cannot be used: it is missing"),
     ],

@@ -3,8 +3,6 @@
 import csv
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -241,14 +239,6 @@ def test_pretrain_then_run(crumb, tiny, clips, tmp_path):
     run(crumb, tiny, tmp_path / "d", "--pretrained", file, "--cut-layer", "3")
     code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", tmp_path / "a/learner.safetensors")
     assert code == 1 and "was not written by crumb pretrain" in err
-
-
-@pytest.mark.slow
-def test_the_command_itself(tiny, tmp_path):
-    command = [sys.executable, "-m", "crumb_avalanche.cli", *tiny, "--output", str(tmp_path), "--progress", "true"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "images/s" in done.stderr and "after experience 2/2" in done.stdout
 
 
 @pytest.mark.slow
