@@ -20,7 +20,6 @@ REPLACED = {
     r"\bwhole[ _]files?\b": "atomic write",
     r"\bmade_from": "provenance",
     r"goingon|going on (from|with)": "resume",
-    r"\b(Alone|Together)\(": "ProcessGroup",
     r"\bgenerous": "round_up",
     r"give_way_to_others": "limit_openmp_spin",
     r"NO_PART_OF_THE_RESULT": "NON_RESULT_SETTINGS",
@@ -93,7 +92,7 @@ def replaced_terms(text, exempt=None):
 def test_replaced_terms_are_found():
     assert replaced_terms("The storing\nrule") == ["1: 'storing\\nrule', say 'selection rule'"]
     assert replaced_terms("x\nrandom_states_kept()") == ["2: 'random_states_kept', say 'RNG state'"]
-    assert replaced_terms("storing_rule=1, Together()") == ["1: 'Together(', say 'ProcessGroup'"]
+    assert replaced_terms("give_way_to_others(1)") == ["1: 'give_way_to_others', say 'limit_openmp_spin'"]
     assert replaced_terms("the selection rule; RNG state; recommended; restore them afterwards") == []
 
 

@@ -59,7 +59,7 @@ class PretrainSettings(InRange):
         precision: fp32, or bf16 autocast.
         feature_cache: folder for the cached F(x); default a temporary one beside the output.
         cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
-        device: cpu or cuda; with torchrun, one GPU for each process.
+        device: cpu or cuda.
         threads: CPU threads of torch and faiss; 0 takes one per core.
         workers: loader processes.
         seed: seed of all random draws.

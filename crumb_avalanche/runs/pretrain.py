@@ -1,12 +1,7 @@
-"""``crumb pretrain``: pretrain on labelled images and write a file for ``crumb run --pretrained``.
-
-On several GPUs or processes: ``torchrun --nproc-per-node 4 -m crumb_avalanche.cli pretrain ... --device cuda``.
-"""
+"""``crumb pretrain``: pretrain on labelled images and write a file for ``crumb run --pretrained``."""
 
 import inspect
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -19,7 +14,7 @@ from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
 from crumb_avalanche.models.backbones import CODEBOOK_DIM
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.models.map_store import MapDataset, MapStore, files_key
+from crumb_avalanche.models.map_store import MapStore, files_key
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import settings_of_timm
@@ -28,16 +23,14 @@ from crumb_avalanche.runs.settings import as_dict, part_for
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.counted import counted
-from crumb_avalanche.system.folder_lock import LOCK, FolderInUseError, locked
+from crumb_avalanche.system.folder_lock import LOCK, locked
 from crumb_avalanche.system.process import check_device, set_up_process
 from crumb_avalanche.system.tensor_file import format_of
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining import (
     FORMAT,
     PretrainingSettings,
-    ProcessGroup,
     pretrain,
-    processes,
     save_pretrained,
 )
 
@@ -59,15 +52,16 @@ def main(settings: PretrainSettings) -> None:
         )
     settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
     settings = with_defaults(settings)
-    with processes(settings.device) as group:
-        if group.size > 1:  # they share the cores of the machine, and one of them prints
-            threads = settings.threads or max(1, (os.cpu_count() or 1) // group.local_size)
-            settings = replace(settings, threads=threads, progress=settings.progress and group.is_leader)
-        set_up_process(settings.threads, settings.seed)
-        with sole_writer(output, settings.overwrite, group):
-            with group.leader_first():  # it may download
-                images = open_images(settings)
-            pretrain_on(images, settings, group)
+    set_up_process(settings.threads, settings.seed)
+    folder = checkpoints_of(output)
+    try:
+        with locked(folder):
+            if output.exists() and not settings.overwrite:  # written since the start
+                refuse(output)
+            pretrain_on(open_images(settings), settings)
+    finally:
+        with suppress(OSError):  # it is empty after a pretraining that ended, and the lock in it is removed
+            folder.rmdir()
 
 
 def with_defaults(settings: PretrainSettings) -> PretrainSettings:
@@ -87,54 +81,20 @@ def refuse(output: Path) -> None:
     raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
 
 
-@contextmanager
-def sole_writer(output: Path, overwrite: bool, group: ProcessGroup) -> Iterator[None]:
-    """Lock an output and its checkpoints in the leader; raise its error in all processes.
-
-    Raises:
-        FolderInUseError: another pretraining writes the output.
-        FileExistsError: another pretraining has written the output since the start.
-    """
-    folder = checkpoints_of(output)
-    with ExitStack() as held:
-        error = None
-        if group.is_leader:
-            held.callback(remove_if_empty, folder)  # after the lock in it is removed
-            try:
-                held.enter_context(locked(folder))
-                if output.exists() and not overwrite:
-                    refuse(output)
-            except (FolderInUseError, OSError) as refused:
-                error = refused
-        message = group.broadcast(error and str(error))
-        if message is not None:
-            raise error or FolderInUseError(message)
-        yield
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Remove a folder if it is empty."""
-    with suppress(OSError):
-        folder.rmdir()
-
-
-def pretrain_on(images: Dataset, settings: PretrainSettings, group: ProcessGroup | None = None) -> None:
+def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
     """Pretrain on a data set with ``targets`` and write ``settings.output``.
 
     Writes a checkpoint after each epoch into the folder ``OUTPUT.checkpoints``, and the feature maps too if
     ``feature_cache`` is ``None``. The same call resumes from this folder and removes it at the end.
     """
-    group = group or ProcessGroup()
     output = Path(settings.output)
     labels = np.asarray(images.targets)
     classes = int(labels.max()) + 1
     rows = choose_rows(labels, settings.images_per_class, settings.seed)
-    with group.leader_first():  # it may download
-        model = build_model(settings, classes, codebook=True).to(group.device(settings.device))
+    chosen = Subset(images, rows.tolist())
+    model = build_model(settings, classes, codebook=True).to(settings.device)
     model.set_precision(settings.precision)
-    if group.is_leader:
-        calibrate(model, Subset(images, rows.tolist()), settings.codebook_init, settings.seed)
-    group.broadcast_module(model)
+    calibrate(model, chosen, settings.codebook_init, settings.seed)
     # Rows count the whole data set: pretrainings on other choices of its images share the cache file.
     samples = getattr(images, "samples", None)
     names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
@@ -148,45 +108,21 @@ def pretrain_on(images: Dataset, settings: PretrainSettings, group: ProcessGroup
     folder = settings.feature_cache or checkpoints.folder / "maps"
     half = settings.cache_precision == "fp16"
     with MapStore(folder, model, len(images), key, settings.workers, settings.progress, half) as store:
-        history = pretrain(
-            model,
-            maps_of(images, rows, labels, store, group),
-            PretrainingSettings(**part_for(PretrainingSettings, settings)),
-            settings.progress,
-            checkpoints,
-            group,
-        )
-    if group.is_leader:
-        made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
-        save_pretrained(output, model, made_with)
-    group.barrier()
-    if group.local_rank == 0:
-        checkpoints.clear(but=LOCK)
-    group.barrier()  # wait until no process uses the folder: the leader unlocks it
-    if not group.is_leader:
-        return
-    print(
-        table(
-            ["epoch", "loss", "direct accuracy %", "codebook-out accuracy %"],
-            [
-                [str(i + 1), f"{e['loss']:.3f}", f"{e['direct_accuracy']:.1f}", f"{e['codebook_accuracy']:.1f}"]
-                for i, e in enumerate(history)
-            ],
-        )
-    )
+        maps = store.dataset(chosen, rows, labels[rows].tolist())
+        chosen_settings = PretrainingSettings(**part_for(PretrainingSettings, settings))
+        history = pretrain(model, maps, chosen_settings, settings.progress, checkpoints)
+    made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
+    save_pretrained(output, model, made_with)
+    checkpoints.clear(but=LOCK)
+    lines = [
+        [str(i + 1), f"{e['loss']:.3f}", f"{e['direct_accuracy']:.1f}", f"{e['codebook_accuracy']:.1f}"]
+        for i, e in enumerate(history)
+    ]
+    print(table(["epoch", "loss", "direct accuracy %", "codebook-out accuracy %"], lines))
     print(
         f"\n{counted(len(rows), 'image')} of {counted(classes, 'class')}; written to {output}; use it with crumb run "
         f"--pretrained {output}"
     )
-
-
-def maps_of(images: Dataset, rows: np.ndarray, labels: np.ndarray, store: MapStore, group: ProcessGroup) -> MapDataset:
-    """Return the maps of some rows; each process computes a part of them."""
-    if group.size > 1:
-        mine = rows[group.rank :: group.size]
-        store.dataset(Subset(images, mine.tolist()), mine, labels[mine].tolist())
-        group.barrier()
-    return store.dataset(Subset(images, rows.tolist()), rows, labels[rows].tolist())
 
 
 def transform_of(settings: PretrainSettings) -> PixelTransform:

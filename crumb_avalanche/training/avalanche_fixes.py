@@ -266,7 +266,7 @@ def check_strategy(strategy) -> None:
         raise RuntimeError(
             f"this is one of {DistributedHelper.world_size} processes of torch.distributed; memories, class statistics "
             "and steps on them are not synchronised, so each process would learn another model: train in one process, "
-            "without torchrun, or pretrain in several (crumb pretrain)"
+            "without torchrun"
         )
     if isinstance(strategy.model, SplitModel):
         strategy.model.n_classes  # noqa: B018 (raises)

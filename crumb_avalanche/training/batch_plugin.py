@@ -121,6 +121,7 @@ class StoringPlugin(BatchPlugin):
         self._offered: Counter[int] = Counter()  # images of each class offered during training in this experience
         self._classes: set[int] = set()  # of this experience
         self._earlier: set[int] = set()  # of earlier experiences
+        self._experience: int | None = None  # its number
         self.returning_expected = False  # no warning of a class that returns
 
     def before_training(self, strategy, **kwargs):
@@ -132,7 +133,9 @@ class StoringPlugin(BatchPlugin):
         labels = labels_of(strategy.adapted_dataset)  # of all images that are trained on
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered = Counter()
-        self._earlier |= self._classes
+        if strategy.clock.train_exp_counter != self._experience:  # else it was resumed, and begins again
+            self._earlier |= self._classes
+        self._experience = strategy.clock.train_exp_counter
         self._classes = set(labels)
         if self.returning and not self.returning_expected:
             self.returning_expected = True
@@ -198,13 +201,14 @@ class StoringPlugin(BatchPlugin):
         ]
 
     def state_dict(self):
-        classes = {"classes": sorted(self._classes), "earlier": sorted(self._earlier)}
+        classes = {"classes": sorted(self._classes), "earlier": sorted(self._earlier), "experience": self._experience}
         return {**super().state_dict(), "offered": dict(self._offered), **classes}
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
         self._offered = Counter(state["offered"])
         self._classes, self._earlier = set(state["classes"]), set(state["earlier"])
+        self._experience = state["experience"]
 
     def mask(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``(B, classes)`` logits, if there is a mask."""

@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import runpy
 import sys
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -22,20 +21,9 @@ def _crumb(arguments, output, errors):
         sys.exit(main(arguments))
 
 
-def _script(arguments, environment):
-    os.environ.update(environment)
-    sys.argv = arguments
-    runpy.run_path(arguments[0], run_name="__main__")
-
-
 def start_crumb(*arguments, output=os.devnull, errors=None):
     """Start ``crumb ARGUMENTS`` in a process that prints to a file."""
     return start(_crumb, list(map(str, arguments)), output, errors)
-
-
-def start_script(*arguments, **environment):
-    """Start ``python ARGUMENTS`` in a process, with variables of its environment."""
-    return start(_script, list(map(str, arguments)), environment)
 
 
 def start(target, *arguments):

@@ -1,11 +1,5 @@
 """`crumb pretrain` resumes after SIGKILL, and several processes share its work under torchrun."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
 import torch
 from learned import weights_of
@@ -140,76 +134,6 @@ def test_an_output_written_meanwhile_is_not_replaced(crumb, options, tmp_path, m
     code, _, err = crumb(*options, "--epochs", "1", "--output", file)
     assert code == 1 and f"{file} exists already; choose another --output, or replace it with --overwrite true" in err
     assert file.read_text() == "of another" and [*tmp_path.glob("x*")] == [file]
-
-
-def test_an_error_of_the_leader_is_raised_in_all_processes(tmp_path):
-    from crumb_avalanche.runs.pretrain import checkpoints_of, sole_writer
-    from crumb_avalanche.system.folder_lock import FolderInUseError, in_use, locked
-    from crumb_avalanche.training.pretraining import ProcessGroup
-
-    said = []
-
-    class One(ProcessGroup):
-        def broadcast(self, value):
-            said.extend([value] if self.is_leader else [])
-            return said[-1]
-
-    leader, follower, file = One(0), One(1), tmp_path / "x.safetensors"
-    with locked(checkpoints_of(file)):
-        for one in (leader, follower):
-            with pytest.raises(FolderInUseError, match="checkpoints is in use"), sole_writer(file, False, one):
-                pass
-    with sole_writer(file, False, leader), sole_writer(file, False, follower):
-        assert in_use(checkpoints_of(file))
-    file.touch()
-    with pytest.raises(FileExistsError, match="exists already"), sole_writer(file, False, leader):
-        pass
-    with pytest.raises(FolderInUseError, match="exists already"), sole_writer(file, False, follower):
-        pass
-    with sole_writer(file, True, leader), sole_writer(file, True, follower):
-        pass
-    assert [*tmp_path.glob("x*")] == [file]
-
-
-@pytest.mark.slow
-def test_two_processes_under_torchrun_and_kill_9(crumb, options, tmp_path):
-    options = [*options, "--epochs", "20"]
-    alone, together = tmp_path / "alone.safetensors", tmp_path / "together.safetensors"
-    code, _, err = crumb(*options, "--output", alone)
-    assert code == 0, err
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    command = [*run, "crumb_avalanche.cli", *options, "--output", str(together)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen(command, start_new_session=True, env=environment, stderr=subprocess.DEVNULL)
-    folder = tmp_path / "together.safetensors.checkpoints"
-    deadline = time.monotonic() + 120
-    while not (folder / "00000001.safetensors").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert first.poll() is None, "it ended before it could be killed"
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    assert not together.exists() and list(folder.glob("0*.safetensors"))
-    # torchrun has its workers in sessions of their own; they end when they miss each other or it.
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("120 images of 4 classes") == 1 and not folder.exists()
-    (weights, made_with), (weights_too, made_with_too) = read_pretrained(alone), read_pretrained(together)
-    for epoch, epoch_too in zip(made_with["history"], made_with_too["history"], strict=True):
-        assert epoch["loss"] == pytest.approx(epoch_too["loss"], rel=ROUNDING)
-    for name in weights:
-        assert (weights[name].float() - weights_too[name].float()).abs().max() < ROUNDING
-
-
-@pytest.mark.slow
-def test_two_processes_stop_if_another_one_writes_the_output(options, tmp_path):
-    from crumb_avalanche.system.folder_lock import locked
-
-    file = tmp_path / "x.safetensors"
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    command = [*run, "crumb_avalanche.cli", *options, "--output", str(file)]
-    with locked(tmp_path / "x.safetensors.checkpoints"):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode != 0 and "is in use by another process" in done.stderr and not file.exists()
 
 
 def test_a_run_starts_from_the_pretrained_file_with_a_new_head(crumb, options, tiny, tmp_path):

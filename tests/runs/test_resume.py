@@ -56,6 +56,7 @@ def undisturbed(crumb, tiny, tmp_path):
     return tmp_path / "undisturbed"
 
 
+@pytest.mark.filterwarnings("error:class .* returns")  # an experience that is resumed is not another one
 @pytest.mark.parametrize("cuts", [(3,), (11, 2), (17, 4, 1), (1, 1, 1)])
 def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_off, cuts):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "2")
