@@ -1,0 +1,238 @@
+"""Labels, normalisation and names of frames of data sets."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute, as_classification_dataset
+from avalanche.training.plugins import EvaluationPlugin
+from small_models import CLASSES, SIZE, coloured, make_model
+from torch.utils.data import ConcatDataset, Dataset, Subset
+from torchvision import transforms
+from torchvision.transforms import v2
+
+from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.models.extraction import BadFeaturesError
+from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.data import labels_of, normalization_of
+from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.storage_policies import ImageBuffer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
+
+
+class Noisy(Dataset):
+    """Items whose images are drawn anew each time; counts them."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        self.read += 1
+        return torch.rand(2), torch.tensor(number % 2)
+
+
+def test_labels_without_targets_are_read_from_the_items_once():
+    data = Noisy()
+    before = torch.get_rng_state()
+    assert labels_of(data) == labels_of(data) == [0, 1, 0] and data.read == 3
+    assert torch.equal(torch.get_rng_state(), before)
+    other = Noisy()
+    assert labels_of(other) == [0, 1, 0] and other.read == 3
+
+
+def test_targets_are_labels_as_they_are():
+    data = Noisy()
+    data.targets = torch.tensor([5, 6, 7])
+    assert labels_of(data) == [5, 6, 7] and all(type(label) is int for label in labels_of(data)) and data.read == 0
+
+
+def stream_of(with_targets: bool):
+    """Two experiences of two classes, with or without ``targets``."""
+    images, parts = coloured(), []
+    for first in (0, 2):
+        part = Subset(images, [n for n in range(len(images)) if int(images[n][1]) in (first, first + 1)])
+        targets = [int(label) for _, label in part]
+        parts.append(AvalancheDataset([part], data_attributes=[DataAttribute(targets, "targets")] * with_targets))
+    return benchmark_from_datasets(train=parts).train_stream
+
+
+@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if not entry.joint])
+def test_a_stream_without_targets_is_trained_on_as_one_with_them(name):
+    weights = []
+    for with_targets in (True, False):
+        torch.manual_seed(0)
+        model = make_model(codebook=STRATEGIES[name].codebook)
+        strategy = build_strategy(name, model, SETTINGS, 8, evaluator=EvaluationPlugin(loggers=[]))
+        for experience in stream_of(with_targets):
+            assert hasattr(experience.dataset, "targets") == with_targets
+            strategy.train(experience)
+        weights.append((weights_hash(model), strategy.seen_classes.seen))
+        strategy.eval(stream_of(with_targets))
+    assert weights[0] == weights[1] and weights[0][1] == [0, 1, 2, 3]
+
+
+CIFAR = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+
+
+class Pixels(Dataset):
+    """Twelve random images of two classes, black and white pixels among them, passed through a transform."""
+
+    def __init__(self, transform=None):
+        self.images = torch.randint(0, 256, (12, 3, 16, 16), generator=torch.Generator().manual_seed(0)).byte()
+        self.images[:, :, 0, 0], self.images[:, :, 0, 1] = 0, 255
+        self.targets = [number % 2 for number in range(12)]
+        self.transform = transform
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        image = self.images[index].float() / 255
+        return (image if self.transform is None else self.transform(image)), self.targets[index]
+
+
+def stored(make_model, transform, told=None, where="data set"):
+    """Train on the images once and return the pixels that are stored, in the order of the stream."""
+    pixels = Pixels(transform if where == "data set" else None)
+    dataset = as_classification_dataset(pixels)
+    if where == "avalanche":
+        dataset = dataset.replace_current_transform_group(transform)
+    model, buffer = make_model(codebook=False), ImageBuffer(12)
+    if told:
+        model.set_normalization(*told)
+    strategy = CRUMBStrategy(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        storage_policy=buffer,
+        direct_weight=1.0,
+        codebook_weight=0.0,
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    strategy.train(benchmark_from_datasets(train=[dataset], test=[dataset]).train_stream[0])
+    return model, buffer.rows, pixels.images
+
+
+@pytest.mark.parametrize("where", ["data set", "avalanche"])
+@pytest.mark.parametrize("version", [transforms, v2])
+def test_the_normalisation_is_read_from_the_transform(make_model, version, where):
+    transform = version.Compose([torch.nn.Identity(), version.Normalize(*CIFAR)])
+    model, rows, pixels = stored(make_model, transform, where=where)
+    assert torch.equal(rows, pixels)
+    # Replay sees the images as training did.
+    images = torch.stack([transform(image) for image in pixels.float() / 255])
+    torch.testing.assert_close(model.features(rows), model.features(images), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 255.0])
+def test_the_normalisation_is_told(make_model, scale):
+    model, rows, pixels = stored(make_model, lambda image: image * scale, told=([0.0], [1 / scale]))
+    assert torch.equal(rows, pixels)
+    torch.testing.assert_close(model.features(rows), model.features(pixels.float() / 255 * scale), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("transform", [lambda image: image * 255, transforms.Compose([lambda image: 4 * image - 2])])
+def test_a_pixel_out_of_range_is_an_error(make_model, transform):
+    with pytest.raises(ValueError, match=r"pixels would be from .* not 0 to 255.*mean \[0.485.*set_normalization"):
+        stored(make_model, transform)
+
+
+def test_found_through_every_wrapper():
+    normalize = transforms.Normalize(*CIFAR)
+    plain = Pixels(transforms.Compose([transforms.RandomApply([transforms.CenterCrop(8)]), normalize]))
+    for dataset in (plain, Subset(plain, [0, 1]), ConcatDataset([plain, plain]), as_classification_dataset(plain)):
+        assert normalization_of(dataset) == CIFAR
+    assert normalization_of(as_classification_dataset(plain).subset([0, 2]).concat(as_classification_dataset(plain)))
+    assert normalization_of(Pixels()) is None
+    hidden = Pixels(lambda image: normalize(image))
+    assert normalization_of(hidden) is None
+
+
+def test_two_normalisations_are_an_error():
+    one, two = (Pixels(transforms.Normalize([mean] * 3, [0.5] * 3)) for mean in (0.4, 0.5))
+    with pytest.raises(ValueError, match=r"normalised in 2 ways.*set_normalization"):
+        normalization_of(ConcatDataset([one, two]))
+
+
+ROW = 3  # of the table; in the first experience
+VALUES = [float("nan"), float("inf"), 3e38]
+
+
+class Damaged:
+    """The usual transform, with one value put into one image.
+
+    Args:
+        image: the image, or ``None`` for no damage.
+        value: the value.
+    """
+
+    def __init__(self, image, value):
+        self.image, self.value, self.transform = image, value, imagenet_transform(SIZE)
+
+    def __call__(self, image):
+        pixels = self.transform(image)
+        if self.image is not None and np.array_equal(image, self.image):
+            pixels[0, 3, 3] = self.value
+        return pixels
+
+
+def damaged_stream(value, damaged=True):
+    table = ToyShapesFrames(
+        classes=CLASSES, objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,)
+    )
+    transform = Damaged(table.read(ROW) if damaged else None, value)
+    return make_benchmark(table, "class_instance", 0, 2, transform, transform), table.path[ROW]
+
+
+def strategy_of(name, model, **host):
+    return build_strategy(name, model, mem_size=8, evaluator=EvaluationPlugin(loggers=[]), **host)
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", ["slda", "ncm", "ranpac", "rda", "crumb", "er", "finetune"])
+def test_the_frame_is_named_and_nothing_is_accumulated(model, name, value):
+    stream, path = damaged_stream(value)
+    strategy = strategy_of(name, model)
+    with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} \(row {ROW} .*finite and at most 1e\+12"):
+        for experience in stream.train_stream:
+            strategy.train(experience, eval_streams=[])
+    if hasattr(strategy, "statistics"):
+        assert not strategy.statistics.image_counts.any()
+    elif strategy.storage_policy is not None:
+        assert len(strategy.storage_policy) == 0
+    assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["slda", "crumb"])
+def test_the_frame_is_named_in_evaluation(model, name):
+    strategy = strategy_of(name, model)
+    good, _ = damaged_stream(0, damaged=False)
+    strategy.train(good.train_stream[0], eval_streams=[])
+    bad, path = damaged_stream(float("nan"))
+    with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} "):
+        strategy.eval(bad.train_stream[0])
+
+
+def test_the_frame_is_named_while_a_cache_is_filled_and_no_map_of_it_is_kept(tmp_path, model):
+    stream, path = damaged_stream(float("nan"))
+    with FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False) as cache:
+        strategy = strategy_of("slda", model, plugins=[cache])
+        with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} "):
+            strategy.train(stream.train_stream[0], eval_streams=[])
+        assert not cache.store.present()[ROW]
+
+
+def test_images_that_are_not_in_the_experience_are_refused_without_a_name(model):
+    images = torch.zeros(3, 3, SIZE, SIZE)
+    images[1, 0, 0, 0] = float("nan")
+    with pytest.raises(BadFeaturesError, match=r"^1 of 3 images have feature maps.*number 1 of its batch") as caught:
+        model.features(images)
+    assert len(caught.value.images) == 1
