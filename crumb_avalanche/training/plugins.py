@@ -96,25 +96,11 @@ class SeenClassesPlugin(StatefulPlugin):
         self._unseen = None
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Mask the unseen classes of ``(B, classes)`` logits in training.
-
-        Args:
-            logits: ``(B, classes)`` float.
-
-        Raises:
-            ValueError: the head has no output for a class that was seen.
-        """
+        """Mask the unseen classes of ``logits``, ``(B, classes)``, in training; raises as ``unseen``."""
         return logits.masked_fill(self.unseen(logits.shape[1], logits.device), UNSEEN_LOGIT)
 
     def mask_answers(self, logits: Tensor) -> Tensor:
-        """Mask the unseen classes of ``(B, classes)`` logits in evaluation; see ``give_unseen_probability``.
-
-        Args:
-            logits: ``(B, classes)`` float.
-
-        Raises:
-            ValueError: the head has no output for a class that was seen.
-        """
+        """Mask the unseen classes of ``logits``, ``(B, classes)``, as ``give_unseen_probability`` does."""
         return give_unseen_probability(logits, self.unseen(logits.shape[1], logits.device)) if self.seen else logits
 
     def unseen(self, classes: int, device: torch.device | str = "cpu") -> Tensor:

@@ -41,8 +41,13 @@ class CompactBuffer(MemoryBuffer, ExemplarsBuffer):
     An empty one is true, too: ``if storage_policy`` asks whether there is a buffer.
 
     Args:
-        mem_size: capacity in memories (Avalanche's ``max_size``).
-        rule, seed: see ``MemoryBuffer``.
+        mem_size: capacity in memories (Avalanche's ``max_size``), at least 1; each has a label of 2 bytes besides (4
+            with a class above 32,767).
+        rule: selects the images that are stored; default ``EveryJth()``.
+        seed: seed of the random draws of the rule and of replay.
+
+    Attributes:
+        labels: ``(mem_size,)`` int16 or int32, -1 in empty slots.
     """
 
     contents = "rows of its own kind"
@@ -118,16 +123,10 @@ class CodeBuffer(CodeMemory, CompactBuffer):
     Paper: "Replay to mitigate catastrophic forgetting".
 
     Args:
-        mem_size: capacity in memories; each has a label of 2 bytes besides (4 with a class above 32,767).
-        rule: selects the images that are stored; default ``EveryJth()``.
-        seed: seed of the random draws of the rule and of replay.
-
-    Raises:
-        ValueError: ``mem_size`` is below 1.
+        mem_size, rule, seed: see ``CompactBuffer``.
 
     Attributes:
         rows: ``(mem_size, bytes of a memory)`` uint8, or ``None`` before the first memory.
-        labels: ``(mem_size,)`` int16 or int32, -1 in empty slots.
     """
 
     contents = "codes"
@@ -137,16 +136,10 @@ class MapBuffer(MapMemory, CompactBuffer):
     """Raw float32 feature maps, ``4 * C * H * W`` bytes each (346,112 for 512x13x13).
 
     Args:
-        mem_size: capacity in memories; each has a label of 2 bytes besides (4 with a class above 32,767).
-        rule: selects the images that are stored; default ``EveryJth()``.
-        seed: seed of the random draws of the rule and of replay.
-
-    Raises:
-        ValueError: ``mem_size`` is below 1.
+        mem_size, rule, seed: see ``CompactBuffer``.
 
     Attributes:
         rows: ``(mem_size, C, H, W)`` float32, or ``None`` before the first memory.
-        labels: ``(mem_size,)`` int16 or int32, -1 in empty slots.
     """
 
     contents = "feature maps"
@@ -184,16 +177,10 @@ class ImageBuffer(ImageMemory, CompactBuffer):
     levels. From then on ``buffer`` gives them as the stream does: with the same types and normalisation.
 
     Args:
-        mem_size: capacity in memories; each has a label of 2 bytes besides (4 with a class above 32,767).
-        rule: selects the images that are stored; default ``EveryJth()``.
-        seed: seed of the random draws of the rule and of replay.
-
-    Raises:
-        ValueError: ``mem_size`` is below 1.
+        mem_size, rule, seed: see ``CompactBuffer``.
 
     Attributes:
         rows: ``(mem_size, 3, h, w)`` uint8, or ``None`` before the first memory.
-        labels: ``(mem_size,)`` int16 or int32, -1 in empty slots.
         normalization: mean and standard deviation, by channel, of the float images that Avalanche's plugins store. By
             default the ones that were set on a ``SplitModel``, else those of ``Normalize`` in the data set's
             transforms, else the ``SplitModel``'s; without any of these, images are floats from 0 to 1.
