@@ -119,31 +119,6 @@ def test_a_plan_leaves_only_optional_settings_at_none():
     assert {name for name, value in settings.items() if value is None} > still_open - {"capacity"}
 
 
-# Calls that build what a plan describes, outside of runs/session.py, and why.
-OTHER_BUILDERS = {
-    ("runs/pretrain.py", "calibrate"): "pretrains before any stream, on images of its own",
-    ("experiments/buffer_sizes.py", "memories_in_budget"): "prints what a budget buys, without a run",
-}
-
-
-def calls_in(path):
-    """Names of the functions and methods that a file calls."""
-    called = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-    return {getattr(function, "attr", getattr(function, "id", None)) for function in called}
-
-
-def test_only_a_session_builds_what_a_plan_describes():
-    package = Path(crumb_avalanche.__file__).parent
-    builders = {"build_strategy", "calibrate", "capacity_of", "memories_in_budget"}
-    found = {
-        (path.relative_to(root).as_posix(), name)
-        for root, folder in ((package, "runs"), (package.parent, "experiments"))
-        for path in (root / folder).rglob("*.py")
-        for name in calls_in(path) & builders
-    }
-    assert found == {("runs/session.py", name) for name in builders} | set(OTHER_BUILDERS)
-
-
 def test_tuned_is_crumb_with_more_training_and_a_readout_of_its_memories():
     tuned, paper = (RunPlan.of(RunSettings(benchmark="clip_folder", preset=name)) for name in ("tuned", "paper"))
     assert tuned.strategy == "crumb" and tuned.replay_compute == tuned.learning.replay_compute == 1.4

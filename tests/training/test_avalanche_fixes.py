@@ -78,21 +78,6 @@ def one_step(plugin, strategy, gradient, step):
 # Defects that users meet; each of the others shows in the test of its work-around.
 
 
-def test_opposite_gradients_of_a_batch_cancel():
-    """Two images that pull a weight up and down by 1/2 each: its Fisher information is 1/4, not 0."""
-    model = nn.Linear(1, 2, bias=False)
-    nn.init.zeros_(model.weight)
-    data = torch.utils.data.TensorDataset(torch.ones(2, 1), torch.tensor([0, 1]), torch.zeros(2))
-    optimizer, device = torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu")
-    found = [
-        EWCPlugin(1.0).compute_importances(model, nn.CrossEntropyLoss(), optimizer, data, device, batch)
-        for batch in (2, 1)
-    ]
-    # Up to rounding: the softmax of two zeros need not be 1/2 to the bit.
-    assert found[0]["weight"].data.flatten().tolist() == pytest.approx([0, 0], abs=1e-12)
-    assert found[1]["weight"].data.flatten().tolist() == pytest.approx([0.25, 0.25])
-
-
 def test_a_stop_in_the_last_epoch_skips_the_next_experience(make_model, make_stream):
     class Stop(SupervisedPlugin):
         def after_training_iteration(self, strategy, **kwargs):
@@ -119,21 +104,6 @@ class Modes(SupervisedPlugin):
         self.seen.append(strategy.model.training)
 
     before_backward = after_forward
-
-
-def test_rwalk_leaves_the_model_in_evaluation_mode(make_model, make_stream):
-    model, modes = make_model(), Modes()
-    optimizer, evaluator = torch.optim.SGD(model.parameters(), lr=0.05), EvaluationPlugin(loggers=[])
-    plugins = [RWalkPlugin(), modes]
-    Naive(model=model, optimizer=optimizer, plugins=plugins, evaluator=evaluator).train(make_stream().train_stream[0])
-    assert not any(modes.seen)
-
-
-def test_agem_fails_on_weights_in_channels_last_memory(make_model, make_stream):
-    stream, strategy = make_stream().train_stream, make_strategy(make_model(), AGEMPlugin(10, 6), kind=Naive)
-    strategy.train(stream[0])
-    with pytest.raises(RuntimeError, match="view size is not compatible"):
-        strategy.train(stream[1])
 
 
 # The work-arounds.

@@ -146,12 +146,6 @@ def test_same_seed_same_buffer(model, rule):
     assert not torch.equal(one.sample(set(), 20), other.sample(set(), 20))
 
 
-def test_too_few_places_is_an_error(model):
-    buffer = MapBuffer(2)
-    with pytest.raises(ValueError, match=re.escape("mem_size=2 cannot hold a memory of each of the 3 classes")):
-        buffer.begin_experience([5, 6, 7], 2)
-
-
 @pytest.mark.parametrize(
     "without, at_least, size", [(set(), 21, 21), (set(), 22, 24), ({1}, 21, 22), ({0, 2}, 5, 5), ({9}, 1, 3)]
 )
@@ -278,11 +272,18 @@ def test_resize_within_an_experience(model, rule, batches, new_size):
         assert max(held) - min(held) <= 1 and sum(held) >= new_size - len(held) + 1
 
 
-def test_the_reference_rule_refuses_a_size_below_its_classes(model):
+def test_too_few_places_are_an_error(model):
+    with pytest.raises(ValueError, match="mem_size=2 cannot hold a memory of each of the 3 classes"):
+        MapBuffer(2).begin_experience([5, 6, 7], 2)
+    buffer, _ = full_buffer(model)
+    with pytest.raises(ValueError, match="mem_size=2 cannot hold a memory of each of the 3 classes stored"):
+        buffer.resize(None, 2)
+    with pytest.raises(ValueError, match="mem_size=0"):
+        buffer.resize(None, 0)
     buffer = MapBuffer(10, ReferenceRule())
     buffer.begin_experience([0, 1, 2, 3, 4], 5)
     words = "mem_size=4 cannot hold a memory of each of the 5 classes seen so far; give at least 5"
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=words):
         buffer.resize(None, 4)
 
 
@@ -296,13 +297,6 @@ def test_lists_in_order_of_priority_are_cut_from_their_ends(model, rule):
     buffer.resize(None, 3)
     assert [number_in(buffer, buffer.rows[slot]) for slot in buffer.slots.by_class[4]] == order[:3]
     assert list(buffer.slots.by_class) == [4, 7]
-
-
-def test_resize_keeps_the_rng_state(model):
-    (buffer, _), (untouched, _) = full_buffer(model, seed=5), full_buffer(model, seed=5)
-    buffer.resize(None, 20)
-    draws = [one.rows[one.sample(set(), 30)] for one in (buffer, untouched)]
-    assert torch.equal(*draws)
 
 
 def test_a_rule_may_forget_without_storing(model):
@@ -319,14 +313,6 @@ def test_a_rule_may_forget_without_storing(model):
     buffer.store(batch_of([10], [0]), model)
     assert (buffer.rows[slot] == 0).all() and buffer.labels[slot] == -1
     assert sorted(number_in(buffer, row) for row in buffer.rows) == [0, 7, 9]
-
-
-def test_resize_below_the_classes_is_an_error(model):
-    buffer, _ = full_buffer(model)
-    with pytest.raises(ValueError, match=re.escape("mem_size=2 cannot hold a memory of each of the 3 classes stored")):
-        buffer.resize(None, 2)
-    with pytest.raises(ValueError, match="mem_size=0"):
-        MapBuffer(3).resize(None, 0)
 
 
 @pytest.mark.parametrize("rule", RULES)
