@@ -6,7 +6,8 @@ of ``memory.buffers`` hold the bytes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields
 
 from crumb_avalanche.memory.slots import Slots
 
@@ -80,8 +81,20 @@ class SelectionRule(ABC):
         """Load what ``state_dict`` returned."""
 
 
+class _FieldsRule(SelectionRule):
+    """A rule that is a dataclass, and whose state is its fields."""
+
+    def state_dict(self):
+        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        return {name: sorted(value) if isinstance(value, set) else copy(value) for name, value in values.items()}
+
+    def load_state_dict(self, state):
+        for item in fields(self):  # type: ignore[arg-type]
+            setattr(self, item.name, type(getattr(self, item.name))(state[item.name]))
+
+
 @dataclass
-class EveryJth(SelectionRule):
+class EveryJth(_FieldsRule):
     """Every j-th image, so that the buffer fills towards the end of the experience (paper, "Replay to mitigate...").
 
     A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images every ``j``-th is kept, with
@@ -155,22 +168,9 @@ class EveryJth(SelectionRule):
         for counts in (self.coming, self.offered, self.past):
             counts.pop(label, None)
 
-    def state_dict(self):
-        return {
-            "coming": dict(self.coming),
-            "offered": dict(self.offered),
-            "past": dict(self.past),
-            "quota": self.quota,
-        }
-
-    def load_state_dict(self, state):
-        self.coming, self.offered = dict(state["coming"]), dict(state["offered"])
-        self.past = dict(state.get("past", {}))  # older states lack it
-        self.quota = state["quota"]
-
 
 @dataclass
-class ClassBalancedReservoir(SelectionRule):
+class ClassBalancedReservoir(_FieldsRule):
     """Single-pass, class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020); needs no counts in advance.
 
     A full buffer makes room for an image in one of two ways. If its class was once the largest, the image replaces a
@@ -210,15 +210,9 @@ class ClassBalancedReservoir(SelectionRule):
         self.seen.pop(label, None)
         self.full.discard(label)
 
-    def state_dict(self):
-        return {"seen": dict(self.seen), "full": sorted(self.full)}
-
-    def load_state_dict(self, state):
-        self.seen, self.full = dict(state["seen"]), set(state["full"])
-
 
 @dataclass
-class ReferenceRule(SelectionRule):
+class ReferenceRule(_FieldsRule):
     """The rule of the published code: a second pass over the experience after its training.
 
     Quota ``capacity // classes seen``; within each batch every ``j``-th image of each class, starting with its first,
@@ -290,14 +284,6 @@ class ReferenceRule(SelectionRule):
     @property
     def finished(self):
         return self.done
-
-    def state_dict(self):
-        state = {"quota": self.quota, "stride": self.stride, "expected": list(self.expected), "images": self.images}
-        return {**state, "done": self.done, "trimmed": self.trimmed}
-
-    def load_state_dict(self, state):
-        self.quota, self.stride, self.images = state["quota"], state["stride"], state["images"]
-        self.expected, self.done, self.trimmed = list(state["expected"]), state["done"], state["trimmed"]
 
 
 RULES: dict[str, type[SelectionRule]] = {
