@@ -26,7 +26,7 @@ from support.sweep import exit_code, grid
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.models.map_store import FeatureMemo
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import mean_text, table
@@ -80,7 +80,7 @@ def accuracies(frames: FrameTable, new_learner: Callable[[], Learner], folder: P
 def new_learner(memo: FeatureMemo, *network) -> Learner:
     """Build a learner whose F runs once for each image in all runs; its maps are the same in any batch."""
     learner = Learner("recommended", *network)
-    learner.network.model.use_feature_memo(memo)
+    learner.network.model.feature_memo = memo
     return learner
 
 

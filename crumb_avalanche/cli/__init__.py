@@ -11,9 +11,14 @@ from typing import Any
 
 from benchmarks_toybox_ilab.tables.text import ListedError, printable, safe_output
 from crumb_avalanche.system.atomic_file import cured
-from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
-from crumb_avalanche.system.streams import Stream, guarded_streams
-from crumb_avalanche.system.threads import limit_openmp_spin
+from crumb_avalanche.system.console import (
+    Stream,
+    TerminatedError,
+    guarded_streams,
+    interrupted_later,
+    terminated_as_interrupted,
+)
+from crumb_avalanche.system.process import limit_openmp_spin
 
 CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h

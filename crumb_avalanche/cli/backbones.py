@@ -10,7 +10,7 @@ from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.backbone_names import PREFIX, full_name
 from crumb_avalanche.models.backbones import BACKBONES, split_backbone, usual_codebook_dim
 from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
-from crumb_avalanche.models.flops import PASSES, step_flops
+from crumb_avalanche.models.layers import PASSES, step_flops
 from crumb_avalanche.runs.command_settings import BackbonesSettings
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.rng_state import preserve_rng_state

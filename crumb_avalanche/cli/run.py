@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from crumb_avalanche.runs.command_settings import DemoSettings, ReportSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, RunSettings
+from crumb_avalanche.system.console import interrupted_later
 from crumb_avalanche.system.folder_lock import locked
-from crumb_avalanche.system.interrupts import interrupted_later
 
 if TYPE_CHECKING:
     from crumb_avalanche.runs.stream import Stream

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.models.backbones import usual_codebook_dim
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.models.map_store import FeatureMemo
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.rng_state import preserve_rng_state
@@ -43,7 +43,7 @@ class ReplayNetwork:
         if codebook:
             self.model.codebook = Codebook(codebook_dim=usual_codebook_dim(self.model))
         if images:
-            self.model.use_feature_memo(FeatureMemo(REMEMBERED_MAPS))
+            self.model.feature_memo = FeatureMemo(REMEMBERED_MAPS)
         self.quantizer: ProductQuantizer | None = None
         self.means: Tensor | None = None
         self.old: dict[str, Tensor] = {}

@@ -1,8 +1,6 @@
 """What runs the frozen feature extractor F: torch, or an engine made for inference."""
 
-import functools
 import io
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crumb_avalanche.system.threads import end_idle_threads
+from crumb_avalanche.system.process import end_idle_threads
 
 # Largest difference from torch's maps, relative to the largest value; bf16 has 8 significant bits. That of int8 is the
 # root mean square on the images of its ranges, relative to that of the maps.
@@ -73,44 +71,6 @@ def compiled(network: nn.Module, example: Tensor | None = None) -> Extract:
     return _channels_last(torch.compile(network, options={"freezing": True}))
 
 
-def _folded(network: nn.Module, example: Tensor) -> Extract:
-    """Fold batch norms into the convolutions before them."""
-    from torch.fx.experimental.optimization import fuse
-
-    if not any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
-        raise RuntimeRefusedError("F has no batch norm to fold")
-    return _channels_last(fuse(network).eval().to(memory_format=torch.channels_last))
-
-
-def _openvino(network: nn.Module, example: Tensor) -> Extract:
-    return openvino_engine(onnx_of(network, example))
-
-
-@functools.cache
-def _openvino_core(process: int):
-    """Return the ``openvino.Core`` of a process; a forked process has none of its threads and opens its own.
-
-    Never close it. When a Core is closed, it restores the previous stack of signal handlers (``sigaltstack``), which
-    is unmapped if it belonged to a Core that was closed before. The next signal then crashes the process.
-    """
-    import openvino
-
-    return openvino.Core()
-
-
-def openvino_engine(graph: bytes) -> Extract:
-    """Open an ONNX graph of F."""
-    settings = {
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": "f32",  # by default bf16 where the CPU has it
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    core = _openvino_core(os.getpid())
-    request = core.compile_model(core.read_model(graph), "CPU", settings).create_infer_request()
-    # Without copies of images and maps; ``_on_arrays`` makes the one that outlives the next call.
-    return _on_arrays(lambda images: request.infer({0: images}, share_inputs=True, share_outputs=True)[0])
-
-
 def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     import onnxruntime
 
@@ -121,10 +81,10 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     # the cores from torch's, which run P.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(onnx_of(network, example), options, providers=["CPUExecutionProvider"])
-    return _on_arrays(lambda images: session.run(None, {"images": images})[0])
+    return on_arrays(lambda images: session.run(None, {"images": images})[0])
 
 
-def _on_arrays(run: Callable[[Any], Any]) -> Extract:
+def on_arrays(run: Callable[[Any], Any]) -> Extract:
     """Wrap a function of numpy arrays, which are contiguous."""
 
     def extract(images: Tensor) -> Tensor:
@@ -153,13 +113,7 @@ def onnx_of(network: nn.Module, example: Tensor) -> bytes:
     return stream.getvalue()
 
 
-ENGINES = {"openvino": "openvino", "onnxruntime": "onnx"}  # extra that installs each
-BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {
-    "compiled": compiled,
-    "folded": _folded,
-    "openvino": _openvino,
-    "onnxruntime": _onnxruntime,
-}
+BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {"compiled": compiled, "onnxruntime": _onnxruntime}
 
 
 def refuse_elsewhere(model: Split, name: str) -> None:

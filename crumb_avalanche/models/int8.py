@@ -5,7 +5,9 @@ the quantised graph is kept with what is learned, and a model, its copies and wh
 graph for good.
 """
 
+import functools
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,8 +25,8 @@ from crumb_avalanche.models.engines import (
     Split,
     maps_of,
     noise,
+    on_arrays,
     onnx_of,
-    openvino_engine,
     refuse_elsewhere,
 )
 from crumb_avalanche.models.quantization import quantized
@@ -132,6 +134,31 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 
 def _means(model: Split, run: Extract) -> Tensor:
     return maps_of(model, run, noise(model, 2)).mean((0, 2, 3))
+
+
+@functools.cache
+def _openvino_core(process: int):
+    """Return the ``openvino.Core`` of a process; a forked process has none of its threads and opens its own.
+
+    Never close it. When a Core is closed, it restores the previous stack of signal handlers (``sigaltstack``), which
+    is unmapped if it belonged to a Core that was closed before. The next signal then crashes the process.
+    """
+    import openvino
+
+    return openvino.Core()
+
+
+def openvino_engine(graph: bytes) -> Extract:
+    """Open an ONNX graph of F."""
+    settings = {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "f32",  # by default bf16 where the CPU has it
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    core = _openvino_core(os.getpid())
+    request = core.compile_model(core.read_model(graph), "CPU", settings).create_infer_request()
+    # Without copies of images and maps; ``on_arrays`` makes the one that outlives the next call.
+    return on_arrays(lambda images: request.infer({0: images}, share_inputs=True, share_outputs=True)[0])
 
 
 def restore(model: Split, state: dict[str, Any] | None, recorded: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Layers of the halves of a network: replaced dropout and heads, the layout of maps, and their scale."""
+"""Layers of the halves of a network: replaced dropout and heads, the layout and scale of maps, and operations."""
 
 import copy
 import math
@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from crumb_avalanche.models.penultimate import head_input
+from crumb_avalanche.models.penultimate import evaluating, head_input
 
 _BITS = 8  # values that one random number decides on
 
@@ -162,3 +163,28 @@ def multiply_biases(layers: nn.Module, head: str, factor: float) -> None:
     for name, weight in layers.named_parameters():
         if name.endswith("bias") and not name.startswith(head + "."):
             weight.mul_(factor)
+
+
+PASSES = 3  # a backward pass computes two products where the forward pass has one
+
+
+@torch.no_grad()
+def step_flops(model: nn.Module) -> tuple[int, int]:
+    """Count operations of F, and of a training step of P, for one image.
+
+    Counts convolutions and matrix products; codes, losses and the optimiser are left out. The backward pass of P counts
+    twice its forward pass.
+
+    Args:
+        model: a ``SplitModel`` in any mode, which is restored.
+
+    Returns:
+        ``(forward pass of F, forward and backward pass of P)``.
+    """
+    side = model.image_size
+    with evaluating(model):
+        with FlopCounterMode(display=False) as extraction:
+            maps = model.feature_extractor(torch.zeros(1, 3, side, side, device=model.pixel_mean.device)).float()
+        with FlopCounterMode(display=False) as answer:
+            model.plastic_layers(maps)
+    return extraction.get_total_flops(), PASSES * answer.get_total_flops()

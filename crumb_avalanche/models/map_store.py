@@ -1,4 +1,4 @@
-"""Feature maps F(x) on disk, computed once per image, verified by checksums, and named by all that decides them."""
+"""Feature maps F(x) that are kept, as F is frozen: those of a stream in a file, those of a replay buffer in memory."""
 
 import hashlib
 import math
@@ -7,27 +7,26 @@ import shutil
 import time
 import warnings
 import zlib
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.extraction import check_maps
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.system.counted import bytes_text
 from crumb_avalanche.system.progress import progress_bar
-from crumb_avalanche.system.sizes import bytes_text
 
 FILL_BATCH = 32
-# Upper half of a row's entry in the checksum file; the lower half is the CRC-32 of the map.
+# Upper half of a map's entry; the lower half is its CRC-32. The entry of a missing map is 0.
 WRITTEN = 0x4D415000 << 32
 ENTRY_BYTES = 8
 
@@ -58,18 +57,21 @@ class MapDataset(Dataset):
 
 
 class MapStore:
-    """Store the maps of ``count`` images in one file, and their checksums in a small file beside it.
+    """Store the maps of ``count`` images in one file: an entry with a checksum of each map, and the maps.
 
-    The file takes ``4 * C * H * W`` bytes per map (346,112 for 512x13x13), half of that at half precision; it is sparse
-    until filled. Its name is a hash of everything that decides F(x): the layers and weights of F, its runtime and
-    precision, the kind of device, the shapes, the normalisation of pixels if it is not ImageNet's, and ``key``. Maps
-    are stored before the feature scale. Several processes may fill one store at the same time.
+    The file takes ``4 * C * H * W + 8`` bytes per map (346,120 for 512x13x13), half of that at half precision; it is
+    sparse until filled. Its name is a hash of everything that decides F(x): the layers and weights of F, its runtime
+    and precision, the kind of device, the shapes, the normalisation of pixels, and ``key``. Maps are stored before the
+    feature scale. Several processes may fill one store at the same time.
 
     ``dataset`` verifies the checksum of each map that this process has not verified yet; a damaged map is computed
     again, with a warning. Every later reading verifies it, too, and raises where the file was changed in between.
 
+    Reads and writes are plain system calls: pages of a memory map would count as memory of the process, and a full disk
+    or a file truncated by another process would end it with SIGBUS instead of an ``OSError``.
+
     Args:
-        folder: folder of the files.
+        folder: folder of the file.
         model: model whose F computes the maps.
         count: total number of images.
         key: identifies the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
@@ -83,7 +85,7 @@ class MapStore:
         damaged: maps whose checksum did not match.
 
     Raises:
-        FeatureCacheError: the files cannot be written.
+        FeatureCacheError: the file cannot be written.
     """
 
     def __init__(
@@ -96,25 +98,19 @@ class MapStore:
         progress: bool = True,
         half: bool = False,
     ):
-        self.model = model
-        self.workers = workers
-        self.progress = progress
+        self.model, self.workers, self.progress = model, workers, progress
         self.path = Path(folder) / f"{map_key(model, count, key, half)}.maps"
         self.count = count
         self.shape = tuple(model.map_shape)
         self.dtype = np.dtype(np.float16 if half else np.float32)
         self.bytes_per_map = math.prod(self.shape) * self.dtype.itemsize
         self.seconds = 0.0
-        self.filled = 0
-        self.damaged = 0
+        self.filled = self.damaged = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        checksums = self.path.with_suffix(".crc32")
         with self._writing():
-            if not _resize(self.path, count * self.bytes_per_map):  # new, removed to make room, or cut off in a copy
-                _resize(checksums, 0)
-            _resize(checksums, count * ENTRY_BYTES)
-            self._maps = RowFile(self.path, self.bytes_per_map)
-            self._checksums = RowFile(checksums, ENTRY_BYTES)
+            with open(self.path, "ab") as file:  # new files and lost ends are zeros
+                file.truncate(count * (ENTRY_BYTES + self.bytes_per_map))
+            self._file: Any = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - close() does
         self._verified = np.zeros(count, np.uint64)  # entries of the maps that this process has verified, else 0
 
     def __enter__(self) -> "MapStore":
@@ -124,16 +120,19 @@ class MapStore:
         self.close()
 
     def __getstate__(self):  # for loader processes that are not forked; they only read
-        return {**self.__dict__, "model": None}
+        return {**self.__dict__, "model": None, "_file": None}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - close() does
 
     def close(self) -> None:
-        """Close the files. No map can be read afterwards."""
-        self._maps.close()
-        self._checksums.close()
+        """Close the file. No map can be read afterwards."""
+        self._file.close()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise ``FeatureCacheError`` where the files cannot be written."""
+        """Raise ``FeatureCacheError`` where the file cannot be written."""
         try:
             yield
         except OSError as error:
@@ -142,23 +141,45 @@ class MapStore:
                 "--feature-cache; the maps written so far are kept"
             ) from error
 
+    def _place(self, row: int) -> int:
+        """Return where the map of a row begins in the file."""
+        return self.count * ENTRY_BYTES + int(row) * self.bytes_per_map
+
+    def _read_into(self, values: np.ndarray, place: int) -> int:
+        """Fill an array from the file; return the number of bytes read, fewer at its end."""
+        if hasattr(os, "preadv"):  # leaves alone the position in the file, which forked loader processes share
+            return os.preadv(self._file.fileno(), [values.data], place)
+        self._file.seek(place)
+        return self._file.readinto(values.data)
+
+    def _write_at(self, values: np.ndarray, place: int) -> None:
+        """Write a contiguous array; after an error, a part may be written."""
+        rest = values.data.cast("B")
+        with self._writing():
+            self._file.seek(place)
+            while rest:  # a nearly full disk takes a part first
+                rest = rest[self._file.write(rest) :]
+
     def _entries(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the entries of some rows, default of all; 0 where a map is missing, as beyond the file's end."""
         first, end = (0, self.count) if rows is None else (int(rows.min()), int(rows.max()) + 1)
         span = np.zeros(end - first, np.uint64)
-        self._checksums.read_into(span, first)
+        self._read_into(span, first * ENTRY_BYTES)
         return span if rows is None else span[rows - first]
+
+    def _set_entry(self, row: int, entry: int) -> None:
+        self._write_at(np.array([entry], np.uint64), int(row) * ENTRY_BYTES)
 
     def present(self) -> np.ndarray:
         """Return whether each map is stored, ``(count,)`` bool."""
         return self._entries() != 0
 
     def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
-        """Return the maps of a data set of images; computes those that are missing or damaged.
+        """Return the maps of a data set of images, ``(C, H, W)``; computes those that are missing or damaged.
 
         Args:
-            images: items ``(image, ...)``.
-            rows: ``(len(images),)`` row numbers.
+            images: items ``(image, ...)``, images as for ``SplitModel.extract``.
+            rows: ``(len(images),)`` int64 row numbers, below ``count``.
             labels: of each item.
 
         Raises:
@@ -181,7 +202,7 @@ class MapStore:
             FeatureCacheError: the file was truncated or the map damaged since ``dataset`` verified it.
         """
         values = np.empty(self.shape, self.dtype)
-        read = self._maps.read_into(values, row)
+        read = self._read_into(values, self._place(row))
         if read < self.bytes_per_map or _entry(values) != (self._verified[row] or self._entries(np.array([row]))[0]):
             what = "truncated" if read < self.bytes_per_map else "damaged"
             raise FeatureCacheError(
@@ -196,13 +217,12 @@ class MapStore:
         entries = self._entries()
         damaged = 0
         for row in rows[(self._verified[rows] == 0) & (entries[rows] != 0)]:
-            self._maps.read_into(values, row)
+            self._read_into(values, self._place(row))
             if _entry(values) == entries[row]:
                 self._verified[row] = entries[row]
             else:
                 damaged += 1
-                with self._writing():
-                    self._checksums.write(np.zeros(1, np.uint64), row)
+                self._set_entry(row, 0)
         if damaged:
             self.damaged += damaged
             warnings.warn(
@@ -215,14 +235,19 @@ class MapStore:
         loader = DataLoader(
             images, batch_sampler=self._batches(rows, taken), num_workers=self.workers, generator=torch.Generator()
         )
-        device = self.model.pixel_mean.device
+        device, largest = self.model.pixel_mean.device, np.finfo(self.dtype).max
         with progress_bar(len(rows), "feature cache", show=self.progress) as bar:
             for image, *_ in loader:
                 batch = taken.popleft()
                 extracted = self.model.extract(image.to(device)).cpu()
                 check_maps(extracted, image)
-                maps = self._converted(extracted.numpy())
-                for row, values in zip(batch, maps, strict=True):
+                maps = extracted.numpy()
+                if np.abs(maps).max() > largest:
+                    raise FeatureCacheError(
+                        f"a feature map has a value of {np.abs(maps).max():.0f}, but half precision ends at "
+                        f"{largest:.0f}; keep the cache in single precision"
+                    )
+                for row, values in zip(batch, maps.astype(self.dtype), strict=True):
                     self._write(int(row), np.ascontiguousarray(values))
                 self.filled += len(batch)
                 bar.update(len(batch))
@@ -246,20 +271,9 @@ class MapStore:
         if self._entries(np.array([row]))[0]:
             return
         entry = _entry(values)
-        with self._writing():
-            self._maps.write(values, row)
-            # After the map: a run that is cut off in between leaves a missing map.
-            self._checksums.write(np.array([entry], np.uint64), row)
+        self._write_at(values, self._place(row))
+        self._set_entry(row, entry)  # after the map: a run that is cut off in between leaves a missing map
         self._verified[row] = entry
-
-    def _converted(self, maps: np.ndarray) -> np.ndarray:
-        largest = np.finfo(self.dtype).max
-        if np.abs(maps).max() > largest:
-            raise FeatureCacheError(
-                f"a feature map has a value of {np.abs(maps).max():.0f}, but half precision ends at {largest:.0f}; "
-                "keep the cache in single precision"
-            )
-        return maps.astype(self.dtype)
 
     def _check_room(self, missing: int) -> None:
         """Raise before anything is computed if the disk has too little room."""
@@ -272,67 +286,9 @@ class MapStore:
             )
 
 
-def _entry(values: np.ndarray) -> np.uint64:
-    """Entry of a map in the checksum file."""
-    return np.uint64(WRITTEN | zlib.crc32(values))
-
-
-class RowFile:
-    """Rows of ``row_bytes`` bytes each in a file that several processes may share, read and written in place.
-
-    Reads and writes are plain system calls: pages of a memory map would count as memory of the process, and a full disk
-    or a file truncated by another process would end it with SIGBUS instead of an ``OSError``.
-
-    Args:
-        path: an existing file.
-        row_bytes: size of a row.
-    """
-
-    def __init__(self, path: Path, row_bytes: int):
-        self.path, self.row_bytes = path, row_bytes
-        self._file: Any = open(path, "r+b", buffering=0)  # noqa: SIM115 - close() does
-
-    def __getstate__(self) -> dict[str, Any]:  # for loader processes that are not forked; they only read
-        return {**self.__dict__, "_file": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - close() does
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def read_into(self, values: np.ndarray, row: int) -> int:
-        """Read as many rows as an array holds, from ``row`` on; returns the number of bytes read.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        place = int(row) * self.row_bytes
-        if hasattr(os, "preadv"):  # leaves alone the position in the file, which forked loader processes share
-            return os.preadv(self._file.fileno(), [values.data], place)
-        self._file.seek(place)
-        return self._file.readinto(values.data)
-
-    def write(self, values: np.ndarray, row: int) -> None:
-        """Write a contiguous array of rows, from ``row`` on.
-
-        Raises:
-            OSError: for instance, the disk is full; a part may be written.
-        """
-        rest = values.data.cast("B")
-        self._file.seek(int(row) * self.row_bytes)
-        while rest:  # a nearly full disk takes a part first
-            rest = rest[self._file.write(rest) :]
-
-
-def _resize(path: Path, size: int) -> bool:
-    """Set the size of a file, with zeros at its end, or create it; returns whether it had the size before."""
-    with open(path, "ab") as file:
-        complete = file.tell() == size
-        file.truncate(size)
-    return complete
+def _entry(values: np.ndarray) -> int:
+    """Entry of a map in the file."""
+    return WRITTEN | zlib.crc32(values)
 
 
 def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
@@ -344,11 +300,14 @@ def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
         key: identifies the images and their transform.
         half: whether the maps are float16.
     """
-    runtime = "eager" if model.runtime.name == "torch" else str(model.runtime)
-    what = f"{weights_hash(model.feature_extractor)} {_structure(model.feature_extractor)} {model.precision} "
-    what += f"{runtime} {model.pixel_mean.device.type} {(count, *model.map_shape)} {key}{' half' * half}"
-    what += _normalisation(model)
-    return hashlib.sha256(what.encode()).hexdigest()[:24]
+    network = model.feature_extractor
+    # Layers and code of traced parts, besides weights, whose hash does not cover layers without any.
+    parts = [weights_hash(network), repr(network)]
+    parts += [part.code for part in network.modules() if isinstance(part, GraphModule)]
+    parts += ["eager" if model.runtime.name == "torch" else str(model.runtime), model.precision]
+    normalisation = [one.flatten().tolist() for one in (model.pixel_mean, model.pixel_std)]
+    parts += [f"{model.pixel_mean.device.type} {(count, *model.map_shape)} {normalisation} {half}", key]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
 def files_key(paths: Iterable[str | os.PathLike]) -> str:
@@ -365,14 +324,55 @@ def files_key(paths: Iterable[str | os.PathLike]) -> str:
     return digest.hexdigest()
 
 
-def _structure(network: nn.Module) -> str:
-    """Return layers and code of traced parts; a hash of weights does not cover layers without weights."""
-    code = [part.code for part in network.modules() if isinstance(part, GraphModule)]
-    return "\n".join([repr(network), *code])
+USUAL_CAPACITY = 512
 
 
-def _normalisation(model: SplitModel) -> str:
-    """Return how F normalises pixels, if it is not the usual way."""
-    mean, std = (tuple(one.flatten().tolist()) for one in (model.pixel_mean, model.pixel_std))
-    usual = tuple(tuple(torch.tensor(one).tolist()) for one in (PIXEL_MEAN, PIXEL_STD))
-    return "" if (mean, std) == usual else f" {mean} {std}"
+class FeatureMemo:
+    """Least-recently-used cache of the feature maps of ``uint8`` images, looked up by the images' content.
+
+    It saves time where runs are compared: a ``MapStore`` holds maps of the stream's images only, and the plugin
+    ``FeatureCache`` adds this cache for the images of a replay buffer. It is not part of a method's memory. On a CPU an
+    image passes F alone, so that its map does not depend on the rest of its batch; a GPU takes all that are missing.
+
+    Args:
+        capacity: maps kept, ``4 * C * H * W`` bytes each (346,112 for 512x13x13).
+
+    Attributes:
+        found: images whose maps were cached.
+        computed: images that passed F.
+    """
+
+    def __init__(self, capacity: int = USUAL_CAPACITY):
+        self.capacity = capacity
+        self.found = self.computed = 0
+        self._maps: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def __getstate__(self):
+        return {**self.__dict__, "_maps": OrderedDict()}
+
+    def clear(self) -> None:
+        """Forget all maps."""
+        self._maps.clear()
+
+    def maps(self, images: Tensor, extract: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the maps of a batch, ``(B, C, H, W)``.
+
+        Args:
+            images: ``(B, 3, h, w)`` ``uint8``.
+            extract: F, from ``(n, 3, h, w)`` images to ``(n, C, H, W)`` maps.
+        """
+        pixels = images.cpu().contiguous().numpy()
+        keys = [hashlib.blake2b(one.data, digest_size=16).digest() for one in pixels]
+        missing = {key: place for place, key in reversed([*enumerate(keys)]) if key not in self._maps}
+        self.computed += len(missing)
+        self.found += len(keys) - len(missing)
+        places = torch.tensor(sorted(missing.values()), dtype=torch.int64)
+        for some in places.split(1 if images.device.type == "cpu" else len(places)) if missing else ():
+            for place, one in zip(some.tolist(), extract(images[some])):
+                self._maps[keys[place]] = one if len(some) == 1 else one.clone()  # a view would keep all the others
+        for key in keys:
+            self._maps.move_to_end(key)
+        found = torch.stack([self._maps[key] for key in keys])
+        while len(self._maps) > self.capacity:
+            self._maps.popitem(last=False)
+        return found.contiguous(memory_format=torch.channels_last)

@@ -1,8 +1,8 @@
 """Runtimes of the frozen feature extractor F: torch as it is, or an engine that is faster on this machine.
 
 All but ``int8`` (see there) compute the same maps up to rounding. A runtime is compared with torch on noise each time
-it is opened, and refused where it differs by more than ``TOLERANCE``. ``auto`` stands for the fastest of a trial on
-this machine.
+it is opened, and refused where it differs by more than ``TOLERANCE``. ``auto`` stands for the faster one of torch and
+ONNX Runtime in a trial on this machine.
 """
 
 import hashlib
@@ -24,7 +24,6 @@ from torch import Tensor
 
 from crumb_avalanche.models.engines import (
     BUILDERS,
-    ENGINES,
     TOLERANCE,
     TORCH,
     Runtime,
@@ -39,7 +38,7 @@ from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.process import return_freed_memory
 
 COUNTS = (8, 1, 2, 4)  # of images at a time, in a trial; those that must be measured first
-TRIAL_SECONDS = 1.0  # for each runtime that is compared with torch
+TRIAL_SECONDS = 1.0
 STANDS_FOR_AUTO = "CRUMB_RUNTIME"  # environment variable: the runtime that auto takes, without a trial
 
 RUNTIMES = ("torch", *BUILDERS, "int8")
@@ -52,7 +51,7 @@ def use_runtime(model: Split, name: str, images: Iterable[Tensor] | None = None)
 
     Args:
         model: the model.
-        name: one of ``RUNTIMES``, or ``auto`` for the fastest of those that are installed; see ``fastest``.
+        name: one of ``RUNTIMES``, or ``auto``; see ``fastest``.
         images: for int8, batches as for ``SplitModel.extract`` to measure ranges on, at most 64 images.
 
     Raises:
@@ -80,7 +79,7 @@ def open_runtime(model: Split, name: str, calibration: Any = None, images: Itera
         return TORCH
     if name == "int8":
         return open_int8(model, calibration, images)
-    if name in ENGINES:
+    if name == "onnxruntime":
         refuse_elsewhere(model, name)
     example = noise(model, 2)
     try:
@@ -89,8 +88,9 @@ def open_runtime(model: Split, name: str, calibration: Any = None, images: Itera
     except RuntimeRefusedError:
         raise
     except ImportError as error:
-        hint = f"pip install 'crumb-avalanche[{ENGINES[name]}]', or " if name in ENGINES else ""
-        raise RuntimeRefusedError(f"runtime {name} is not installed ({error}): {hint}give --runtime torch") from error
+        raise RuntimeRefusedError(
+            f"runtime {name} is not installed ({error}): pip install 'crumb-avalanche[onnx]', or give --runtime torch"
+        ) from error
     except Exception as error:  # each library has its own kinds
         reason = str(error).strip().partition("\n")[0]
         raise RuntimeRefusedError(f"runtime {name} cannot run F ({reason}): give --runtime torch") from error
@@ -101,11 +101,12 @@ def open_runtime(model: Split, name: str, calibration: Any = None, images: Itera
             f"{TOLERANCE[model.precision]:.0e}: give --runtime torch"
         )
     return_freed_memory()  # of the export and of an engine that was open before
-    return Runtime(name, version(name) if name in ENGINES else str(torch.__version__), difference=difference, run=run)
+    number = version(name) if name == "onnxruntime" else str(torch.__version__)
+    return Runtime(name, number, difference=difference, run=run)
 
 
 def fastest(model: Split) -> Runtime:
-    """Return the runtime that a trial of a few seconds finds fastest, with the best number of images at a time.
+    """Return the runtime that a trial of a second finds faster, with the best number of images at a time.
 
     The trial is done once for a network, CPU, number of threads and versions; its results are kept in ``trials_file``.
     Elsewhere than on a CPU in float32 it is torch, and where the environment names another in ``CRUMB_RUNTIME``, that.
@@ -126,23 +127,21 @@ def fastest(model: Split) -> Runtime:
 
 
 def trial(model: Split) -> tuple[Runtime, dict[str, dict[int, float]]]:
-    """Measure all runtimes but ``compiled``, which takes half a minute to build.
+    """Measure torch and, if it is installed, ONNX Runtime; not ``compiled``, which takes half a minute to build.
 
-    The best one gains most over torch where it gains least: on one image alone, or in batches.
+    ONNX Runtime is chosen if it gains both on one image alone and in batches.
 
     Returns:
-        The best runtime, and images per second by runtime and number of images at a time.
+        The better runtime, and images per second by runtime and number of images at a time.
     """
-    speeds: dict[str, dict[int, float]] = {}
-    gains = {"torch": 1.0}
-    for name in ("folded", *ENGINES):  # one open at a time: memory of an engine is up to 100 MB
-        with suppress(RuntimeRefusedError):
-            speeds |= _speeds(model, TORCH, open_runtime(model, name))
-            ours, torchs = speeds[name], speeds["torch"]  # of the same turns
-            gains[name] = min(ours[1] / torchs[1], _best(ours)[0] / _best(torchs)[0])
-    speeds = speeds or _speeds(model, TORCH)
-    best = max(gains, key=gains.__getitem__)
-    return replace(open_runtime(model, best), images_at_a_time=_best(speeds[best])[1]), speeds
+    candidates = [TORCH]
+    with suppress(RuntimeRefusedError):
+        candidates.append(open_runtime(model, "onnxruntime"))
+    speeds = _speeds(model, *candidates)
+    usual, other = speeds["torch"], speeds[candidates[-1].name]
+    gains = other[1] > usual[1] and _best(other)[0] > _best(usual)[0]
+    chosen = candidates[-1] if gains else TORCH
+    return replace(chosen, images_at_a_time=_best(speeds[chosen.name])[1]), speeds
 
 
 def _speeds(model: Split, *candidates: Runtime) -> dict[str, dict[int, float]]:
@@ -183,14 +182,11 @@ def _read_trials() -> dict[str, Any]:
 
 def _key(model: Split) -> str:
     """Describe all that the speed depends on."""
-    layers = hashlib.sha256(repr(model.feature_extractor).encode()).hexdigest()[:16]
-    libraries = ["torch", *(name for name in ENGINES if importlib.util.find_spec(name))]
-    parts = [_cpu(), f"{torch.get_num_threads()} threads", *(f"{name} {version(name)}" for name in libraries)]
-    return ", ".join([*parts, f"F {layers} at {model.image_size} pixels"])
-
-
-def _cpu() -> str:
-    with suppress(OSError, IndexError):
+    cpu = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next((line for line in lines if line.startswith("model name")), "").partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        cpu = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    layers = hashlib.sha256(repr(model.feature_extractor).encode()).hexdigest()[:16]
+    libraries = ["torch", *(["onnxruntime"] if importlib.util.find_spec("onnxruntime") else [])]
+    parts = [cpu, f"{torch.get_num_threads()} threads", *(f"{name} {version(name)}" for name in libraries)]
+    return ", ".join([*parts, f"F {layers} at {model.image_size} pixels"])

@@ -8,6 +8,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,6 @@ from crumb_avalanche.models.extraction import (
     warn_where_bf16_is_slow,
     without_autocast,
 )
-from crumb_avalanche.models.feature_memo import FeatureMemo
 from crumb_avalanche.models.int8 import open_int8
 from crumb_avalanche.models.layers import Layout, head_like, head_outputs, multiply_biases, replace_dropout, scale_of
 from crumb_avalanche.models.stopwatch import Stopwatch
@@ -98,7 +98,7 @@ class SplitModel(nn.Module):
         normalization_set: whether ``set_normalization`` was called.
         runtime: what runs F (see ``use_runtime``); torch in copies of the model, except for int8.
         stopwatch: seconds spent in F, in the search and in P.
-        feature_memo: keeps F's output of stored images, or ``None`` (see ``use_feature_memo``).
+        feature_memo: a ``FeatureMemo``, which keeps F's output of ``uint8`` images, or ``None``.
         interpolation: Pillow's filter that images are resized with, in lower case.
         stages: names of modules of F whose outputs are maps or tokens, in order; the last one is the cut.
         layout: layout of what the stages return.
@@ -134,7 +134,7 @@ class SplitModel(nn.Module):
         self.token_grid: tuple[int, int] | None = None
         self._map_hooks: OrderedDict[int, Callable[[ForwardRecord], None]] = OrderedDict()
         self.stopwatch = Stopwatch()
-        self.feature_memo: FeatureMemo | None = None
+        self.feature_memo: Any = None
         self._same_alone: dict[tuple, bool] = {}
         self._range_checked = False
         self.register_buffer("feature_scale", torch.ones((), dtype=torch.float32))
@@ -425,14 +425,6 @@ class SplitModel(nn.Module):
         handle = RemovableHandle(self._map_hooks)
         self._map_hooks[handle.id] = hook
         return handle
-
-    def use_feature_memo(self, memo: FeatureMemo | None) -> None:
-        """Take F's output of ``uint8`` images from a memo; ``None`` computes it every time.
-
-        Args:
-            memo: what keeps the maps, or ``None``.
-        """
-        self.feature_memo = memo
 
     def reset_head(self, n_classes: int) -> None:
         """Replace the head by a newly initialised one (before streaming, as in the paper).

@@ -24,7 +24,7 @@ from crumb_avalanche.system.setting_ranges import (
 )
 
 # auto: the fastest that is installed; see models.runtimes.
-RuntimeName = Literal["auto", "torch", "compiled", "folded", "openvino", "onnxruntime", "int8"]
+RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime", "int8"]
 
 
 @dataclass
@@ -190,8 +190,8 @@ class NewLearnerSettings(InRange):
         cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
         image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
-        runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
-            openvino, onnxruntime, auto for the fastest of a short trial, or int8 for a new MODEL, which keeps it.
+        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, auto for the faster
+            one of torch and onnxruntime in a short trial, or int8 for a new MODEL, which keeps it.
         threads: CPU threads; 0 takes one per core.
     """
 
@@ -253,8 +253,8 @@ class PredictSettings(InRange):
         csv: print comma-separated values.
         html: also write this page of all answers, with images, runners-up and heat maps, mistakes first.
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
-        runtime: what runs the network's frozen layers: torch, compiled, folded (batch norm folded into convolutions),
-            openvino, onnxruntime, auto for the fastest of a short trial, or int8 for a new MODEL, which keeps it.
+        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, auto for the faster
+            one of torch and onnxruntime in a short trial, or int8 for a new MODEL, which keeps it.
         threads: CPU threads; 0 takes one per core.
     """
 

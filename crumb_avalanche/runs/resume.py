@@ -8,7 +8,6 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from crumb_avalanche.models.runtimes import ENGINES
 from crumb_avalanche.runs.run_folder import RESUME
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
@@ -98,7 +97,7 @@ class Resume:
             ValueError: the run began with another version of its runtime.
         """
         now = str(strategy.model.runtime)
-        if self.found and strategy.model.runtime.name in (*ENGINES, "int8") and now != self.runtime:
+        if self.found and strategy.model.runtime.name in ("onnxruntime", "int8") and now != self.runtime:
             raise ValueError(
                 f"the run began with runtime {self.runtime}, but this one is {now}, whose maps differ: install "
                 "the version of the former (int8: and use its machine), or start over with --overwrite true"

@@ -1,4 +1,4 @@
-"""Numbers of things in words."""
+"""Numbers of things and of bytes in words."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -13,3 +13,12 @@ def counted(count: int, noun: str) -> str:
     if noun.endswith("s"):
         return f"{count:,} {noun}es"
     return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
+
+
+def bytes_text(count: float) -> str:
+    """Bytes in decimal units: ``2.27 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return ""

@@ -1,13 +1,53 @@
-"""Set up this process: device, threads, seeds, and whether the C library keeps freed memory."""
+"""Set up this process: device, CPU threads, seeds, and whether the C library keeps freed memory.
+
+Importing this file does not import torch, whose threads have settings to be made before.
+"""
 
 import contextlib
 import ctypes
+import functools
+import os
 import random
+from collections.abc import Callable
 
-import numpy as np
-import torch
+SPIN_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # of the environment
 
-from crumb_avalanche.system.threads import set_threads
+
+def limit_openmp_spin() -> None:
+    """Let waiting threads of torch sleep after a short spin. Call before torch is imported.
+
+    By default libgomp spins for milliseconds. Where other programs keep the cores busy, the thread that is waited for
+    is not scheduled meanwhile, and two threads are several times slower than one. An environment that sets
+    ``GOMP_SPINCOUNT`` or ``OMP_WAIT_POLICY`` is left as it is.
+    """
+    if not SPIN_SETTINGS & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "2000"
+
+
+def end_idle_threads() -> None:
+    """End the threads that torch keeps for the next operation of this Python thread; torch starts others then.
+
+    Without a limit they spin for milliseconds, on cores that the threads of an inference engine need. To end them takes
+    20 us, and to start others 50. Where the environment limits the spin they are kept.
+    """
+    import torch
+
+    if torch.get_num_threads() > 1:
+        _omp_pause()(1)  # omp_pause_soft: settings such as the number of threads stay
+
+
+@functools.cache
+def _omp_pause() -> Callable[[int], object]:
+    """Return omp_pause_resource_all of torch's OpenMP; a function that does nothing where there is none or no need."""
+    import torch
+
+    try:
+        if not SPIN_SETTINGS & os.environ.keys():
+            return ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
+    except (AttributeError, OSError):
+        pass
+    return lambda kind: None
+
 
 # From malloc.h. A block of M_MMAP_THRESHOLD bytes or more is a mapping of its own and returns to the system when freed;
 # so does free memory above M_TRIM_THRESHOLD bytes at the end of the heap.
@@ -20,6 +60,8 @@ def check_device(name: str) -> None:
     Raises:
         ValueError: the name is neither cpu nor cuda, or torch does not see the GPU.
     """
+    import torch
+
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -31,9 +73,12 @@ def check_device(name: str) -> None:
 
 
 def set_up_process(threads: int, seed: int) -> None:
-    """Set CPU threads and all global seeds, and let the allocator keep freed memory for the next batch."""
+    """Set CPU threads, 0 for one per core, and all global seeds; let the allocator keep memory for the next batch."""
+    import numpy as np
+    import torch
+
     keep_freed_memory()
-    set_threads(threads)
+    torch.set_num_threads(threads or os.cpu_count() or 1)  # faiss takes torch's number
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

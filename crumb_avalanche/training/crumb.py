@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.models.flops import step_flops
+from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.batch_plugin import StoringPlugin

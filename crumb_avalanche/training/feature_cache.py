@@ -6,8 +6,7 @@ import os
 import numpy as np
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 
-from crumb_avalanche.models.feature_memo import USUAL_CAPACITY, FeatureMemo
-from crumb_avalanche.models.map_store import MapStore
+from crumb_avalanche.models.map_store import USUAL_CAPACITY, FeatureMemo, MapStore
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
@@ -22,14 +21,7 @@ class FeatureCache(StatefulPlugin):
     ``benchmarks_toybox_ilab`` have it. Call ``close`` after the last use, or use the cache as a context manager.
 
     Args:
-        folder: folder of the files.
-        model: model whose F computes the maps.
-        count: total number of images.
-        key: identifies the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
-        workers: loader processes while filling.
-        progress: show a bar with images/s while filling.
-        half: store float16, which rounds maps to 11 significant bits: ``2 * C * H * W`` bytes an image instead of
-            ``4 * C * H * W``.
+        folder, model, count, key, workers, progress, half: as for ``MapStore``.
         stored_images: capacity of the replay buffer in images. The cache keeps this number of their maps in memory, at
             least 512 and at most 2 GiB.
 
@@ -75,9 +67,9 @@ class FeatureCache(StatefulPlugin):
     def _set_memo_of(self, model: SplitModel | None) -> None:
         """Set the memo of a model, and remove it from the previous one."""
         if self.model is not None:
-            self.model.use_feature_memo(None)
+            self.model.feature_memo = None
         if model is not None:
-            model.use_feature_memo(self.memo)
+            model.feature_memo = self.memo
         self.model = model
 
     def before_training(self, strategy, **kwargs):

@@ -4,7 +4,6 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
 
 from crumb_avalanche.learner.learner import Learner
@@ -12,22 +11,23 @@ from crumb_avalanche.models.runtimes import TORCH, Runtime
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-FOLDED = f"folded {torch.__version__}"
+onnxruntime = pytest.importorskip("onnxruntime")
+FASTER = f"onnxruntime {onnxruntime.__version__}"
 
 
 def test_teach_and_predict_say_what_ran_the_network(crumb, photos, new, tmp_path, monkeypatch):
     model = tmp_path / "mine.safetensors"
     code, _, err = crumb("teach", model, photos, *new)
     assert code == 0 and err == "", "torch, by the environment of the tests"
-    monkeypatch.setenv("CRUMB_RUNTIME", "folded")
+    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
     code, _, err = crumb("teach", model, photos, "--progress", "false")
-    assert code == 0 and f"runtime {FOLDED}, " in err and "of torch's (allowed 1e-04)" in err
-    assert [lesson.runtime for lesson in Learner.load(model).lessons] == [str(TORCH), FOLDED]
-    assert crumb("learner", "show", model)[1].count(f", by {FOLDED}") == 1
+    assert code == 0 and f"runtime {FASTER}, " in err and "of torch's (allowed 1e-04)" in err
+    assert [lesson.runtime for lesson in Learner.load(model).lessons] == [str(TORCH), FASTER]
+    assert crumb("learner", "show", model)[1].count(f", by {FASTER}") == 1
     code, table, err = crumb("predict", model, photos)
-    assert code == 0 and f"runtime {FOLDED}, " in err
+    assert code == 0 and f"runtime {FASTER}, " in err
     assert crumb("predict", model, photos / "dark" / "0.png")[2] == "", "one photo is asked in torch"
-    assert FOLDED in crumb("predict", model, photos / "dark" / "0.png", "--runtime", "folded")[2]
+    assert FASTER in crumb("predict", model, photos / "dark" / "0.png", "--runtime", "onnxruntime")[2]
     code, plain, err = crumb("predict", model, photos, "--runtime", "torch")
     assert code == 0 and err == "" and plain == table, "the same to a percent"
     code, _, err = crumb("predict", model, photos, "--runtime", "tpu")
@@ -40,10 +40,10 @@ class PowerCut(BaseException):
 
 def test_a_resumed_run_keeps_the_runtime_that_auto_chose(crumb, tiny, tmp_path, monkeypatch):
     arguments = (*tiny, "--mem-size", "8", "--first-epochs", "1", "--checkpoint-every", "2", "--runtime", "auto")
-    monkeypatch.setenv("CRUMB_RUNTIME", "folded")
+    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
     assert crumb(*arguments, "--output", tmp_path / "whole")[0] == 0
     whole = json.loads((tmp_path / "whole" / "result.json").read_text())
-    assert whole["runtime"] == FOLDED
+    assert whole["runtime"] == FASTER
     with monkeypatch.context() as patch:
         steps, step = iter(range(5)), StreamStrategy.optimizer_step
         patch.setattr(StreamStrategy, "optimizer_step", lambda self: cut() if next(steps, None) is None else step(self))
@@ -55,31 +55,31 @@ def test_a_resumed_run_keeps_the_runtime_that_auto_chose(crumb, tiny, tmp_path, 
             crumb(*arguments, "--output", tmp_path / "cut")
     monkeypatch.setenv("CRUMB_RUNTIME", "torch")
     code, out, err = crumb(*arguments, "--output", tmp_path / "cut")
-    assert code == 0 and "resuming" in out and f"runtime {FOLDED}, " in out, err
+    assert code == 0 and "resuming" in out and f"runtime {FASTER}, " in out, err
     text = (tmp_path / "cut" / "config.yaml").read_text()
-    assert f"# runtime {FOLDED}, " in text and yaml.safe_load(text)["runtime"] == "folded"
+    assert f"# runtime {FASTER}, " in text and yaml.safe_load(text)["runtime"] == "onnxruntime"
     resumed = json.loads((tmp_path / "cut" / "result.json").read_text())
-    assert resumed["runtime"] == FOLDED and resumed["accuracy_after"] == whole["accuracy_after"]
+    assert resumed["runtime"] == FASTER and resumed["accuracy_after"] == whole["accuracy_after"]
     assert resumed["plan_sha256"] == whole["plan_sha256"]
     code, out, err = crumb("learner", "show", tmp_path / "cut")
-    assert code == 0 and f"runtime {FOLDED}" in out, err
+    assert code == 0 and f"runtime {FASTER}" in out, err
 
 
 def test_a_finished_run_of_another_runtime_is_not_taken(crumb, tiny, tmp_path, monkeypatch):
     arguments = (*tiny, "--strategy", "ncm", "--runs", "0", "--output", tmp_path)
-    monkeypatch.setenv("CRUMB_RUNTIME", "folded")
+    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
     assert crumb(*arguments, "--runtime", "auto")[0] == 0
     assert "already finished" in crumb(*arguments, "--runtime", "auto")[1]
-    assert "already finished" in crumb(*arguments, "--runtime", "folded")[1]
+    assert "already finished" in crumb(*arguments, "--runtime", "onnxruntime")[1]
     code, _, err = crumb(*arguments)
-    assert code == 1 and "runtime='folded', not 'torch'" in err
+    assert code == 1 and "runtime='onnxruntime', not 'torch'" in err
 
 
 def test_another_version_of_an_engine_does_not_resume():
     resume = Resume.__new__(Resume)
-    resume.anew, resume.wanted, resume.runtime, resume._found = False, False, "openvino 2025.1.0", object()
-    strategy = SimpleNamespace(model=SimpleNamespace(runtime=Runtime("openvino", "2026.4.1")))
-    with pytest.raises(ValueError, match=r"openvino 2025\.1\.0.*openvino 2026\.4\.1.*--overwrite true"):
+    resume.anew, resume.wanted, resume.runtime, resume._found = False, False, "onnxruntime 2025.1.0", object()
+    strategy = SimpleNamespace(model=SimpleNamespace(runtime=Runtime("onnxruntime", "2026.4.1")))
+    with pytest.raises(ValueError, match=r"onnxruntime 2025\.1\.0.*onnxruntime 2026\.4\.1.*--overwrite true"):
         resume.attach(strategy)
-    resume.runtime = "openvino 2026.4.1"
+    resume.runtime = "onnxruntime 2026.4.1"
     resume.attach(strategy)

@@ -22,7 +22,7 @@ from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.runs.run_folder import LEFT_OUT
 from crumb_avalanche.system.atomic_file import cured
-from crumb_avalanche.system.interrupts import TerminatedError, interrupted_later, terminated_as_interrupted
+from crumb_avalanche.system.console import TerminatedError, interrupted_later, terminated_as_interrupted
 
 HEADERS = {
     "longer than memory": struct.pack("<Q", 2**62) + b"{}",

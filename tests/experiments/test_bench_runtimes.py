@@ -19,5 +19,5 @@ def test_json_is_one_object_with_the_figures():
     assert set(figures) == {"1", "9", "auto_over_eager"}
     for batch, ratio in figures.pop("auto_over_eager").items():
         speeds = figures[batch]
-        assert {"eager", "auto", "torch", "folded"} <= set(speeds) and min(speeds.values()) > 0
+        assert {"eager", "auto", "torch"} <= set(speeds) and min(speeds.values()) > 0
         assert ratio == pytest.approx(speeds["auto"] / speeds["eager"])

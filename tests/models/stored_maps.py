@@ -16,8 +16,8 @@ def stacked(maps):
     return torch.stack([values for values, _ in maps])
 
 
-def overwrite_row(path, row, start=bytes(8)):
-    """Overwrite the start of a row of ten."""
-    with open(path, "r+b") as file:
-        file.seek(row * (path.stat().st_size // 10))
-        file.write(start)
+def overwrite(store, row, content, entry=False):
+    """Overwrite the start of a row's map, or of its entry."""
+    with open(store.path, "r+b") as file:
+        file.seek(8 * row if entry else 80 + row * store.bytes_per_map)
+        file.write(content)

@@ -14,7 +14,7 @@ from crumb_avalanche.models.backbones import BACKBONES, split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.networks import NETWORKS, SmallCNN
 from crumb_avalanche.models.split_at import split_at
-from crumb_avalanche.models.weights import WeightsError, weights_hash
+from crumb_avalanche.models.weights import WeightsError
 
 SHAPES = {
     "squeezenet1_0": (512, 13, 13),
@@ -42,20 +42,6 @@ def test_pixels_and_normalised_images_give_the_same_maps(name):
     floats = (pixels.float() / 255 - model.pixel_mean) / model.pixel_std
     torch.testing.assert_close(model.extract(floats), model.extract(pixels), rtol=1e-4, atol=1e-4)
     assert model(pixels).shape == (2, 5)
-
-
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-def test_batch_norm_of_f_does_not_change_in_training(name):
-    model = split_backbone(name, None, n_classes=3, image_size=64, codebook=None).train()
-    assert not any(module.training for module in model.feature_extractor.modules())
-    before, plastic = weights_hash(model.feature_extractor), weights_hash(model.plastic_layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(images()).square().mean().backward()
-        optimizer.step()
-    assert weights_hash(model.feature_extractor) == before
-    assert weights_hash(model.plastic_layers) != plastic
 
 
 def whole(name, n_classes, model):
@@ -175,24 +161,14 @@ def test_a_network_cut_by_name_can_be_copied(clone):
     assert torch.equal(clone(model).eval()(images()), model(images()))
 
 
-@pytest.mark.parametrize(
-    "name, node",
-    [
-        ("mobilenetv3_small_050", "blocks.3"),
-        ("convnext_atto", "stages.2"),
-        ("vit_tiny_patch16_224", "blocks.9"),
-    ],
-)
-def test_networks_of_timm(name, node):
+def test_tokens_become_a_map():
     timm = pytest.importorskip("timm")
-    size = {"img_size": 64} if name.startswith("vit") else {}
-    network = timm.create_model(name, pretrained=False, num_classes=6, **size).eval()
+    network = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=6, img_size=64).eval()
     wanted, head = network(images()), network.get_classifier().state_dict()
-    model = split_at(network, node, n_classes=6, image_size=64).eval()
-    model.plastic_layers.get_submodule(model.head).load_state_dict(head)
+    model = split_at(network, "blocks.9", n_classes=6, image_size=64).eval()
+    model.plastic_layers.head.load_state_dict(head)
     torch.testing.assert_close(model(images()), wanted, rtol=1e-3, atol=1e-4)
-    if size:
-        assert model.map_shape == (192, 17, 1), "a token a place"
+    assert model.map_shape == (192, 17, 1), "a token a place"
 
 
 class Skipping(nn.Module):
@@ -260,17 +236,6 @@ class TwoBodies(nn.Module):
 def test_the_head_is_the_layer_that_is_used_last():
     model = split_at(TwoBodies(), "body.a", n_classes=2, image_size=16).eval()
     assert model.plastic_layers.head.in_features == 6 and model(images(16)).shape == (2, 2)
-
-
-def test_split_at_freezes_only_the_front():
-    model = split_at(models.resnet18(weights=None), "layer3", n_classes=3, image_size=64).train()
-    before = weights_hash(model.feature_extractor)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(images()).square().mean().backward()
-    optimizer.step()
-    assert weights_hash(model.feature_extractor) == before
-    # P is in training mode, so its batch norm moves.
-    assert int(model.plastic_layers.get_submodule("body.layer4.0.bn1").num_batches_tracked) == 1
 
 
 def test_a_codebook_is_made_by_default_where_f_is_not_empty():

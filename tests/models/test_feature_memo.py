@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.models.map_store import FeatureMemo
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.flops import step_flops
+from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.split_model import SplitModel
 
 

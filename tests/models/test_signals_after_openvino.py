@@ -8,7 +8,8 @@ import pytest
 SCRIPT = """
 import gc, signal
 import torch
-from crumb_avalanche.models.engines import onnx_of, openvino_engine
+from crumb_avalanche.models.engines import onnx_of
+from crumb_avalanche.models.int8 import openvino_engine
 
 graph = onnx_of(torch.nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8))
 first, second = openvino_engine(graph), openvino_engine(graph)

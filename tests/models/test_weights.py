@@ -112,9 +112,11 @@ def test_no_flipped_bit_gives_other_weights(tmp_path, suffix):
         path.write_bytes(damaged)
         try:
             check_and_load(found := network(1), read_weights(path), str(path))
-        except WeightsError:
+        except WeightsError as error:
+            assert str(path) in str(error)
             refused += 1
         else:
+            assert suffix != ".safetensors", "its checksums find every flipped bit"
             assert all(torch.equal(value, wanted[name]) for name, value in found.state_dict().items())
     assert refused > 50
 
@@ -182,25 +184,6 @@ def test_batch_counters_may_be_absent():
     del state["1.num_batches_tracked"]
     check_and_load(model, state, "w.npz")
     assert torch.equal(model[0].weight, state["0.weight"])
-
-
-def flip(path, draws):
-    """Flip one bit of a file."""
-    damaged = bytearray(path.read_bytes())
-    place = draws.randrange(len(damaged))
-    damaged[place] ^= 1 << draws.randrange(8)
-    path.write_bytes(damaged)
-
-
-def test_checksums_are_verified_on_reading(tmp_path):
-    path, whole = tmp_path / "w.safetensors", tmp_path / "whole.safetensors"
-    write_tensors(whole, network(1).state_dict(), {"format": "x"})
-    draws = random.Random(0)
-    for _ in range(200):
-        path.write_bytes(whole.read_bytes())
-        flip(path, draws)
-        with pytest.raises(WeightsError, match=f"weight file {re.escape(str(path))} cannot be read"):
-            read_weights(path)
 
 
 def test_files_of_another_program_are_read_without_checksums(tmp_path, recwarn):

@@ -11,7 +11,7 @@ import torch
 from learned import tensors_of
 
 from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, pixel_transform
-from crumb_avalanche.models.map_store import FeatureCacheError
+from crumb_avalanche.models.map_store import ENTRY_BYTES, FeatureCacheError
 from crumb_avalanche.runs import cache_by_many
 from crumb_avalanche.runs.cache_by_many import fill_by_many, missing_rows
 from crumb_avalanche.runs.plan import RunPlan
@@ -114,7 +114,7 @@ def test_only_missing_maps_are_sent_and_a_full_cache_needs_no_cluster(plan, work
         fill(session, engine)
         assert [len(rows) for _, rows in engine.calls] == [40, 40, 40]
         assert session.cache.store.filled == 120 and not len(missing(session))
-        session.cache.store._checksums.write(np.zeros(2, np.uint64), 70)
+        session.cache.store._write_at(np.zeros(2, np.uint64), 70 * ENTRY_BYTES)
         np.testing.assert_array_equal(missing(session), [70, 71])
         fill(session, engine)
         np.testing.assert_array_equal(engine.calls[-1][1], [70, 71])

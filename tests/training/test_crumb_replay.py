@@ -9,7 +9,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from small_crumb import MEM_SIZE, train
 
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.models.flops import step_flops
+from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.training.crumb import REPLAYED, BalancedReplay, CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.plugins import TrainingDivergedError
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer

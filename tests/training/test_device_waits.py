@@ -6,7 +6,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from played_device import DEVICE, OnDevice, PlayedDevice
 from small_crumb import DIRECT, SGD, train
 
-from crumb_avalanche.models.feature_memo import FeatureMemo
+from crumb_avalanche.models.map_store import FeatureMemo
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import TrainingDivergedError
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
@@ -94,7 +94,7 @@ def test_a_loss_of_memories_that_is_read_late_stops_too(make_model, make_stream)
 
 
 def test_missing_maps_are_computed_at_once(model, pixels):
-    model.use_feature_memo(FeatureMemo())
+    model.feature_memo = FeatureMemo()
     sizes, extract = [], model.extract
     model.extract = lambda images: (sizes.append(len(images)), extract(images))[1]
     with PlayedDevice():
