@@ -29,7 +29,6 @@ from support.run_statistics import paired
 from support.side_by_side import interval_text
 from support.sweep import exit_code, grid, sweep
 
-from crumb_avalanche.learner.evidence import TEMPERATURES as USUAL_OF_FORMS
 from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
@@ -48,8 +47,8 @@ CRUMBS = "CRUMB", "CRUMB's head"  # answers by the readout, and by the head
 UNTRAINED = "untrained CRUMB"
 WEIGHTS = np.linspace(0, 1, 11)
 # Usual temperatures of closed forms, chosen on CIFAR-100 and Tiny-ImageNet; a readout is a linear discriminant.
-LINEAR = USUAL_OF_FORMS[StreamingLDA]
-USUAL = {OURS: USUAL_OF_FORMS[RegularizedDiscriminant], CRUMBS[0]: LINEAR, CRUMBS[1]: 1.0, UNTRAINED: LINEAR}
+LINEAR = StreamingLDA.temperature
+USUAL = {OURS: RegularizedDiscriminant.temperature, CRUMBS[0]: LINEAR, CRUMBS[1]: 1.0, UNTRAINED: LINEAR}
 TEMPERATURES = 2.0 ** np.arange(-5, 10.25, 0.25)
 HEADER = [
     "stream",

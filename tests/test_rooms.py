@@ -29,8 +29,20 @@ KNOW_STREAMS = {"learner", "runs", "report", "cli"}
 # Rooms whose modules come without Avalanche, which takes seconds to import.
 LIGHT = ("system", "models", "memory", "report")
 LIGHT_METHODS = (  # closed forms, their features, and the registry
-    *("closed_form", "directions", "features", "fecam", "gaussians", "klda", "lr_rgda", "ncm", "ranpac", "rda"),
-    *("registry", "slda", "srda"),
+    *(
+        "closed_form",
+        "directions",
+        "features",
+        "fecam",
+        "form_budget",
+        "gaussians",
+        "klda",
+        "lr_rgda",
+        "ncm",
+        "ranpac",
+        "rda",
+    ),
+    *("ranpac", "rda", "registry", "slda", "srda"),
 )
 
 

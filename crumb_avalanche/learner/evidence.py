@@ -12,21 +12,12 @@ from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, cell_means
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
-from crumb_avalanche.methods.rda import TEMPERATURE, RegularizedDiscriminant, Solution
+from crumb_avalanche.methods.rda import RegularizedDiscriminant, Solution
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.penultimate import averaged, evaluating, head_input
 from crumb_avalanche.models.split_model import SplitModel
 
-# Temperature of a closed form's scores, 1 for others: median of the best ones for held-out images of 40 of 50 classes
-# of CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
-TEMPERATURES = {RegularizedDiscriminant: TEMPERATURE, StreamingLDA: 4.6, ClassMeans: 0.014, RandomProjection: 0.06}
 _TINY = 1e-12  # below the square of any distance or deviation that matters
-
-
-def temperature_of(statistics: Any) -> float:
-    """Return the usual temperature of the scores of a closed form; 1 for all else."""
-    kind: Any = type(statistics)
-    return TEMPERATURES.get(kind, 1.0)
 
 
 class Evidence(NamedTuple):
@@ -75,7 +66,7 @@ def evidence(statistics: ClosedForm, features: Tensor) -> Evidence:
     if not finite:
         raise ValueError("the statistics of the classes give scores that are not finite; teach anew, or load a copy")
     counts = statistics.image_counts[labels].long()
-    return Evidence(found / temperature_of(statistics), labels, counts, typicality)
+    return Evidence(found / statistics.temperature, labels, counts, typicality)
 
 
 def typicality_without(statistics: ClosedForm, features: Tensor, label: int) -> Tensor | None:
@@ -109,7 +100,7 @@ def _typicality(
         scores = statistics.solution()(features) if scores is None else scores
         relative = (scores if classes is None else scores[:, classes]).amax(1)
         if type(statistics) is not RandomProjection:
-            return relative.unsqueeze(1).expand(-1, 3) / temperature_of(statistics)
+            return relative.unsqueeze(1).expand(-1, 3) / statistics.temperature
         hidden = statistics.project(features)
         unexplained = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
         cosine = relative / unexplained.clamp_min(_TINY).sqrt()

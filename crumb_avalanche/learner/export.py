@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from crumb_avalanche._version import __version__
-from crumb_avalanche.learner.evidence import evidence, temperature_of
+from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.sources import AT_A_TIME, batches, clips_of
@@ -260,7 +260,7 @@ class Graph(nn.Module):
         """Compute ``OUTPUTS``."""
         found = evidence(self.statistics, self.features(self.resize(images)))
         familiarity = self.confidence.familiarity(found)
-        scores, shares = found.scores * temperature_of(self.statistics), self.confidence.probabilities(found)
+        scores, shares = found.scores * self.statistics.temperature, self.confidence.probabilities(found)
         return scores.float(), shares.float(), familiarity.float(), familiarity >= 0
 
 
@@ -362,7 +362,7 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
     while some := list(itertools.islice(frames, AT_A_TIME)):
         ((_, pixels),) = batches(some, AT_A_TIME, network.image_size, network.interpolation)
         found = evidence(known.statistics, known.features_of_statistics(network.model)(network.model, pixels))
-        scores = (found.scores * temperature_of(known.statistics)).numpy()
+        scores = (found.scores * known.statistics.temperature).numpy()
         familiarity = known.confidence.familiarity(found).numpy()
         given = {"images": pixels.permute(0, 2, 3, 1).contiguous().numpy()}
         same_input, same_familiarity = session.run(["scores", "familiarity"], given)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP, ClassInfo
-from crumb_avalanche.learner.evidence import temperature_of
 from crumb_avalanche.learner.lesson import now
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.schema import check_run_header
@@ -246,7 +245,8 @@ def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
 
 def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
     """Return the softmax of a strategy's ``(B, classes)`` outputs, at the usual temperature of a closed form."""
-    return (outputs.double() / temperature_of(getattr(strategy, "statistics", None))).softmax(1)
+    temperature = getattr(getattr(strategy, "statistics", None), "temperature", 1.0)
+    return (outputs.double() / temperature).softmax(1)
 
 
 class RunAnswers:

@@ -12,7 +12,7 @@ import torch
 from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import kl_div, log_softmax, normalize, softmax
+from torch.nn.functional import normalize
 from torch.utils.data import DataLoader
 
 from crumb_avalanche.methods.features import pooled_features
@@ -22,6 +22,7 @@ from crumb_avalanche.methods.replay import (
     ImageMemoryPlugin,
     OldNetwork,
     allot,
+    distillation_loss,
     draw,
     draw_from,
     herd,
@@ -226,20 +227,6 @@ class HerdedFrames(ChosenFrames):
         return []
 
 
-def distillation_loss(logits: Tensor, old_logits: Tensor, classes: list[int], temperature: float) -> Tensor:
-    """Compute ``T**2`` times the mean KL divergence of the softened answers from those of the old network.
-
-    Args:
-        logits: ``(B, all classes)``.
-        old_logits: ``(B, all classes)``, of the old network.
-        classes: the classes in both softmaxes.
-        temperature: ``T``.
-    """
-    new = log_softmax(logits[:, classes] / temperature, dim=1)
-    old = softmax(old_logits[:, classes] / temperature, dim=1)
-    return temperature**2 * kl_div(new, old, reduction="batchmean")
-
-
 class AANetsPlugin(ImageMemoryPlugin):
     """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.
 
@@ -285,7 +272,7 @@ class AANetsPlugin(ImageMemoryPlugin):
                 logits, maps = torch.cat([strategy.mb_output, logits]), torch.cat([self.batch.feature_map, maps])
                 old_logits = self.old_network.logits(model, maps)
                 loss = distillation_loss(logits, old_logits, self._old, self.settings.temperature)
-                strategy.loss = strategy.loss + self.settings.distillation * loss
+                strategy.loss = strategy.loss + self.settings.distillation * self.settings.temperature**2 * loss
 
     def after_backward(self, strategy, **kwargs):
         strategy.model.plastic_layers.blended.share.grad = None  # inner steps do not change it

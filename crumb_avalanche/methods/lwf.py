@@ -1,12 +1,9 @@
 """Learning without forgetting: distillation of the old plastic layers' answers on new images."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import OldNetwork
+from crumb_avalanche.methods.replay import OldNetwork, distillation_loss
 from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Positive
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -23,22 +20,6 @@ class LwFSettings(InRange):
 
     alpha: NotNegative = 1.0
     temperature: Positive = 2.0
-
-
-def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float) -> Tensor:
-    """Compute the mean Kullback-Leibler divergence of the answers over some classes from the old ones.
-
-    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was forgotten.
-
-    Args:
-        logits: ``(B, n)``.
-        old_logits: ``(B, n)``; without a gradient.
-        classes: the outputs in both softmaxes.
-        temperature: divisor of the logits.
-    """
-    answers = (logits[:, classes] / temperature).log_softmax(1)
-    old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
-    return nn.functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)
 
 
 class StreamLwF(BatchPlugin):

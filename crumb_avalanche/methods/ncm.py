@@ -28,6 +28,8 @@ class ClassMeans(ClosedForm):
         counts: ``(n_classes,)`` int32, images of each class.
     """
 
+    temperature = 0.014
+
     def __init__(self, n_classes: int, length: int):
         self.means = torch.zeros(n_classes, length)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)

@@ -122,6 +122,7 @@ class RandomProjection(RandomFeatures):
         counts: ``(n_classes,)`` int32, images of each class.
     """
 
+    temperature = 0.06
     activation: ClassVar[Literal["relu", "sigmoid"]] = "relu"
     remains_after_forget = "the share of the removed images in the Gram matrix"
     _cached = ("_solution", "_weights")

@@ -25,9 +25,6 @@ from crumb_avalanche.system.setting_ranges import NotNegative, Positive, Share
 LEAST_OF_ALL_FEATURES = 8  # directions of a class; with fewer, fewer features answer better
 LEAST_VARIANCE = 1e-3  # of a feature in the shrinkage, in units of the mean variance
 LEAST_LENGTH = 1e-5  # of an axis of the discriminant space, in units of the longest: shorter ones are rounding
-# By which log-densities are divided for probabilities: they count as independent what hardly is. Chosen on held-out
-# images of 40 of 50 classes of CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
-TEMPERATURE = 2.7
 SMALLEST_SHARE = 1e-30  # whose logarithm is finite in float32
 
 
@@ -98,6 +95,7 @@ class Solution:
         span: the space that the class means span.
         part: the solution of the last features alone, or ``None``.
         part_share: the share of its answer.
+        temperature: see ``ClosedForm``; of both answers.
     """
 
     centre: Tensor
@@ -109,6 +107,7 @@ class Solution:
     span: Span
     part: "Solution | None" = None
     part_share: float = 0.0
+    temperature: float = 1.0
 
     def scores(self, features: Tensor) -> Tensor:
         """Compute log-densities up to a constant, ``(B, C)`` float64, or with ``part`` the scores of both."""
@@ -121,9 +120,9 @@ class Solution:
         scores = torch.cat([group.scores(places, distances) for group in self.groups], 1).index_select(1, self.order)
         if self.part is None or len(self.means) == 1:  # the probability of a single class is 1
             return scores
-        answers = torch.stack([scores, self.part.scores(features[:, -len(self.part.centre) :])]) / TEMPERATURE
+        answers = torch.stack([scores, self.part.scores(features[:, -len(self.part.centre) :])]) / self.temperature
         shares = scores.new_tensor([1 - self.part_share, self.part_share]).clamp_min(SMALLEST_SHARE).log()
-        return TEMPERATURE * (answers.log_softmax(2) + shares[:, None, None]).logsumexp(0)
+        return self.temperature * (answers.log_softmax(2) + shares[:, None, None]).logsumexp(0)
 
 
 @register(
@@ -146,7 +145,7 @@ class RegularizedDiscriminant(ClassGaussians):
 
     With ``part``, the last features answer alone, too, from the same statistics: ``p = (1 - w) p_all + w p_part``,
     where ``w`` is the share of the part, and ``p_all`` and ``p_part`` are softmaxes of log-densities that are divided
-    by ``TEMPERATURE``. Scores are ``TEMPERATURE log p`` then.
+    by the temperature ``T``. Scores are ``T log p`` then.
 
     ``merge`` is exact for means, counts, traces and a full common scatter. It keeps the principal directions of both
     instances together, as an update does; they equal those of one instance trained on both parts only if ``directions``
@@ -191,6 +190,7 @@ class RegularizedDiscriminant(ClassGaussians):
 
     directions: ClassDirections
 
+    temperature = 2.7  # log-densities count as independent what hardly is
     moments: ClassVar = dict(maps=True, power=0.7, equal_lengths=True, cells=2)
     _free = frozenset({"n_classes", "total_directions", "part"})
     _changing = frozenset({"n_classes", "length", "total_directions", "part"})
@@ -312,4 +312,5 @@ class RegularizedDiscriminant(ClassGaussians):
             alone = copy.deepcopy(self)
             alone.keep_features(self.settings["part"])
             solution.part, solution.part_share = alone.solved(), self.settings["head_share"]
+            solution.temperature = self.temperature
         return solution

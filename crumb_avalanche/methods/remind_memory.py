@@ -11,7 +11,7 @@ from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.models.codebook import largest_divisor
 from crumb_avalanche.training.storage_policies import CompactBuffer
 
-RATIOS = (3 / 4, 4 / 3)  # of width to height, as usual for images  # of width to height, as usual for images
+RATIOS = (3 / 4, 4 / 3)  # of width to height, as usual for images
 TRIES = 10
 
 

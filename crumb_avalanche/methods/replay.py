@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn import functional
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
@@ -259,3 +260,19 @@ class OldNetwork:
             name: value.clone(memory_format=torch.channels_last if value.dim() == 4 else torch.contiguous_format)
             for name, value in state.items()
         }
+
+
+def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float) -> Tensor:
+    """Compute the mean Kullback-Leibler divergence of the answers over some classes from the old ones.
+
+    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was forgotten.
+
+    Args:
+        logits: ``(B, n)``.
+        old_logits: ``(B, n)``; without a gradient.
+        classes: the outputs in both softmaxes.
+        temperature: divisor of the logits.
+    """
+    answers = (logits[:, classes] / temperature).log_softmax(1)
+    old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
+    return functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)

@@ -33,6 +33,7 @@ class StreamingLDA(ClosedForm):
         covariance: ``(D, D)`` float32, 1,048,576 bytes at 512.
     """
 
+    temperature = 4.6
     remains_after_forget = "the share of the removed images in the common covariance"
 
     def __init__(self, n_classes: int, length: int, *, shrinkage: Factor = 1e-4):

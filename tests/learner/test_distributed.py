@@ -18,7 +18,7 @@ from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.clips import ClipFiles
 from crumb_avalanche.learner.distributed import GROUPS, shards_of
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.methods.closed_form import BudgetError
+from crumb_avalanche.methods.form_budget import BudgetError
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError
 from crumb_avalanche.system.ray_cluster import Here, RayCalls
 from crumb_avalanche.system.tensor_file import flatten

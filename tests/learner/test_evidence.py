@@ -5,7 +5,7 @@ import torch
 from closed_form_cases import discriminant
 from torch.nn import functional
 
-from crumb_avalanche.learner.evidence import TEMPERATURES, distances, evidence, typicality_without
+from crumb_avalanche.learner.evidence import distances, evidence, typicality_without
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import FOAL, RandomProjection
 from crumb_avalanche.methods.slda import StreamingLDA
@@ -107,7 +107,7 @@ def test_evidence_covers_the_classes_with_images(name):
     statistics, (fresh, _) = trained(name), data(seed=1)
     found = evidence(statistics, fresh)
     assert found.labels.tolist() == [0, 1, 3] and found.counts.sum() == 200
-    assert torch.allclose(found.scores * TEMPERATURES[type(statistics)], statistics.scores(fresh)[:, [0, 1, 3]])
+    assert torch.allclose(found.scores * statistics.temperature, statistics.scores(fresh)[:, [0, 1, 3]])
     assert found.typicality.shape == (200, 3) and found.typicality.isfinite().all()
 
 

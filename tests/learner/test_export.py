@@ -15,7 +15,7 @@ from real_data import TEST_DATA
 from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche.learner import export
 from crumb_avalanche.learner.classifier import CLOSED_FORMS
-from crumb_avalanche.learner.evidence import evidence, temperature_of
+from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.export import ExportError, Graph, Resize, export_onnx
 from crumb_avalanche.learner.learner import Learner, NothingTaughtError
 from crumb_avalanche.learner.network import FrozenNetwork
@@ -147,7 +147,7 @@ def test_a_graph_that_resizes_otherwise_is_noticed():
         def run(self, names, given):
             pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in given["images"]])
             found = evidence(learner._classifier.statistics, learner._classifier.compute(learner.network.model, pixels))
-            scores = found.scores.numpy() * temperature_of(learner._classifier.statistics)
+            scores = found.scores.numpy() * learner._classifier.statistics.temperature
             familiarity = learner._classifier.confidence.familiarity(found).numpy()
             same = given["images"].shape[1] == 32
             answers = {"scores": scores if same else -scores, "familiarity": familiarity, "known": familiarity < 0}

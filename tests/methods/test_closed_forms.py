@@ -3,6 +3,7 @@
 import io
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import StreamingLDA as HostLDA
 from closed_form_cases import MAKE, images
+from crumb_avalanche.learner.run_learner import probabilities
 from torch import nn
 
 from crumb_avalanche.learner.export import OPSET, more_operators
@@ -17,6 +19,7 @@ from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.methods.features import feature_length, pooled_features
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.backbones import split_backbone
 
@@ -259,3 +262,10 @@ def test_the_solution_is_a_module_that_is_exported(name):
     session = runtime.InferenceSession(stream.getvalue(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"features": fresh.numpy()})
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5 * expected.abs().max())
+
+
+@pytest.mark.parametrize("name", ["ranpac", "ranpac_gcv", "acil", "foal"])
+def test_forms_of_one_base_have_its_temperature(name):
+    strategy = SimpleNamespace(statistics=STRATEGIES[name].form(2, 3, projection=4))
+    outputs = torch.tensor([[0.06, 0.0]])
+    torch.testing.assert_close(probabilities(strategy, outputs), (outputs.double() / 0.06).softmax(1))

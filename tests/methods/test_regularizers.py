@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.methods.lwf import LwFSettings, StreamLwF, distillation_loss
+from crumb_avalanche.methods.lwf import LwFSettings, StreamLwF
 from crumb_avalanche.methods.penalties import (
     EWCSettings,
     MASSettings,
@@ -20,6 +20,7 @@ from crumb_avalanche.methods.penalties import (
     largest_importance,
 )
 from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.methods.replay import distillation_loss
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
 from crumb_avalanche.training.stream_strategy import StreamStrategy
