@@ -1,41 +1,66 @@
 """The registry of methods: names without torch, and a method that is one file."""
 
+import io
 import subprocess
 import sys
+import warnings
 from dataclasses import fields
 
 import pytest
+import test_contract
 import torch
-from avalanche.training.plugins import EvaluationPlugin
 from site_parts.methods import methods
 
+from crumb_avalanche.learner.export import OPSET, more_operators
+from crumb_avalanche.learner.graph import Features
+from crumb_avalanche.learner.run_learner import RunLearner
 from crumb_avalanche.methods.ncm import ClassMeans
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy, get_strategy, register
+from crumb_avalanche.methods.registry import STRATEGIES, get_strategy, register
 from crumb_avalanche.training.ledger import LedgerMetric
+
+TOY = """
+from dataclasses import dataclass
+from crumb_avalanche.learner.export import OPSET, more_operators
+from crumb_avalanche.learner.graph import Features
+from crumb_avalanche.learner.run_learner import RunLearner
+from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.registry import register
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw, memory_strategy
+from crumb_avalanche.system.setting_ranges import InRange, Positive
+from crumb_avalanche.training.storage_policies import ImageBuffer
+
+@register("toy_means", summary="toy", source="here", stores="means")
+class ToyMeans(ClassMeans):
+    def __init__(self, n_classes: int, length: int, *, scale: Positive = 2.0):
+        super().__init__(n_classes, length)
+
+    def _answers(self, features, solution):
+        return self.settings["scale"] * super()._answers(features, solution)
+
+@dataclass(frozen=True)
+class ToySettings(InRange):
+    weight: Positive = 0.5
+
+class ToyPlugin(ImageMemoryPlugin):
+    weight = 0.0
+
+    def before_backward(self, strategy, **kwargs):
+        slots = draw(self.storage_policy, len(strategy.mb_y))
+        if len(slots):
+            strategy.loss = strategy.loss + self.weight * strategy._criterion(*self.memory_logits(strategy, slots))
+
+@register("toy_replay", summary="toy", source="here", stores="images", settings=ToySettings, buffer=ImageBuffer)
+def build(recipe):
+    plugin = ToyPlugin(ImageBuffer(recipe.mem_size, Reservoir(), recipe.seed))
+    plugin.weight = recipe.method.weight
+    return memory_strategy(recipe, plugin)
+"""
 
 
 @pytest.fixture
 def one_file(tmp_path, monkeypatch):
-    """A closed form and a strategy of a file of a user, which are gone after the test."""
-    (tmp_path / "of_a_user.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from crumb_avalanche.methods.ncm import ClassMeans\n"
-        "from crumb_avalanche.methods.registry import register\n"
-        "from crumb_avalanche.system.setting_ranges import InRange, Positive\n"
-        "from crumb_avalanche.training.stream_strategy import StreamStrategy\n\n"
-        '@register("toy_means", summary="toy", source="here", stores="means")\n'
-        "class ToyMeans(ClassMeans):\n"
-        "    def __init__(self, n_classes: int, length: int, *, scale: Positive = 2.0):\n"
-        "        super().__init__(n_classes, length)\n\n"
-        "    def _answers(self, features, solution):\n"
-        '        return self.settings["scale"] * super()._answers(features, solution)\n\n'
-        "@dataclass(frozen=True)\n"
-        "class ToySettings(InRange):\n"
-        "    rate: Positive = 0.01\n\n"
-        '@register("toy_steps", summary="toy", source="here", stores="nothing", settings=ToySettings)\n'
-        "def build(recipe):\n"
-        "    return StreamStrategy(optimizer=recipe.optimizer(lr=recipe.method.rate), **recipe.common())\n"
-    )
+    """A closed form and a replay method of a file of a user, which are gone after the test."""
+    (tmp_path / "of_a_user.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(STRATEGIES, "_entries", dict(STRATEGIES._entries))
     yield __import__("of_a_user")
@@ -69,29 +94,64 @@ def test_an_unknown_name_lists_the_known_ones():
         get_strategy("ewk")
 
 
-def test_a_method_of_one_file_gets_settings_bytes_strategy_and_its_place_in_the_docs(one_file, make_model, make_stream):
-    means, steps = STRATEGIES["toy_means"], STRATEGIES["toy_steps"]
+def test_a_method_of_one_file_gets_settings_and_its_place_in_the_docs(one_file):
+    means, replay = STRATEGIES["toy_means"], STRATEGIES["toy_replay"]
     assert [item.name for item in fields(means.settings)][-1] == "scale" and means.form is one_file.ToyMeans
     with pytest.raises(ValueError, match="scale is 0; give more than 0"):
         means.method_settings({"scale": 0})
-    with pytest.raises(ValueError, match="strategy toy_steps has no setting 'scale'; it has rate"):
-        steps.method_settings({"scale": 1})
-    for name in ("toy_means", "toy_steps"):
-        model, stream = make_model(codebook=False), make_stream()
-        strategy = build_strategy(
-            name, model, LearningSettings(first_epochs=1), method={}, evaluator=EvaluationPlugin(loggers=[])
+    with pytest.raises(ValueError, match="strategy toy_replay has no setting 'scale'; it has weight"):
+        replay.method_settings({"scale": 1})
+    assert "### `toy_means`" in methods() and "`--method.weight 0.5`" in methods()
+
+
+@pytest.mark.parametrize("name", ["toy_means", "toy_replay"])
+def test_a_method_of_one_file_keeps_the_contract_and_its_bytes(one_file, name, make_model, make_stream, tmp_path):
+    test_contract.test_learns_a_stream_and_answers_only_with_classes_it_saw(
+        name, "class_instance", make_model, make_stream
+    )
+    test_contract.test_a_state_loaded_into_a_strategy_built_anew_answers_and_trains_on_the_same(
+        name, make_model, make_stream, tmp_path
+    )
+    strategy, stream, watch, _ = test_contract.learn(name, make_model, make_stream)
+    if name == "toy_replay":
+        assert 0 < max(watch.bytes) <= test_contract.BUDGET
+        return
+    entry = STRATEGIES[name]
+    fixed = entry.fixed_bytes(strategy.model, entry.settings(), stream.n_classes)
+    assert LedgerMetric().count(strategy)["memory_bytes"] == fixed
+
+
+def test_a_closed_form_of_one_file_is_exported_with_its_network(one_file, make_model, make_stream):
+    runtime = pytest.importorskip("onnxruntime")
+    strategy, stream, *_ = test_contract.learn("toy_means", make_model, make_stream)
+    network = torch.nn.Sequential(Features(strategy.model, strategy.features), strategy.statistics.solution())
+    pixels, file = torch.stack([image for image, *_ in stream.test_stream[0].dataset]), io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad(), more_operators():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network.eval(),
+            (pixels[:2],),
+            file,
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=["pixels"],
+            dynamic_axes={"pixels": {0: "batch"}},
         )
-        for experience in stream.train_stream:
-            strategy.train(experience)
-        entry = STRATEGIES[name]
-        assert LedgerMetric().count(strategy)["memory_bytes"] == entry.fixed_bytes(model, entry.settings(), 4)
-    assert "### `toy_means`" in methods() and "`--method.rate 0.01`" in methods()
+    session = runtime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"pixels": pixels.numpy()})
+    expected = strategy.statistics.scores(strategy.features(strategy.model, pixels))[:, strategy.seen_classes.seen]
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_run_takes_it_by_name(one_file, crumb, tiny, tmp_path):
-    code, _, err = crumb(*tiny, "--strategy", "toy_means", "--method.scale", "3", "--output", tmp_path / "run")
+@pytest.mark.parametrize("settings", [("toy_means", "scale", 3.0), ("toy_replay", "weight", 0.25)])
+def test_a_run_takes_it_by_name_and_leaves_a_learner(one_file, crumb, tiny, tmp_path, settings):
+    name, setting, value = settings
+    run = tmp_path / "run"
+    code, _, err = crumb(*tiny, "--strategy", name, f"--method.{setting}", value, "--output", run)
     assert code == 0, err
-    assert "scale: 3.0" in (tmp_path / "run" / "config.yaml").read_text()
+    assert f"{setting}: {value}" in (run / "config.yaml").read_text()
+    learner = RunLearner(run)
+    assert learner.method == name and len(learner.classes) > 1
 
 
 def test_registering_a_name_again_replaces_it(one_file):

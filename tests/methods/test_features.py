@@ -1,0 +1,105 @@
+"""Features of images: the input of the head, moments over locations, means over cells."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from crumb_avalanche.methods.features import (
+    FeatureMoments,
+    cell_means,
+    feature_length,
+    mean_and_deviation,
+    pooled_features,
+)
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_at import split_at
+
+MOMENTS = dict(maps=True, deviations=True, power=0.7)
+
+
+def test_pooled_features_are_the_input_of_the_head(make_model, pixels):
+    model = make_model(codebook=False).train()
+    layers = model.plastic_layers
+    by_hand = layers.conv(model.features(pixels)).relu().mean((2, 3))
+    assert torch.allclose(pooled_features(model, pixels), by_hand, atol=1e-5)
+    assert model.training and feature_length(model) == 8
+    # A convolutional head behind a dropout, with a pool after it.
+    squeezenet = split_backbone("squeezenet1_0", None, n_classes=3, image_size=64, codebook=None).train()
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    by_hand = squeezenet.plastic_layers.features(squeezenet.features(images)).mean((2, 3))
+    assert feature_length(squeezenet) == 512
+    assert torch.allclose(pooled_features(squeezenet, images), by_hand, atol=1e-5)
+
+
+def test_moments_by_hand():
+    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    maps = model.features(images)
+    head = model.eval().plastic_layers.features(maps).mean((2, 3))
+    means, deviations = maps.mean((2, 3)), maps.std((2, 3), correction=0)
+    model.train()
+    for changes, parts in (
+        ({}, [means**0.7, deviations**0.7, head**0.7]),
+        ({"power": 0.5}, [means.sqrt(), deviations.sqrt(), head.sqrt()]),
+        ({"power": 1.0, "deviations": False}, [means, head]),
+        ({"maps": False}, [head**0.7]),
+    ):
+        features = FeatureMoments(**{**MOMENTS, **changes})
+        torch.testing.assert_close(features(model, images), torch.cat(parts, 1), rtol=1e-4, atol=1e-5)
+        assert features.length(model) == features(model, images).shape[1]
+        torch.testing.assert_close(features.of_maps(model, maps), features(model, images))
+    assert model.training
+
+
+def test_moments_of_equal_lengths():
+    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
+    maps = model.features(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
+    plain, equal = (FeatureMoments(**MOMENTS, equal_lengths=equal).of_maps(model, maps) for equal in (False, True))
+    sizes = [model.map_shape[0], model.map_shape[0], plain.shape[1] - 2 * model.map_shape[0]]
+    for before, after, size in zip(plain.split(sizes, 1), equal.split(sizes, 1), sizes):
+        lengths = before.norm(dim=1, keepdim=True)
+        torch.testing.assert_close(after, before / lengths * size**0.5)
+
+
+@pytest.mark.parametrize("deviations", [False, True])
+def test_means_over_cells(deviations):
+    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
+    maps = model.features(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
+    channels, half = model.map_shape[0], model.map_shape[1] // 2
+    assert model.map_shape[1] == model.map_shape[2] == 2 * half  # the cells do not overlap
+    cells = FeatureMoments(maps=True, deviations=deviations, cells=2).of_maps(model, maps)
+    usual = FeatureMoments(maps=True, deviations=deviations).of_maps(model, maps)
+    by_hand = [maps[:, :, y : y + half, x : x + half].mean((2, 3)) for y in (0, half) for x in (0, half)]
+    torch.testing.assert_close(cells[:, : 4 * channels].view(2, channels, 4), torch.stack(by_hand, 2))
+    torch.testing.assert_close(cells[:, 4 * channels :], usual[:, channels:])
+
+
+@pytest.mark.parametrize(("height", "width", "cells"), [(13, 13, 2), (5, 8, 3), (1, 7, 2), (4, 4, 4)])
+def test_cells_are_those_of_adaptive_pooling(height, width, cells):
+    maps = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(cell_means(maps, cells), functional.adaptive_avg_pool2d(maps, cells).flatten(1))
+
+
+def test_a_grid_without_cells_is_refused():
+    with pytest.raises(ValueError, match="cells is 0; give"):
+        FeatureMoments(cells=0)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4, 6), (2, 7, 9, 1), (4, 3, 8)])
+def test_mean_and_deviation_are_those_of_torch(shape):
+    maps = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    flat = maps.flatten(2)
+    for values in (maps, maps.contiguous(memory_format=torch.channels_last) if maps.dim() == 4 else maps):
+        mean, deviation = mean_and_deviation(values)
+        torch.testing.assert_close(mean, flat.mean(2))
+        torch.testing.assert_close(deviation, flat.std(2, correction=0))
+
+
+def test_tokens_of_a_transformer():
+    timm = pytest.importorskip("timm")
+    network = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=6, img_size=64)
+    model = split_at(network, "blocks.9", n_classes=3, image_size=64)
+    features = FeatureMoments(**MOMENTS)
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    assert features.length(model) == 3 * 192, "two moments of the tokens, and the head's input"
+    assert features(model, images).isfinite().all()
