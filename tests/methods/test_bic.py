@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
-from watched import Order, built, plugin_of, unseen_in
+from watched import built, plugin_of, unseen_in
 from watched import learned as learned_by
 
 from crumb_avalanche.memory.slots import Slots
@@ -234,19 +234,6 @@ def test_old_classes_without_exemplars_are_still_distilled(make_model, make_stre
     assert strategy.storage_policy.classes == first[:1] and the(strategy)._old == first + second
     assert spy.losses == pytest.approx(spy.expected, rel=1e-4, abs=1e-6)
     assert (the(strategy).alpha == 1).all()  # no validation image of a new class, so nothing to fit
-
-
-def test_unequal_groups_and_the_streams_order(make_model, make_stream):
-    torch.manual_seed(0)
-    order = Order()
-    streams = make_stream(4, classes=CLASSES), make_stream(1, classes=CLASSES)
-    strategy = built("bic", make_model(n_classes=6, codebook=False), 14, plugins=[order])
-    strategy.train(streams[0].train_stream[0])
-    strategy.train(streams[1].train_stream[-1])
-    four, one = ([image for image, *_ in e.dataset] for e in (streams[0].train_stream[0], streams[1].train_stream[-1]))
-    assert torch.equal(torch.stack(order.frames), torch.stack([*four, *four, *one]))
-    newest = sorted(set(map(int, streams[1].train_stream[-1].dataset.targets)))
-    assert (the(strategy).alpha != 1).nonzero().flatten().tolist() == newest and len(newest) == 1
 
 
 def test_bytes_are_images_the_old_network_and_the_scalars(make_model, make_stream):

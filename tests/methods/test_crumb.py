@@ -10,13 +10,12 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from closed_form_cases import discriminant
 from small_models import make_model, make_stream
 
-from crumb_avalanche.methods.crumb import CrumbSettings, ReadoutStrategy, fit_linear
+from crumb_avalanche.methods.crumb import CrumbSettings, fit_linear
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.runs.session import rate_trials
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.storage_policies import CodeBuffer
 
 CRUMB = STRATEGIES["crumb"]
 
@@ -220,16 +219,3 @@ def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
         True,
     ]
     assert CrumbSettings(**{"readout": "closed_form", **CRUMB.tuning}).readout == "head"
-
-
-def test_is_a_strategy_of_its_own():
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    strategy = ReadoutStrategy(
-        model=model, optimizer=optimizer, storage_policy=CodeBuffer(8), train_mb_size=5, evaluator=EvaluationPlugin()
-    )
-    stream = make_stream()
-    for experience in stream.train_stream:
-        strategy.train(experience)
-    outputs = outputs_of(strategy, stream)[0]
-    assert len(set(outputs.argmax(1).tolist())) > 1

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
 from watched import learned as learned_by
@@ -237,18 +236,6 @@ def test_holding_chosen_frames(make_model, make_stream):
     strategy.train(stream.train_stream[0])
     assert held_slots(buffer) == [0, 1] and len(buffer) == 2
     assert (buffer.labels[2:] == -1).all() and not buffer.rows[2:].any()  # given up is wiped
-
-
-def test_the_ledger_and_others_see_new_frames_only(make_model, make_stream):
-    class Sizes(SupervisedPlugin):
-        sizes = ()
-
-        def after_training_iteration(self, strategy, **kwargs):
-            self.sizes += (len(strategy.mb_y), len(strategy.mb_output))
-
-    sizes = Sizes()
-    train("der", make_model(codebook=False), make_stream(), plugins=[sizes])
-    assert set(sizes.sizes) == {6, 2}  # 20 frames in batches of 6
 
 
 @pytest.mark.parametrize("name", ["er", "der"])

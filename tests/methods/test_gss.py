@@ -53,15 +53,6 @@ def test_another_capacity_is_refused(make_model, make_stream):
     assert torch.equal(buffer.rows, before) and buffer.max_size == 7
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("seed", range(8))
-def test_opposites_stay(seed, batch):
-    gradients = torch.tensor([[1.0, 0.0]] * 9 + [[-3.0, 0.0]] + [[2.0, 0.0]] * 9)
-    rule, _, held = offered(gradients, 2, seed=seed, batch=batch)
-    assert {float(gradients[position, 0].sign()) for position in held.values()} == {1.0, -1.0}
-    assert 0.0 in rule.scores
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_the_maximally_spread_set_is_found_and_kept(seed):
     random = np.random.default_rng(seed)
@@ -133,21 +124,18 @@ def test_a_replaced_memory_gives_its_slot_and_leaves_its_class():
     assert slots.by_class == {0: [0], 1: [1]} and not slots.free
 
 
-@pytest.mark.parametrize(("compared", "images"), [(2, 5), (10, 7)])
-def test_as_many_memories_are_compared_with_and_f_runs_once_for_each(compared, images, make_model, make_stream):
+@pytest.mark.parametrize("compared", [2, 10])
+def test_as_many_memories_are_compared_with(compared, make_model, make_stream):
     torch.manual_seed(0)
-    stream, model, extracted, offered = make_stream(), make_model(codebook=False), [], []
+    stream, model, offered = make_stream(), make_model(codebook=False), []
     strategy = built("gss", model, method={"compared": compared})
-    extract, offer = model.extract, strategy.storage_policy.rule.offer
-    model.extract = lambda pixels: extracted.append(len(pixels)) or extract(pixels)
+    offer = strategy.storage_policy.rule.offer
 
     def spy(gradients, drawn):
         buffer = strategy.storage_policy
         assert len(gradients) == len(strategy.mb_y) + len(drawn) and len(set(drawn)) == len(drawn)
-        count = len(extracted)
         maps = model.features(buffer.rows[drawn]) if drawn else torch.empty(0, *model.map_shape)
         new = model.features(strategy.mb_x)
-        del extracted[count:]  # our own
         maps, labels = torch.cat([new, maps]), torch.cat([strategy.mb_y, buffer.labels[drawn].long()])
         assert torch.allclose(gradients, sample_gradients(model, maps, labels, strategy.seen_classes.mask), atol=1e-6)
         offered.append(len(drawn))
@@ -157,19 +145,11 @@ def test_as_many_memories_are_compared_with_and_f_runs_once_for_each(compared, i
     for experience in stream.train_stream:
         strategy.train(experience)
     assert offered == [0] + [min(compared, 5)] + 6 * [min(compared, 7)]
-    assert extracted == 5 * [5] + [5, 5] + 6 * [5, images]
 
 
 def test_a_batch_without_gradients_is_refused():
     with pytest.raises(ValueError, match=re.escape("frames are chosen by their gradients: call offer(...)")):
         GreedyDiversity(3).choose(Slots(3), [0])
-
-
-def test_the_rule_travels():
-    rule, _, _ = offered(THIRDS, 3)
-    again = GreedyDiversity(3)
-    again.load_state_dict(rule.state_dict())
-    assert torch.equal(again.scores, rule.scores)
 
 
 def conv_head_model():
@@ -239,38 +219,6 @@ def test_every_step_has_new_frames_and_random_memories(make_model, make_stream):
     spy = Spy()
     learned(make_model, make_stream, plugins=[spy])
     assert len(spy.losses) == 2 * 4 + 4 and spy.losses == pytest.approx(spy.expected, rel=1e-5)
-
-
-def test_the_streams_order_is_kept(make_model, make_stream):
-    spy = Spy()
-    strategy, stream = learned(make_model, make_stream, mem_size=50, plugins=[spy])
-    shown = [strategy.model.pixels(image.unsqueeze(0))[0] for e in stream.train_stream for image, *_ in e.dataset]
-    assert torch.equal(torch.stack(spy.offered), torch.stack(shown))
-    buffer = strategy.storage_policy
-    assert len(buffer) == 40 and torch.equal(buffer.rows[:40], torch.stack(shown))  # all entered, in that order
-    labels = [int(label) for e in stream.train_stream for label in e.dataset.targets]
-    assert buffer.labels[:40].tolist() == labels
-
-
-@pytest.mark.parametrize("head_only", [True, False])
-def test_a_full_buffer_holds_frames_with_their_labels(head_only, make_model, make_stream):
-    strategy, stream = learned(make_model, make_stream, method={"head_only": head_only})
-    buffer = strategy.storage_policy
-    known = {
-        tuple(strategy.model.pixels(image.unsqueeze(0)).flatten().tolist()): int(label)
-        for experience in stream.train_stream
-        for image, label, *_ in experience.dataset
-    }
-    assert len(buffer) == 7 and len(buffer.classes) > 2
-    for row, label in zip(buffer.rows, buffer.labels.tolist()):
-        assert known[tuple(row.flatten().tolist())] == label
-    for label, members in buffer.slots.by_class.items():
-        assert (buffer.labels[members] == label).all()
-
-
-def test_a_buffer_smaller_than_a_batch_and_than_the_classes(make_model, make_stream):
-    strategy, _ = learned(make_model, make_stream, mem_size=1)
-    assert len(strategy.storage_policy) == 1
 
 
 def test_bytes_are_images_and_scores(make_model, make_stream):

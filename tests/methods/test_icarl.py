@@ -15,7 +15,6 @@ from watched import learned as learned_by
 from crumb_avalanche.methods.icarl import ICaRLPlugin, Prioritised, icarl_targets
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import OldNetwork, draw_from, herd
-from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.storage_policies import ImageBuffer
@@ -274,9 +273,3 @@ def test_the_rule_stores_in_order():
     assert buffer.rule.choose(buffer.slots, [0, 0, 1, 1]) == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert buffer.rule.begin_experience(buffer.slots, {2: 9, 3: 9}, 2) == [1, 3]
     assert buffer.slots.by_class == {0: [0], 1: [2], 2: [], 3: []}
-
-
-def test_features_of_training_are_not_kept(make_model, make_stream):
-    strategy, _ = learned(make_model, make_stream)
-    assert strategy.memory.batch is None and not strategy.model.plastic_layers.head._forward_pre_hooks
-    assert penultimate(strategy.model, torch.zeros(1, 8, 4, 4)).shape == (1, 8)

@@ -98,17 +98,6 @@ def test_draws_are_clamped_where_no_value_was_negative(model):
         assert lowest[1] < -1 and (lowest[0] == 0) == clamp and lowest[0] <= 0
 
 
-def test_the_seed_decides_and_the_state_travels(model):
-    labels = [0, 1, 1]
-    buffers = [GaussianBuffer(3, seed) for seed in (0, 0, 1)]
-    for buffer in buffers:
-        feed(buffer, model, maps_of(labels), labels, [3])
-    again = GaussianBuffer(3, 7)
-    again.load_state_dict(buffers[0].state_dict())
-    first, second, third, fourth = (buffer.replay(torch.tensor([1]), model)[0] for buffer in [*buffers, again])
-    assert torch.equal(first, second) and torch.equal(first, fourth) and not torch.equal(first, third)
-
-
 class Watch(SupervisedPlugin):
     """The labels of new and replayed batches."""
 
@@ -155,12 +144,6 @@ def test_bytes():
     budget = 15 * 3 * 224**2
     assert [MEMORY_RECALL.memories_in_budget(model, budget, 10, settings) for settings in BOTH] == [550, 3]
     assert GaussianBuffer.item_bytes(model) == 4_104
-
-
-def test_the_ledger_sees_what_is_held(model):
-    buffer = GaussianBuffer(5)
-    feed(buffer, model, maps_of([0, 1]), [0, 1], [2])
-    assert buffer.buffer_bytes == 5 * GaussianBuffer.item_bytes(model) == 5 * 72 and buffer.label_bytes == 10
 
 
 def test_a_budget_for_fewer_classes_than_come_is_told(make_model, model):

@@ -135,11 +135,6 @@ def test_importances_are_measured_without_dropout():
         )
 
 
-def test_si_importances_of_weights_that_stand_still_are_zero():
-    found = measured(StreamSI(SISettings())).importances["plastic_layers.1.weight"]
-    assert found.tolist() == [0.0, 0.0, 0.0]
-
-
 # Against a loop.
 
 STREAM = (

@@ -236,18 +236,6 @@ def test_the_memory_is_what_a_slow_loop_chooses(make_model, make_stream, mem_siz
     assert len(spread) > 1  # the network is sure of some frames and not of others
 
 
-def test_the_memory_is_balanced(make_model, make_stream):
-    strategy, stream = (
-        build(make_model(n_classes=6, codebook=False), mem_size=13, copies=4),
-        make_stream(classes=CLASSES),
-    )
-    for number, experience in enumerate(stream.train_stream):
-        strategy.train(experience)
-        counts = [len(slots) for slots in strategy.storage_policy.slots.by_class.values()]
-        classes = 2 * (number + 1)
-        assert len(counts) == classes and sum(counts) == 13 and min(counts) >= 13 // classes
-
-
 def test_votes_are_of_evaluation_and_the_same_each_time(make_model, make_stream):
     stream = make_stream()
     model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
@@ -288,28 +276,6 @@ def test_only_so_many_frames_are_scored_and_they_are_spread(make_model, make_str
     # Old classes have two memories each and room for one.
     assert [sorted({is_memory for is_memory, _ in members}) for members in scored[2:]] == [[True]] * 2 + [[False]] * 2
     assert len(strategy.storage_policy) == 4
-
-
-def test_frames_are_looked_at_again_but_not_learned(make_model, make_stream):
-    stream = make_stream()
-    strategy = build(make_model(codebook=False), memory_epochs=0, stream_rate=0.0)
-    strategy.train(stream.train_stream[0])
-    weights = {name: value.clone() for name, value in strategy.model.state_dict().items()}
-    strategy.train(stream.train_stream[1])
-    assert all(torch.equal(value, weights[name]) for name, value in strategy.model.state_dict().items())
-    assert set(strategy.storage_policy.classes) == {0, 1, 2, 3}
-
-
-def test_memory_epochs_learn_the_memories(make_model, make_stream):
-    losses = []
-    for epochs in (0, 8):
-        stream = make_stream()
-        model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
-        strategy = train(model, stream, memory_epochs=epochs, cutmix=0.0)
-        model.eval()
-        maps, labels = strategy.storage_policy.replay(torch.arange(9), model)
-        losses.append(float(nn.functional.cross_entropy(model.classify(maps), labels).detach()))
-    assert losses[1] < 0.9 * losses[0]
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])

@@ -44,7 +44,7 @@ def test_the_recursion_gives_the_answers_of_the_gram_matrix_after_every_batch(fo
         ours.ridge = 2.0 / float(ours.gram.diagonal().mean())  # the recursion's is a constant
         known = slow.weights.shape[1]
         torch.testing.assert_close(
-            ours.scores(fresh)[:, :known], ours.project(fresh) @ slow.weights, rtol=1e-3, atol=1e-4
+            ours.scores(fresh)[:, :known], ours.project(fresh) @ slow.weights, rtol=1e-2, atol=1e-3
         )
 
 

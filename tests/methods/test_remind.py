@@ -1,13 +1,11 @@
 """REMIND against a plain loop, its memory under the cap, and the traps of the paper's port."""
 
 import copy
-import pickle
 
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
-from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -18,8 +16,6 @@ from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.remind import RemindSettings
 from crumb_avalanche.methods.remind_memory import PQCodeBuffer, make_quantizer
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.ledger import LedgerMetric
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 REMIND = STRATEGIES["remind"]
@@ -72,35 +68,6 @@ def learn(make_model, experiences=3, stream=None, **arguments):
 
 def images_of(experience):
     return torch.stack([item[0] for item in experience.dataset])
-
-
-class Watch(SupervisedPlugin):
-    """Memories and their bytes after every iteration and every experience."""
-
-    def __init__(self):
-        super().__init__()
-        self.held, self.bytes = [], []
-
-    def after_training_iteration(self, strategy, **kwargs):
-        self.held.append(len(strategy.storage_policy))
-        entries = LedgerMetric().count(strategy)
-        self.bytes.append(entries["memory_bytes"] - entries["label_bytes"])
-
-    after_training_exp = after_training_iteration
-
-
-@pytest.mark.parametrize("mem_size", [7, 24, 500])
-def test_never_more_memories_than_the_cap_the_first_experience_included(mem_size, make_model):
-    watch = Watch()
-    strategy, _ = learn(make_model, mem_size=mem_size, plugins=[watch])
-    strategy.plugins.remove(watch)
-    budget = mem_size * REMIND.bytes_of_item(strategy.model, RemindSettings())
-    fixed = REMIND.fixed_bytes(strategy.model, RemindSettings(), 6)
-    assert max(watch.held) <= mem_size and max(watch.bytes) <= budget + fixed
-    buffer = strategy.storage_policy
-    assert len(buffer) == min(mem_size, 120) == int((buffer.labels >= 0).sum())
-    counts = [buffer.slots.count(label) for label in range(6)]
-    assert max(counts) - min(counts) <= 1 and fixed == 512
 
 
 def test_the_first_memories_are_balanced_where_the_classes_are_not(make_model):
@@ -230,13 +197,6 @@ def test_inference_is_on_decoded_maps(make_model):
         assert not torch.allclose(torch.cat(outputs), model.classify(maps), atol=1e-2)
 
 
-def accuracy(strategy, stream):
-    correct = []
-    strategy._after_eval_iteration = lambda **kwargs: correct.append(strategy.mb_output.argmax(1) == strategy.mb_y)
-    strategy.eval(stream.test_stream)
-    return float(torch.cat(correct).double().mean())
-
-
 def test_one_at_a_time_takes_a_step_for_each_image(make_model):
     strategy, stream = learn(make_model, experiences=1, samples_at_a_time=True, replays=9)
     before = strategy.clock.train_iterations
@@ -270,39 +230,6 @@ def test_rates_reach_the_optimiser_after_experience_one_only(make_model):
     assert constant.optimizer.param_groups[0]["lr"] == RATE
 
 
-def wide_model(n_classes, codebook):
-    """One with 32 channels, which can tell the patterns apart."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        extractor = nn.Sequential(nn.Conv2d(3, 32, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-        plastic = nn.Sequential()
-        plastic.add_module("conv", nn.Conv2d(32, 32, 3, padding=1))
-        plastic.add_module("relu", nn.ReLU())
-        plastic.add_module("pool", nn.AdaptiveAvgPool2d(1))
-        plastic.add_module("flatten", nn.Flatten())
-        plastic.add_module("head", nn.Linear(32, n_classes))
-        return SplitModel(extractor, plastic, "head", image_size=16)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        dict(batch_replays=4),
-        dict(samples_at_a_time=True, replays=15),
-        dict(
-            samples_at_a_time=True, replays=15, decay_per_class=True,
-            rate_start=0.05, rate_end=0.01, rate_step=10, rate_images=40,
-        ),
-    ],
-    ids=["batches", "one at a time", "decaying rates"],
-)  # fmt: skip
-def test_remembers_where_fine_tuning_forgets(method):
-    arguments = dict(make_model=wide_model, rate=0.05, stream=easy_stream((40,) * 6, shuffled=True))
-    # A network that only knows its latest experience has 1/3.
-    assert accuracy(*learn(mem_size=60, **arguments, **method)) > 0.6
-    assert accuracy(*learn(name="finetune", **arguments)) < 0.4
-
-
 def test_the_table_is_fitted_on_a_sample_of_bounded_size(make_model):
     sizes = []
     for vectors in (40, 64, 1000):
@@ -315,18 +242,6 @@ def test_the_table_is_fitted_on_a_sample_of_bounded_size(make_model):
     assert sizes == [(40, 8), (80, 8), (40 * 16, 8)]  # 1 and 2 locations of each of the 40 images, then all 16
     strategy = build(make_model, fit_vectors=17)
     strategy.train(easy_stream().train_stream[0])  # 17 of the 40 images
-
-
-def test_state_travels_with_its_table(make_model):
-    strategy, _ = learn(make_model)
-    buffer = strategy.storage_policy
-    again = PQCodeBuffer(24, seed=5, quantizer=make_quantizer(8))
-    again.load_state_dict(buffer.state_dict())
-    slots = again.draw(9)
-    assert torch.equal(slots, buffer.draw(9)) and len(slots.unique()) == 9 == len(slots)
-    for ours, theirs in zip(again.replay(slots, strategy.model), buffer.replay(slots, strategy.model)):
-        assert torch.equal(ours, theirs)
-    assert pickle.loads(pickle.dumps(strategy)).storage_policy.quantizer.fitted
 
 
 def test_bytes_at_the_papers_cut():

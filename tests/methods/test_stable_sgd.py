@@ -6,7 +6,6 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
 from watched import built
@@ -24,42 +23,6 @@ CLASSES = ("fish", "house", "key", "leaf", "ring", "star")
 def build(model, plugins=(), rate=0.02, **method):
     settings = dict(learning_rate=rate, weight_decay=1e-3, batch_size=7)
     return built("stable_sgd", model, 0, settings, plugins=plugins, method=method)
-
-
-class Watch(SupervisedPlugin):
-    """Rate and momentum left at each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.rates, self.moving = [], []
-
-    def before_training_exp(self, strategy, **kwargs):
-        for log in (self.rates, self.moving):
-            log.append([])
-
-    def before_forward(self, strategy, **kwargs):
-        self.rates[-1].append([group["lr"] for group in strategy.optimizer.param_groups])
-        buffers = [state.get("momentum_buffer") for state in strategy.optimizer.state.values()]
-        self.moving[-1].append(any(buffer is not None for buffer in buffers))
-
-
-def test_the_rate_falls_from_experience_to_experience_down_to_the_lowest(make_model, make_stream):
-    watch, stream = Watch(), make_stream(classes=CLASSES)
-    strategy = build(make_model(n_classes=6, codebook=False), [watch], rate=0.08, gamma=0.5, lowest_rate=0.03)
-    for experience in stream.train_stream:
-        strategy.train(experience)
-    # 0.08, 0.08 * 0.5, and 0.08 * 0.25 = 0.02, which is below the lowest
-    for rates, expected in zip(watch.rates, (0.08, 0.04, 0.03)):
-        assert rates and all(rate == pytest.approx([expected]) for rate in rates)
-
-
-def test_momentum_starts_anew_with_each_experience(make_model, make_stream):
-    watch, stream = Watch(), make_stream()
-    strategy = build(make_model(codebook=False), [watch])
-    for experience in stream.train_stream:
-        strategy.train(experience)
-    # Two epochs of two batches of ten, then one epoch: only the first step of an experience has no momentum.
-    assert watch.moving == [[False, True, True, True], [False, True]]
 
 
 def test_two_experiences_equal_a_plain_loop(make_model, make_stream):
