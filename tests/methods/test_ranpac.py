@@ -8,7 +8,7 @@ import pytest
 import torch
 from closed_form_cases import D, feed, images
 
-from crumb_avalanche.learner.run_learner import probabilities
+from crumb_avalanche.learner.run_file import probabilities
 from crumb_avalanche.methods.ranpac import FOAL, RandomProjection, chosen_ridge
 from crumb_avalanche.methods.registry import STRATEGIES
 

@@ -1,28 +1,24 @@
 """The registry of methods: names without torch, and a method that is one file."""
 
-import io
 import subprocess
 import sys
-import warnings
 from dataclasses import fields
 
+import numpy as np
 import pytest
 import test_contract
 import torch
 from site_parts.methods import methods
 
-from crumb_avalanche.learner.export import OPSET, more_operators
-from crumb_avalanche.learner.graph import Features
-from crumb_avalanche.learner.run_learner import RunLearner
+from crumb_avalanche import Learner
+from crumb_avalanche.learner.export import export_onnx
+from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy, register
 from crumb_avalanche.training.ledger import LedgerMetric
 
 TOY = """
 from dataclasses import dataclass
-from crumb_avalanche.learner.export import OPSET, more_operators
-from crumb_avalanche.learner.graph import Features
-from crumb_avalanche.learner.run_learner import RunLearner
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw, memory_strategy
@@ -121,28 +117,13 @@ def test_a_method_of_one_file_keeps_the_contract_and_its_bytes(one_file, name, m
     assert LedgerMetric().count(strategy)["memory_bytes"] == fixed
 
 
-def test_a_closed_form_of_one_file_is_exported_with_its_network(one_file, make_model, make_stream):
-    runtime = pytest.importorskip("onnxruntime")
-    strategy, stream, *_ = test_contract.learn("toy_means", make_model, make_stream)
-    network = torch.nn.Sequential(Features(strategy.model, strategy.features), strategy.statistics.solution())
-    pixels, file = torch.stack([image for image, *_ in stream.test_stream[0].dataset]), io.BytesIO()
-    with warnings.catch_warnings(), torch.no_grad(), more_operators():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            network.eval(),
-            (pixels[:2],),
-            file,
-            dynamo=False,
-            opset_version=OPSET,
-            input_names=["pixels"],
-            dynamic_axes={"pixels": {0: "batch"}},
-        )
-    session = runtime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"pixels": pixels.numpy()})
-    expected = strategy.statistics.scores(strategy.features(strategy.model, pixels))[
-        :, sorted(strategy.seen_classes.seen)
-    ]
-    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
+def test_a_learner_takes_a_closed_form_of_one_file_and_is_exported(one_file, tmp_path):
+    pytest.importorskip("onnxruntime")
+    learner, images = Learner.__new__(Learner), np.random.default_rng(0).integers(0, 256, (3, 4, 32, 32, 3), np.uint8)
+    learner._set_up("toy_means", FrozenNetwork.build("small_cnn", None, 32), 9_000_000)
+    for name, some in zip("abc", images):
+        learner.teach(some, name)
+    assert export_onnx(learner, tmp_path / "toy.onnx", [*images.reshape(-1, 32, 32, 3)]).score_error < 1e-4
 
 
 @pytest.mark.parametrize("settings", [("toy_means", "scale", 3.0), ("toy_replay", "weight", 0.25)])
@@ -152,7 +133,7 @@ def test_a_run_takes_it_by_name_and_leaves_a_learner(one_file, crumb, tiny, tmp_
     code, _, err = crumb(*tiny, "--strategy", name, f"--method.{setting}", value, "--output", run)
     assert code == 0, err
     assert f"{setting}: {value}" in (run / "config.yaml").read_text()
-    learner = RunLearner(run)
+    learner = Learner.load(run)
     assert learner.method == name and len(learner.classes) > 1
 
 
