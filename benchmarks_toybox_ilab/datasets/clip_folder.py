@@ -95,14 +95,7 @@ def ClipFolderFrames(
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT}")
     listed = _Listed()
-    class_names = {folder: check_name(_utf8(folder.name, root)) for folder in _folders(root, "class", listed)}
-    folder_of: dict[str, Path] = {}
-    for folder, name in class_names.items():
-        if (earlier := folder_of.setdefault(name, folder)) is not folder:
-            raise FrameTableError(f"{earlier} and {folder} are both class {name!r}; rename or merge one.")
-    if not new_class:
-        check_not_splits(root, {one.name: [inner.name for inner in listed[one].folders] for one in class_names})
-        check_near(class_names.values())
+    class_names = _classes(root, listed, new_class)
     clips = [clip for folder, name in class_names.items() for clip in _clips_of_class(folder, name, listed)]
     for clip in clips:
         _utf8(str(clip.path.relative_to(root)), root)
@@ -124,6 +117,19 @@ def ClipFolderFrames(
             split = "train" if position < trained else "test"
             frames.append(Frame(image.relative_to(root).as_posix(), *clip[:3], position, split))
     return FrameTable(frames, root, UprightImages(root), root.name)
+
+
+def _classes(root: Path, listed: "_Listed", new_class: bool) -> dict[Path, str]:
+    """The class folders and their names, which must be those of classes, and tell these apart."""
+    class_names = {folder: check_name(_utf8(folder.name, root)) for folder in _folders(root, "class", listed)}
+    folder_of: dict[str, Path] = {}
+    for folder, name in class_names.items():
+        if (earlier := folder_of.setdefault(name, folder)) is not folder:
+            raise FrameTableError(f"{earlier} and {folder} are both class {name!r}; rename or merge one.")
+    if not new_class:
+        check_not_splits(root, {one.name: [inner.name for inner in listed[one].folders] for one in class_names})
+        check_near(class_names.values())
+    return class_names
 
 
 def _utf8(name: str, root: Path) -> str:

@@ -72,7 +72,9 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
                 f"class {class_name!r} in {root} has only {len(objects)} objects ({', '.join(objects)}), but "
                 f"{TEST_OBJECTS} are held out and at least one must remain for training; complete the data."
             )
-        held_out = {objects[position % len(objects)] for position in _test_positions(run % 10, len(objects))}
+        # Two neighbours in runs 0 to 4, two positions half the number apart in runs 5 to 9.
+        first, apart = (2 * (run % 10), 1) if run % 10 < 5 else (run % 10 - 5, len(objects) // 2)
+        held_out = {objects[position % len(objects)] for position in (first, first + apart)}
         for name in objects:
             split = "test" if name in held_out else "train"
             for ring, files in sorted(views[name].items()):
@@ -80,11 +82,6 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
                     Frame(path, class_name, name, ring, azimuth, split) for azimuth, path in sorted(files.items())
                 ]
     return FrameTable(frames, root, name="eth80")
-
-
-def _test_positions(run: int, number: int) -> tuple[int, int]:
-    """Two neighbours in runs 0 to 4, two positions half the number apart in runs 5 to 9."""
-    return (2 * run, 2 * run + 1) if run < 5 else (run - 5, run - 5 + number // 2)
 
 
 def _data_folder(root: Path) -> Path:

@@ -56,7 +56,11 @@ def download(
     if scheme not in _SCHEMES:
         raise FrameTableError(f"cannot download {url}: give an address that begins with {', '.join(_SCHEMES)}.")
     if file.exists():
-        _check_present(file, md5)
+        if md5 is not None and (got := md5_of(file)) != md5:
+            raise DownloadError(
+                f"{file} exists, but has the MD5 checksum {got}, while {md5} is expected. Delete it and run the same "
+                "command again to download it."
+            )
         return file
     part = file.with_name(f"{file.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -83,14 +87,6 @@ def md5_of(file: Path) -> str:
     with open(file, "rb") as stream:
         add_rest(digest, stream)
     return digest.hexdigest()
-
-
-def _check_present(file: Path, md5: str | None) -> None:
-    if md5 is not None and (got := md5_of(file)) != md5:
-        raise DownloadError(
-            f"{file} exists, but has the MD5 checksum {got}, while {md5} is expected. Delete it and run the same "
-            "command again to download it."
-        )
 
 
 def _failure(url: str, part: Path, reason: str) -> str:

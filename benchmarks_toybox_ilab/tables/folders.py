@@ -204,15 +204,13 @@ def _identity(folder: Path) -> tuple[int, int] | str | None:
 def ignored_files(ignored: Counter[str]) -> str:
     """Describe what is ignored, such as `3 .heic (convert them to JPEG or PNG), 1 .txt and 2 hidden or system`."""
     found = sorted(ignored.items(), key=lambda item: (item[0] == _HIDDEN, -item[1], natural_key(item[0])))
-    parts = [f"{count:,} {_described(extension)}" for extension, count in found if count]
+    cure = {extension: f" ({_CURES[extension]})" for extension, _ in found if extension in _CURES}
+    named = ((count, printable(name) or "without extension", cure.get(name, "")) for name, count in found if count)
+    parts = [f"{count:,} {name}{advice}" for count, name, advice in named]
     if len(parts) > _MOST_KINDS + 1:
         rest = sum(count for _, count in found[_MOST_KINDS:])
         parts = [*parts[:_MOST_KINDS], f"{rest:,} others"]
     return " and ".join([", ".join(parts[:-1]), *parts[-1:]] if len(parts) > 1 else parts)
-
-
-def _described(extension: str) -> str:
-    return f"{extension} ({_CURES[extension]})" if extension in _CURES else printable(extension) or "without extension"
 
 
 def visible_entries(folder: Path) -> list[Path]:

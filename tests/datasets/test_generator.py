@@ -32,31 +32,22 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_names_order_and_defaults_of_the_parameters(name):
-    parameters = inspect.signature(getattr(streams, name)).parameters
-    assert {key: parameter.default for key, parameter in parameters.items()} == {**SHARED, **OWN[name]}
-    assert list(parameters) == list({**SHARED, **OWN[name]})
-    kinds = {key: parameter.kind for key, parameter in parameters.items() if key != "table"}
-    assert set(kinds.values()) == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    assert "table" not in parameters or parameters["table"].kind is inspect.Parameter.VAR_KEYWORD
-    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values())
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_help_documents_every_parameter_once(name):
+def test_parameters_documentation_and_home(name):
     generator = getattr(streams, name)
+    parameters = inspect.signature(generator).parameters
+    expected = {**SHARED, **OWN[name]}
+    assert {key: parameter.default for key, parameter in parameters.items()} == expected
+    assert list(parameters) == list(expected)
+    kinds = {key: parameter.kind for key, parameter in parameters.items()}
+    assert kinds.pop("table", inspect.Parameter.VAR_KEYWORD) is inspect.Parameter.VAR_KEYWORD
+    assert set(kinds.values()) == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values())
     summary, arguments, returns = re.split(r"\n\n(?:Args|Returns):\n", inspect.getdoc(generator))
     assert summary.partition("\n")[0].endswith(".") and "FrameBenchmark" in returns
-    assert re.findall(r"^    \*{0,2}(\w+): [\"\w]", arguments, re.MULTILINE) == list({**SHARED, **OWN[name]})
-    assert "{" not in arguments
+    assert re.findall(r"^    \*{0,2}(\w+): [\"\w]", arguments, re.MULTILINE) == list(expected)
     frames = re.search(r"As `root` of `(\w+)`", arguments)
-    assert name == "ToyShapes" or hasattr(streams, frames[1])
+    assert "{" not in arguments and (name == "ToyShapes" or hasattr(streams, frames[1]))
     assert max(map(len, inspect.getdoc(generator).splitlines())) <= 120
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_a_generator_is_a_function_of_its_module(name):
-    generator = getattr(streams, name)
     assert generator.__name__ == generator.__qualname__ == name
     assert pickle.loads(pickle.dumps(generator)) is generator
 

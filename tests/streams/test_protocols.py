@@ -4,13 +4,9 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
-from avalanche.training.storage_policy import ClassBalancedBuffer
-from avalanche.training.supervised import EWC, ICaRL, LwF, Naive
 from fake_data import make_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from benchmarks_toybox_ilab.streams.orders import PROTOCOLS
 from benchmarks_toybox_ilab.streams.protocols import make_benchmark, plan_stream
@@ -244,70 +240,3 @@ def test_a_class_without_test_frames():
     table = make_table()
     with pytest.raises(FrameTableError, match="class 'class2' has no test frames"):
         make_benchmark(table.without(table.rows("test", "class2")))
-
-
-def features():
-    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-
-
-def strategy(name, common):
-    if name == "iCaRL":
-        common = {key: value for key, value in common.items() if key not in ("model", "optimizer", "criterion")}
-        parts = features(), nn.Linear(32, 5)
-        sgd = torch.optim.SGD([*parts[0].parameters(), *parts[1].parameters()], 0.1)
-        memory = {"memory_size": 10, "buffer_transform": None, "fixed_memory": True}
-        return ICaRL(feature_extractor=parts[0], classifier=parts[1], optimizer=sgd, **memory, **common)
-    if name == "Replay":
-        plugin = ReplayPlugin(mem_size=10, storage_policy=ClassBalancedBuffer(10))
-        return Naive(plugins=[plugin], **common)
-    extra = {"Naive": {}, "EWC": {"ewc_lambda": 1.0}, "LwF": {"alpha": 1.0, "temperature": 2.0}}[name]
-    return {"Naive": Naive, "EWC": EWC, "LwF": LwF}[name](**extra, **common)
-
-
-@pytest.mark.parametrize("name", ["Naive", "Replay", "EWC", "LwF", "iCaRL"])
-def test_avalanche_strategies_run(name):
-    torch.manual_seed(0)
-    table = make_table(classes=5, objects=1, sessions=2, frames=5)
-    transform = ScaledPixels()
-    benchmark = make_benchmark(table, train_transform=transform, eval_transform=transform)
-    model = nn.Sequential(features(), nn.Linear(32, 5))
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    learner = strategy(
-        name,
-        {
-            "model": model,
-            "optimizer": torch.optim.SGD(model.parameters(), 0.1),
-            "criterion": nn.CrossEntropyLoss(),
-            "train_mb_size": 5,
-            "train_epochs": 1,
-            "eval_mb_size": 10,
-            "evaluator": EvaluationPlugin(strict_checks=True),
-        },
-    )
-    for t, experience in enumerate(benchmark.train_stream):
-        learner.train(experience, shuffle=False)
-        learner.eval(benchmark.test_stream)
-        assert learner.clock.train_exp_counter == t + 1
-    if name != "iCaRL":
-        assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters()))
-
-
-class ScaledPixels:
-    def __call__(self, image):
-        return pixel_transform(8)(image).float() / 255
-
-
-def test_training_without_shuffling_sees_the_order_of_the_data():
-    seen = []
-
-    class Watch(Naive):
-        def _before_forward(self, **kwargs):
-            seen.extend(self.mb_y.tolist())
-            super()._before_forward(**kwargs)
-
-    benchmark = make_benchmark(make_table(classes=4), train_transform=ScaledPixels(), eval_transform=ScaledPixels())
-    model = nn.Sequential(features(), nn.Linear(32, 4))
-    learner = Watch(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), train_mb_size=7, evaluator=None)
-    for experience in benchmark.train_stream:
-        learner.train(experience, shuffle=False)
-    assert seen == list(chain(*(experience.dataset.targets for experience in benchmark.train_stream)))
