@@ -15,7 +15,7 @@ from markupsafe import Markup
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion_matrix, thumbnail
+from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion_matrix, listed, thumbnail
 from crumb_avalanche.report.page import Cell, Table, count, render
 from crumb_avalanche.runs.run_folder import MISTAKES, write_text
 from crumb_avalanche.system.counted import counted
@@ -146,7 +146,11 @@ def training_size(classes: Sequence[ClassCounts]) -> str:
     few = [one for one in classes if one.objects < FEW_OBJECTS or one.images < FEW_IMAGES]
     if not few:
         return text + f"None has fewer than {FEW_OBJECTS} objects or {FEW_IMAGES} images."
-    names = "All classes have" if len(few) == len(classes) else f"{_names(few)} {'has' if len(few) == 1 else 'have'}"
+    names = (
+        "All classes have"
+        if len(few) == len(classes)
+        else f"{listed([one.name for one in few], NAMED)} {'has' if len(few) == 1 else 'have'}"
+    )
     return text + f"{names} fewer than {FEW_OBJECTS} objects or {FEW_IMAGES} images, which is few."
 
 
@@ -178,13 +182,13 @@ def advice(
         )
     uncertain = [one for one in classes if one.tested and (one.tested < FEW_TESTED or one.tested_objects == 1)]
     if uncertain:
-        counted = ", ".join(
-            f"{one.name} ({_count(one.tested, 'image')} of {_count(one.tested_objects, 'object')})"
+        tested = ", ".join(
+            f"{one.name} ({counted(one.tested, 'image')} of {counted(one.tested_objects, 'object')})"
             for one in uncertain[:NAMED]
         )
         found.append(
             f"Do not trust the accuracy of single classes too much: {len(uncertain)} of {len(classes)} were tested on "
-            f"fewer than {FEW_TESTED} images or on one object, such as {counted}. More objects make the test firmer."
+            f"fewer than {FEW_TESTED} images or on one object, such as {tested}. More objects make the test firmer."
         )
     return found
 
@@ -197,8 +201,8 @@ def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
     few = [one for one in classes if one.share < overall and one.objects < max(FEW_OBJECTS, usual)]
     return [
         f"Show other objects of {one.name}: {one.right} of {one.tested} test images right, learned from "
-        f"{_count(one.objects, 'object')} in {_count(one.clips, 'clip')} ({_count(one.images, 'image')}); the median "
-        f"of the classes is {_count(usual, 'object')}."
+        f"{counted(one.objects, 'object')} in {counted(one.clips, 'clip')} ({counted(one.images, 'image')}); the "
+        f"median of the classes is {usual:g} object{'s' * (usual != 1)}."
         for one in sorted(few, key=lambda one: (one.share, one.objects))[:NAMED]
     ]
 
@@ -218,15 +222,6 @@ def _confused(confused: Counter[tuple[str, str]]) -> list[str]:
     ]
 
 
-def _names(classes: Sequence[ClassCounts]) -> str:
-    more = f" and {len(classes) - NAMED} more" * (len(classes) > NAMED)
-    return ", ".join(one.name for one in classes[:NAMED]) + more
-
-
 def _range(values: Sequence[int], noun: str) -> str:
     low, high = min(values), max(values)
-    return _count(low, noun) if low == high else f"{low:,} to {high:,} {noun}s (median {median(values):g})"
-
-
-def _count(number: float, noun: str) -> str:
-    return f"{number:,g} {noun}{'s' * (number != 1)}"
+    return counted(low, noun) if low == high else f"{low:,} to {high:,} {noun}s (median {median(values):g})"

@@ -4,6 +4,7 @@ import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib
 import numpy as np
@@ -129,22 +130,13 @@ def draw_finals(axes: Axes, curves: list[Curve], chance: float | None) -> None:
             artist.set_gid(f"group-{place}-final-{number}")
     if chance is not None:
         axes.axvline(chance, color="0.35", lw=0.8)
-    axes.set_yticks(places, [literal(_wrapped(curve.label)) for curve in curves])
+    labels = [fill(literal(curve.label), 28, break_long_words=False, break_on_hyphens=False) for curve in curves]
+    axes.set_yticks(places, labels)
     axes.set_ylim(len(curves) - 0.4, -0.6)
     axes.set_xlim(0, 122)
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel("final accuracy, all classes (%)")
     axes.set_title("final accuracy: bar mean, line one standard deviation, dots runs", pad=10)
-
-
-def _wrapped(label: str, width: int = 28) -> str:
-    """Break a label into lines at spaces."""
-    lines = [""]
-    for word in label.split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + word
-    return "\n".join(lines)
 
 
 def experience_axis(axes: Axes, count: int) -> None:

@@ -73,7 +73,7 @@ def strategy_state(strategy) -> dict[str, Any]:
     return {
         "model": model_state(strategy.model),
         "optimizer": optimizer_state(strategy.optimizer, strategy.model),
-        "clock": dict(_counters(strategy.clock)),
+        "clock": {name: value for name, value in vars(strategy.clock).items() if isinstance(value, int)},
         "training": {
             "train_epochs": strategy.train_epochs,
             "train_mb_size": strategy.train_mb_size,
@@ -202,7 +202,3 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, sta
             if isinstance(value, torch.Tensor) and value.shape == weight.shape:
                 # Restore the weight's memory format, which a file does not store.
                 values[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value).detach()
-
-
-def _counters(clock) -> Iterator[tuple[str, int]]:
-    return ((name, value) for name, value in vars(clock).items() if isinstance(value, int))

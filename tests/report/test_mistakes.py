@@ -22,6 +22,7 @@ def test_a_good_run_gets_no_advice():
     assert advice(classes(cup=40, mug=39), Counter({("mug", "cup"): 1})) == []
     text = training_size(classes(cup=40, mug=39))
     assert "5 objects" in text and "100 images" in text and "few." not in text
+    assert "2,000,000 images" in training_size([ClassCounts("cup", 5, 10, 2 * 10**6, 40, 40, 2)])
 
 
 def test_the_worst_class_with_fewer_objects_is_named_first():
