@@ -12,8 +12,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
-from benchmarks_toybox_ilab.tables.digests import add_rest
-from benchmarks_toybox_ilab.tables.disk import check_room, readable_size
+from benchmarks_toybox_ilab.tables.disk import add_rest, check_room, readable_size
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 TIMEOUT = 60  # seconds without a byte

@@ -22,8 +22,7 @@ from queue import SimpleQueue
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.digests import digest_of
-from benchmarks_toybox_ilab.tables.disk import check_room
+from benchmarks_toybox_ilab.tables.disk import check_room, digest_of
 from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
 from benchmarks_toybox_ilab.video.sampling import Size, VideoError, expected_frames, load_av, sampled_frames
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.csv import csv_text
-from benchmarks_toybox_ilab.tables.digests import add_rest, digest_of
+from benchmarks_toybox_ilab.tables.disk import add_rest, digest_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, as_dict, flat, load_yaml
 from crumb_avalanche.system.atomic_file import atomic_write
