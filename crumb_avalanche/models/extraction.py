@@ -6,12 +6,28 @@ Means and deviations of pixels are ``(1, 3, 1, 1)``, in units where white is 1.
 import contextlib
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class ForwardRecord:
+    """Intermediate results of a forward pass in training mode.
+
+    Attributes:
+        images: the tensor that was passed in.
+        feature_map: ``(B, C, H, W)`` float32, scaled, detached.
+        codes: ``(B, G, H, W)``, or ``None`` if the pass was not quantized.
+    """
+
+    images: Tensor
+    feature_map: Tensor
+    codes: Tensor | None
 
 
 def is_quick_in_bf16(device: torch.device) -> bool:

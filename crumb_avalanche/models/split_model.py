@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.engines import TORCH, Runtime, compiled
 from crumb_avalanche.models.extraction import (
     PRECISIONS,
+    ForwardRecord,
     check_maps,
     classify_in_parts,
     extract_in_parts,
@@ -33,21 +34,6 @@ from crumb_avalanche.models.int8 import open_int8
 from crumb_avalanche.models.layers import Layout, head_like, head_outputs, multiply_biases, replace_dropout, scale_of
 from crumb_avalanche.models.stopwatch import Stopwatch
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
-
-
-@dataclass(frozen=True)
-class ForwardRecord:
-    """Intermediate results of a forward pass in training mode.
-
-    Attributes:
-        images: the tensor that was passed in.
-        feature_map: ``(B, C, H, W)`` float32, scaled, detached.
-        codes: ``(B, G, H, W)``, or ``None`` if the pass was not quantized.
-    """
-
-    images: Tensor
-    feature_map: Tensor
-    codes: Tensor | None
 
 
 def check_split_model(model: nn.Module, trainer: str) -> None:
@@ -215,11 +201,6 @@ class SplitModel(nn.Module):
         """
         self.runtime = Runtime("compiled", run=compiled(self.feature_extractor))
         return self
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether F is compiled."""
-        return self.runtime.name == "compiled"
 
     def set_precision(self, precision: str) -> "SplitModel":
         """Set the precision of F and P: ``fp32``, or ``bf16`` autocast. Codes, losses and weights stay float32.
@@ -445,10 +426,8 @@ class SplitModel(nn.Module):
     def fold_feature_scale(self, maps: Tensor, whole: Tensor | None = None) -> float:
         """Scale the maps so that their positive values have the standard deviation ``REFERENCE_SCALE``.
 
-        Multiplies F's output by ``k``, and the biases of P below the head as well: in a network of convolutions, ReLUs
-        and pools, every activation up to the input of the head is then multiplied by ``k``, so one learning rate suits
-        all weight files. The head is not changed, since it is replaced before a stream. Plastic layers that are not
-        such a network (batch norm, GELU, ...) set their own scale; there ``k`` is 1.
+        Multiplies F's output by ``k``, and the biases of P below the head: every activation of convolutions, ReLUs and
+        pools up to the head is multiplied by ``k``. Other layers (batch norm, GELU) set their own scale: ``k`` is 1.
 
         Args:
             maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of locations.

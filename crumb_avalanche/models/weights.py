@@ -112,26 +112,18 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
     Raises:
         WeightsError: a name or shape differs.
     """
-    expected = model.state_dict()
-    kind = type(model).__name__
-    for name, tensor in expected.items():
-        if name.endswith(("num_batches_tracked", "calibrated")) and name not in state:
-            continue
+    expected, kind = model.state_dict(), type(model).__name__
+    problems = [f"has {name!r}, which {kind} has no place for" for name in state if name not in expected]
+    for name, tensor in reversed(expected.items()):
         if name not in state:
-            raise WeightsError(
-                f"{source} has no {name!r}, which {kind} needs: these are the weights of another model; "
-                "choose the matching --backbone"
-            )
-        if state[name].shape != tensor.shape:
-            raise WeightsError(
-                f"{source} has {name!r} of shape {tuple(state[name].shape)}, {kind} needs {tuple(tensor.shape)}: "
-                "these are the weights of another model; choose the matching --backbone"
-            )
-    extra = next((name for name in state if name not in expected), None)
-    if extra is not None:
+            if not name.endswith(("num_batches_tracked", "calibrated")):
+                problems.append(f"has no {name!r}, which {kind} needs")
+        elif state[name].shape != tensor.shape:
+            shapes = tuple(state[name].shape), tuple(tensor.shape)
+            problems.append(f"has {name!r} of shape {shapes[0]}, {kind} needs {shapes[1]}")
+    if problems:
         raise WeightsError(
-            f"{source} has {extra!r}, which {kind} has no place for: these are the weights of another model; "
-            "choose the matching --backbone"
+            f"{source} {problems[-1]}: these are the weights of another model; choose the matching --backbone"
         )
     model.load_state_dict(state, strict=False)
 

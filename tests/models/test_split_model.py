@@ -113,16 +113,16 @@ def test_a_map_has_the_same_bits_alone_and_in_any_batch(name, size):
 
 def test_a_compiled_front_is_what_extracts(model, pixels, monkeypatch):
     calls, plain = [], model.extract(pixels)
-    assert not model.is_compiled
 
     def compiled(module, **options):
         assert module is model.feature_extractor
         return lambda images: calls.append(len(images)) or module(images)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    assert model.compile() is model and model.is_compiled
+    assert model.compile() is model and model.runtime.name == "compiled"
     assert torch.equal(model.extract(pixels), plain) and calls == [len(pixels)]
-    assert not pickle.loads(pickle.dumps(model)).is_compiled and not copy.deepcopy(model).is_compiled
+    for twin in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert twin.runtime.name == "torch"
 
 
 def test_a_front_without_parts_of_its_own_is_scaled_as_any(pixels):
