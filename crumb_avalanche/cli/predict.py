@@ -13,7 +13,8 @@ from benchmarks_toybox_ilab.tables.text import ListedError, printable
 from crumb_avalanche.cli.teach import start_runtime
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clips import BadImage, Clip
-from crumb_avalanche.learner.learner import Learner, NothingTaughtError
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.runs.command_settings import PredictSettings
 from crumb_avalanche.runs.run_folder import write_text
 from crumb_avalanche.system.counted import counted

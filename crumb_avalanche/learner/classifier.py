@@ -263,6 +263,19 @@ class Classifier:
         self.names[number], self.images[number] = None, 0
         self._asked = None
 
+    def check_mergeable(self, other: "Classifier") -> None:
+        """Raise ValueError for one of another method or of other features."""
+        if other.method != self.method:
+            raise ValueError(
+                f"a learner of method {other.method} cannot be merged into one of {self.method}: teach one of them "
+                f"again, with method={self.method}"
+            )
+        if other.features != self.features:
+            raise ValueError(
+                f"a learner of features {vars(other.features)} cannot be merged into one of {vars(self.features)}: "
+                "teach its images to this one"
+            )
+
     def merge(self, other: "Classifier") -> list[str]:
         """Add what another learned; classes of the same name are one.
 

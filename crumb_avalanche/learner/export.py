@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.evidence import evidence
-from crumb_avalanche.learner.learner import Learner, NothingTaughtError
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.sources import AT_A_TIME, batches, clips_of
 from crumb_avalanche.methods.features import FeatureMoments

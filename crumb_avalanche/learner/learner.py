@@ -4,41 +4,31 @@ import contextlib
 import copy
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
-from crumb_avalanche.learner.answer import Answer, answers_of, only_answer
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, ClassInfo, form_of
-from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_folders, path_of, warn
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
+from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_folders, path_of
 from crumb_avalanche.learner.distributed import teach_distributed
 from crumb_avalanche.learner.file import ReplacedError, read_learner, write_learner
-from crumb_avalanche.learner.lesson import Lesson, check_apart, check_not_empty, learn, values_of
+from crumb_avalanche.learner.lesson import Lesson, check_apart, check_not_empty, learn
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.replay import REPLAY, new_classifier
-from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers, cannot_be_taught
-from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask, sample
-from crumb_avalanche.learner.thumbnails import first_frames, joined, pictures_of, state_of, with_pictures
+from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
+from crumb_avalanche.learner.sources import clips_of, sample
+from crumb_avalanche.learner.thumbnails import Jpeg, first_frames, joined, pictures_of, state_of, with_pictures
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import digest_of
 
-Jpeg = bytes  # of a file
 
-
-class NothingTaughtError(ValueError):
-    """The learner was asked before it was taught."""
-
-
-class Learner:
+class Learner(Predictor):
     """Learns to recognise what it is shown, class by class, and answers for new images.
 
     Classes and images may come in any number of lessons and in any order. Images are not kept, except by ``er`` and
@@ -75,8 +65,6 @@ class Learner:
         note: what a person who reads its answers should know; empty for a learner that was taught.
     """
 
-    note = ""
-
     def __init__(
         self,
         method: str = "recommended",
@@ -95,24 +83,11 @@ class Learner:
         self, method: str, network: FrozenNetwork, budget_bytes: int | None, moments: dict[str, Any] | None = None
     ) -> None:
         """Initialise a learner without classes, in closed form with these arguments of ``FeatureMoments``."""
-        self.method, self.network = method, network
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
+        super().__init__(method, network, new_classifier(method, network.model, self.budget_bytes, moments))
         self.lessons: list[Lesson] = []
-        self._classifier: Any = new_classifier(method, network.model, self.budget_bytes, moments)
         self._before: Classifier | None = None  # as it was before the last lesson
         self._files: dict[str, str | None] = {}  # the checksum of each file that it was loaded from or saved to
-        self._lock = threading.RLock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
-
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime in use."""
-        return self.network.model.runtime
 
     def use_runtime(self, name: str, source: Any = None) -> Runtime:
         """Let a runtime run the frozen layers from now on; the default is torch.
@@ -147,15 +122,6 @@ class Learner:
             return use_runtime(model, "torch" if replays and REPLAY[self.method].images else name, images)
 
     # Teaching
-
-    def check_teachable(self) -> None:
-        """Raise LearnerError for what a run of another method learned, which can be asked alone."""
-        if isinstance(self._classifier, RunAnswers):
-            raise LearnerError(
-                f"this learner {cannot_be_taught(self._classifier.header)}. It can be asked, with crumb predict or "
-                "Learner.predict, but not taught or changed. To teach on, learn its images with crumb teach "
-                f"NEW.safetensors FOLDER, or with crumb run --strategy {CLOSED_FORMS[0]}"
-            )
 
     def teach(
         self,
@@ -242,126 +208,6 @@ class Learner:
                 check_near([clip.label], self._names)
             yield clip
 
-    def _values(self, clip: Clip, report: Callable[[BadImage], object] | None) -> Iterator[tuple[list[str], Tensor]]:
-        """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""
-        return values_of(clip, self.network, self._compute, report)
-
-    def _compute(self, pixels: Tensor) -> Tensor:
-        with self._lock:  # the network's hooks serve one batch at a time
-            return self._classifier.compute(self.network.model, pixels)
-
-    # Answers
-
-    def predict(self, source: Any, on_bad: OnBad = "raise") -> Answer:
-        """Answer for an image or a clip (a video, or a list of frames).
-
-        Scores of a clip are means over its frames.
-
-        Args:
-            source: as for ``teach``; one image or one clip.
-            on_bad: ``raise`` for an error at a frame that cannot be read, ``skip`` to leave it out.
-
-        Returns:
-            Label, confidence, whether the class is known, and runners-up.
-
-        Raises:
-            NothingTaughtError: nothing was taught.
-            ValueError: the source has several clips: use ``predict_all``.
-            OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
-        """
-        return only_answer(self.predict_all(source, on_bad=on_bad))
-
-    def predict_all(
-        self, source: Any, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn
-    ) -> Iterator[Answer]:
-        """Answer for each image and clip of a source, in order.
-
-        Photos of a folder are asked one by one, and answered 8 at a time; a video is a clip, and so are the frames of a
-        list.
-
-        Args:
-            source: as for ``teach``.
-            on_bad: ``raise`` or ``skip``.
-            report: called with each file that is left out.
-
-        Yields:
-            The answer for each image or clip.
-
-        Raises:
-            NothingTaughtError: nothing was taught.
-            OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
-        """
-        self._check_taught()
-        for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
-            values = self._values(clip, report if on_bad == "skip" else None)
-            if os.path.isdir(clip.path):
-                for some in values:
-                    yield from self._answers(clip, [some])[0]
-                continue
-            # What replay learns meanwhile would change the answers within a clip.
-            with self._lock if self.method in REPLAY else contextlib.nullcontext():
-                frames, together = self._answers(clip, values)
-            if frames:
-                yield together
-
-    def _check_taught(self) -> None:
-        if not self.classes:
-            raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
-
-    def _answers(self, clip: Clip, values: Iterable[tuple[list[str], Tensor]]) -> tuple[tuple[Answer, ...], Answer]:
-        """Answer for each of some frames of a clip, and for all together; there is no answer for no frame."""
-        paths: list[str] = []
-        examined: list[Tensor] = []
-        for some, computed in values:
-            paths += some
-            with self._lock:
-                examined.append(self._classifier.examine(computed))
-        if not paths:
-            return (), Answer("", 0.0, None)
-        with self._lock:
-            return answers_of(self._classifier.ranked(torch.cat(examined)), paths, clip.path, clip.label)
-
-    @property
-    def explains(self) -> bool:
-        """Whether ``explain`` shows where the evidence lies."""
-        return not isinstance(self._classifier, RunAnswers)
-
-    def explain(self, photo: Any) -> Tensor:
-        """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.
-
-        Args:
-            photo: a single image, as for ``predict``.
-
-        Returns:
-            ``(image_size, image_size)`` float32; positive where the image speaks for the answer, negative where it
-            speaks for the runner-up.
-
-        Raises:
-            LearnerError: see ``check_teachable``.
-            NothingTaughtError: nothing was taught.
-            ValueError: the source has several images.
-        """
-        self.check_teachable()
-        self._check_taught()
-        size, interpolation = self.network.image_size, self.network.interpolation
-        pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, size, interpolation)]
-        if len(pixels) != 1 or len(pixels[0]) != 1:
-            raise ValueError("explain takes a single image")
-        with self._lock:
-            shares = self._classifier.explain(self.network.model, pixels[0])
-        return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
-
-    # What is known
-
-    @property
-    def classes(self) -> list[ClassInfo]:
-        """The classes taught, in order of arrival."""
-        return self._classifier.classes
-
-    @property
-    def _names(self) -> list[str]:
-        return [name for name in self._classifier.names if name is not None]
-
     @property
     def clips_missing(self) -> int:
         """Clips of known classes to be learned until images of other things are called unknown.
@@ -376,11 +222,6 @@ class Learner:
         return self._before is not None
 
     @property
-    def image_size(self) -> int:
-        """Side in pixels to which images are resized."""
-        return self.network.image_size
-
-    @property
     def features(self) -> dict[str, Any] | None:
         """The arguments of ``FeatureMoments`` before any features are dropped; ``None`` for a learner by replay."""
         return dict(vars(self._classifier.features)) if type(self._classifier) is Classifier else None
@@ -390,7 +231,7 @@ class Learner:
         """Bytes of what was learned, without the network."""
         return tensor_bytes(self._classifier.tensors())
 
-    def thumbnails(self, name: str) -> "list[Jpeg]":
+    def thumbnails(self, name: str) -> list[Jpeg]:
         """Return the JPEG files of a class that ``teach(..., thumbnails=True)`` kept, the first one first.
 
         Args:
@@ -495,21 +336,8 @@ class Learner:
         other.check_teachable()
         if other is self:
             raise ValueError("a learner cannot be merged with itself; give two that were taught apart")
-        if other.method != self.method:
-            raise ValueError(
-                f"a learner of method {other.method} cannot be merged into one of {self.method}: teach one of them "
-                f"again, with method={self.method}"
-            )
         self.network.check_same(other.network)
-        calibrations = {one.runtime.calibration and one.runtime.calibration.key for one in (self, other)}
-        if other.features != self.features or len(calibrations) > 1:
-            what = [f"features {one.features}" for one in (other, self)]
-            if len(calibrations) > 1:
-                what = [f"runtime {one.runtime}" for one in (other, self)]
-            raise ValueError(
-                f"a learner of {what[0]} cannot be merged into one of {what[1]}, whose features differ: teach its "
-                "images to this one"
-            )
+        self._classifier.check_mergeable(other._classifier)
         if self.method not in REPLAY:  # else the classifier says why it cannot be merged at all
             check_apart(self.lessons, other.lessons)
 
@@ -575,8 +403,8 @@ class Learner:
         found = read_learner(path, weights)
         learner = cls.__new__(cls)
         if isinstance(found, RunAnswers):
-            learner.__dict__.update(method=found.header.strategy, network=found.network, budget_bytes=0, lessons=[])
-            learner.__dict__.update(note=found.note, _classifier=found, _before=None, _lock=threading.RLock())
+            Predictor.__init__(learner, found.header.strategy, found.network, found)
+            learner.budget_bytes, learner.lessons, learner._before = 0, [], None
             return learner
         network, state = found
         try:

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
-from crumb_avalanche.learner.replay_network import ReplayNetwork, quantizer_of
-from crumb_avalanche.memory.buffers import MapMemory, StreamBatch
+from crumb_avalanche.learner.replay_network import HeldRows, ReplayNetwork, quantizer_of
+from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth
 from crumb_avalanche.methods.form_budget import BudgetError
@@ -66,25 +66,6 @@ REPLAY: dict[str, ReplayMethod] = {
     "er": ReplayMethod("images", images=True, rehearsals=8),
     "icarl": ReplayMethod("images", temperature=0.05, images=True, herds=True),
 }
-
-
-class HeldRows(MapMemory):
-    """Memories between two pieces: rows of any kind; rows of its own are float16 maps without the feature scale."""
-
-    @staticmethod
-    def item_bytes(model):
-        """Return the bytes of a map, without its label."""
-        return MapMemory.item_bytes(model) // 2
-
-    def to_rows(self, batch, positions, model):
-        """Turn some maps of a batch into rows."""
-        return batch.feature_map[positions].clamp(-65504, 65504).half().contiguous()
-
-    def maps(self) -> tuple[Tensor, Tensor]:
-        """Return all maps ``(n, C, H, W)`` float32 and their labels ``(n,)``."""
-        held = (self.labels >= 0).nonzero().flatten()
-        rows = torch.empty(0) if self.rows is None else self.rows[held].float()
-        return rows, self.labels[held].long()
 
 
 class ReplayClassifier(Classifier):
@@ -395,7 +376,7 @@ class ReplayClassifier(Classifier):
         if not self.taught:
             self._begin()
 
-    def merge(self, other: Classifier) -> list[str]:
+    def check_mergeable(self, other: Classifier) -> None:
         """Refuse: weights that were trained apart have no sum.
 
         Raises:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from crumb_avalanche.memory.buffers import MapMemory
 from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.models.backbones import usual_codebook_dim
 from crumb_avalanche.models.codebook import Codebook
@@ -18,6 +19,25 @@ from crumb_avalanche.system.tensor_file import StateError
 
 FROZEN = "feature_extractor."
 REMEMBERED_MAPS = 128  # of images that are replayed, in memory only
+
+
+class HeldRows(MapMemory):
+    """Memories between two pieces: rows of any kind; rows of its own are float16 maps without the feature scale."""
+
+    @staticmethod
+    def item_bytes(model):
+        """Return the bytes of a map, without its label."""
+        return MapMemory.item_bytes(model) // 2
+
+    def to_rows(self, batch, positions, model):
+        """Turn some maps of a batch into rows."""
+        return batch.feature_map[positions].clamp(-65504, 65504).half().contiguous()
+
+    def maps(self) -> tuple[Tensor, Tensor]:
+        """Return all maps ``(n, C, H, W)`` float32 and their labels ``(n,)``."""
+        held = (self.labels >= 0).nonzero().flatten()
+        rows = torch.empty(0) if self.rows is None else self.rows[held].float()
+        return rows, self.labels[held].long()
 
 
 class ReplayNetwork:

@@ -20,7 +20,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, DoubtfulNameError, check_name, check_near
-from crumb_avalanche.learner.learner import NothingTaughtError
+from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
 
 PAGE = Path(__file__).parent / "page"

@@ -13,9 +13,10 @@ from crumb_avalanche.learner.lesson import Lesson
 
 SIDE = 64  # pixels of the longer side
 MOST = 16  # of a class
+Jpeg = bytes  # of a file
 
 
-def small_jpeg(image: Image.Image, side: int) -> bytes:
+def small_jpeg(image: Image.Image, side: int) -> Jpeg:
     """Encode an image as JPEG with at most ``side`` pixels on the longer side, without its metadata."""
     small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.BILINEAR)
@@ -25,7 +26,7 @@ def small_jpeg(image: Image.Image, side: int) -> bytes:
     return file.getvalue()
 
 
-def first_frames(clips: Iterator[Clip], found: dict[str, bytes]) -> Iterator[Clip]:
+def first_frames(clips: Iterator[Clip], found: dict[str, Jpeg]) -> Iterator[Clip]:
     """Yield clips; the first frame that is read of each class is put into ``found`` as a thumbnail."""
 
     def noted(label: str, frames: Frames) -> Frames:
@@ -38,7 +39,7 @@ def first_frames(clips: Iterator[Clip], found: dict[str, bytes]) -> Iterator[Cli
         yield clip if clip.label is None else replace(clip, frames=noted(clip.label, clip.frames))
 
 
-def pictures_of(lessons: Sequence[Lesson], name: str) -> list[bytes]:
+def pictures_of(lessons: Sequence[Lesson], name: str) -> list[Jpeg]:
     """Return the pictures of a class, the first one first."""
     return [lesson.pictures[name] for lesson in lessons if name in lesson.pictures]
 

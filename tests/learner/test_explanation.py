@@ -6,7 +6,7 @@ from patch_images import SIZE, images
 from small_lessons import taught
 
 from crumb_avalanche.learner.evidence import evidence_by_location
-from crumb_avalanche.learner.learner import NothingTaughtError
+from crumb_avalanche.learner.predictor import NothingTaughtError
 
 
 def test_explain_takes_a_single_image(make):

@@ -17,8 +17,9 @@ from crumb_avalanche.learner import export
 from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.export import ExportError, Graph, Resize, export_onnx
-from crumb_avalanche.learner.learner import Learner, NothingTaughtError
+from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.predictor import NothingTaughtError
 
 ETH80 = TEST_DATA / "eth80" / "eth80_128.zip"
 WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"

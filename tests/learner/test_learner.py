@@ -19,7 +19,8 @@ from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.file import read_header
-from crumb_avalanche.learner.learner import Learner, NothingTaughtError
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.run_file import LearnerError
 from crumb_avalanche.methods.features import FeatureMoments, feature_length

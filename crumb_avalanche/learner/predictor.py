@@ -1,0 +1,183 @@
+"""What answers for images: a network, and a classifier that was taught or that a run left."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.learner.answer import Answer, answers_of, only_answer
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, ClassInfo
+from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, warn
+from crumb_avalanche.learner.lesson import values_of
+from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.replay import REPLAY
+from crumb_avalanche.learner.run_file import LearnerError, RunAnswers, cannot_be_taught
+from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask
+from crumb_avalanche.models.runtimes import Runtime
+
+
+class NothingTaughtError(ValueError):
+    """The learner was asked before it was taught."""
+
+
+class Predictor:
+    """Answers for images; ``Learner`` adds teaching.
+
+    Args:
+        method: name of the method.
+        network: what computes the features.
+        classifier: a ``Classifier`` or ``RunAnswers``.
+
+    Attributes:
+        note: what a person who reads the answers should know; empty where the confidence is calibrated.
+    """
+
+    def __init__(self, method: str, network: FrozenNetwork, classifier: Any):
+        self.method, self.network, self._classifier = method, network, classifier
+        self.note = classifier.note if isinstance(classifier, RunAnswers) else ""
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime in use."""
+        return self.network.model.runtime
+
+    @property
+    def classes(self) -> list[ClassInfo]:
+        """The classes taught, in order of arrival."""
+        return self._classifier.classes
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name in self._classifier.names if name is not None]
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels to which images are resized."""
+        return self.network.image_size
+
+    def check_teachable(self) -> None:
+        """Raise LearnerError for what a run of another method learned, which can be asked alone."""
+        if isinstance(self._classifier, RunAnswers):
+            raise LearnerError(
+                f"this learner {cannot_be_taught(self._classifier.header)}. It can be asked, with crumb predict or "
+                "Learner.predict, but not taught or changed. To teach on, learn its images with crumb teach "
+                f"NEW.safetensors FOLDER, or with crumb run --strategy {CLOSED_FORMS[0]}"
+            )
+
+    def predict(self, source: Any, on_bad: OnBad = "raise") -> Answer:
+        """Answer for an image or a clip (a video, or a list of frames).
+
+        Scores of a clip are means over its frames.
+
+        Args:
+            source: as for ``teach``; one image or one clip.
+            on_bad: ``raise`` for an error at a frame that cannot be read, ``skip`` to leave it out.
+
+        Returns:
+            Label, confidence, whether the class is known, and runners-up.
+
+        Raises:
+            NothingTaughtError: nothing was taught.
+            ValueError: the source has several clips: use ``predict_all``.
+            OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
+        """
+        return only_answer(self.predict_all(source, on_bad=on_bad))
+
+    def predict_all(
+        self, source: Any, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn
+    ) -> Iterator[Answer]:
+        """Answer for each image and clip of a source, in order.
+
+        Photos of a folder are asked one by one, and answered 8 at a time; a video is a clip, and so are the frames of a
+        list.
+
+        Args:
+            source: as for ``teach``.
+            on_bad: ``raise`` or ``skip``.
+            report: called with each file that is left out.
+
+        Yields:
+            The answer for each image or clip.
+
+        Raises:
+            NothingTaughtError: nothing was taught.
+            OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
+        """
+        self._check_taught()
+        for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
+            values = self._values(clip, report if on_bad == "skip" else None)
+            if os.path.isdir(clip.path):
+                for some in values:
+                    yield from self._answers(clip, [some])[0]
+                continue
+            # What replay learns meanwhile would change the answers within a clip.
+            with self._lock if self.method in REPLAY else contextlib.nullcontext():
+                frames, together = self._answers(clip, values)
+            if frames:
+                yield together
+
+    def _check_taught(self) -> None:
+        if not self.classes:
+            raise NothingTaughtError("nothing was taught yet: call teach(source, label) first")
+
+    def _answers(self, clip: Clip, values: Iterable[tuple[list[str], Tensor]]) -> tuple[tuple[Answer, ...], Answer]:
+        """Answer for each of some frames of a clip, and for all together; there is no answer for no frame."""
+        paths: list[str] = []
+        examined: list[Tensor] = []
+        for some, computed in values:
+            paths += some
+            with self._lock:
+                examined.append(self._classifier.examine(computed))
+        if not paths:
+            return (), Answer("", 0.0, None)
+        with self._lock:
+            return answers_of(self._classifier.ranked(torch.cat(examined)), paths, clip.path, clip.label)
+
+    @property
+    def explains(self) -> bool:
+        """Whether ``explain`` shows where the evidence lies."""
+        return not isinstance(self._classifier, RunAnswers)
+
+    def explain(self, photo: Any) -> Tensor:
+        """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.
+
+        Args:
+            photo: a single image, as for ``predict``.
+
+        Returns:
+            ``(image_size, image_size)`` float32; positive where the image speaks for the answer, negative where it
+            speaks for the runner-up.
+
+        Raises:
+            LearnerError: see ``check_teachable``.
+            NothingTaughtError: nothing was taught.
+            ValueError: the source has several images.
+        """
+        self.check_teachable()
+        self._check_taught()
+        size, interpolation = self.network.image_size, self.network.interpolation
+        pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, size, interpolation)]
+        if len(pixels) != 1 or len(pixels[0]) != 1:
+            raise ValueError("explain takes a single image")
+        with self._lock:
+            shares = self._classifier.explain(self.network.model, pixels[0])
+        return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
+
+    def _values(self, clip: Clip, report: Callable[[BadImage], object] | None) -> Iterator[tuple[list[str], Tensor]]:
+        """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""
+        return values_of(clip, self.network, self._compute, report)
+
+    def _compute(self, pixels: Tensor) -> Tensor:
+        with self._lock:  # the network's hooks serve one batch at a time
+            return self._classifier.compute(self.network.model, pixels)
