@@ -1,7 +1,7 @@
 """``crumb backbones``: list networks with cut, map, size, and images per second measured on this computer."""
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -57,20 +57,8 @@ TESTED = {
 }
 
 
-@dataclass(frozen=True)
-class BackboneFacts:
-    """What a backbone is and costs.
-
-    Attributes:
-        image_size: side of the images in pixels.
-        cut: name of the last module of F; empty if the whole network is trained.
-        map_shape: ``(C, H, W)`` at the cut.
-        codebook_dim: usual length of a memory block.
-        features: number of features of ``FeatureMoments``.
-        bytes: of the weights, without the head.
-        flops: operations of a forward pass of one image.
-        images_per_second: images that pass the whole network, eight at a time.
-    """
+class BackboneFacts(NamedTuple):
+    """What a backbone is and costs; see ``measured``."""
 
     image_size: int
     cut: str
@@ -89,6 +77,12 @@ def measured(name: str, image_size: int | None = None) -> BackboneFacts:
     Args:
         name: as for ``split_backbone``.
         image_size: side of the images in pixels; default that of the backbone.
+
+    Returns:
+        The side of its images in pixels; the name of the last module of F, empty if the whole network is trained; the
+        shape ``(C, H, W)`` of its maps; the usual length of a memory block; the number of features of
+        ``FeatureMoments``; the bytes of its weights without the head; the operations of a forward pass of one image;
+        and the images a second that pass the whole network, eight at a time.
 
     Raises:
         ImportError, ValueError: see ``split_backbone``.

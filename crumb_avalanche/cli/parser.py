@@ -36,17 +36,28 @@ COMMANDS = {
     "learner": (LearnerSettings, "show a learner; forget or rename a class, take a lesson back, merge two"),
     "export": (ExportSettings, "convert a learner for other programs"),
 }
-POSITIONAL = {
-    "prepare": "NAME ",
-    "report": "FOLDER [FOLDER ...] ",
-    "strategies": "[NAME] ",
-    "backbones": "[NAME ...] ",
-    "teach": "MODEL [SOURCE] ",
-    "predict": "MODEL [SOURCE ...] ",
-    "serve": "MODEL ",
-    "learner": "{show,forget,rename,undo,merge} MODEL [NAME ...] ",
-    "export": "MODEL ",
+ACTIONS = ("show", "forget", "rename", "undo", "merge")
+NAMES = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet"
+# The arguments of commands that have no flag: name, how many values as argparse says it, and help.
+POSITIONAL: dict[str, list[tuple[str, str | None, str]]] = {
+    "prepare": [("name", None, NAMES)],
+    "report": [("folders", "+", "run folders, or folders of runs")],
+    "strategies": [("name", "?", "show this method only")],
+    "backbones": [("names", "*", "backbones; default the built-in ones")],
+    "teach": [
+        ("model", None, "the learner's file; made if absent"),
+        ("source", "?", "an image, video, folder or glob pattern"),
+    ],
+    "predict": [("model", None, "a learner's file"), ("sources", "*", "images, videos, folders, glob patterns")],
+    "serve": [("model", None, "the learner's file; made if absent")],
+    "learner": [
+        ("action", None, ", ".join(ACTIONS)),
+        ("model", None, "a learner's file"),
+        ("names", "*", "class names; for merge the other learner's file"),
+    ],
+    "export": [("model", None, "a learner's file")],
 }
+USAGE = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]"}
 BARE = ("--check", "--json", "--csv", "--without-weights", "--thumbnails", "--new-class")  # flags that may stand alone
 # Settings that are paths, in any command; --weights may be a word too.
 PATHS = {"certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key", "model", "output"}
@@ -58,7 +69,6 @@ KINDS = {
     "str": "text",
     "dict": "names and values",
 }
-ACTIONS = ("show", "forget", "rename", "undo", "merge")
 
 
 def parser(only: str | None = None) -> Any:
@@ -103,13 +113,13 @@ def parser(only: str | None = None) -> Any:
         command = Parser(
             prog=f"crumb {name}",
             # argparse prints the usage before every error: a list of all options would fill a page.
-            usage=f"crumb {name} {POSITIONAL.get(name, '')}[--OPTION VALUE ...]",
+            usage=f"crumb {name} {_usage(name)}[--OPTION VALUE ...]",
             description=(settings.__doc__ or "").split("\n")[0],
             allow_abbrev=False,
         )
         command.add_argument("--config", action=ConfigFile, help="a YAML file of settings")
         if only in (None, name):
-            _add_options(command, settings)
+            _add_options(command, name, settings)
         commands.add_subcommand(name, command, help=summary)
     return main_parser
 
@@ -153,50 +163,34 @@ def usable_paths(values: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _add_options(command: Any, settings: type) -> None:
+def _add_options(command: Any, name: str, settings: type) -> None:
     """Add the arguments of a command."""
     if settings is RunSettings:
         add_run_arguments(command)
         return
-    _add_positional(command, settings)
+    for place, count, text in POSITIONAL.get(name, ()):
+        more: dict[str, Any] = {"nargs": count} if count else {}
+        if place == "action":
+            more["choices"] = ACTIONS
+        command.add_argument(place, metavar=_metavar(place), help=text, **more)
+    if settings is PrepareSettings:  # crumb prepare toybox --check
+        text = "list the missing files without changing anything"
+        command.add_argument("--check", type=bool, nargs="?", const=True, default=False, metavar="BOOL", help=text)
     added = {action.dest for action in command._actions}
     command.add_class_arguments(settings, skip=added & {item.name for item in fields(settings)})
 
 
-def _add_positional(command: Any, settings: type) -> None:
-    """Add the arguments that have no flag."""
-    if settings is ReportSettings:  # crumb report A B
-        command.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of runs")
-    if settings is StrategiesSettings:  # crumb strategies remind
-        command.add_argument("name", nargs="?", metavar="NAME", help="show this method only")
-    if settings is BackbonesSettings:  # crumb backbones resnet18 timm:convnext_atto
-        command.add_argument("names", nargs="*", metavar="NAME", help="backbones; default the built-in ones")
-    if settings is TeachSettings:  # crumb teach mine.safetensors clips/mug --label mug
-        command.add_argument("model", metavar="MODEL", help="the learner's file; made if absent")
-        command.add_argument("source", nargs="?", metavar="SOURCE", help="an image, video, folder or glob pattern")
-    if settings is PredictSettings:  # crumb predict mine.safetensors photo.jpg
-        command.add_argument("model", metavar="MODEL", help="a learner's file")
-        command.add_argument("sources", nargs="*", metavar="SOURCE", help="images, videos, folders, glob patterns")
-    if settings is ServeSettings:  # crumb serve mine.safetensors
-        command.add_argument("model", metavar="MODEL", help="the learner's file; made if absent")
-    if settings is LearnerSettings:  # crumb learner forget mine.safetensors mug
-        command.add_argument("action", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
-        command.add_argument("model", metavar="MODEL", help="a learner's file")
-        command.add_argument("names", nargs="*", metavar="NAME", help="class names; for merge the other learner's file")
-    if settings is ExportSettings:  # crumb export mine.safetensors
-        command.add_argument("model", metavar="MODEL", help="a learner's file")
-    if settings is PrepareSettings:  # crumb prepare toybox --check
-        names = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet"
-        command.add_argument("name", metavar="NAME", help=names)
-        command.add_argument(
-            "--check",
-            type=bool,
-            nargs="?",
-            const=True,
-            default=False,
-            metavar="BOOL",
-            help="list the missing files without changing anything",
-        )
+def _metavar(name: str) -> str:
+    return name.removesuffix("s").upper()
+
+
+def _usage(name: str) -> str:
+    """Return the arguments of a command that have no flag, as its usage shows them."""
+    shown = [
+        USAGE[count].format(f"{{{','.join(ACTIONS)}}}" if place == "action" else _metavar(place))
+        for place, count, _ in POSITIONAL.get(name, ())
+    ]
+    return "".join(f"{one} " for one in shown)
 
 
 def present(arguments: list[str]) -> list[str]:
