@@ -35,17 +35,6 @@ def test_a_bfloat16_tensor_is_read():
     assert image.tolist() == [[[0, 255, 128]]]
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-@pytest.mark.parametrize("tensor", [False, True])
-def test_transparency_is_laid_on_white(dtype, tensor):
-    full = {np.uint8: 255, np.uint16: 65535, np.float32: 1}[dtype]
-    values = np.array([[[[1, 0, 0.2, 1], [0.8, 0.1, 0.4, 0]]]] * 2) * full
-    values = values.astype(dtype)
-    values = torch.from_numpy(np.moveaxis(values, -1, -3).copy()) if tensor else values
-    for image in pixels(values) + pixels(values[0]):
-        assert image.tolist() == [[[255, 0, 51], [255, 255, 255]]]
-
-
 @pytest.mark.parametrize("dtype", ["<u2", ">u2"])
 def test_sixteen_bits_of_a_batch_have_one_depth(dtype):
     values = np.array([[[[4095, 160, 0]]], [[[16, 32, 48]]]]).astype(dtype)  # a camera of 12 bits

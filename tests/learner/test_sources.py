@@ -132,33 +132,9 @@ def test_lists_are_read_lazily_and_nest(tmp_path):
     assert [clip.label for clip in clips_of([clip, named], "mug")] == ["mug", "mug"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "extension", "expected"),
-    [
-        ("L", "png", (80, 80, 80)),
-        ("P", "png", (80, 80, 80)),
-        ("RGBA", "png", (80, 80, 80)),
-        ("CMYK", "jpg", (80, 80, 80)),
-        ("1", "png", (0, 0, 0)),
-        ("I;16", "png", (80, 80, 80)),
-        ("RGB", "webp", (80, 80, 80)),
-        ("RGB", "bmp", (80, 80, 80)),
-        ("RGB", "tiff", (80, 80, 80)),
-    ],
-)
-def test_all_modes_become_rgb(tmp_path, mode, extension, expected):
-    path = tmp_path / f"a.{extension}"
-    if mode == "I;16":
-        Image.fromarray(np.full((4, 6), 80 * 256, np.uint16)).save(path)
-    elif mode == "1":
-        Image.new("1", (6, 4), 0).save(path)
-    else:
-        save(path, 80, mode=mode)
-    with Image.open(path) as opened:
-        (image,) = pixels(opened)
-    (from_file,) = pixels(path)
-    assert from_file.shape == (4, 6, 3) and np.array_equal(image, from_file)
-    assert np.abs(from_file.astype(int) - expected).max() <= 2
+def test_cmyk_becomes_rgb(tmp_path):
+    (image,) = pixels(save(tmp_path / "a.jpg", 80, mode="CMYK"))
+    assert image.shape == (4, 6, 3) and np.abs(image.astype(int) - 80).max() <= 2
 
 
 def test_photos_are_upright(tmp_path):
