@@ -227,7 +227,7 @@ def check_kind(prepared, kind, data):
     check(act, lambda found: found == right, (path, new[:200]))
 
 
-@pytest.mark.parametrize("kind", [checkpoint, pretrained, index])
+@pytest.mark.parametrize("kind", [checkpoint, pretrained, index, learners])
 @settings(max_examples=30, phases=[Phase.generate])
 @given(data=st.data())
 def test_some_damaged_files(prepared, kind, data):
