@@ -106,20 +106,20 @@ class Learner(Predictor):
         Raises:
             RuntimeRefusedError: the runtime is not installed, or computes other features than the learner's.
         """
-        replays, model = self.method in REPLAY, self.network.model
+        replay, model = getattr(self._classifier, "replay", None), self.network.model
         with self._lock:
             if self.runtime.calibration is not None:
                 source = None
-            elif name == "int8" and (replays or self.lessons):
+            elif name == "int8" and (replay or self.lessons):
                 why = f"a learner by replay ({self.method})"
-                if not replays:
+                if not replay:
                     why = f"one that learned with {self.lessons[-1].runtime}"
                 raise RuntimeRefusedError(
                     f"runtime int8 is for a new learner of method {', '.join(CLOSED_FORMS)}, not for {why}: teach a "
                     "new one with --runtime int8, or give another --runtime"
                 )
             images = None if source is None else sample(source, model.image_size, model.interpolation)
-            return use_runtime(model, "torch" if replays and REPLAY[self.method].images else name, images)
+            return use_runtime(model, "torch" if replay and replay.images else name, images)
 
     # Teaching
 

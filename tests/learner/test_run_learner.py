@@ -98,6 +98,14 @@ def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb):
     assert not runs["er"].with_name(f"{runs['er'].name}.lock").exists()
 
 
+def test_a_run_of_replayed_images_is_asked_with_any_runtime(runs, clips):
+    learner, photo = Learner.load(runs["er"]), next(clips.rglob("*.png"))
+    usual = learner.predict(photo)
+    assert learner.use_runtime("folded").name == "folded"
+    found = learner.predict(photo)
+    assert found.label == usual.label and found.confidence == pytest.approx(usual.confidence, rel=1e-3)
+
+
 def test_asking_does_not_draw_random_numbers(runs, clips):
     torch.manual_seed(5)
     expected = torch.get_rng_state(), np.random.get_state()[1].copy()
