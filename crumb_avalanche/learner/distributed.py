@@ -7,6 +7,7 @@ Confidence is calibrated as in a lesson without workers, on clips that are asked
 eight groups of shards, and some clips of each group are asked of what the learner knew before and all other groups.
 """
 
+import copy
 import heapq
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -132,7 +133,8 @@ def _called(
 ) -> tuple[Sequence[Handle], Handle, list[Handle]]:
     """Call all that workers do; return handles of lessons, of the state of all shards, and of answers."""
     sent = engine.share((network.header(), network.state()))
-    before = engine.share(classifier.state_dict()) if classifier.taught else None
+    # A copy: an engine may read it when what was learned is merged already.
+    before = engine.share(copy.deepcopy(classifier.state_dict())) if classifier.taught else None
 
     def merge(one: Handle | None, other: Handle) -> Handle:
         return other if one is None else engine.call(merge_states, task, one, other)
