@@ -12,19 +12,17 @@ import torch
 from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import normalize
-from torch.utils.data import DataLoader
 
-from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import (
-    ChosenFrames,
+    HerdedFrames,
     ImageMemoryPlugin,
     OldNetwork,
     allot,
     distillation_loss,
     draw,
     draw_from,
+    experience_features,
     herd,
     memory_strategy,
 )
@@ -220,13 +218,6 @@ class OldBranches(OldNetwork):
         self.state = {name: value for name, value in self.state.items() if name in changing}
 
 
-class HerdedFrames(ChosenFrames):
-    """Allows fewer exemplars than classes, since the old network is charged too; the last classes get none."""
-
-    def begin_experience(self, slots, coming, batch_size):
-        return []
-
-
 class AANetsPlugin(ImageMemoryPlugin):
     """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.
 
@@ -323,18 +314,15 @@ class AANetsPlugin(ImageMemoryPlugin):
 
     def _choose_exemplars(self, strategy) -> None:
         """Herd the frames of the experience and cut the lists of all classes, so that they share the budget."""
-        model, buffer = strategy.model, self.storage_policy
-        # A generator of its own: a loader draws a seed, and must not advance the global RNG.
-        loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
-        batches = [(pooled_features(model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
-        features, labels = (torch.cat(parts) for parts in zip(*batches))
+        buffer = self.storage_policy
+        features, labels = experience_features(strategy)
         kept, chosen = [], []
         for label, quota in allot(buffer.max_size, strategy.seen_classes.seen).items():
             members = buffer.slots.by_class.get(label, [])[:quota]
             frames = (labels == label).nonzero().flatten()
             kept += members
             if len(frames) and quota > len(members):
-                best = herd(normalize(features[frames.to(features.device)]), quota - len(members))
+                best = herd(features[frames.to(features.device)], quota - len(members))
                 chosen += frames[best].tolist()
         self.hold(strategy, kept, chosen)
 

@@ -1,25 +1,29 @@
 """iCaRL in one pass: herded exemplars, distillation, nearest mean of exemplars (Rebuffi et al., CVPR 2017)."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
-from torch.utils.data import DataLoader
 
-from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.memory.selection import SelectionRule
-from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, herd, memory_strategy, trim
+from crumb_avalanche.methods.replay import (
+    HerdedFrames,
+    ImageMemoryPlugin,
+    OldNetwork,
+    allot,
+    draw_from,
+    experience_features,
+    herd,
+    memory_strategy,
+    unit_features,
+)
 from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import InRange
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.plugins import give_unseen_probability
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
@@ -37,31 +41,6 @@ class ICaRLSettings(InRange):
     half_old_network: bool = True
 
 
-class Prioritised(SelectionRule):
-    """Stores all it is offered; lists are in order of priority and cut at the end (paper, algorithm 5)."""
-
-    second_pass = True  # nothing is stored during training
-    evenly_spread = False
-
-    @staticmethod
-    def quotas(slots: Slots, coming: Iterable[int]) -> dict[int, int]:
-        """Return the exemplars of each class after an experience with the classes ``coming``."""
-        return allot(slots.capacity, list(dict.fromkeys([*slots.by_class, *sorted(coming)])))
-
-    def begin_experience(self, slots, coming, batch_size):
-        quotas = self.quotas(slots, coming)
-        for label in coming:
-            slots.by_class.setdefault(label, [])  # a class even if no slot is left for it
-        # A class that comes again is offered again, its old exemplars among the candidates.
-        return trim(slots, quotas | dict.fromkeys(coming, 0))
-
-    def choose(self, slots, labels):
-        return [(position, slots.take(label)) for position, label in enumerate(labels)]
-
-    def give_up(self, slots, label):
-        return trim(slots, {label: slots.count(label) - 1})[0]
-
-
 def icarl_targets(labels: Tensor, classes: int, old: Sequence[int], old_logits: Tensor | None) -> Tensor:
     """Compute targets ``(B, classes)``: one-hot labels, the old network's answers for ``old`` classes (algorithm 3)."""
     targets = one_hot(labels, classes).float()
@@ -77,12 +56,6 @@ def relu_follows_head(model: SplitModel) -> bool:
     return any(isinstance(layer, nn.ReLU) for layer in list(layers.values())[list(layers).index(name) :])
 
 
-@torch.no_grad()
-def unit_features(model: SplitModel, images: Tensor) -> Tensor:
-    """Compute L2-normalised penultimate features ``(B, D)`` in evaluation mode."""
-    return normalize(pooled_features(model, images))
-
-
 class ICaRLPlugin(ImageMemoryPlugin):
     """Distillation with replay in training, herding after each experience, nearest mean of exemplars in evaluation.
 
@@ -96,7 +69,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
     exemplars than classes, the latest classes get none and are never predicted.
 
     Args:
-        storage_policy: an image buffer with the rule ``Prioritised``; its generator draws the replay batches.
+        storage_policy: an image buffer with the rule ``HerdedFrames``; its generator draws the replay batches.
         old_network: for the distillation targets.
     """
 
@@ -140,42 +113,30 @@ class ICaRLPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
-        self._store(strategy, *self._look(strategy))
+        self._choose_exemplars(strategy)
         self.old_network.take(strategy.model)
 
-    def _look(self, strategy) -> tuple[Tensor, Tensor]:
-        """Return unit features ``(N, D)`` and labels ``(N,)`` of the experience's frames."""
-        # A generator of its own: a loader draws a seed, and must not advance the global RNG.
-        loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
-        looks = [(unit_features(strategy.model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
-        return torch.cat([features for features, _ in looks]), torch.cat([labels for _, labels in looks])
+    def _choose_exemplars(self, strategy) -> None:
+        """Herd the classes of the experience and cut the lists of the others (paper, algorithms 2, 4 and 5).
 
-    def _store(self, strategy, features: Tensor, labels: Tensor) -> None:
-        """Herd the classes of the experience and cut the lists of the others (paper, algorithms 2, 4 and 5)."""
-        storage = self.storage_policy
-        coming = sorted(set(labels.tolist()))
-        quotas = storage.rule.quotas(storage.slots, coming)
-        pictures, chosen = [], []
-        for label in coming:
-            positions = (labels == label).nonzero().flatten().tolist()
-            members = list(storage.slots.by_class.get(label, ()))
-            candidates = features[positions]
-            if members:
-                candidates = torch.cat([self._stored_features(strategy, members), candidates])
-            for place in herd(candidates, quotas[label]):
-                if place < len(members):
-                    pictures.append(storage.rows[members[place]].clone())
-                else:
-                    pictures.append(frames(strategy, [positions[place - len(members)]])[0].cpu())
-                chosen.append(label)
-        storage.begin_experience(labels.tolist(), strategy.train_mb_size)
-
-        def pixels(places: Sequence[int]) -> Tensor:
-            return torch.stack([pictures[place] for place in places])
-
-        storage.store(
-            StreamBatch(torch.tensor(chosen, dtype=torch.int64), torch.empty(0), None, pixels), strategy.model
-        )
+        A class that comes again is herded from its old exemplars and its new frames.
+        """
+        features, labels = experience_features(strategy)
+        lists, orders, kept, chosen = self.storage_policy.slots.by_class, {}, [], []
+        classes = dict.fromkeys([*lists, *sorted(set(labels.tolist()))])
+        for label, quota in allot(self.storage_policy.max_size, list(classes)).items():
+            members, positions = lists.setdefault(label, []), (labels == label).nonzero().flatten().tolist()
+            best = list(range(min(quota, len(members))))
+            if positions:
+                old = [self._stored_features(strategy, members)] if members else []
+                best = herd(torch.cat([*old, features[positions]]), quota)
+                orders[label] = [members[place] if place < len(members) else None for place in best]
+            kept += [members[place] for place in best if place < len(members)]
+            chosen += [positions[place - len(members)] for place in best if place >= len(members)]
+        self.hold(strategy, kept, chosen)
+        for label, order in orders.items():
+            new = iter([slot for slot in lists[label] if slot not in order])  # in the order in which they were chosen
+            lists[label] = [next(new) if slot is None else slot for slot in order]
 
     def _stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
         """Compute unit features ``(n, D)`` of stored images."""
@@ -248,5 +209,5 @@ def build_icarl(recipe: Recipe) -> StreamStrategy:
             "relu_logits=False",
             stacklevel=2,
         )
-    buffer = ImageBuffer(recipe.mem_size, Prioritised(), recipe.seed)
+    buffer = ImageBuffer(recipe.mem_size, HerdedFrames(), recipe.seed)
     return memory_strategy(recipe, ICaRLPlugin(buffer, OldNetwork(recipe.method.half_old_network)))

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
+from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.registry import Recipe
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
@@ -106,6 +108,16 @@ class ChosenFrames(SelectionRule):
         return [(position, slots.take(label)) for position, label in enumerate(labels) if slots.free]
 
 
+class HerdedFrames(ChosenFrames):
+    """Exemplars in order of priority, which are cut at the end; of more classes than slots, the last ones get none."""
+
+    def begin_experience(self, slots, coming, batch_size):
+        return []
+
+    def give_up(self, slots, label):
+        return trim(slots, {label: slots.count(label) - 1})[0]
+
+
 def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
     """Allot exemplars to classes: equal shares of all slots, and the remainder one each to the first classes.
 
@@ -145,6 +157,21 @@ def herd(features: Tensor, count: int) -> list[int]:
         taken[chosen[-1]] = True
         total = total + features[chosen[-1]]
     return chosen
+
+
+@torch.no_grad()
+def experience_features(strategy) -> tuple[Tensor, Tensor]:
+    """Return unit features ``(N, D)`` of the experience's frames in evaluation mode, and labels ``(N,)``."""
+    # A generator of its own: a loader draws a seed, and must not advance the global RNG.
+    loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
+    looks = [(unit_features(strategy.model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
+    features, labels = zip(*looks)
+    return torch.cat(features), torch.cat(labels)
+
+
+def unit_features(model: SplitModel, images: Tensor) -> Tensor:
+    """Compute L2-normalised penultimate features ``(B, D)`` in evaluation mode."""
+    return functional.normalize(pooled_features(model, images))
 
 
 def held_slots(buffer: CompactBuffer) -> list[int]:

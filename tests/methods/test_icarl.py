@@ -12,12 +12,11 @@ from torch import nn
 from watched import built, plugin_of, unseen_in
 from watched import learned as learned_by
 
-from crumb_avalanche.methods.icarl import ICaRLPlugin, Prioritised, icarl_targets
+from crumb_avalanche.methods.icarl import ICaRLPlugin, icarl_targets
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import OldNetwork, draw_from, herd
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.storage_policies import ImageBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ICARL = STRATEGIES["icarl"]
@@ -146,8 +145,7 @@ def test_slots_without_an_exemplar_keep_no_bytes(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream, mem_size=50)
     buffer = strategy.storage_policy
     assert len(buffer) == 40 and len(buffer.slots.free) == 10  # all frames there were
-    buffer.begin_experience(list(range(4)), 5)
-    assert not buffer.rows.any() and (buffer.labels == -1).all()
+    assert (buffer.labels[buffer.slots.free] == -1).all() and not buffer.rows[buffer.slots.free].any()
 
 
 def test_the_nearest_mean_answers_and_unseen_classes_are_masked(make_model, make_stream):
@@ -265,11 +263,3 @@ def test_a_relu_behind_the_head_is_warned_of():
     with warnings.catch_warnings(record=True) as caught:
         build(model, 3)
     assert not [warning for warning in caught if "ReLU" in str(warning.message)]
-
-
-def test_the_rule_stores_in_order():
-    buffer = ImageBuffer(4, Prioritised())
-    buffer.begin_experience([0, 0, 1, 1], 2)
-    assert buffer.rule.choose(buffer.slots, [0, 0, 1, 1]) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert buffer.rule.begin_experience(buffer.slots, {2: 9, 3: 9}, 2) == [1, 3]
-    assert buffer.slots.by_class == {0: [0], 1: [2], 2: [], 3: []}

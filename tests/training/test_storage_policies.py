@@ -16,7 +16,7 @@ from crumb_avalanche.memory.packing import unpack
 from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule
 from crumb_avalanche.methods.bic import SplitExemplars
 from crumb_avalanche.methods.gem import ExperienceShares
-from crumb_avalanche.methods.icarl import Prioritised
+from crumb_avalanche.methods.replay import HerdedFrames
 from crumb_avalanche.system.tensor_file import read_state, write_state
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
 
@@ -287,7 +287,7 @@ def test_too_few_places_are_an_error(model):
         buffer.resize(None, 4)
 
 
-@pytest.mark.parametrize("rule", [Prioritised, SplitExemplars])
+@pytest.mark.parametrize("rule", [HerdedFrames, SplitExemplars])
 def test_lists_in_order_of_priority_are_cut_from_their_ends(model, rule):
     buffer = MapBuffer(6, rule())
     buffer.begin_experience([4] * 6, 6)
