@@ -21,18 +21,16 @@ import argparse
 import copy
 import http.client
 import io
-import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from support.bench import bench_parser, clock_of, fastest, report, seconds
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.learner.learner import Learner
@@ -42,7 +40,7 @@ from crumb_avalanche.models.penultimate import penultimate
 CLASSES = 20
 ANSWERS = 20  # of crumb serve in a round
 # Not resource.getrusage, whose peak includes that of the process that starts this one.
-PEAK = "import sys; sys.path.insert(0, {!r}); from support.resident_memory import resident; print(resident('VmHWM'))"
+PEAK = "import sys; sys.path.insert(0, {!r}); from support.memory import resident; print(resident('VmHWM'))"
 PEAK = PEAK.format(str(Path(__file__).parent))
 CLI = "import sys; from crumb_avalanche.cli import main; assert main(sys.argv[1:]) == 0; " + PEAK
 BARE = (
@@ -69,25 +67,9 @@ def bare(learner: Learner, pixels: torch.Tensor) -> None:
         penultimate(model, maps * model.feature_scale)
 
 
-def cpu_seconds() -> float:
-    """CPU seconds so far of this process and of those that it started."""
-    return sum(os.times()[:4])
-
-
-def seconds(function: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Seconds of one call."""
-    start = clock()
-    function()
-    return clock() - start
-
-
-def best_of_rounds(options: argparse.Namespace, **functions: Callable[[], object]) -> dict[str, float]:
-    """Seconds of the fastest call of each function; they alternate, so that a busy moment hits all of them."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(1 + options.rounds):
-        for name, function in functions.items():
-            times[name].append(seconds(function, options.clock))
-    return {name: min(some[1:]) for name, some in times.items()}
+def turns(options: argparse.Namespace, **functions: Callable[[], object]) -> dict[str, float]:
+    """Seconds of the fastest turn of each function."""
+    return fastest(functions, options.repeats, clock_of(options))
 
 
 def python(code: str, *arguments: object) -> int:
@@ -99,34 +81,38 @@ def python(code: str, *arguments: object) -> int:
     return int(done.stdout.split()[-1])
 
 
-def speed(options: argparse.Namespace) -> dict[str, float]:
-    """Time a batch in ``predict``, in ``teach`` and in the bare network."""
+def taught(options: argparse.Namespace) -> Learner:
+    """A learner that was taught 20 classes."""
     learner = Learner(options.method, options.backbone, None, 224)
     for number in range(CLASSES):
         learner.teach(photos(number, 2 if options.quick else 8, 224), f"class {number}")
+    return learner
+
+
+def speed(options: argparse.Namespace) -> dict[str, float]:
+    """Time a batch in ``predict``, in ``teach`` and in the bare network."""
+    learner = taught(options)
     other = copy.deepcopy(learner)  # the first answer after a lesson solves anew, which is timed apart
     batch = photos(0, options.batch, 224)
     pixels = torch.from_numpy(batch).permute(0, 3, 1, 2)
-    times = best_of_rounds(
+    times = turns(
         options,
         bare=lambda: bare(learner, pixels),
         predict=lambda: learner.predict(batch),
         teach=lambda: other.teach(batch, "class 0"),
     )
-    return {**times, "first predict after teach": seconds(lambda: other.predict(batch), options.clock)}
+    return {**times, "first predict after teach": seconds(lambda: other.predict(batch), clock_of(options))}
 
 
 def processes(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Time a first answer in a new process, and measure memory of answers and of lessons."""
     model, tree = folder / "mine.safetensors", folder / "photos"
-    learner = Learner(options.method, options.backbone, None, 224)
     for number in range(CLASSES):
         images = photos(number, 2 if options.quick else 8, 224)
-        learner.teach(images, f"class {number}")
         (tree / f"class {number}").mkdir(parents=True)
         for place, image in enumerate(images):
             Image.fromarray(image).resize((640, 480)).save(tree / f"class {number}" / f"{place}.jpg")
-    learner.save(model)
+    taught(options).save(model)
     threads = ("--threads", options.threads)
     peaks = []
 
@@ -136,7 +122,7 @@ def processes(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     def predict() -> None:
         peaks.append(python(CLI, "predict", model, tree / "class 0" / "0.jpg", *threads))
 
-    times = best_of_rounds(options, torch=torch_alone, predict=predict)
+    times = turns(options, torch=torch_alone, predict=predict)
     alone = python("import torch\n" + PEAK)
     teach = python(CLI, "teach", model, tree, "--progress", "false", *threads)
     return {**times, "predict_bytes": max(peaks) - alone, "teach_bytes": teach - alone}
@@ -171,7 +157,7 @@ def served(options: argparse.Namespace, model: Path) -> dict[str, float]:
                 for _ in range(ANSWERS):
                     bare(learner, pixels)
 
-            return best_of_rounds(options, answer=answers, bare=network)
+            return turns(options, answer=answers, bare=network)
         finally:
             server.kill()
 
@@ -182,7 +168,7 @@ def many_classes(options: argparse.Namespace) -> dict[str, float]:
 
     def lesson(learner: Learner, number: int) -> float:
         images = photos(number, 3, 32)
-        return seconds(lambda: learner.teach(images, f"class {number}"), options.clock)
+        return seconds(lambda: learner.teach(images, f"class {number}"), clock_of(options))
 
     few = options.many // 20
     for number in range(few):
@@ -192,53 +178,43 @@ def many_classes(options: argparse.Namespace) -> dict[str, float]:
         lesson(learner, number)
     times = [(lesson(young, few + place), lesson(learner, options.many - few + place)) for place in range(few)]
     early, late = map(sum, zip(*times))
-    ask = seconds(lambda: learner.predict(photos(0, 1, 32)), options.clock)
+    ask = seconds(lambda: learner.predict(photos(0, 1, 32)), clock_of(options))
     return {"early": early, "late": late, "first_answer": ask}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    parser = bench_parser(__doc__, threads=1)
     parser.add_argument("--method", default="recommended", help="method of the learner")
     parser.add_argument("--backbone", default="squeezenet1_0", help="network, with random weights")
     parser.add_argument("--batch", type=int, default=64, help="images of a batch")
     parser.add_argument("--many", type=int, default=2000, help="number of classes of the last measurement")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the fastest counts")
-    parser.add_argument("--cpu-time", action="store_true", help="CPU time rather than elapsed: for a busy machine")
-    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
     parser.add_argument("--quick", action="store_true", help="one round, small batches, 100 classes")
     options = parser.parse_args()
     if options.quick:
-        options.batch, options.many, options.rounds = 8, 100, 1
-    options.clock = cpu_seconds if options.cpu_time else time.perf_counter
+        options.batch, options.many, options.repeats = 8, 100, 1
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-
     batch = speed(options)
     with tempfile.TemporaryDirectory() as folder:
         process = processes(options, Path(folder))
         answers = served(options, Path(folder) / "mine.safetensors")
     lessons = many_classes(options)
+    memory = {name: process.pop(name) for name in ("predict_bytes", "teach_bytes")}
     figures = {
         "predict_over_bare": batch["predict"] / batch["bare"],
         "teach_over_bare": batch["teach"] / batch["bare"],
         "cold_start_over_torch": process["predict"] / process["torch"],
-        "predict_bytes": process["predict_bytes"],
-        "teach_bytes": process["teach_bytes"],
+        **memory,
         "late_over_early_lessons": lessons["late"] / lessons["early"],
         "answer_over_bare": answers["answer"] / answers["bare"],
         "answers_per_second": ANSWERS / answers["answer"],
     }
-    if not options.json:
-        print(f"{options.threads} threads, {options.method}, {options.backbone}, {CLASSES} classes")
-        print(f"batch of {options.batch}  " + "  ".join(f"{1e3 * some:.0f} ms {name}" for name, some in batch.items()))
-        print(f"cold start   {process['torch']:.2f} s torch and network  {process['predict']:.2f} s crumb predict")
-        print(
-            f"memory       {figures['predict_bytes'] / 1e6:.0f} MB predict  {figures['teach_bytes'] / 1e6:.0f} MB teach"
-        )
-        print("crumb serve  " + "  ".join(f"{1e3 * some / ANSWERS:.0f} ms {name}" for name, some in answers.items()))
-        print(f"{options.many} classes  " + "  ".join(f"{some:.2f} s {name}" for name, some in lessons.items()))
-    print(json.dumps(figures))
+    lines = [f"{options.threads} threads, {options.method}, {options.backbone}, {CLASSES} classes"]
+    answers = {name: some / ANSWERS for name, some in answers.items()}
+    measured = {f"batch of {options.batch}": batch, "cold start": process, "crumb serve": answers}
+    for name, times in {**measured, f"{options.many} classes": lessons}.items():
+        lines.append(f"{name}  " + "  ".join(f"{1e3 * some:.0f} ms {what}" for what, some in times.items()))
+    report(options, figures, [*lines, "  ".join(f"{some / 1e6:.0f} MB {name}" for name, some in memory.items())])
 
 
 if __name__ == "__main__":

@@ -14,16 +14,14 @@ starts. The images are made-up JPEG photos of --pixels pixels, or those of --sou
 """
 
 import argparse
-import json
 import math
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from ray.cluster_utils import Cluster
+from support.bench import bench_parser, photos, report
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.learner.distributed import IMAGES, Task, merge_states, shards_of
@@ -34,20 +32,6 @@ from crumb_avalanche.system.ray_cluster import RayCalls
 
 IMAGENET = 1_281_167
 NODES = (1, 8, 64)
-
-
-def photos(folder: Path, classes: int, clips: int, images: int, pixels: int) -> Path:
-    """Write class folders of clips of noisy JPEG photos."""
-    for number in range(classes):
-        colours = np.random.default_rng(number).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-        for clip in range(clips):
-            place = folder / f"class{number}" / f"clip{clip}"
-            place.mkdir(parents=True)
-            random = np.random.default_rng([number, clip])
-            for image in range(images):
-                noisy = np.clip(colours + random.normal(0, 25, colours.shape), 0, 255).astype(np.uint8)
-                Image.fromarray(noisy).resize((pixels, pixels)).save(place / f"{image}.jpg")
-    return folder
 
 
 def lesson(options: argparse.Namespace, engine: RayCalls, source: Path) -> tuple[float, int, Learner]:
@@ -98,11 +82,10 @@ def measured(options: argparse.Namespace, source: Path, warm: Path) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="nodes: each has --cores cores of this machine's speed, reads images as fast as here, and the merges of "
-        "the tree's longest path are not overlapped with learning",
+    parser = bench_parser(__doc__, threads=1, repeats=3)
+    parser.epilog = (
+        "nodes: each has --cores cores of this machine's speed, reads images as fast as here, and the merges of the "
+        "tree's longest path are not overlapped with learning"
     )
     parser.add_argument("--source", type=Path, help="folder of class folders; default made-up photos")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="numbers of one-thread workers")
@@ -114,19 +97,16 @@ def main() -> None:
     parser.add_argument("--budget-bytes", type=int, help="of the learner; default the network's size")
     parser.add_argument("--runtime", default="torch", help="what runs the network")
     parser.add_argument("--cores", type=int, default=16, help="cores of a node, for nodes")
-    parser.add_argument("--repeats", type=int, default=3, help="lessons, of which the fastest counts")
-    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         warm = photos(Path(folder) / "warm", 4, 8, 2, 64)
         source = options.source or photos(Path(folder) / "photos", options.classes, 8, 10, options.pixels)
         figures = measured(options, source, warm)
-    if not options.json:
-        rows = ", ".join(f"{count} {seconds:.1f} s" for count, seconds in figures["seconds"].items())
-        print(f"{figures['images']} images in {figures['shards']} shards by workers: {rows}")
-        print(f"hours for {IMAGENET:,} images by nodes of {options.cores} cores: {figures['nodes']}")
-    print(json.dumps(figures))
+    rows = ", ".join(f"{count} {seconds:.1f} s" for count, seconds in figures["seconds"].items())
+    lines = [f"{figures['images']} images in {figures['shards']} shards by workers: {rows}"]
+    lines.append(f"hours for {IMAGENET:,} images by nodes of {options.cores} cores: {figures['nodes']}")
+    report(options, figures, lines)
 
 
 if __name__ == "__main__":

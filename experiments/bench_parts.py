@@ -17,9 +17,7 @@ Writes parts.csv and parts.png (or another --name) to --output. With --loader-pr
 is not in the bars.
 """
 
-import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -28,13 +26,15 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from PIL import Image
-from support.saved_picture import COLOURS, STYLE, save_picture, set_title
+from support.bench import bench_parser, clock_of, photos
+from support.pictures import set_title
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.models import stopwatch
+from crumb_avalanche.report.palette import COLOURS
+from crumb_avalanche.report.pictures import STYLE, save
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.session import Session
@@ -46,21 +46,6 @@ PIXELS = (64, 224, 1080)
 PARTS = ("decode", "resize", "F", "search", "P", "replay", "rest")
 NAMES = {"features": "F", "plastic": "P"}  # of the stopwatch
 CLASSES, OBJECTS = 8, 2  # one object of a class is held out
-
-
-def photos(folder: Path, pixels: int, images: int) -> Path:
-    """Write class/object/clip folders of JPEG photos of smooth patches with some noise."""
-    for number in range(CLASSES):
-        random = np.random.default_rng(number)
-        for one in range(OBJECTS):
-            place = folder / f"class{number}" / f"object{one}" / "clip"
-            place.mkdir(parents=True)
-            for image in range(images):
-                patches = Image.fromarray(random.integers(0, 256, (6, 6, 3), dtype=np.uint8))
-                smooth = np.asarray(patches.resize((pixels, pixels), Image.Resampling.BICUBIC), dtype=np.float32)
-                noisy = np.clip(smooth + random.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
-                Image.fromarray(noisy).save(place / f"{image:03d}.jpg", quality=90)
-    return folder
 
 
 def milliseconds(settings: RunSettings, clock: Callable[[], float]) -> dict[str, float]:
@@ -118,25 +103,22 @@ def picture(rows: list[dict], title: str) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__, repeats=1, json=False)
     parser.add_argument("--output", type=Path, default=Path("runs/parts"), help="folder for table and picture")
     parser.add_argument("--presets", nargs="+", default=list(PRESETS), help="presets of crumb run, or strategies")
     parser.add_argument("--name", default="parts", help="name of the two files")
     parser.add_argument("--pixels", nargs="+", type=int, default=list(PIXELS), help="sides of the photos")
     parser.add_argument("--runtime", default="torch", help="what runs F")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--loader-processes", type=int, default=0, help="processes that decode and resize")
     parser.add_argument("--quick", action="store_true", help="images of 32 pixels, a small network")
     parser.add_argument("--images", type=int, default=32, help="of each of the two objects of a class")
-    parser.add_argument("--repeats", type=int, default=1, help="rounds over all presets; the fastest of each counts")
-    parser.add_argument("--cpu-time", action="store_true", help="CPU time rather than elapsed: for a busy machine")
     options = parser.parse_args()
-    clock = time.process_time if options.cpu_time else time.perf_counter
+    clock = clock_of(options)
     size = dict(backbone="small_cnn", image_size=32) if options.quick else dict(head_kernel=1)
     rows = []
     for pixels in options.pixels:
         with tempfile.TemporaryDirectory() as folder:
-            root = photos(Path(folder), pixels, 4 if options.quick else options.images)
+            root = photos(Path(folder), CLASSES, OBJECTS, 4 if options.quick else options.images, pixels, noise=6)
             fastest: dict[str, dict[str, float]] = {}
             for preset in options.presets * options.repeats:
                 chosen = {"preset": preset} if preset in PRESETS else {"preset": "paper", "strategy": preset}
@@ -160,15 +142,13 @@ def main() -> None:
             rows += [{"preset": preset, "pixels": pixels, **parts} for preset, parts in fastest.items()]
     rows.sort(key=lambda row: options.presets.index(row["preset"]))
     shown = [{name: f"{value:.3f}" if name in PARTS else value for name, value in row.items()} for row in rows]
-    options.output.mkdir(parents=True, exist_ok=True)
-    written = options.output / f"{options.name}.csv"
     columns = ["preset", "pixels", *PARTS]
-    write_csv(written, [columns, *([row[name] for name in columns] for row in shown)])
+    write_csv(options.output / f"{options.name}.csv", [columns, *([row[name] for name in columns] for row in shown)])
     what = f"{options.threads} thread{'s' * (options.threads > 1)}, --runtime {options.runtime}"
     title = f"Where the {'CPU ' * options.cpu_time}time of a stream image goes ({what})"
-    pictures = save_picture(picture(rows, title), options.output, options.name)
+    save(picture(rows, title), options.output, options.name)
     print(table(list(shown[0]), [list(map(str, row.values())) for row in shown]))
-    print("written: " + ", ".join(map(str, [written, *pictures])))
+    print(f"written to {options.output}: {options.name}.csv, .png and .svg")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ by that of the bare step of the same batch (F forward, P forward and backward), 
 Float32, random images and random weights of SqueezeNet, a memory of every class.
 """
 
-import argparse
-import json
-import time
+from functools import partial
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from support.bench import bench_parser, clock_of, fastest, report
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
@@ -59,23 +58,17 @@ def taught(recipe: str, n_classes: int, first: AvalancheDataset) -> CRUMBStrateg
     return strategy
 
 
-def seconds_of_bare(strategy: CRUMBStrategy, images: torch.Tensor) -> float:
-    """Seconds of F forward and P forward and backward for a batch."""
+def bare_step(strategy: CRUMBStrategy, images: torch.Tensor) -> None:
+    """Do F forward and P forward and backward for a batch."""
     model = strategy.model.train()
-    start = time.perf_counter()
     functional.cross_entropy(model.classify(model.features(images)), torch.zeros(len(images)).long()).backward()
-    seconds = time.perf_counter() - start
     model.zero_grad()
-    return seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--classes", type=int, nargs="+", default=[8, 100, 1000], help="numbers of classes seen")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch and faiss")
     parser.add_argument("--batches", type=int, default=4, help="stream batches per measurement")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds, of which the fastest counts")
-    parser.add_argument("--json", action="store_true", help="print only the ratios, as one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     images = torch.randint(256, (BATCH * options.batches, 3, 224, 224), dtype=torch.uint8)
@@ -85,18 +78,15 @@ def main() -> None:
         later = benchmark_from_datasets(train=[experience(images, torch.arange(len(images)) % 2)]).train_stream
         ratios[count] = {}
         for recipe in RECIPES:  # one after the other: large batches of one would slow down the other's memory
-            strategy, step, bare = taught(recipe, count, first), float("inf"), float("inf")
-            for _ in range(options.repeats):
-                start = time.perf_counter()
-                strategy.train(later, eval_streams=[])
-                step = min(step, (time.perf_counter() - start) / options.batches)
-                bare = min(bare, seconds_of_bare(strategy, images[:BATCH]))
-            ratios[count][recipe] = step / bare
-    if not options.json:
-        print(
-            table(["classes", *RECIPES], [[str(n), *(f"{r:.2f}" for r in row.values())] for n, row in ratios.items()])
-        )
-    print(json.dumps(ratios))
+            strategy = taught(recipe, count, first)
+            functions = {
+                "step": partial(strategy.train, later, eval_streams=[]),
+                "bare": partial(bare_step, strategy, images[:BATCH]),
+            }
+            found = fastest(functions, options.repeats, clock_of(options))
+            ratios[count][recipe] = found["step"] / options.batches / found["bare"]
+    rows = [[str(count), *(f"{ratio:.2f}" for ratio in row.values())] for count, row in ratios.items()]
+    report(options, ratios, [table(["classes", *RECIPES], rows)])
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ of its own. The ranges of int8 are those of noise. The functions take turns, so 
 the fastest turn counts.
 """
 
-import argparse
-import json
 import os
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from support.bench import bench_parser, clock_of, fastest, report
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import safe_output
@@ -61,47 +60,33 @@ def pixels_of_noise(count: int) -> Tensor:
     return torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8)
 
 
-def images_per_second(functions: dict[str, Callable[[Tensor], Tensor]], batch: int, repeats: int) -> dict[str, float]:
-    """Time the functions in turn; the fastest of each counts."""
-    pixels = pixels_of_noise(batch)
-    seconds: dict[str, float] = {}
-    for turn in range(1 + repeats):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function(pixels)
-            taken = time.perf_counter() - start
-            if turn:
-                seconds[name] = min(taken, seconds.get(name, taken))
-    return {name: batch / taken for name, taken in seconds.items()}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser = bench_parser(__doc__, repeats=20)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), help="backbones")
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="numbers of images")
-    parser.add_argument("--repeats", type=int, default=20, help="turns, of which the fastest counts")
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile too: half a minute more each")
-    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     names = ["auto", *(name for name in RUNTIMES if options.compiled or name != "compiled")]
     os.environ.pop("CRUMB_RUNTIME", None)
     figures: dict[str, dict] = {}
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # a trial of its own, not one of an earlier, perhaps busy hour
         for network in options.networks:
             functions, notes = opened(network, names)
-            speeds = {batch: images_per_second(functions, batch, options.repeats) for batch in options.batches}
-            ratios = {batch: speeds[batch]["auto"] / speeds[batch]["eager"] for batch in speeds}
+            lines += [f"{network}, {options.threads} threads", *(f"  {note}" for note in notes)]
+            speeds, ratios = {}, {}
+            for batch in options.batches:
+                pixels = pixels_of_noise(batch)
+                calls = {name: partial(function, pixels) for name, function in functions.items()}
+                found = fastest(calls, options.repeats, clock_of(options))
+                speeds[batch] = {name: batch / seconds for name, seconds in found.items()}
+                ratios[batch] = speeds[batch]["auto"] / speeds[batch]["eager"]
+                row = "  ".join(f"{name} {speed:.0f}" for name, speed in speeds[batch].items())
+                lines.append(f"  {batch:3d} images  {row}  auto over eager {ratios[batch]:.2f}")
             figures[network] = {**speeds, "auto_over_eager": ratios}
-            if not options.json:
-                print(f"{network}, {options.threads} threads", *(f"  {note}" for note in notes), sep="\n")
-                for batch, found in speeds.items():
-                    row = "  ".join(f"{name} {speed:.0f}" for name, speed in found.items())
-                    print(f"  {batch:3d} images  {row}  auto over eager {ratios[batch]:.2f}", flush=True)
-    if options.json:
-        print(json.dumps(figures))
+    report(options, figures, lines)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,13 @@ Ratios are printed last, because times depend on the machine; with --json, they 
 import argparse
 import ctypes
 import functools
-import json
 import statistics
-import time
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
-from support.resident_memory import reset_peak, resident
+from support.bench import bench_parser, clock_of, fastest, report, seconds
+from support.memory import reset_peak, resident
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -33,17 +32,6 @@ from crumb_avalanche.models.codebook import init_matched_
 from crumb_avalanche.models.layers import CoinDropout
 
 BATCH = 21
-
-
-def best(function, repeats: int) -> float:
-    """Seconds of the fastest of ``repeats`` calls, after a first one."""
-    function()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def working_bytes(function) -> int:
@@ -110,16 +98,61 @@ def stream(images: torch.Tensor, experiences: int):
     return benchmark_from_datasets(train=datasets)
 
 
+def strategy_of(model, options: argparse.Namespace) -> CRUMBStrategy:
+    """A strategy of the model at the precision of the options."""
+    model.set_precision(options.precision)
+    if options.compile:
+        model.compile()
+    return CRUMBStrategy(
+        model=model,
+        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3, 0.9, weight_decay=1e-4),
+        storage_policy=CodeBuffer(417),
+        first_epochs=1,
+        train_mb_size=BATCH,
+        evaluator=None,
+    )
+
+
+def steps(model, images: torch.Tensor, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of a stream step, of its networks alone and of the plain step, in each round."""
+    strategy = strategy_of(model, options)
+    experiences = iter(stream(images, options.repeats + 2).train_stream)
+    for _ in range(2):  # compiles, fills the buffer
+        strategy.train(next(experiences), eval_streams=[])
+    labels, normalised = torch.arange(BATCH) % 2, torch.randn(BATCH, 3, 224, 224)
+    plain = PlainStep(4, BATCH)
+    plain(normalised, labels)
+
+    def bare(replayed: torch.Tensor) -> None:
+        for maps_of in (lambda: model.features(images[:BATCH]), lambda: replayed):
+            logits = model.classify(maps_of())
+            functional.cross_entropy(logits, torch.arange(len(logits)) % 2).backward()
+            model.zero_grad()
+
+    times: dict[str, list[float]] = {"step": [], "bare": [], "plain": []}
+    for _ in range(options.repeats):
+        experience = next(experiences)
+        # As many as the step replays: as many of each class, and a batch at least.
+        replay = len(strategy.storage_policy.sample(set(experience.dataset.targets), BATCH))
+        replayed = torch.rand(replay, 512, 13, 13).contiguous(memory_format=torch.channels_last)
+        model.train()
+        bare(replayed)
+        learn = functools.partial(strategy.train, experience, eval_streams=[])
+        times["step"].append(seconds(learn, clock_of(options)) / options.batches)
+        model.train()
+        for name, count, function in (
+            ("bare", options.batches, functools.partial(bare, replayed)),
+            ("plain", 3, functools.partial(plain, normalised, labels)),
+        ):
+            times[name].append(statistics.fmean(seconds(function, clock_of(options)) for _ in range(count)))
+    return times
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch and faiss")
+    parser = bench_parser(__doc__)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile F")
     parser.add_argument("--batches", type=int, default=8, help="stream batches per measurement")
-    parser.add_argument(
-        "--repeats", type=int, default=5, help="rounds, of which the fastest counts; for step_over_bare the median"
-    )
-    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
     parser.add_argument("--quick", action="store_true", help="one batch, one round, float32, not compiled")
     options = parser.parse_args()
     if options.quick:
@@ -137,85 +170,29 @@ def main() -> None:
     defined = maps.permute(0, 2, 3, 1).reshape(BATCH, 13, 13, -1, 16).any(dim=-1)
     ours = model.codebook.encode(maps).permute(0, 2, 3, 1).long()
     assert torch.equal(plain_codes(maps, blocks)[defined], ours[defined]), "the two searches disagree"
-    search_plain = best(lambda: plain_codes(maps, blocks), options.repeats)
-    search_ours = best(lambda: model.codebook.encode(maps), options.repeats)
-
     noisy = maps.clone().requires_grad_()
-    dropout_torch, dropout_ours = (
-        best(functools.partial(_forward_and_back, layer, noisy), options.repeats)
-        for layer in (nn.Dropout(), CoinDropout())
-    )
-
-    model.set_precision(options.precision)
-    if options.compile:
-        model.compile()
-    strategy = CRUMBStrategy(
-        model=model,
-        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3, 0.9, weight_decay=1e-4),
-        storage_policy=CodeBuffer(417),
-        first_epochs=1,
-        train_mb_size=BATCH,
-        evaluator=None,
-    )
-    experiences = iter(stream(images, options.repeats + 2).train_stream)
-    for _ in range(2):  # compiles, fills the buffer
-        strategy.train(next(experiences), eval_streams=[])
-    labels = torch.arange(BATCH) % 2
-    normalised = torch.randn(BATCH, 3, 224, 224)
-    plain = PlainStep(4, BATCH)
-
-    def bare(replayed: torch.Tensor) -> None:
-        for maps_of in (lambda: model.features(images[:BATCH]), lambda: replayed):
-            logits = model.classify(maps_of())
-            functional.cross_entropy(logits, torch.arange(len(logits)) % 2).backward()
-            model.zero_grad()
-
-    plain(normalised, labels)
-    times: dict[str, list[float]] = {"step": [], "bare": [], "plain": []}
-    for _ in range(options.repeats):
-        experience = next(experiences)
-        # As many as the step replays: as many of each class, and a batch at least.
-        replay = len(strategy.storage_policy.sample(set(experience.dataset.targets), BATCH))
-        replayed = torch.rand(replay, 512, 13, 13).contiguous(memory_format=torch.channels_last)
-        model.train()
-        bare(replayed)
-        start = time.perf_counter()
-        strategy.train(experience, eval_streams=[])
-        times["step"].append((time.perf_counter() - start) / options.batches)
-        model.train()
-        times["bare"].append(
-            statistics.fmean([_seconds(functools.partial(bare, replayed)) for _ in range(options.batches)])
-        )
-        times["plain"].append(statistics.fmean([_seconds(lambda: plain(normalised, labels)) for _ in range(3)]))
-    step, bare_step, plain_step = (min(times[name]) for name in ("step", "bare", "plain"))
-    over_bare = statistics.median(step / bare for step, bare in zip(times["step"], times["bare"]))
-    figures = {
-        "search_speedup": search_plain / search_ours,
-        # Last, because it changes how memory is allocated from then on.
-        "search_working_bytes": working_bytes(lambda: model.codebook.encode(maps)),
-        "step_over_bare": over_bare,  # of a round, as rounds replay other numbers of maps
-        "step_speedup": plain_step / step,
-        "dropout_speedup": dropout_torch / dropout_ours,
+    parts = {
+        "plain": lambda: plain_codes(maps, blocks),
+        "ours": lambda: model.codebook.encode(maps),
+        "torch's dropout": lambda: nn.Dropout()(noisy).sum().backward(),
+        "our dropout": lambda: CoinDropout()(noisy).sum().backward(),
     }
-    if not options.json:
-        print(f"{options.threads} threads, {options.precision}{', compiled' if options.compile else ''}, batch {BATCH}")
-        print(f"search       {1e3 * search_plain:7.1f} ms plain  {1e3 * search_ours:7.1f} ms ours")
-        print(
-            f"stream step  {1e3 * plain_step:7.1f} ms plain  {1e3 * step:7.1f} ms ours  {1e3 * bare_step:7.1f} ms bare"
-        )
-        print(f"dropout      {1e3 * dropout_torch:7.1f} ms torch  {1e3 * dropout_ours:7.1f} ms ours")
-        print(f"images/s     {BATCH / plain_step:7.1f}    plain  {BATCH / step:7.1f}    ours")
-    print(json.dumps(figures))
-
-
-def _forward_and_back(layer: nn.Module, values: torch.Tensor) -> None:
-    layer(values).sum().backward()
-
-
-def _seconds(function) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
+    part = fastest(parts, options.repeats, clock_of(options))
+    times = steps(model, images, options)
+    step, bare, plain = (min(times[name]) for name in ("step", "bare", "plain"))
+    figures = {
+        "search_speedup": part["plain"] / part["ours"],
+        # Last, because it changes how memory is allocated from then on.
+        "search_working_bytes": working_bytes(parts["ours"]),
+        # The median of rounds, as rounds replay other numbers of maps.
+        "step_over_bare": statistics.median(one / other for one, other in zip(times["step"], times["bare"])),
+        "step_speedup": plain / step,
+        "dropout_speedup": part["torch's dropout"] / part["our dropout"],
+    }
+    lines = [f"{options.threads} threads, {options.precision}{', compiled' if options.compile else ''}, batch {BATCH}"]
+    lines.append("search and dropout: " + ", ".join(f"{1e3 * some:.1f} ms {name}" for name, some in part.items()))
+    lines.append(f"stream step: {1e3 * plain:.1f} ms plain, {1e3 * step:.1f} ms ours, {1e3 * bare:.1f} ms bare")
+    report(options, figures, [*lines, f"images/s: {BATCH / plain:.1f} plain, {BATCH / step:.1f} ours"])
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ Each of the first two is built in a process of its own. Reading is measured only
 
 import argparse
 import json
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from support.resident_memory import resident
+from support.bench import bench_parser, fastest, in_new_process, report
+from support.memory import resident
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 
@@ -71,12 +71,6 @@ def cost(kind: str, train: int) -> dict:
     return {"seconds": seconds, "bytes": resident("VmHWM") - before}
 
 
-def cost_in_new_process(kind: str, train: int) -> dict:
-    """Measure a build in a new process, where no memory of another build is resident."""
-    command = [sys.executable, __file__, "--child", kind, "--train", str(train)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-
-
 def read_ratio(folder: str, images: int, rounds: int, workers: int = 2) -> float:
     """Images/s of a stream / images/s of a bare loader, on the same files in the same order."""
     import torch
@@ -97,51 +91,43 @@ def read_ratio(folder: str, images: int, rounds: int, workers: int = 2) -> float
     stream = make_benchmark(FrameTable(frames, folder), "class_iid", 0, len(bare.classes)).train_stream[0].dataset
     order = list(stream.frame_row)[:images]
 
-    def seconds(dataset, **arguments):
-        start = time.perf_counter()
+    def read(dataset, **arguments):
         for _ in DataLoader(dataset, batch_size=32, num_workers=workers, **arguments):
             pass
-        return time.perf_counter() - start
 
-    ours, plain = [], []
-    for _ in range(rounds):
-        plain.append(seconds(Subset(bare, order)))
-        ours.append(seconds(stream.subset(list(range(len(order)))), collate_fn=stream.collate_fn))
-    return min(plain) / min(ours)
+    ours = stream.subset(list(range(len(order))))
+    functions = {
+        "plain": partial(read, Subset(bare, order)),
+        "ours": partial(read, ours, collate_fn=stream.collate_fn),
+    }
+    found = fastest(functions, rounds)
+    return found["plain"] / found["ours"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = bench_parser(__doc__, repeats=3)
     parser.add_argument("--images", help="folder of class folders of images, to measure reading")
     parser.add_argument("--count", type=int, default=3000, help="images read in each round")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the fastest counts")
     parser.add_argument("--train", type=int, default=TRAIN, help="number of training images to build with")
-    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
     parser.add_argument("--quick", action="store_true", help="build with 10,000 training images")
     parser.add_argument("--child", choices=["ours", "avalanche"], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.quick:
-        options.train = 10_000
+    train = 10_000 if options.quick else options.train
     if options.child:
-        print(json.dumps(cost(options.child, options.train)))
+        print(json.dumps(cost(options.child, train)))
         return
-    ours, avalanche = (cost_in_new_process(kind, options.train) for kind in ("ours", "avalanche"))
-    figures = {
-        "build_seconds": ours["seconds"],
-        "build_bytes": ours["bytes"],
-        "avalanche_seconds": avalanche["seconds"],
-        "avalanche_bytes": avalanche["bytes"],
-    }
+    ours, avalanche = (in_new_process(__file__, "--child", kind, "--train", train) for kind in ("ours", "avalanche"))
+    figures = {"build_seconds": ours["seconds"], "build_bytes": ours["bytes"]}
+    figures |= {"avalanche_seconds": avalanche["seconds"], "avalanche_bytes": avalanche["bytes"]}
+    names = f"{train + CLASSES * TEST:,} names to a benchmark"
+    lines = [
+        f"{what}: {found['seconds']:.1f} s and {found['bytes'] / 1e6:.0f} MB"
+        for what, found in ((names, ours), ("by Avalanche's paths_benchmark", avalanche))
+    ]
     if options.images:
-        figures["read_ratio"] = read_ratio(options.images, options.count, options.rounds)
-    if options.json:
-        print(json.dumps(figures))
-        return
-    count = options.train + CLASSES * TEST
-    print(f"{count:,} names to a benchmark: {ours['seconds']:.1f} s and {ours['bytes'] / 1e6:.0f} MB")
-    print(f"by Avalanche's paths_benchmark: {avalanche['seconds']:.1f} s and {avalanche['bytes'] / 1e6:.0f} MB")
-    if options.images:
-        print(f"images/s by those of a bare ImageFolder loader: {figures['read_ratio']:.2f}")
+        figures["read_ratio"] = read_ratio(options.images, options.count, options.repeats)
+        lines.append(f"images/s by those of a bare ImageFolder loader: {figures['read_ratio']:.2f}")
+    report(options, figures, lines)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import av
 from PIL import Image
+from support.bench import bench_parser, clock_of, report
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 
@@ -60,46 +60,38 @@ def run(checkout: Path, videos: Path, options: argparse.Namespace, *more: str) -
         command += ["recommended", "--dataset-root", str(root), "--output", str(output), "--fps", str(FPS)]
         command += ["--weights", options.weights, "--threads", str(options.threads), "--progress", "false", *more]
         environment = {**os.environ, "PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": str(options.threads)}
-        before, start = os.times(), time.perf_counter()
+        clock = clock_of(options)
+        start = clock()
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        taken, after = time.perf_counter() - start, os.times()
+        taken = clock() - start
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed: {done.stderr}")
-        if options.cpu_time:
-            taken = sum(after[2:4]) - sum(before[2:4])
         return taken, json.loads((output / "result.json").read_text())["final_accuracy"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__, repeats=2)
     parser.add_argument("--images", type=Path, required=True, help="folder of class/object folders of photos")
     parser.add_argument("--weights", required=True, help="weight file, or none")
     parser.add_argument("--before", type=Path, required=True, help="checkout of the other version")
     parser.add_argument("--objects", type=int, default=6, help="most objects of a class")
     parser.add_argument("--runtime", default="auto", help="what runs F in this version")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
-    parser.add_argument("--repeats", type=int, default=2, help="runs of each version, in turn")
-    parser.add_argument("--cpu-time", action="store_true", help="CPU time rather than elapsed: for a busy machine")
-    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
     options = parser.parse_args()
     if options.weights != "none":
         options.weights = str(Path(options.weights).resolve())
-    here = Path(__file__).parents[1]
+    versions = {"before": (options.before,), "now": (Path(__file__).parents[1], "--runtime", options.runtime)}
     seconds: dict[str, float] = {}
     accuracy: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        videos = Path(folder)
-        frames = encoded(options.images, videos, options.objects)
+        frames = encoded(options.images, Path(folder), options.objects)
         if not frames:
             parser.error(f"{options.images} has no class/object folders of photos")
         for _ in range(options.repeats):
-            for name, checkout, more in (("before", options.before, ()), ("now", here, ("--runtime", options.runtime))):
-                taken, accuracy[name] = run(checkout, videos, options, *more)
+            for name, (checkout, *more) in versions.items():
+                taken, accuracy[name] = run(checkout, Path(folder), options, *more)
                 seconds[name] = min(taken, seconds.get(name, taken))
     figures = {**seconds, "frames": frames, "ratio": seconds["before"] / seconds["now"], "accuracy": accuracy}
-    if not options.json:
-        print(f"{frames:,} frames: {seconds['before']:.1f} s before, {seconds['now']:.1f} s now")
-    print(json.dumps(figures))
+    report(options, figures, [f"{frames:,} frames: {seconds['before']:.1f} s before, {seconds['now']:.1f} s now"])
 
 
 if __name__ == "__main__":

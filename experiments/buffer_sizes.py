@@ -10,18 +10,12 @@ on ResNet-18, scaled by the values of a map. Maps are SqueezeNet's at 224 pixels
 """
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 from support.common_options import run_script
-from support.paper_numbers import PaperNumbers, read_paper_numbers
-from support.saved_picture import COLOURS, STYLE, save_picture
-
-from crumb_avalanche.runs.run_folder import write_csv, write_text
-from crumb_avalanche.runs.tables import markdown, table
+from support.pictures import bars
+from support.tables import PaperNumbers, write_table
 
 TABLE = "s5"
 PAPER_BENCHMARKS = ("core50", "toybox", "ilab", "icub", "ilab_core50", "cifar100", "imagenet")
@@ -49,46 +43,15 @@ def remind_formula(raw_images: float, map_shape: tuple[int, int, int], paper: Pa
     return raw_images * authors * REMIND_MAP / np.prod(map_shape)
 
 
-@dataclass(frozen=True)
-class Size:
-    """A line of the table. Numbers are bytes where nothing else is given.
+def size_of(name: str, model, paper: PaperNumbers) -> dict:
+    """Compute the sizes for a benchmark; the block length is that of the model's codebook.
 
-    Attributes:
-        benchmark: name of the benchmark.
-        raw_images: number of raw images in the budget.
-        length: values of a memory block.
-        budget: bytes of the raw images.
-        formula: memories by the paper's formula, not rounded.
-        paper: memories in the paper's published scripts, None where they lack this block length.
-        ours: memories of `crumb run`.
-        true_bytes: codes, labels and float32 codebook of `ours` memories.
-        exact: memories whose true bytes fit the budget.
-        exact_bytes: true bytes of `exact` memories without labels, which are left out for every method.
-        remind_formula: memories of REMIND by the paper's formula.
-        remind: memories of REMIND here, with the tables of centroids in the budget.
+    Returns:
+        By column of the CSV file: the budget in raw images and bytes; memories by the paper's formula, in its published
+        scripts (None where they lack this block length) and of `crumb run`, with the true bytes of these (codes, labels
+        and float32 codebook); memories whose true bytes fit the budget, and these without labels, which are left out
+        for every method; memories of REMIND by the paper's formula, and here, with the tables of centroids.
     """
-
-    benchmark: str
-    raw_images: int
-    length: int
-    budget: int
-    formula: float
-    paper: float | None
-    ours: int
-    true_bytes: int
-    exact: int
-    exact_bytes: int
-    remind_formula: float
-    remind: int
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus the paper's, in memories."""
-        return None if self.paper is None else self.ours - self.paper
-
-
-def size_of(name: str, model, paper: PaperNumbers) -> Size:
-    """Compute the sizes for a benchmark; the block length is that of the model's codebook."""
     from benchmarks_toybox_ilab.catalog import get_benchmark
     from crumb_avalanche.methods.registry import get_strategy
 
@@ -101,58 +64,37 @@ def size_of(name: str, model, paper: PaperNumbers) -> Size:
     count = crumb.memories_in_budget(model, budget, classes)
     exact = crumb.memories_in_budget(model, budget, classes, exact=True)
     published = paper.find(TABLE, name, "", "crumb", "n_x") if length == 16 else None
-    return Size(
-        name,
-        images,
-        length,
-        budget,
-        formula(images, model.map_shape, blocks, length),
-        None if published is None else published.value,
-        count,
-        count * (item + LABEL_BYTES) + codebook,
-        exact,
-        exact * item + codebook,
-        remind_formula(images, model.map_shape, paper),
-        remind.memories_in_budget(model, budget, classes),
-    )
+    return {
+        "benchmark": name,
+        "raw_images": images,
+        "length": length,
+        "budget": budget,
+        "formula": formula(images, model.map_shape, blocks, length),
+        "paper": published and published.value,
+        "ours": count,
+        "true_bytes": count * (item + LABEL_BYTES) + codebook,
+        "exact": exact,
+        "exact_bytes": exact * item + codebook,
+        "remind_formula": remind_formula(images, model.map_shape, paper),
+        "remind": remind.memories_in_budget(model, budget, classes),
+    }
 
 
 HEADER = ["benchmark", "images", "block", "budget", "formula", "paper", "ours", "ours - paper", "true bytes of ours"]
 HEADER += ["by the budget", "fit exactly", "their bytes", "REMIND, formula", "REMIND, ours"]
+SHOWN = {"the formula": "formula", "fit exactly": "exact", "REMIND, formula": "remind_formula", "REMIND, fit": "remind"}
 
 
-def line_of(size: Size) -> list[str]:
+def line_of(size: dict) -> list[str]:
     """Format a line as text."""
+    paper = size["paper"]
     return [
-        *(size.benchmark, f"{size.raw_images:,}", str(size.length), f"{size.budget:,}", f"{size.formula:,.1f}"),
-        *("" if size.paper is None else f"{size.paper:,.0f}", f"{size.ours:,}"),
-        "" if size.difference is None else f"{size.difference:+,.0f}",
-        *(f"{size.true_bytes:,}", f"{size.true_bytes / size.budget:.4f}", f"{size.exact:,}", f"{size.exact_bytes:,}"),
-        *(f"{size.remind_formula:,.1f}", f"{size.remind:,}"),
+        *(size["benchmark"], f"{size['raw_images']:,}", str(size["length"]), f"{size['budget']:,}"),
+        *(f"{size['formula']:,.1f}", "" if paper is None else f"{paper:,.0f}", f"{size['ours']:,}"),
+        "" if paper is None else f"{size['ours'] - paper:+,.0f}",
+        *(f"{size['true_bytes']:,}", f"{size['true_bytes'] / size['budget']:.4f}", f"{size['exact']:,}"),
+        *(f"{size['exact_bytes']:,}", f"{size['remind_formula']:,.1f}", f"{size['remind']:,}"),
     ]
-
-
-def picture(sizes: list[Size]) -> Figure:
-    """Memories for the bytes of a raw image; a group of bars for each block length and budget."""
-    shown = list({(size.raw_images, size.length): size for size in sizes}.values())
-    parts = {
-        "the formula": [size.formula for size in shown],
-        "fit exactly": [size.exact for size in shown],
-        "REMIND, the paper's": [size.remind_formula for size in shown],
-        "REMIND, fit exactly": [size.remind for size in shown],
-    }
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4 + 0.7 * len(shown), 4), layout="constrained")
-        axes = figure.subplots()
-        places = np.arange(len(shown))
-        for number, (label, values) in enumerate(parts.items()):
-            per_image = [value / size.raw_images for value, size in zip(values, shown)]
-            axes.bar(places + 0.2 * (number - 1.5), per_image, 0.2, label=label, color=COLOURS[number])
-        names = [f"{size.raw_images:,} images\n256x{size.length}" for size in shown]
-        axes.set_xticks(places, names, fontsize=8)
-        axes.set_ylabel("memories in the bytes of one raw image")
-        axes.legend()
-    return figure
 
 
 def main() -> int:
@@ -166,18 +108,18 @@ def main() -> int:
     from crumb_avalanche.models.codebook import Codebook
 
     names, lengths = (["core50"], [16]) if chosen.quick else (chosen.benchmark, chosen.codebook_dim)
-    paper, sizes = read_paper_numbers(), []
+    paper, sizes = PaperNumbers(), []
     for length in lengths:
         model = split_backbone(weights=None, n_classes=10, codebook=Codebook(256, length))
         sizes += [size_of(name, model, paper) for name in names]
-    lines = [line_of(size) for size in sizes]
-    print(table(HEADER, lines))
-    output = Path(chosen.output)
-    write_csv(output / "buffer_sizes.csv", [vars(sizes[0]), *(vars(size).values() for size in sizes)])
-    rows = [HEADER, ["---"] * len(HEADER), *lines]
-    write_text(output / "buffer_sizes.md", markdown(rows))
-    pictures = ", ".join(path.name for path in save_picture(picture(sizes), output, "buffer_sizes"))
-    print(f"\nwritten to {output}: buffer_sizes.csv, buffer_sizes.md, {pictures}")
+    series: dict[str, dict[str, list[float]]] = {label: {} for label in SHOWN}
+    for size in sizes:
+        for label, name in SHOWN.items():
+            row = f"{size['raw_images']:,} images\n256x{size['length']}"
+            series[label][row] = [size[name] / size["raw_images"]]
+    figure = bars({"memories in the bytes of one raw image": series}, "Sizes of the buffers")
+    csv_rows = [list(sizes[0]), *(list(size.values()) for size in sizes)]
+    write_table(Path(chosen.output), "buffer_sizes", HEADER, [line_of(size) for size in sizes], csv_rows, figure)
     return 0
 
 

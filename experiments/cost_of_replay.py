@@ -15,6 +15,7 @@ maps are read from a file, so that F, which is the same for all, does not count.
 machine, so ratios are printed. Writes `cost_of_replay.csv` and `cost_of_replay.png` to --output.
 """
 
+import json
 import sys
 import tempfile
 import time
@@ -24,18 +25,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from support import common_options
-from support.table_memory import ALL_MAPS, CODEBOOK, SAMPLE, made_in_new_process
+from support.bench import in_new_process
+from support.memory import reset_peak, resident
+from support.pictures import bars
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.runs.settings import RunSettings, add_run_arguments, underscored
-from crumb_avalanche.system.atomic_file import atomic_write
 
-CRUMB, SINGLE, BATCHES = CODEBOOK, "remind, one image at a time", "remind, mini-batches"
+CRUMB, SINGLE, BATCHES = "crumb", "remind, one image at a time", "remind, mini-batches"
+ALL_MAPS, SAMPLE = "remind, tables from all maps", "remind, tables from a sample"
 LEARNERS = {CRUMB: ("crumb", {}), SINGLE: ("remind", {"samples_at_a_time": True}), BATCHES: ("remind", {})}
+CHILD = "--measure-table"
 TARGETS = {"time of an image": 0.15, "memory": 0.05}  # the paper's Table 2, CIFAR100
 QUICK = common_options.QUICK | dict(benchmark=common_options.QUICK_BENCHMARK, budget_images=200)
 
@@ -115,6 +116,69 @@ def write_maps(path: Path, model, dataset) -> tuple[int, ...]:
     return len(dataset), height, width, channels
 
 
+def make_table(task: dict, shape: tuple[int, ...]) -> None:
+    """Compute the codebook, or fit the tables, from the maps in a file.
+
+    Args:
+        task: `kind`, `file` (float32 maps) and their `shape` `(N, H, W, C)`, `seed`, `threads`; for the codebook
+            `codebook_size`, `codebook_dim`, `codebook_init` and `measured_images`; for the tables `sub_quantizers`,
+            `bits` and `fit_vectors`.
+        shape: shape of the maps in the file.
+    """
+    count, *_, channels = shape
+    each = int(np.prod(shape[1:]))
+
+    def read(first: int, images: int) -> np.ndarray:
+        return np.fromfile(task["file"], np.float32, images * each, offset=4 * each * first).reshape(-1, *shape[1:])
+
+    if task["kind"] == CRUMB:
+        from crumb_avalanche.models.calibration import CHUNK, sample_of
+        from crumb_avalanche.models.codebook import INITIALISERS, Codebook
+
+        places = np.unique(np.linspace(0, count - 1, task["measured_images"]).astype(int))
+        some = (
+            np.concatenate([read(place, 1) for place in places[i : i + CHUNK]]) for i in range(0, len(places), CHUNK)
+        )
+        sample = sample_of(torch.from_numpy(maps).permute(0, 3, 1, 2) for maps in some)
+        codebook = Codebook(task["codebook_size"], task["codebook_dim"])
+        INITIALISERS[task["codebook_init"]](codebook, sample, torch.Generator().manual_seed(task["seed"]))
+    elif task["kind"] == ALL_MAPS:
+        import faiss
+
+        faiss.omp_set_num_threads(task["threads"])
+        tables = faiss.ProductQuantizer(channels, task["sub_quantizers"], task["bits"])
+        tables.cp.min_points_per_centroid = 1  # only warns
+        tables.train(read(0, count).reshape(-1, channels))
+    else:
+        from crumb_avalanche.memory.product_quantizer import ProductQuantizer
+        from crumb_avalanche.methods.remind_memory import LocationSample
+
+        sample = LocationSample(count, task["fit_vectors"], np.random.default_rng(task["seed"]))
+        for start in range(0, count, 16):
+            sample.take(torch.from_numpy(read(start, min(16, count - start))).permute(0, 3, 1, 2))
+        tables = ProductQuantizer(channels, task["sub_quantizers"], 2 ** task["bits"])
+        tables.fit(sample.vectors, task["seed"])
+
+
+def made(task: dict) -> dict:
+    """Measure seconds, and peak resident memory minus resident memory before, in this process."""
+    torch.set_num_threads(task["threads"])
+    with tempfile.NamedTemporaryFile() as file:  # the first call of a library allocates more
+        shape = (20, 4, 4, task["shape"][-1])
+        np.random.default_rng(0).random(shape, np.float32).tofile(file.name)
+        make_table({**task, "file": file.name}, shape)
+    reset_peak()
+    before, start = resident("VmRSS"), time.perf_counter()
+    make_table(task, tuple(task["shape"]))
+    return {"seconds": time.perf_counter() - start, "bytes": resident("VmHWM") - before}
+
+
+def made_in_new_process(task: dict) -> dict:
+    """Measure in a new process, in which larger freed blocks go back to the system at once."""
+    variables = {"OMP_NUM_THREADS": str(task["threads"]), "MALLOC_MMAP_THRESHOLD_": "65536"}
+    return in_new_process(__file__, CHILD, json.dumps(task), **variables)
+
+
 def ratios(image: dict, whole: dict, memory: dict) -> list[tuple[str, str, str, float]]:
     """Quantity, method, by which other method, and the ratio."""
     pairs = [(CRUMB, SINGLE), (CRUMB, BATCHES), (BATCHES, SINGLE)]
@@ -124,37 +188,9 @@ def ratios(image: dict, whole: dict, memory: dict) -> list[tuple[str, str, str, 
     return lines + [("memory", one, other, memory[one] / memory[other]) for one, other in pairs]
 
 
-def picture(path: Path, title: str, image: dict, making: dict, held: dict) -> None:
-    """Plot seconds per image, and bytes."""
-    from matplotlib.figure import Figure
-
-    from crumb_avalanche.report.palette import COLOURS
-
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    upper, lower = figure.subplots(2, 1)
-    bars = upper.barh(list(image), [1000 * value for value in image.values()], color=COLOURS[0])
-    upper.bar_label(bars, fmt="%.1f", padding=3)
-    upper.set(xlabel="milliseconds for an image of the stream, after the first experience")
-    places = np.arange(len(making))
-    for part, label, shift, colour in (
-        (making, "to make the table", -0.2, COLOURS[1]),
-        (held, "held for good", 0.2, COLOURS[2]),
-    ):
-        bars = lower.barh(places + shift, [value / 1e6 for value in part.values()], 0.4, label=label, color=colour)
-        lower.bar_label(bars, fmt="%.1f", padding=3)
-    lower.set(xlabel="megabytes", yticks=places, yticklabels=list(making))
-    lower.legend(frameon=False)
-    for axes in (upper, lower):
-        axes.invert_yaxis()
-        axes.margins(x=0.1)
-        axes.spines[["top", "right"]].set_visible(False)
-    with atomic_write(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=150)
-
-
 def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: dict, output: Path) -> None:
     """Print the tables and ratios; write them as CSV and as a picture."""
+    from crumb_avalanche.report.pictures import save
     from crumb_avalanche.runs.run_folder import write_csv
     from crumb_avalanche.runs.tables import table
 
@@ -174,7 +210,14 @@ def show(title: str, image: dict, whole: dict, peak: dict, held: dict, making: d
     csv_rows += [[name, method, "", value] for name, column in columns.items() for method, value in column.items()]
     csv_rows += [[f"ratio, {what}", one, other, ratio] for what, one, other, ratio in lines]
     write_csv(output / "cost_of_replay.csv", csv_rows)
-    picture(output / "cost_of_replay.png", title, image, peak, held)
+    panels = {
+        "milliseconds for an image, after the first experience": {"time": {k: [1000 * v] for k, v in image.items()}},
+        "megabytes": {
+            label: {kind: [value / 1e6] for kind, value in part.items()}
+            for label, part in (("to make the table", peak), ("held for good", held))
+        },
+    }
+    save(bars(panels, title), output, "cost_of_replay")
     print(f"\nalso in {output}: cost_of_replay.csv, cost_of_replay.png")
 
 
@@ -244,6 +287,9 @@ def command_line():
 
 if __name__ == "__main__":
     with safe_output():
+        if sys.argv[1:2] == [CHILD]:
+            print(json.dumps(made(json.loads(sys.argv[2]))))
+            sys.exit()
         chosen = command_line().parse_args(underscored(sys.argv[1:])).as_dict()
         quick = chosen.pop("quick")
         own = CostSettings(**{item.name: chosen.pop(item.name) for item in fields(CostSettings)})

@@ -19,22 +19,20 @@ one. Writes `crumb_as_expert.csv` and `.md` and a folder for each run to --outpu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from scipy.special import log_softmax, softmax
 from support.before_learning import OUTPUTS, Outputs, record
-from support.common_options import CommonOptions, common_options, parser_for, run_script
-from support.run_statistics import paired
-from support.side_by_side import interval_text
+from support.common_options import CommonOptions, common_options, own_presets, parser_for, run_script
+from support.statistics import paired
 from support.sweep import exit_code, grid, sweep
+from support.tables import interval_text, write_table
 
 from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import write_csv, write_text
-from crumb_avalanche.runs.tables import markdown, mean_text, table
+from crumb_avalanche.runs.tables import mean_text
 
 OURS, CRUMB, STOCK, HALF = "recommended", "crumb", "stock", "_half"
 SETTINGS: dict[str, dict] = {
@@ -50,17 +48,8 @@ WEIGHTS = np.linspace(0, 1, 11)
 LINEAR = StreamingLDA.temperature
 USUAL = {OURS: RegularizedDiscriminant.temperature, CRUMBS[0]: LINEAR, CRUMBS[1]: 1.0, UNTRAINED: LINEAR}
 TEMPERATURES = 2.0 ** np.arange(-5, 10.25, 0.25)
-HEADER = [
-    "stream",
-    "row",
-    "accuracy",
-    "difference",
-    "95 % interval",
-    "before learning",
-    "CRUMB's weight",
-    "runs",
-    "bytes",
-]
+HEADER = ["stream", "row", "accuracy", "difference", "95 % interval", "before learning", "CRUMB's weight"]
+HEADER += ["runs", "bytes"]
 
 
 @dataclass(frozen=True)
@@ -261,30 +250,21 @@ def lines_of(results: Sequence[Result]) -> list[list[str]]:
     return lines
 
 
-def write_results(results: Sequence[Result], output: Path) -> list[Path]:
-    """Write every run as a line of CSV, and the table as Markdown."""
-    csv_rows = [["stream", "row", "run", "accuracy", "before_learning", "weight", "memory_bytes", "frame_table"]]
-    for one in results:
-        values = (f"{value:.4f}" for value in (one.accuracy, one.before_learning, one.weight))
-        csv_rows.append([one.stream, one.row, one.run, *values, one.memory_bytes, one.split])
-    write_csv(output / "crumb_as_expert.csv", csv_rows)
-    write_text(output / "crumb_as_expert.md", markdown([HEADER, ["---"] * len(HEADER), *lines_of(results)]))
-    return [output / "crumb_as_expert.csv", output / "crumb_as_expert.md"]
-
-
 def main() -> int:
     parser = parser_for(__doc__, "runs/crumb_as_expert", several=True)
     parser.add_argument("--experts", nargs="+", default=EXPERTS, choices=EXPERTS, help="to run; default all")
     chosen = parser.parse_args()
-    if chosen.preset != parser.get_default("preset"):
-        raise ValueError(f"--preset {chosen.preset}: every expert has its own preset; leave it out")
+    own_presets(chosen, "every expert")
     options = common_options(chosen)
     cells = [cell for stream in options.roots for cell in cells_of(options, stream, chosen.experts)]
-    failed = {} if options.table_only else sweep(cells, engine=options.engine, retries=options.retries, work=record)
+    failed = {} if options.table_only else sweep(cells, options.engine, retries=options.retries, work=record)
     results = read_results(options)
     if results:
-        print("\n" + table(HEADER, lines_of(results)))
-        print("\nwritten: " + ", ".join(map(str, write_results(results, options.output))))
+        csv_rows = [["stream", "row", "run", "accuracy", "before_learning", "weight", "memory_bytes", "frame_table"]]
+        for one in results:
+            values = (f"{value:.4f}" for value in (one.accuracy, one.before_learning, one.weight))
+            csv_rows.append([one.stream, one.row, one.run, *values, one.memory_bytes, one.split])
+        write_table(options.output, "crumb_as_expert", HEADER, lines_of(results), csv_rows)
     return exit_code(failed)
 
 

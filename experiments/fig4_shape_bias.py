@@ -15,26 +15,23 @@ streamed run, and a folder for each run to --output.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from support.ablation_rows import MEM_SIZES
-from support.block_usage import rebuilt
 from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
-from support.finished_runs import finished_runs
-from support.paper_statistics import holm
-from support.run_list import Listed, write_run_list
-from support.run_statistics import verdict
-from support.saved_picture import COLOURS, STYLE, save_picture
+from support.runs import rebuilt
 from support.shape_bias import PAPER_SIGN, Advantage, RunDrops, StyleImages, advantage_of, drops_of_network
-from support.side_by_side import kept_runs, p_text
-from support.sweep import exit_code, grid
+from support.statistics import holm
+from support.sweep import exit_code
+from support.tables import Cell, Finding, interval_text, p_text, run_rows, write_table
+from table4_ablations import MEM_SIZES, PAPER_DATASET
 
-from crumb_avalanche.runs.run_folder import write_csv, write_text
-from crumb_avalanche.runs.tables import markdown, table
+from crumb_avalanche.report.palette import COLOURS
+from crumb_avalanche.report.pictures import STYLE
+from crumb_avalanche.runs.run_folder import write_csv
 
 ROWS = {"crumb": "crumb", "control": "image_replay"}
 
@@ -62,26 +59,23 @@ def bars_of(condition: str, runs: Sequence[RunDrops]) -> list[Bar]:
     return [Bar(condition, name, advantage_of(runs, name), advantage_of(kept, name)) for name in PAPER_SIGN]
 
 
-def streamed(options: CommonOptions, benchmark: str, protocol: str, rows: dict[str, dict], style_root: Path | None):
-    """The drops of each pair of finished runs on a benchmark."""
-    folder = options.output / benchmark
-    found = {name: finished_runs(folder / protocol / name, options.runs) for name in rows}
-    kept = {name: {runs[place].number for place in kept_runs(runs).kept} for name, runs in found.items()}
+def streamed(options: CommonOptions, findings: dict[str, Finding], style_root: Path | None) -> list[RunDrops]:
+    """The drops of each pair of finished runs on a benchmark, by the rows `crumb` and `control`."""
+    by_number = {name: {run.number: run for run in found.runs} for name, found in findings.items()}
+    kept = [{run.number for run in found.filter[0]} for found in findings.values()]
     out = []
-    for number in options.runs:
-        if any(all(run.number != number for run in runs) for runs in found.values()):
+    for number, run in by_number["crumb"].items():
+        if number not in by_number["control"]:
             continue
         drops = {}
-        for cell in grid(
-            options.settings(benchmark), folder, [number], {f"{protocol}/{n}": c for n, c in rows.items()}
-        ):
-            run = rebuilt(cell.settings, cell.folder)
-            labels = run.table.labels[run.rows]
-            style = None if style_root is None else StyleImages(style_root, run.table.classes)
-            drops[cell.folder.parent.name] = drops_of_network(run.after, run.batches(), labels, style)
-        passed = all(number in numbers for numbers in kept.values())
-        split = next(run.split for run in found["crumb"] if run.number == number)
-        out.append(RunDrops(number, drops["crumb"], drops["control"], passed, split))
+        for name, found in findings.items():
+            settings = options.settings(found.cell.benchmark, **found.cell.settings, run=number)
+            network = rebuilt(replace(settings, output=str(by_number[name][number].folder)))
+            style = None if style_root is None else StyleImages(style_root, network.table.classes)
+            labels = network.table.labels[network.rows]
+            drops[name] = drops_of_network(network.after, network.batches(), labels, style)
+        passed = all(number in numbers for numbers in kept)
+        out.append(RunDrops(number, drops["crumb"], drops["control"], passed, run.split))
     return out
 
 
@@ -149,9 +143,7 @@ def lines_of(bars: Sequence[Bar]) -> list[list[str]]:
             line += [""] * 8
         else:
             error = "" if one.error is None else f"{one.error:.4f}"
-            interval = one.over_runs.interval
-            between = "" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}"
-            line += [f"{one.mean:+.4f}", error, between, p_text(p_holm), decided]
+            line += [f"{one.mean:+.4f}", error, interval_text(one.over_runs, "+.4f"), p_text(p_holm), decided]
             line += [f"{one.crumb:.4f}", f"{one.control:.4f}", str(one.runs)]
         line += [""] * 2 if kept is None else [f"{kept.mean:+.4f}", str(kept.runs)]
         line += [""] * 3 if one is None else [str(one.s4.pairs), p_text(one.s4.p), p_text(p)]
@@ -164,7 +156,7 @@ def decisions(bars: Sequence[Bar]) -> list[tuple[float | None, str]]:
     """Return the corrected p-value over runs and the verdict of each bar; an empty text for a bar without runs."""
     over_runs = [None if bar.all_runs is None else bar.all_runs.over_runs for bar in bars]
     p_values = holm([None if one is None else one.p for one in over_runs])
-    return [(p, "" if one is None else verdict(one, p)) for one, p in zip(over_runs, p_values)]
+    return [(p, "" if one is None else one.verdict(p)) for one, p in zip(over_runs, p_values)]
 
 
 def corrected_s4(results: Iterable[Advantage | None]) -> list[float | None]:
@@ -218,29 +210,26 @@ def main() -> int:
         runs = [pretrained(chosen.pretrained, chosen.control_pretrained, chosen.test_root, style_root)]
         bars += bars_of("pretraining", runs)
     failed: dict[Path, str] = {}
-    listed = []
+    listed: list[Finding] = []
     for benchmark in () if chosen.pretraining_only else options.roots:
         protocol = options.protocols(benchmark, PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:])[0]
-        size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES["core50"])
+        size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES[PAPER_DATASET])
         common = dict(protocol=protocol, mem_size=size, codebook_dim=8, keep_learner="answers")
-        rows = {name: dict(strategy=strategy, **common) for name, strategy in ROWS.items()}
-        rows["crumb"]["pretrained"] = chosen.pretrained
-        todo = {f"{protocol}/{name}": changes for name, changes in rows.items()}
-        failed |= options.do(grid(options.settings(benchmark), options.output / benchmark, options.runs, todo))
-        condition = f"{benchmark}, {protocol.replace('_', '-')}"
-        bars += bars_of(condition, streamed(options, benchmark, protocol, rows, style_root))
-        for row in rows:
-            finished = finished_runs(options.output / benchmark / protocol / row, options.runs)
-            listed.append(Listed(row, benchmark, protocol, finished))
-    lines, name = lines_of(bars), f"fig{chosen.figure}"
-    print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB\n" + table(HEADER, lines))
-    write_csv(options.output / f"{name}.csv", [HEADER, *lines])
-    marked = [HEADER, ["---"] * len(HEADER), *lines]
-    write_text(options.output / f"{name}.md", markdown(marked))
-    figure = picture(bars, f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control")
-    written = [write_run_list(options.output / f"{name}_runs.csv", listed)] if listed else []
-    written += save_picture(figure, options.output, name)
-    print(f"\nwritten to {options.output}: {name}.csv, {name}.md, {', '.join(path.name for path in written)}")
+        cells = []
+        for name, strategy in ROWS.items():
+            settings = {"strategy": strategy, **common, "pretrained": chosen.pretrained if name == "crumb" else None}
+            cells.append(Cell(name, benchmark, protocol, options.output / benchmark / protocol / name, settings))
+        findings, failures = options.found(cells)
+        failed |= failures
+        listed += findings
+        runs = streamed(options, {item.cell.row: item for item in findings}, style_root)
+        bars += bars_of(f"{benchmark}, {protocol.replace('_', '-')}", runs)
+    name = f"fig{chosen.figure}"
+    print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB", end="")
+    if listed:
+        write_csv(options.output / f"{name}_runs.csv", run_rows(listed))
+    title = f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control"
+    write_table(options.output, name, HEADER, lines_of(bars), figure=picture(bars, title))
     return exit_code(failed)
 
 

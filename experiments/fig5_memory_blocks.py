@@ -10,25 +10,96 @@ use of all blocks, sorted, before and after the stream. Writes `fig5.csv`, `.png
 seed, settings and accuracy of the run to --output.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from scipy import stats
-from support.ablation_rows import MEM_SIZES
-from support.block_usage import RebuiltRun, Usage, firing, most_used, rebuilt, strongest, usage_of
-from support.cells import Cell
 from support.common_options import PROTOCOLS, common_options, parser_for, run_script
-from support.finished_runs import finished_runs
-from support.run_list import Listed, write_run_list
-from support.saved_picture import COLOURS, STYLE, save_picture
+from support.runs import RebuiltRun, rebuilt
 from support.sweep import exit_code
+from support.tables import Cell, run_rows
+from table4_ablations import MEM_SIZES, PAPER_DATASET
+from torch import Tensor
 
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.report.palette import COLOURS
+from crumb_avalanche.report.pictures import STYLE, save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Codes of the test images under one codebook.
+
+    Attributes:
+        counts: `(n,)` int64, number of slices that chose each block, without all-zero slices.
+        zeros: number of all-zero slices, for which all blocks tie.
+        codes: `(N, g, H, W)` codes of the first `g` groups of channels, -1 where a slice is all zero.
+    """
+
+    counts: np.ndarray
+    zeros: int
+    codes: np.ndarray
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Shares of the blocks in the slices that are not zero, `(n,)`."""
+        return self.counts / max(1, self.counts.sum())
+
+    @property
+    def zero_share(self) -> float:
+        """Share of all-zero slices in all slices."""
+        return self.zeros / max(1, self.zeros + self.counts.sum())
+
+    @property
+    def effective_blocks(self) -> float:
+        """The exponential of the entropy of the shares: the number of equally used blocks with that entropy."""
+        shares = self.shares[self.shares > 0]
+        return float(np.exp(-(shares * np.log(shares)).sum()))
+
+
+@torch.no_grad()
+def usage_of(model: SplitModel, batches: Iterator[Tensor], groups: int) -> Usage:
+    """Encode images or cached maps, batch by batch.
+
+    Args:
+        model: model with a codebook.
+        batches: `(B, 3, h, w)` uint8 images, or `(B, C, H, W)` maps as a cache keeps them.
+        groups: number of leading groups of channels to keep in `codes`; 0 keeps all.
+    """
+    codebook = model.codebook
+    counts, zeros, kept = torch.zeros(codebook.codebook_size, dtype=torch.int64), 0, []
+    for images in batches:
+        maps = model.features(images.to(model.pixel_mean.device))
+        codes = codebook.encode(maps).to(torch.int64)
+        nothing = ~maps.unflatten(1, (-1, codebook.codebook_dim)).any(dim=2)  # (B, G, H, W)
+        counts += codebook.usage(codes[~nothing]).cpu()
+        zeros += int(nothing.sum())
+        codes[nothing] = -1
+        kept.append(codes[:, : groups or None].to(torch.int16).cpu())
+    return Usage(counts.numpy(), zeros, torch.cat(kept).numpy())
+
+
+def most_used(codes: np.ndarray, blocks: int, count: int) -> list[int]:
+    """The up to ``count`` blocks that occur most often in the codes, without all-zero slices."""
+    counts = np.bincount(codes[codes >= 0].ravel(), minlength=blocks)
+    order = np.argsort(-counts, kind="stable")[:count]
+    return [int(block) for block in order if counts[block]]
+
+
+def strongest(heat: np.ndarray, objects: Sequence[str], count: int) -> list[int]:
+    """Indices of the images on which a block fires most, one image per object before any second one."""
+    order = np.argsort(-heat.mean(axis=(1, 2)), kind="stable")
+    first = list({objects[place]: place for place in reversed(order)}.values())
+    best = sorted(first, key=lambda place: -heat[place].mean())
+    rest = [place for place in order if place not in set(first)]
+    return [int(place) for place in (best + rest)[:count]]
 
 
 def overlay(axes, image, heat: np.ndarray, colour: str) -> None:
@@ -37,55 +108,45 @@ def overlay(axes, image, heat: np.ndarray, colour: str) -> None:
     layer = np.zeros((*heat.shape, 4))
     layer[..., :3], layer[..., 3] = to_rgb(colour), 0.65 * heat / max(heat.max(), 1e-9)
     axes.imshow(layer, extent=(0, 1, 1, 0), interpolation="nearest")
-    axes.set_axis_off()
 
 
 def picture(found: RebuiltRun, before: Usage, after: Usage, blocks: Sequence[int], images: int, title: str) -> Figure:
     """Plot panels a and b."""
-    objects = [f"{found.table.class_name[row]} {found.table.object_name[row]}" for row in found.rows]
+    names = found.table.class_name
+    objects = [f"{names[row]} {found.table.object_name[row]}" for row in found.rows]
+    places, order = np.arange(1, len(after.counts) + 1), np.argsort(-after.counts, kind="stable")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(2 + 1.7 * images, 1.9 * len(blocks) + 3.6), layout="constrained")
         figure.suptitle(title)
         upper, lower = figure.subfigures(2, 1, height_ratios=[1.9 * len(blocks), 3.4])
-        grid = upper.subplots(len(blocks), images, squeeze=False)
-        for number, (line, block) in enumerate(zip(grid, blocks)):
-            heat = firing(after.codes, block)
+        below = lower.subplots()
+        below.plot(places, 100 * after.shares[order], color=COLOURS[0], label="after the stream")
+        below.plot(places, 100 * np.sort(before.shares)[::-1], "--", color=COLOURS[1], label="before it")
+        for number, (line, block) in enumerate(zip(upper.subplots(len(blocks), images, squeeze=False), blocks)):
+            heat, colour = (after.codes == block).mean(axis=1), COLOURS[number % len(COLOURS)]
             for axes in line:
                 axes.set_axis_off()
             for axes, place in zip(line, strongest(heat, objects, images)):
-                overlay(axes, found.table.read(int(found.rows[place])), heat[place], COLOURS[number % len(COLOURS)])
-                axes.set_title(found.table.class_name[found.rows[place]], fontsize=8)
-            rank = int((after.counts > after.counts[block]).sum()) + 1
-            line[0].text(-0.1, 0.5, f"block {block}\n{rank}. of all", rotation=90, va="center", ha="right", fontsize=8)
-        axes = lower.subplots()
-        places = np.arange(1, len(after.counts) + 1)
-        order = np.argsort(-after.counts, kind="stable")
-        axes.plot(places, 100 * after.shares[order], color=COLOURS[0], label="after the stream")
-        axes.plot(places, 100 * np.sort(before.shares)[::-1], "--", color=COLOURS[1], label="before it")
-        for number, block in enumerate(blocks):
+                overlay(axes, found.table.read(int(found.rows[place])), heat[place], colour)
+                axes.set_title(names[found.rows[place]], fontsize=8)
             rank = int(np.flatnonzero(order == block)[0]) + 1
-            axes.plot(rank, 100 * after.shares[block], "v", ms=7, color=COLOURS[number % len(COLOURS)])
-        axes.set(xlabel="block, in the order of use", ylabel="slices, not zero (%)", yscale="log")
-        axes.legend()
+            line[0].text(-0.1, 0.5, f"block {block}\n{rank}. of all", rotation=90, va="center", ha="right", fontsize=8)
+            below.plot(rank, 100 * after.shares[block], "v", ms=7, color=colour)
+        below.set(xlabel="block, in the order of use", ylabel="slices, not zero (%)", yscale="log")
+        below.legend()
     return figure
-
-
-def write_usage(path: Path, before: Usage, after: Usage) -> None:
-    """Write a line for each block, most used first."""
-    csv_rows = [["block", "rank", "slices_after", "share_after", "slices_before", "share_before"]]
-    for rank, block in enumerate(np.argsort(-after.counts, kind="stable"), start=1):
-        values = (after.counts[block], after.shares[block], before.counts[block], before.shares[block])
-        csv_rows.append([block, rank, *values])
-    write_csv(path, csv_rows)
 
 
 def summary(before: Usage, after: Usage) -> list[list[str]]:
     """Rows of statistics of use, before and after the stream."""
-    rows = [["images", *(f"{len(usage.codes):,}" for usage in (before, after))]]
-    rows.append(["slices that are all zero, %", *(f"{100 * usage.zero_share:.2f}" for usage in (before, after))])
-    rows.append(["largest share of a block, %", *(f"{100 * usage.shares.max():.2f}" for usage in (before, after))])
-    rows.append(["blocks never used", *(str(int((usage.counts == 0).sum())) for usage in (before, after))])
-    rows.append(["as varied as so many equal blocks", *(f"{usage.effective_blocks:.1f}" for usage in (before, after))])
+    texts = {
+        "images": lambda usage: f"{len(usage.codes):,}",
+        "slices that are all zero, %": lambda usage: f"{100 * usage.zero_share:.2f}",
+        "largest share of a block, %": lambda usage: f"{100 * usage.shares.max():.2f}",
+        "blocks never used": lambda usage: str(int((usage.counts == 0).sum())),
+        "as varied as so many equal blocks": lambda usage: f"{usage.effective_blocks:.1f}",
+    }
+    rows = [[name, text(before), text(after)] for name, text in texts.items()]
     if len(before.counts) > 1 and np.ptp(before.counts) and np.ptp(after.counts):
         rows.append(["rank correlation of use", "", f"{stats.spearmanr(before.counts, after.counts).statistic:.3f}"])
     return rows
@@ -100,36 +161,31 @@ def main() -> int:
     parser.add_argument("--mem-size", type=int, help="maps stored; default the paper's ablations' for the benchmark")
     parser.add_argument("--blocks", type=int, default=5, help="blocks shown")
     parser.add_argument("--images", type=int, default=6, help="images shown of each")
-    parser.add_argument(
-        "--slices", type=int, default=1, help="number of leading slices of a location that count; 0: all"
-    )
+    parser.add_argument("--slices", type=int, default=1, help="leading slices of a location that count; 0: all")
     chosen = parser.parse_args()
     options = common_options(chosen)
-    run = options.runs[0]
-    settings = options.settings(
-        options.benchmark,
-        protocol=chosen.protocol,
-        pretrained=chosen.pretrained,
-        codebook_dim=chosen.codebook_dim,
-        mem_size=chosen.mem_size or MEM_SIZES.get(options.benchmark, MEM_SIZES["core50"]),
-        run=run,
-        output=str(options.output / chosen.protocol / f"run{run}"),
-        keep_learner="answers",
-    )
-    cell = Cell(settings)
-    if failed := options.do([cell]):
+    benchmark, protocol, run = options.benchmark, chosen.protocol, options.runs[0]
+    settings = {"protocol": protocol, "pretrained": chosen.pretrained, "codebook_dim": chosen.codebook_dim}
+    size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES[PAPER_DATASET])
+    settings |= {"mem_size": size, "keep_learner": "answers"}
+    findings, failed = options.found([Cell("crumb", benchmark, protocol, options.output / protocol, settings)])
+    if failed:
         return exit_code(failed)
-    found = rebuilt(settings, cell.folder)
+    folder = str(options.output / protocol / f"run{run}")
+    found = rebuilt(options.settings(benchmark, **settings, run=run, output=folder))
     before = usage_of(found.before, found.batches(), chosen.slices)
     after = usage_of(found.after, found.batches(), chosen.slices)
     print("\n" + table(["use of memory blocks by the test images", "before", "after"], summary(before, after)))
+    csv_rows: list[list[object]] = [["block", "rank", "slices_after", "share_after", "slices_before", "share_before"]]
+    for rank, block in enumerate(np.argsort(-after.counts, kind="stable"), start=1):
+        values = (after.counts[block], after.shares[block], before.counts[block], before.shares[block])
+        csv_rows.append([block, rank, *values])
+    written = [options.output / "fig5.csv", options.output / "fig5_runs.csv"]
+    write_csv(written[0], csv_rows)
+    write_csv(written[1], run_rows(findings))
     blocks = most_used(after.codes, len(after.counts), chosen.blocks)
-    title = f"Figure 5, {options.benchmark}, {chosen.protocol.replace('_', '-')}, run {run}"
-    write_usage(options.output / "fig5.csv", before, after)
-    figure = picture(found, before, after, blocks, chosen.images, title)
-    finished = Listed("crumb", options.benchmark, chosen.protocol, finished_runs(cell.folder.parent, [run]))
-    written = [options.output / "fig5.csv", write_run_list(options.output / "fig5_runs.csv", [finished])]
-    written += save_picture(figure, options.output, "fig5")
+    title = f"Figure 5, {benchmark}, {protocol.replace('_', '-')}, run {run}"
+    written += save(picture(found, before, after, blocks, chosen.images, title), options.output, "fig5")
     print("\nwritten: " + ", ".join(map(str, written)))
     return 0
 

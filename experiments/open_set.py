@@ -19,18 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-import torch
 from matplotlib.figure import Figure
-from support.common_options import QUICK, QUICK_BENCHMARK, run_script
-from support.open_set import METHODS, Measured, Stream, features_of, interval, run_stream
-from support.saved_picture import COLOURS, STYLE, save_picture
+from support.common_options import QUICK_BENCHMARK, run_script
+from support.open_set import METHODS, Measured, Stream, add_network_options, features_of, network_of, run_stream
+from support.pictures import bars
+from support.statistics import interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 
@@ -116,7 +115,6 @@ def left_out_sets(stream: Stream, classes: int, runs: int) -> list[tuple[int, ..
 
 def runs_of(stream: Stream, methods: Sequence[str], model: SplitModel, key: str, chosen: argparse.Namespace):
     """Yield the runs of a stream: with all classes taught, and with some left out."""
-    folder = Path(chosen.features) if chosen.features else None
     count = chosen.development_runs if stream.name in DEVELOPMENT else chosen.runs
     held: dict[str, np.ndarray] = {}
     for method in methods:
@@ -127,7 +125,7 @@ def runs_of(stream: Stream, methods: Sequence[str], model: SplitModel, key: str,
             frames = stream.tables(run)
             kind = repr(vars(moments))
             if kind not in held:  # every run of a stream has the same rows, split in another way
-                held[kind] = features_of(model, moments, frames, folder, key)
+                held[kind] = features_of(model, moments, frames, chosen.features, key)
             kept = moments.of_head().length(model)
             measured = run_stream(method, frames, held[kind], kept, unknown, run, candidates=method == "rda")
             names = tuple(frames.classes[label] for label in unknown)
@@ -172,26 +170,13 @@ def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
 
 def picture(runs: Sequence[Run]) -> Figure:
     """Plot a panel for each measure with a bar for each stream and method."""
-    panels = {"ece": "expected calibration error", "known_rejected": "known images rejected", "auroc": "AUROC, unknown"}
-    targets = {"ece": [0.05], "known_rejected": [0.03, 0.08], "auroc": []}
-    streams, methods = (list(dict.fromkeys(getattr(run, name) for run in runs)) for name in ("stream", "method"))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 3.6), layout="constrained")
-        for axes, (measure, title) in zip(figure.subplots(1, 3), panels.items()):
-            for place, method in enumerate(methods):
-                found = [[run for run in runs if (run.stream, run.method) == (name, method)] for name in streams]
-                bars = [interval(values_of(some, measure)) if some else (np.nan, np.nan) for some in found]
-                places = np.arange(len(streams)) + (place - (len(methods) - 1) / 2) * 0.8 / len(methods)
-                means, halves = zip(*bars)
-                colour = COLOURS[place]
-                axes.bar(places, means, 0.8 / len(methods), yerr=halves, color=colour, ecolor="0.3", label=method)
-            for target in targets[measure]:
-                axes.axhline(target, color="0.4", lw=0.8, ls="--")
-            axes.set(title=title, xticks=range(len(streams)), xticklabels=streams)
-            axes.tick_params(axis="x", rotation=20)
-        axes.set_ylim(0.5, 1)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(methods))
-    return figure
+    titles = {"ece": "expected calibration error", "known_rejected": "known images rejected", "auroc": "AUROC, unknown"}
+    panels: dict[str, dict[str, dict[str, list[float]]]] = {title: {} for title in titles.values()}
+    for stream, method in dict.fromkeys((run.stream, run.method) for run in runs):
+        some = [run for run in runs if (run.stream, run.method) == (stream, method)]
+        for measure, title in titles.items():
+            panels[title].setdefault(method, {})[stream] = values_of(some, measure)
+    return bars(panels, "calibration and unknown classes")
 
 
 def run_rows(runs: Sequence[Run]) -> list[list[object]]:
@@ -210,30 +195,22 @@ def main() -> None:
     parser.add_argument("--sign-digits", metavar="DIR", help="folder of sign digits: digit/people/photos")
     parser.add_argument("--cifar100", metavar="DIR", help="folder of CIFAR-100 as images, with train/class/")
     parser.add_argument("--tiny-imagenet", metavar="DIR", help="folder of Tiny-ImageNet, with train/class/")
-    parser.add_argument("--backbone", default="squeezenet1_0", help="network, with the budget of SqueezeNet")
-    parser.add_argument("--weights", default="torchvision", help="its weights, as for crumb run")
-    parser.add_argument("--features", metavar="DIR", help="folder that keeps features for later calls")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="closed forms")
     parser.add_argument("--runs", type=int, default=10, help="runs of ETH-80 and sign digits")
     parser.add_argument("--development-runs", type=int, default=3, help="runs of CIFAR-100 and Tiny-ImageNet")
     parser.add_argument("--output", default="runs/open_set", help="folder of tables and picture")
-    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
-    parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, one run")
+    add_network_options(parser)
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    name, weights, size = chosen.backbone, chosen.weights, 224
     if chosen.quick:
-        name, weights, size, chosen.runs = QUICK["backbone"], None, QUICK["image_size"], 1
+        chosen.runs = 1
     streams = streams_of(chosen)
-    torch.manual_seed(0)
-    model = split_backbone(name, weights, n_classes=2, codebook=None, image_size=size)  # the head is not used
-    key = f"{name} {weights}"
+    model, key = network_of(chosen)
     runs = [run for stream in streams for run in runs_of(stream, chosen.methods, model, key, chosen)]
     output = Path(chosen.output)
     tables = [summary(runs), comparison(runs)]
     write_csv(output / "open_set.csv", [row for header, lines in tables for row in (header, *lines)])
     write_csv(output / "open_set_runs.csv", run_rows(runs))
-    save_picture(picture(runs), output, "open_set")
+    save(picture(runs), output, "open_set")
     if chosen.json:
         first = [run for run in runs if run.method == chosen.methods[0]]
         figures = {

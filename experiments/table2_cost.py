@@ -14,69 +14,24 @@ idle. A run with a `cost_of_replay.csv` is not measured again. Writes `table2.cs
 
 import csv
 import json
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 
-import matplotlib
-import numpy as np
-from cost_of_replay import CRUMB, QUICK, SINGLE, CostSettings
+from cost_of_replay import ALL_MAPS, CRUMB, QUICK, SINGLE, CostSettings
 from cost_of_replay import main as measure
-from matplotlib.figure import Figure
 from support.common_options import common_options, parser_for, run_script
-from support.paper_numbers import PaperNumbers, read_paper_numbers
-from support.saved_picture import COLOURS, STYLE, save_picture
-from support.table_memory import ALL_MAPS
+from support.pictures import bars
+from support.tables import PaperNumbers, write_table
 
-from crumb_avalanche.runs.run_folder import FinishedRunError, write_csv, write_json, write_text
+from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
-from crumb_avalanche.runs.tables import markdown, table
 
 TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
 # The paper's quantities, each with its name here and the number of our units in one of the paper's.
 QUANTITIES = {"peak_ram_gb": ("memory, GB", 1e9), "runtime_hours": ("time, hours", 3600)}
 REMIND_MEMORY, REMIND_TIME = ALL_MAPS, SINGLE
-
-
-@dataclass(frozen=True)
-class Line:
-    """One quantity of CRUMB and REMIND on one benchmark; None where it was not measured or not printed.
-
-    Attributes:
-        benchmark: benchmark of our runs.
-        paper_dataset: data set of the paper's numbers.
-        quantity: name with unit.
-        paper: the paper's numbers, (CRUMB, REMIND).
-        ours: means over runs, (CRUMB, REMIND).
-        runs: number of measured runs.
-        part: description of the part of the run that was measured; empty for a whole run.
-    """
-
-    benchmark: str
-    paper_dataset: str
-    quantity: str
-    paper: tuple[float, float] | None
-    ours: tuple[float, float] | None
-    runs: int
-    part: str = ""
-
-    @property
-    def paper_ratio(self) -> float | None:
-        """CRUMB by REMIND, in percent."""
-        return None if self.paper is None else 100 * self.paper[0] / self.paper[1]
-
-    @property
-    def ratio(self) -> float | None:
-        """CRUMB by REMIND, in percent."""
-        return None if self.ours is None else 100 * self.ours[0] / self.ours[1]
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus the paper's ratio, in points; None on another benchmark, or of a part of the stream."""
-        if self.ours is None or self.paper is None or self.benchmark != self.paper_dataset or self.part:
-            return None
-        return self.ratio - self.paper_ratio
 
 
 def measured(path: Path) -> dict[str, tuple[float, float]] | None:
@@ -125,94 +80,66 @@ def measure_once(settings: RunSettings, own: CostSettings) -> None:
     measure(settings, own)
 
 
-def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list[Line]:
-    """The lines of a benchmark, beside the paper's CIFAR-100 where the paper does not have the benchmark."""
+HEADER = ["benchmark", "quantity", "paper's data set", "CRUMB, paper", "CRUMB, ours", "REMIND, paper", "REMIND, ours"]
+HEADER += ["CRUMB by REMIND, paper", "ours", "difference", "runs"]
+PART = "measured on a part only"
+
+
+def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list[dict]:
+    """The lines of a benchmark, beside the paper's CIFAR-100 where the paper does not have the benchmark.
+
+    The difference of the ratios, in points, is empty on another benchmark, or of a part of the stream.
+
+    Returns:
+        Text by column, and the two ratios in percent as `ratios`.
+    """
     found = [values for values in map(measured, files) if values is not None]
-    own = any(key[:2] == (TABLE, benchmark) for key in paper)
-    dataset = benchmark if own else PAPER_DATASET
+    dataset = benchmark if paper.has(TABLE, benchmark) else PAPER_DATASET
     part = "; ".join(dict.fromkeys(filter(None, (part_of(file) for file in files if file.exists()))))
     lines = []
     for name, (words, _) in QUANTITIES.items():
-        printed = [paper.find(TABLE, dataset, PROTOCOL, method, name) for method in ("crumb", "remind")]
-        ours = tuple(map(statistics.fmean, zip(*(values[name] for values in found)))) or None
-        lines.append(Line(benchmark, dataset, words, tuple(value.value for value in printed), ours, len(found), part))
+        printed = tuple(paper.find(TABLE, dataset, PROTOCOL, method, name).value for method in ("crumb", "remind"))
+        ours = tuple(map(fmean, zip(*(values[name] for values in found))))
+        values = [f"{pair[place]:.3g}" if pair else "" for place in (0, 1) for pair in (printed, ours)]
+        ratios = [100 * pair[0] / pair[1] if pair else None for pair in (printed, ours)]
+        comparable = ours and benchmark == dataset and not part
+        shown = ["" if ratio is None else f"{ratio:.1f} %" for ratio in ratios]
+        shown += [f"{ratios[1] - ratios[0]:+.1f}" if comparable else "", str(len(found) or "")]
+        line = dict(zip(HEADER, [benchmark, words, dataset, *values, *shown]))
+        lines.append({**line, PART: part, "ratios": ratios})
     return lines
-
-
-HEADER = ["benchmark", "quantity", "paper's data set", "CRUMB, paper", "CRUMB, ours", "REMIND, paper", "REMIND, ours"]
-HEADER += ["CRUMB by REMIND, paper", "ours", "difference", "runs"]
-
-
-def text_of(line: Line) -> list[str]:
-    """Format a line as text, ratios in percent."""
-
-    def shown(pair, place: int) -> str:
-        return "" if pair is None else f"{pair[place]:.3g}"
-
-    values = [shown(pair, place) for place in (0, 1) for pair in (line.paper, line.ours)]
-    ratios = ["" if value is None else f"{value:.1f} %" for value in (line.paper_ratio, line.ratio)]
-    difference = "" if line.difference is None else f"{line.difference:+.1f}"
-    return [line.benchmark, line.quantity, line.paper_dataset, *values, *ratios, difference, str(line.runs or "")]
-
-
-def picture(lines: Sequence[Line]) -> Figure:
-    """Plot CRUMB / REMIND in percent, the paper's beside ours."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7, 1.6 + 0.6 * len(lines)), layout="constrained")
-        axes = figure.subplots()
-        places = np.arange(len(lines))
-        for shift, label, values in (
-            (-0.18, "the paper", [line.paper_ratio for line in lines]),
-            (0.18, "ours", [line.ratio for line in lines]),
-        ):
-            known = [(place + shift, value) for place, value in zip(places, values) if value is not None]
-            colour = COLOURS[1] if label == "the paper" else COLOURS[0]
-            bars = axes.barh([y for y, _ in known], [value for _, value in known], 0.34, label=label, color=colour)
-            axes.bar_label(bars, fmt="%.1f %%", padding=3)
-        names = [f"{line.quantity.partition(',')[0]}, {line.benchmark}" for line in lines]
-        axes.set_yticks(places, [f"{name}\n(paper: {line.paper_dataset})" for name, line in zip(names, lines)])
-        axes.invert_yaxis()
-        axes.margins(x=0.15)
-        axes.set_xlabel("CRUMB by REMIND as its authors run it (%)")
-        axes.legend()
-    return figure
 
 
 def main() -> int:
     parser = parser_for(__doc__, "runs/table2", several=True)
     parser.set_defaults(runs="0")
     parser.add_argument("--stream-images", type=int, default=0, help="number of frames of each experience; 0: all")
-    parser.add_argument(
-        "--table-images", type=int, default=0, help="number of maps that REMIND's tables are fitted to; 0: experience 1"
-    )
+    parser.add_argument("--table-images", type=int, default=0, help="maps for REMIND's tables; 0: experience 1")
     parser.add_argument("--experiences", type=int, default=0, help="number of experiences; 0: all")
     chosen = parser.parse_args()
     options = common_options(chosen)
     own = CostSettings("", chosen.experiences, chosen.stream_images, table_images=chosen.table_images)
     if options.quick:
         own = replace(own, stream_images=24, table_images=80, measured_images=8, experiences=3)
-    paper, lines = read_paper_numbers(), []
+    paper, lines = PaperNumbers(), []
     for benchmark in options.roots:
-        files = []
-        for run in options.runs:
-            folder = options.output / benchmark / f"run{run}"
-            files.append(folder / "cost_of_replay.csv")
-            if not options.table_only:
-                protocol = options.protocols(benchmark)[-1 if options.quick else 0]
-                settings = options.settings(benchmark, protocol=protocol, run=run)
-                if options.quick:
-                    settings = replace(settings, **QUICK)
-                measure_once(settings, replace(own, output=str(folder)))
-        lines += lines_of(benchmark, files, paper)
-    header, rows = HEADER, [text_of(line) for line in lines]
-    if any(line.part for line in lines):
-        header, rows = [*HEADER, "measured on a part only"], [[*row, line.part] for row, line in zip(rows, lines)]
-    print("\nTable 2, memory and time\n" + table(header, rows))
-    write_csv(options.output / "table2.csv", [header, *rows])
-    marked = [header, ["---"] * len(header), *rows]
-    write_text(options.output / "table2.md", markdown(marked))
-    written = ", ".join(path.name for path in save_picture(picture(lines), options.output, TABLE))
-    print(f"\nwritten to {options.output}: table2.csv, table2.md, {written}")
+        folders = [options.output / benchmark / f"run{run}" for run in options.runs]
+        for run, folder in zip(options.runs, () if options.table_only else folders):
+            protocol = options.protocols(benchmark)[-1 if options.quick else 0]
+            settings = options.settings(benchmark, protocol=protocol, run=run)
+            if options.quick:
+                settings = replace(settings, **QUICK)
+            measure_once(settings, replace(own, output=str(folder)))
+        lines += lines_of(benchmark, [folder / "cost_of_replay.csv" for folder in folders], paper)
+    header = [*HEADER, PART] if any(line[PART] for line in lines) else HEADER
+    series: dict[str, dict[str, list[float]]] = {"of the paper": {}, "ours": {}}
+    for line in lines:
+        row = f"{line['quantity'].partition(',')[0]}, {line['benchmark']}\n(paper: {line[HEADER[2]]})"
+        for values, ratio in zip(series.values(), line["ratios"]):
+            values[row] = [] if ratio is None else [ratio]
+    figure = bars({"CRUMB by REMIND as its authors run it (%)": series}, "Table 2, memory and time")
+    print("\nTable 2, memory and time", end="")
+    write_table(options.output, TABLE, header, [[line[name] for name in header] for line in lines], figure=figure)
     return 0
 
 

@@ -28,12 +28,16 @@ import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-import matplotlib
 from support import common_options
+from support.pictures import bars
+from support.tables import rows_of as table_rows
 
 from benchmarks_toybox_ilab.tables.text import safe_output
+from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run_folder import FinishedRunError, write_csv, write_json
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, add_run_arguments, as_dict, underscored
+from crumb_avalanche.runs.tables import mean_text, table
 
 
 @dataclass(frozen=True)
@@ -44,19 +48,7 @@ class Method:
     settings: dict = field(default_factory=dict)
 
 
-# Fine-tuning first: the others are compared with it. Strengths were chosen on toy_shapes alone, by task-incremental
-# accuracy in one run (100, which no table has; SqueezeNet, 4 first epochs). Tried: ewc 100, 1e4, 1e6; si 1, 100; mas 1,
-# 100; lwf 1, 10. The defaults, made for class-incremental streams, are 100, 0.01, 1 and 1. The best strength depends on
-# the stream, that of SI most, whose path integral grows with the number and length of the steps: --strengths.
-METHODS = (
-    Method("finetune"),
-    Method("ewc", {"weight": 1e4}),
-    Method("si", {"weight": 100.0}),
-    Method("mas", {"weight": 100.0}),
-    Method("lwf", {"alpha": 1.0}),
-    Method("stable_sgd"),
-)
-
+METHODS = tuple(Method(name, settings) for name, settings in table_rows("task_incremental").items())
 QUICK = common_options.QUICK | dict(benchmark=common_options.QUICK_BENCHMARK, classes_per_experience=5, progress=False)
 FIGURES = {
     "class_incremental": "class-incremental accuracy",
@@ -193,8 +185,6 @@ def measured(settings: RunSettings, method: Method, experiences: int | None = No
     Raises:
         FinishedRunError: they were measured with other settings.
     """
-    from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
-
     path = Path(settings.output) / f"{method.strategy}_run{settings.run}.json"
     compared = {
         name: value
@@ -230,37 +220,8 @@ def rows_of(figures: dict[str, list[dict]]) -> list[dict]:
     return rows
 
 
-def picture(title: str, figures: dict[str, list[dict]]):
-    """Plot a panel for each figure: a bar for the mean, a dot for each run, a line at the mean of fine-tuning."""
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    from crumb_avalanche.report.palette import COLOURS
-    from crumb_avalanche.report.pictures import STYLE
-
-    with matplotlib.rc_context(STYLE):
-        drawing = Figure(figsize=(13, 1.6 + 0.5 * len(figures)), layout="constrained")
-        drawing.suptitle(title)
-        for number, (axes, (figure, label)) in enumerate(zip(drawing.subplots(1, 3, sharey=True), FIGURES.items())):
-            values = {name: [run[figure] for run in runs] for name, runs in figures.items()}
-            means = [statistics.fmean(runs) for runs in values.values()]
-            axes.barh(range(len(means)), means, height=0.6, color=COLOURS[number], alpha=0.45)
-            for place, runs in enumerate(values.values()):
-                dots = place + (np.linspace(-0.2, 0.2, len(runs)) if len(runs) > 1 else np.zeros(1))
-                axes.plot(runs, dots, "o", ms=4, mfc="white", mec="0.15", mew=0.8)
-            axes.axvline(means[0], color="0.35", lw=0.8, ls="--")
-            axes.set_yticks(range(len(means)), list(values))
-            axes.set_xlabel(f"{label} (%)")
-        axes.invert_yaxis()
-    return drawing
-
-
 def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
     """Print the table; write it and its picture."""
-    from crumb_avalanche.report.pictures import save
-    from crumb_avalanche.runs.run_folder import write_csv
-    from crumb_avalanche.runs.tables import mean_text, table
-
     folder = Path(settings.output)
     rows = rows_of(figures)
     rounded = ([round(v, 4) if isinstance(v, float) else v for v in row.values()] for row in rows)
@@ -269,9 +230,9 @@ def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
     for name, runs in figures.items():
         line = [name]
         for figure in FIGURES:
-            values = [run[figure] for run in runs]
-            gains = [value - plain[figure] for value, plain in zip(values, figures["finetune"])]
-            line += [mean_text(values), "" if name == "finetune" else mean_text(gains, "+.1f")]
+            gains = [run[figure] - plain[figure] for run, plain in zip(runs, figures["finetune"])]
+            text = "" if name == "finetune" else mean_text(gains, "+.1f")
+            line += [mean_text([run[figure] for run in runs]), text]
         lines.append(line)
     header = ["method"]
     for label in ("class-incremental", "task-incremental", "forgetting"):
@@ -279,7 +240,11 @@ def report(settings: RunSettings, figures: dict[str, list[dict]]) -> None:
     count = len(figures["finetune"])
     title = f"{settings.benchmark} ({settings.protocol}), {count} run{'s' * (count > 1)}"
     print(f"\n{title}, percent, mean +- standard deviation\n{table(header, lines)}")
-    save(picture(title, figures), folder)
+    panels = {
+        f"{label} (%)": {"": {name: [run[figure] for run in runs] for name, runs in figures.items()}}
+        for figure, label in FIGURES.items()
+    }
+    save(bars(panels, title), folder)
     print(f"\ntable.csv and report.png are in {folder}")
 
 

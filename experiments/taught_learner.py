@@ -7,7 +7,7 @@ In each run the training objects of the split are folders class/object, and the 
   taught    `Learner("recommended")`, taught half of the classes in one lesson and the others in a second one
   merged    two learners, each taught half of the objects of every class, merged into one
 Differences are to `run` for `taught`, and to `taught` for `merged`. Writes `taught_learner.csv` to --output after each
-run; the same command resumes.
+run; the same command resumes, and with --table-only makes the table of what is there.
 """
 
 import csv
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 from support.common_options import common_options, parser_for, run_script
-from support.finished_runs import finished_runs
-from support.run_statistics import paired
-from support.side_by_side import interval_text
+from support.runs import finished_runs
+from support.statistics import paired
 from support.sweep import exit_code, grid
+from support.tables import each_text, interval_text
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -53,11 +53,10 @@ def halves(frames: FrameTable, rows: Iterable[int]) -> tuple[list[int], list[int
     objects: dict[str, list[str]] = {}
     parts: tuple[list[int], list[int]] = [], []
     for row in rows:
-        frame = frames[row]
-        known = objects.setdefault(frame.class_name, [])
-        if frame.object_name not in known:
-            known.append(frame.object_name)
-        parts[known.index(frame.object_name) % 2].append(row)
+        known = objects.setdefault(frames[row].class_name, [])
+        if frames[row].object_name not in known:
+            known.append(frames[row].object_name)
+        parts[known.index(frames[row].object_name) % 2].append(row)
     return parts
 
 
@@ -66,15 +65,18 @@ def accuracies(frames: FrameTable, new_learner: Callable[[], Learner], folder: P
     train = frames.rows("train").tolist()
     first = set(frames.classes[: len(frames.classes) // 2])
     by_class = [[row for row in train if (frames[row].class_name in first) == known] for known in (True, False)]
-    by_object = halves(frames, train)
     taught, merged, apart = (new_learner() for _ in range(3))
     for number, rows in enumerate(by_class):
         taught.teach(tree(frames, rows, folder / f"classes{number}"))
-    for learner, rows, name in zip((merged, apart), by_object, ("objects0", "objects1")):
+    for learner, rows, name in zip((merged, apart), halves(frames, train), ("objects0", "objects1")):
         learner.teach(tree(frames, rows, folder / name))
     merged.merge(apart)
     asked = tree(frames, frames.rows("test").tolist(), folder / "test")
-    return {"taught": accuracy(taught, asked), "merged": accuracy(merged, asked)}
+    found = {}
+    for name, learner in {"taught": taught, "merged": merged}.items():
+        right = [answer.label == answer.truth for answer in learner.predict_all(asked)]
+        found[name] = 100 * sum(right) / len(right)
+    return found
 
 
 def new_learner(memo: FeatureMemo, *network) -> Learner:
@@ -84,12 +86,6 @@ def new_learner(memo: FeatureMemo, *network) -> Learner:
     return learner
 
 
-def accuracy(learner: Learner, asked: Path) -> float:
-    """Return the share of photos in class folders that are answered rightly, in percent."""
-    right = [answer.label == answer.truth for answer in learner.predict_all(asked)]
-    return 100 * sum(right) / len(right)
-
-
 def lines_of(found: dict[str, dict[int, float]], splits: dict[int, str]) -> list[list[str]]:
     """Return a line of text for each row."""
     lines = []
@@ -97,8 +93,7 @@ def lines_of(found: dict[str, dict[int, float]], splits: dict[int, str]) -> list
         line = [name, mean_text(list(values.values())), "", "", ""]
         compared = paired(found[ROWS[name]], values, splits) if name in ROWS else None
         if compared is not None:
-            each = " ".join(f"{one:+.1f}" for one in compared.differences.values())
-            line[2:] = [f"{compared.mean:+.2f} to {ROWS[name]}", interval_text(compared), each]
+            line[2:] = [f"{compared.mean:+.2f} to {ROWS[name]}", interval_text(compared), each_text(compared)]
         lines.append(line)
     return lines
 
@@ -111,14 +106,6 @@ def recorded(path: Path) -> dict[str, dict[int, float]]:
             for line in csv.DictReader(file):
                 found.setdefault(line["row"], {})[int(line["run"])] = float(line["accuracy"])
     return found
-
-
-def record(path: Path, found: dict[str, dict[int, float]], splits: dict[int, str]) -> None:
-    """Write the accuracies, a line for each row and run."""
-    csv_rows = [["row", "run", "accuracy", "frame_table_sha256"]]
-    for name, values in found.items():
-        csv_rows += [[name, run, f"{value:.4f}", splits[run]] for run, value in values.items()]
-    write_csv(path, csv_rows)
 
 
 def main() -> int:
@@ -135,7 +122,7 @@ def main() -> int:
     plan = RunPlan.of(options.settings(options.benchmark))
     network = plan.backbone, None if plan.weights == "none" else plan.weights, plan.image_size
     memo: FeatureMemo | None = None
-    for number in options.runs:
+    for number in [] if options.table_only else options.runs:
         if number in found.get("taught", {}):
             continue
         frames = get_benchmark(options.benchmark).table(options.roots[options.benchmark], number)
@@ -145,7 +132,10 @@ def main() -> int:
         print(f"run {number}: " + ", ".join(f"{name} {value:.2f}" for name, value in here.items()), flush=True)
         for name, value in here.items():
             found.setdefault(name, {})[number] = value
-        record(path, found, splits)
+        lines = [
+            [name, run, f"{value:.4f}", splits[run]] for name, some in found.items() for run, value in some.items()
+        ]
+        write_csv(path, [["row", "run", "accuracy", "frame_table_sha256"], *lines])
     print("\n" + table(HEADER, lines_of(found, splits)))
     print(f"\nwritten: {path}")
     return 0

@@ -10,17 +10,16 @@ images. Difference: the row minus `own 0`, with 95 % interval by Student's t ove
 
 import argparse
 import json
-from pathlib import Path
 
 import numpy as np
 import torch
-from support.common_options import QUICK, QUICK_BENCHMARK, run_script
-from support.open_set import BUDGET, CELLS, features_of, interval
+from support.common_options import QUICK_BENCHMARK, run_script
+from support.open_set import BUDGET, CELLS, add_network_options, features_of, network_of
+from support.statistics import interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.runs.tables import table as text_table
 
 LEAST, MOST, SMALL = 1, 200, 20
@@ -39,22 +38,16 @@ def sizes_of(classes: int, run: int) -> np.ndarray:
     return np.random.default_rng(run).permutation(sizes)
 
 
-def statistics_of(length: int, kept: int, classes: int, changes: dict[str, float]) -> RegularizedDiscriminant:
-    """Build the recommended statistics with some settings changed."""
-    usual = RegularizedDiscriminant.for_budget(length, BUDGET, kept)
-    statistics = RegularizedDiscriminant(**{**usual.settings, "n_classes": classes, **changes})
-    statistics.make_room(classes, BUDGET, length)
-    return statistics
-
-
 def accuracies(
     frames: FrameTable, features: torch.Tensor, kept: int, run: int, changes: dict[str, float]
 ) -> tuple[float, float]:
     """Return the accuracy in percent on small classes and on all, the mean over classes of each."""
-    sizes, draws = sizes_of(len(frames.classes), run), np.random.default_rng(1000 + run)
+    sizes, draws, length = sizes_of(len(frames.classes), run), np.random.default_rng(1000 + run), features.shape[1]
     chosen = [draws.permutation(frames.rows("train", name))[:size] for name, size in zip(frames.classes, sizes)]
     labels = torch.arange(len(chosen)).repeat_interleave(torch.tensor([len(rows) for rows in chosen]))
-    statistics = statistics_of(features.shape[1], kept, len(chosen), changes)
+    usual = RegularizedDiscriminant.for_budget(length, BUDGET, kept)
+    statistics = RegularizedDiscriminant(**{**usual.settings, "n_classes": len(chosen), **changes})
+    statistics.make_room(len(chosen), BUDGET, length)
     statistics.update(features[np.concatenate(chosen)], labels)
     test = frames.rows("test")
     right = statistics.scores(features[test]).argmax(1).numpy() == frames.labels[test]
@@ -66,23 +59,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--benchmark", default="eth80", help="name of a benchmark, as for crumb run")
     parser.add_argument("--dataset-root", metavar="DIR", help="folder of its images")
-    parser.add_argument("--weights", default="torchvision", help="weights of SqueezeNet, as for crumb run")
-    parser.add_argument("--features", metavar="DIR", help="folder that keeps features for later calls")
     parser.add_argument("--runs", type=int, default=10, help="runs, each with a split of its own")
-    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
-    parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, two runs")
+    add_network_options(parser)
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    name, weights, size, entry = "squeezenet1_0", chosen.weights, 224, get_benchmark(chosen.benchmark)
-    if chosen.quick:
-        name, weights, size, chosen.runs = QUICK["backbone"], None, QUICK["image_size"], 2
-        entry = get_benchmark(QUICK_BENCHMARK)
-    torch.manual_seed(0)
-    model = split_backbone(name, weights, n_classes=2, codebook=None, image_size=size)  # the head is not used
-    folder = Path(chosen.features) if chosen.features else None
-    tables = [entry.table(chosen.dataset_root, run) for run in range(chosen.runs)]
+    runs = 2 if chosen.quick else chosen.runs
+    entry = get_benchmark(QUICK_BENCHMARK if chosen.quick else chosen.benchmark)
+    model, key = network_of(chosen)
+    tables = [entry.table(chosen.dataset_root, run) for run in range(runs)]
     kept = CELLS.of_head().length(model)
-    features = torch.from_numpy(features_of(model, CELLS, tables[0], folder, f"{name} {weights}")).float()
+    features = torch.from_numpy(features_of(model, CELLS, tables[0], chosen.features, key)).float()
     found = {
         row: [accuracies(frames, features, kept, run, changes) for run, frames in enumerate(tables)]
         for row, changes in ROWS.items()
@@ -93,9 +78,8 @@ def main() -> None:
     lines = []
     for row, pairs in found.items():
         line = [row]
-        for place in range(2):
-            values = [pair[place] for pair in pairs]
-            mean, half = interval([mine - alone[place] for mine, alone in zip(values, found[ALONE])])
+        for values, alone in zip(zip(*pairs), zip(*found[ALONE])):
+            mean, half = interval([mine - its for mine, its in zip(values, alone)])
             line += [f"{np.mean(values):.1f}", "" if row == ALONE else f"{mean:+.1f} ± {half:.1f}"]
         lines.append([*line, " ".join(f"{pair[0]:.1f}" for pair in pairs)])
     header = ["row", "small classes", "difference", "all classes", "difference", "small classes in each run"]

@@ -1,20 +1,18 @@
-"""The options that all scripts for a table or figure of the paper share."""
+"""The options that scripts share: of `crumb run`, and where runs are done."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
-from support.cells import Cell, is_finished
-from support.engines import Engine
-from support.sweep import add_engine_options, engine_of, sweep
+from support.engines import Engine, InProcess, LocalProcesses, RayCluster, is_finished
+from support.sweep import RETRIES, grid, sweep
+from support.tables import Cell, Finding, find
 
 from benchmarks_toybox_ilab.tables.text import printable, safe_output
 from crumb_avalanche.runs.settings import RunSettings
 
-Row = TypeVar("Row")
 PROTOCOLS = ("class_instance", "class_iid")
 IMAGE_SETS = ("cifar100", "imagenet", "tiny_imagenet")  # no video: there is no class-instance order
 # Rendered shapes and a tiny untrained network: a whole script in about a minute; the numbers mean nothing.
@@ -60,34 +58,38 @@ class CommonOptions:
         """Settings of runs on a benchmark."""
         return replace(self.base, benchmark=benchmark, dataset_root=self.roots[benchmark], **changes)
 
-    def do(self, cells: Sequence[Cell]) -> dict[Path, str]:
+    def do(self, runs: Sequence[RunSettings]) -> dict[Path, str]:
         """Do the unfinished runs, none with --table-only; return the failed ones with their errors.
 
         Raises:
             FinishedRunError: a folder holds a finished run with other settings.
         """
         if self.table_only:
-            for cell in cells:
-                is_finished(cell)
+            for run in runs:
+                is_finished(run)
             return {}
-        return sweep(cells, engine=self.engine, retries=self.retries)
+        return sweep(runs, self.engine, retries=self.retries)
 
+    def found(self, cells: Sequence[Cell], **shared) -> tuple[list[Finding], dict[Path, str]]:
+        """Do the unfinished runs of the cells, run by run; return what all runs found, and the failed ones.
 
-def rows_named(rows: Sequence[Row], names: Sequence[str] | None, always: Row) -> list[Row]:
-    """The named rows of a table, in its order; all of them without names.
-
-    Args:
-        rows: rows with a ``name``.
-        names: names from the command line.
-        always: row that is always included, as the others are compared with it.
-
-    Raises:
-        ValueError: a name that is no row.
-    """
-    known = [row.name for row in rows]
-    if unknown := [name for name in names or () if name not in known]:
-        raise ValueError(f"there is no row {unknown[0]!r}; the rows are {', '.join(known)}")
-    return [row for row in rows if not names or row.name in names or row is always]
+        Args:
+            cells: cells of a table; those of one folder share their runs, those without settings have none.
+            shared: settings of `crumb run` of all cells.
+        """
+        folders = {cell.folder: cell for cell in cells if cell.folder is not None and cell.settings}
+        todo = [
+            one
+            for cell in folders.values()
+            for one in grid(
+                self.settings(cell.benchmark, **shared),
+                cell.folder.parent,
+                self.runs,
+                {cell.folder.name: cell.settings},
+            )
+        ]
+        failed = self.do(sorted(todo, key=lambda one: self.runs.index(one.run)))
+        return find(cells, self.runs), failed
 
 
 def parser_for(doc: str, output: str, several: bool = False) -> argparse.ArgumentParser:
@@ -122,8 +124,22 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
     parser.add_argument(
         "--evaluate-every", type=int, default=1, help="experiences between tests; the first and last are always tested"
     )
-    add_engine_options(parser)
+    where = parser.add_argument_group("where the runs are done")
+    where.add_argument("--engine", default="processes", choices=["in_process", "processes", "ray"])
+    where.add_argument("--processes", type=int, default=1, help="number of runs at a time on this machine")
+    where.add_argument("--address", default="auto", help="head of a Ray cluster, HOST:PORT")
+    where.add_argument("--retries", type=int, default=RETRIES, help="restarts of a run whose process or node died")
     return parser
+
+
+def own_presets(chosen: argparse.Namespace, rows: str = "every row of this table") -> None:
+    """Refuse --preset, in a script whose rows have presets of their own.
+
+    Raises:
+        ValueError: --preset was given.
+    """
+    if chosen.preset != "paper":
+        raise ValueError(f"--preset {chosen.preset}: {rows} has its own preset; leave it out")
 
 
 def common_options(chosen: argparse.Namespace) -> CommonOptions:
@@ -147,34 +163,27 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
         from crumb_avalanche.models.extraction import warn_where_bf16_is_slow
 
         warn_where_bf16_is_slow(torch.device(chosen.device))
+    as_given = ("preset", "weights", "feature_cache", "cache_precision", "precision", "replay_weight", "device")
     base = RunSettings(
-        preset=chosen.preset,
-        weights=chosen.weights,
-        feature_cache=chosen.feature_cache,
-        cache_precision=chosen.cache_precision,
-        precision=chosen.precision,
-        replay_weight=chosen.replay_weight,
-        device=chosen.device,
+        **{name: getattr(chosen, name) for name in (*as_given, "checkpoint_every", "evaluate_every")},
         runs="0" if chosen.quick else chosen.runs,
         threads=1,
         keep_learner="none",
         checkpoint=chosen.checkpoint or chosen.checkpoint_every > 0,
-        checkpoint_every=chosen.checkpoint_every,
-        evaluate_every=chosen.evaluate_every,
         progress=False,
     )
-    runs = base.run_numbers()
     usual = Path(chosen.usual_output)
     if chosen.quick or not chosen.several:
         usual = usual / ("quick" if chosen.quick else names[0])
     output = Path(chosen.output or usual)
     if chosen.quick:
         base = replace(base, **{**QUICK, "feature_cache": str(output / "feature_cache")})
+    engines = {"in_process": InProcess, "ray": lambda: RayCluster(chosen.address)}
     return CommonOptions(
         dict(zip(names, [*roots, *[None] * len(names)])),
-        runs,
+        base.run_numbers(),
         replace(base, runs=None),
-        engine_of(chosen),
+        engines.get(chosen.engine, lambda: LocalProcesses(chosen.processes))(),
         chosen.retries,
         output,
         chosen.quick,

@@ -1,53 +1,145 @@
-"""Engines that run the cells of a sweep: in this process, or in processes of this machine; Ray: `ray_engine.py`."""
+"""Work on a cell of a sweep, the settings of one run, and the engines that do it: here, in processes, on Ray."""
 
 import contextlib
 import multiprocessing
 import os
 import signal
 import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.connection import wait
-from typing import Protocol
+from pathlib import Path
 
-from support.cells import LOG, Cell, Outcome, State, Work, run_cell, verdict
+from crumb_avalanche.runs.run_folder import RESULT, tidy_up, write_text
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.atomic_file import DISK_FULL
+from crumb_avalanche.system.folder_lock import FolderInUseError, locked
+
+ERROR, LOG = "error.txt", "log.txt"
+Work = Callable[[RunSettings], object]
 
 
-class Engine(Protocol):
-    """Works on cells, one or more at a time; as a context manager, it ends running cells on exit.
+class State(Enum):
+    """End of the work on a cell."""
+
+    DONE = "done"
+    FAILED = "it raised an error, and would again"
+    DIED = "its process or node died, which may not happen again"
+    BUSY = "another process works in the folder"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """End of the work on a cell, with a traceback or a reason as ``text``."""
+
+    state: State
+    text: str = ""
+
+    @property
+    def error(self) -> str:
+        """The last line."""
+        return (self.text.strip().splitlines() or ["no reason given"])[-1]
+
+
+def learn(cell: RunSettings) -> None:
+    """Do the run of a cell, as ``crumb run`` does; one that diverges counts with what it reached."""
+    from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.run import run_once
+
+    run_once(RunPlan.of(cell), count_divergence=True)
+
+
+def is_finished(cell: RunSettings) -> bool:
+    """Whether the cell has a result; removes files that a kill may have left beside it.
+
+    Raises:
+        FinishedRunError: the folder holds a finished run with other settings.
+        DamagedRunError: a file of the finished run cannot be read.
+    """
+    folder = Path(cell.output)
+    if cell.overwrite or not (folder / RESULT).exists():
+        return False
+    from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.run_folder import finished_result
+
+    finished_result(folder, RunPlan.of(cell))
+    tidy_up(folder)
+    # Of an attempt before, or of the process that was killed right after it wrote the result.
+    (folder / ERROR).unlink(missing_ok=True)
+    return True
+
+
+def run_cell(cell: RunSettings, work: Work = learn) -> Outcome:
+    """Work on a cell in this process; prints to ``log.txt``, writes an error to ``error.txt``."""
+    start, folder = time.perf_counter(), Path(cell.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            if is_finished(cell):  # by another process, meanwhile
+                return Outcome(State.DONE)
+            with open(folder / LOG, "a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                work(cell)
+                print(f"{time.perf_counter() - start:.0f} s")
+            (folder / ERROR).unlink(missing_ok=True)
+        return Outcome(State.DONE)
+    except FolderInUseError as error:
+        return Outcome(State.BUSY, str(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text = traceback.format_exc()
+        full = next((cause for cause in _causes(error) if getattr(cause, "errno", None) in DISK_FULL), None)
+        if full is not None:
+            text += f"the disk of {folder} is full ({full}): make room and give the same command again\n"
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            text += f"out of memory ({str(error) or 'MemoryError'}): do fewer runs at a time\n"
+        record(cell, text)
+        return Outcome(State.FAILED, text)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def record(cell: RunSettings, text: str) -> None:
+    """Write ``error.txt`` if possible; the sweep reports the error in any case."""
+    with contextlib.suppress(OSError):
+        Path(cell.output).mkdir(parents=True, exist_ok=True)
+        write_text(Path(cell.output) / ERROR, text)
+
+
+class InProcess(contextlib.AbstractContextManager):
+    """Cells one after the other in this process, for debugging; peak memory is that of the largest cell so far.
+
+    As every engine, a context manager that ends running cells on exit.
 
     Attributes:
         running: cells that were started and not yet returned by ``ended``.
     """
 
-    running: list[Cell]
-
-    def has_room(self) -> bool:
-        """Whether another cell can be started now."""
-
-    def start(self, cell: Cell, work: Work) -> None:
-        """Start a cell."""
-
-    def ended(self, seconds: float) -> list[tuple[Cell, Outcome]]:
-        """Wait until a cell ends, or for that many seconds; return the cells that ended."""
-
-
-class InProcess(contextlib.AbstractContextManager):
-    """One cell after the other in this process, for debugging; peak memory is that of the largest cell so far."""
-
     def __init__(self):
-        self.running: list[Cell] = []
-        self._ended: list[tuple[Cell, Outcome]] = []
+        self.running: list[RunSettings] = []
+        self._ended: list[tuple[RunSettings, Outcome]] = []
 
     def __exit__(self, *error):
         self.running.clear()
 
     def has_room(self) -> bool:
+        """Whether another cell can be started now."""
         return not self.running
 
-    def start(self, cell: Cell, work: Work) -> None:
+    def start(self, cell: RunSettings, work: Work) -> None:
+        """Start a cell."""
         self.running = [cell]
         self._ended.append((cell, run_cell(cell, work)))
 
-    def ended(self, seconds: float) -> list[tuple[Cell, Outcome]]:
+    def ended(self, seconds: float) -> list[tuple[RunSettings, Outcome]]:
+        """Wait until a cell ends, or for that many seconds; return the cells that ended."""
         self.running, ended, self._ended = [], self._ended, []
         return ended
 
@@ -75,7 +167,7 @@ class LocalProcesses(contextlib.AbstractContextManager):
         self._children: dict = {}
 
     @property
-    def running(self) -> list[Cell]:
+    def running(self) -> list[RunSettings]:
         return [cell for _, cell in self._children.values()]
 
     def __exit__(self, *error):
@@ -89,7 +181,7 @@ class LocalProcesses(contextlib.AbstractContextManager):
     def has_room(self) -> bool:
         return len(self._children) < self.processes
 
-    def start(self, cell: Cell, work: Work) -> None:
+    def start(self, cell: RunSettings, work: Work) -> None:
         answer, there = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_in_child, args=(there, cell, work))
         # If the server was killed, the process gives no answer; the next start makes a new server.
@@ -98,7 +190,7 @@ class LocalProcesses(contextlib.AbstractContextManager):
         there.close()  # so that the pipe ends with the child
         self._children[answer] = (process, cell)
 
-    def ended(self, seconds: float) -> list[tuple[Cell, Outcome]]:
+    def ended(self, seconds: float) -> list[tuple[RunSettings, Outcome]]:
         ended = []
         for answer in wait(list(self._children), seconds):
             process, cell = self._children.pop(answer)
@@ -109,14 +201,21 @@ class LocalProcesses(contextlib.AbstractContextManager):
             if process.pid is not None:
                 process.join()
                 if outcome.state is State.DIED:
-                    said = verdict(cell, process.exitcode) or "its process ended without an answer"
-                    outcome = Outcome(State.DIED, said)
+                    outcome = Outcome(State.DIED, _verdict(process.exitcode))
+                    record(cell, outcome.text + "\n")
             answer.close()
             ended.append((cell, outcome))
         return ended
 
 
-def _in_child(answer, cell: Cell, work: Work) -> None:
+def _verdict(exit_code: int) -> str:
+    """Describe the exit code of a process that gave no answer."""
+    if exit_code < 0:
+        return f"its process was killed by signal {-exit_code}, perhaps for want of memory"
+    return f"its process ended with {exit_code} and gave no answer"
+
+
+def _in_child(answer, cell: RunSettings, work: Work) -> None:
     parent = multiprocessing.parent_process()
 
     def follow_the_parent():
@@ -125,8 +224,72 @@ def _in_child(answer, cell: Cell, work: Work) -> None:
 
     threading.Thread(target=follow_the_parent, daemon=True).start()
     with contextlib.suppress(OSError):  # run_cell reports it
-        cell.folder.mkdir(parents=True, exist_ok=True)
-        log = os.open(cell.folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        Path(cell.output).mkdir(parents=True, exist_ok=True)
+        log = os.open(Path(cell.output) / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(log, 1)  # for libraries that write there themselves
         os.dup2(log, 2)
     answer.send(run_cell(cell, work))
+
+
+class RayCluster(contextlib.AbstractContextManager):
+    """Cells in parallel on a Ray cluster; each takes as many CPUs as its settings have ``threads``.
+
+    All nodes need run folders, images and this checkout under the same paths. Ray's own retries are off: the sweep
+    itself restarts cells whose worker or node died, and counts restarts. Ray would restart a worker that ran out of
+    memory without end.
+
+    Args:
+        address: address of the head, ``HOST:PORT``; ``auto`` finds a head on this machine.
+        cells_per_process: cells after which a worker is replaced; 0 is no limit. With more than 1, imports are done
+            once, and the peak memory of a run is that of the largest cell of its worker so far.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ConnectionError: no cluster at that address.
+    """
+
+    def __init__(self, address: str = "auto", cells_per_process: int = 1):
+        self.address = address
+        self.cells_per_process = cells_per_process
+        self._tasks: dict = {}
+        self._open = contextlib.ExitStack()
+
+    @property
+    def running(self) -> list[RunSettings]:
+        return list(self._tasks.values())
+
+    def __enter__(self) -> "RayCluster":
+        from crumb_avalanche.system.ray_cluster import connected
+
+        self._ray = self._open.enter_context(connected(self.address))
+        self._run = self._ray.remote(max_retries=0, max_calls=self.cells_per_process)(run_cell)
+        return self
+
+    def __exit__(self, *error):
+        self._tasks.clear()
+        self._open.close()
+
+    def has_room(self) -> bool:
+        """Whether CPUs are free; without running cells always, as the first one may wait for a node."""
+        taken = sum(cell.threads or 1 for cell in self.running)
+        return not taken or taken < self._ray.cluster_resources().get("CPU", 0)
+
+    def start(self, cell: RunSettings, work: Work) -> None:
+        self._tasks[self._run.options(num_cpus=cell.threads or 1).remote(cell, work)] = cell
+
+    def ended(self, seconds: float) -> list[tuple[RunSettings, Outcome]]:
+        done = self._ray.wait(list(self._tasks), timeout=seconds)[0] if self._tasks else []
+        return [(cell, self._outcome(task, cell)) for task, cell in ((task, self._tasks.pop(task)) for task in done)]
+
+    def _outcome(self, task, cell: RunSettings) -> Outcome:
+        try:
+            return self._ray.get(task)
+        except self._ray.exceptions.RayTaskError as error:  # such as a module that this node lacks
+            record(cell, f"{error}\n")
+            return Outcome(State.FAILED, str(error))
+        except self._ray.exceptions.RayError as error:
+            reason = (str(error).splitlines() or [""])[0]
+            return Outcome(State.DIED, f"its worker or node died ({type(error).__name__}: {reason})")
+
+
+Engine = InProcess | LocalProcesses | RayCluster

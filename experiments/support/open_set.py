@@ -1,5 +1,6 @@
 """Streams of lessons for calibration and unknown classes, and what one run of them measures."""
 
+import argparse
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy import stats
+from support.common_options import QUICK
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -19,6 +21,7 @@ from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
+from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 
 BUDGET, MOST_CLASSES = 2_941_700, 50  # the bytes of SqueezeNet, a learner's default; of which the means take a part
@@ -241,9 +244,20 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
     return float((ranks[:count].sum() - count * (count + 1) / 2) / (count * len(unknown)))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half of its 95 % interval (Student's t over runs; nan for one run)."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, float("nan")
-    return mean, float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
+def add_network_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `network_of` reads, and those of the output."""
+    parser.add_argument("--backbone", default="squeezenet1_0", help="network, with the budget of SqueezeNet")
+    parser.add_argument("--weights", default="torchvision", help="its weights, as for crumb run")
+    parser.add_argument("--features", type=Path, metavar="DIR", help="folder that keeps features for later calls")
+    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
+    parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, one or two runs")
+
+
+def network_of(chosen: argparse.Namespace) -> tuple[SplitModel, str]:
+    """The network of the options, whose head is not used, and a text that stands for it."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    name, weights, size = (
+        (QUICK["backbone"], None, QUICK["image_size"]) if chosen.quick else (chosen.backbone, chosen.weights, 224)
+    )
+    return split_backbone(name, weights, n_classes=2, codebook=None, image_size=size), f"{name} {weights}"

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from support.paper_statistics import (
-    Comparison,
-    batch_accuracies,
-    fixed_batches,
-    relative_drops,
-    wilcoxon_test,
-)
-from support.run_statistics import Paired, paired
+from support.statistics import Comparison, Paired, batch_accuracies, paired, relative_drops, wilcoxon_test
 from torch import Generator, Tensor
 
 from crumb_avalanche.models.split_model import SplitModel
@@ -70,7 +63,7 @@ def logits_of(model: SplitModel, batches: Iterable[Tensor], seed: int = 0) -> di
 
 
 def columns(logits: np.ndarray, labels: np.ndarray, among: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-    """Predictions `row`, `label` and `answer`, as `paper_statistics` takes them.
+    """Predictions `row`, `label` and `answer`, as the statistics take them.
 
     Args:
         logits: `(N, classes)`.
@@ -86,7 +79,7 @@ def columns(logits: np.ndarray, labels: np.ndarray, among: Sequence[int] | None 
 
 def drops_of(plain: dict[str, np.ndarray], perturbed: dict[str, np.ndarray]) -> np.ndarray:
     """Relative drop of accuracy on each batch; batch i of one set is paired with batch i of the other."""
-    whole = [batch_accuracies(part, fixed_batches(len(part["row"]))) for part in (plain, perturbed)]
+    whole = [batch_accuracies(part) for part in (plain, perturbed)]
     count = min(map(len, whole))
     return relative_drops(whole[0][:count], whole[1][:count])
 

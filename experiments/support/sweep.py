@@ -1,9 +1,5 @@
-"""Many runs, each in its folder: finished runs are skipped, failed runs stop no other, killed runs resume.
+"""Many runs, each in its folder: finished runs are skipped, failed runs stop no other, killed runs resume."""
 
-An engine runs them: `InProcess()`, `LocalProcesses(n)` or `RayCluster(address)`.
-"""
-
-import argparse
 import os
 import sys
 import time
@@ -12,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from support.cells import Cell, Outcome, State, Work, is_finished, learn, record
-from support.engines import Engine, InProcess, LocalProcesses
-from support.ray_engine import RayCluster
+from support.engines import Engine, LocalProcesses, Outcome, State, Work, is_finished, learn, record
 from tqdm import tqdm
 
 from crumb_avalanche.runs.run_folder import DamagedRunError
@@ -26,11 +20,10 @@ RETRIES = 2
 
 
 def sweep(
-    cells: Sequence[Cell],
-    processes: int = 1,
-    progress: bool = True,
-    *,
+    cells: Sequence[RunSettings],
     engine: Engine | None = None,
+    *,
+    progress: bool = True,
     retries: int = RETRIES,
     work: Work = learn,
 ) -> dict[Path, str]:
@@ -40,10 +33,9 @@ def sweep(
     Several sweeps may share cells; a sweep waits for cells that another one works on.
 
     Args:
-        cells: cells in the order in which they start.
-        processes: number of runs at a time; give each run as many threads as there are cores for it.
+        cells: settings of the runs in the order in which they start; ``output`` is the folder of each.
+        engine: engine that runs the cells; default one process after the other.
         progress: whether to show a bar with the running cells and the time left.
-        engine: engine that runs the cells; default ``LocalProcesses(processes)``.
         retries: number of restarts of a cell whose process or node died; a cell that raised an error is not restarted.
         work: work on a cell; writes ``result.json`` to the folder last.
 
@@ -54,22 +46,23 @@ def sweep(
         FinishedRunError: a folder holds a finished run with other settings.
         ValueError: two cells share a folder.
     """
-    twice = [folder for folder, count in Counter(cell.folder.resolve() for cell in cells).items() if count > 1]
+    folders = [Path(cell.output).resolve() for cell in cells]
+    twice = [folder for folder, count in Counter(folders).items() if count > 1]
     if twice:
         raise ValueError(f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output")
     waiting = deque(filter(_to_do, cells))
     failed: dict[Path, str] = {}
-    deaths: Counter[Path] = Counter()
-    common = os.path.commonpath([cell.folder.resolve().parent for cell in cells]) if cells else ""
+    deaths: Counter[str] = Counter()
+    common = os.path.commonpath([folder.parent for folder in folders]) if cells else ""
     bar = progress_bar(len(cells), "sweep", " runs", initial=len(cells) - len(waiting), show=progress)
 
-    def show(running: Sequence[Cell], started: bool = False) -> None:
-        names = [os.path.relpath(cell.folder.resolve(), common) for cell in running]
+    def show(running: Sequence[RunSettings], started: bool = False) -> None:
+        names = [os.path.relpath(Path(cell.output).resolve(), common) for cell in running]
         text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         # Refresh the clock of a terminal; write to a file only when a run starts.
         bar.set_postfix_str(text, refresh=started or sys.stderr.isatty())
 
-    with bar, engine or LocalProcesses(processes) as engine:
+    with bar, engine or LocalProcesses() as engine:
         while waiting or engine.running:
             while engine.has_room() and (cell := _first_free(waiting)) is not None:
                 show([*engine.running, cell], started=True)
@@ -78,26 +71,26 @@ def sweep(
                 time.sleep(0.2)  # other processes work on all that is left
             for cell, outcome in engine.ended(1.0):
                 if outcome.state is State.DIED:
-                    deaths[cell.folder] += 1
-                    tqdm.write(f"died: {cell.folder}: {outcome.error}", sys.stderr)
-                    if deaths[cell.folder] <= retries:
+                    deaths[cell.output] += 1
+                    tqdm.write(f"died: {cell.output}: {outcome.error}", sys.stderr)
+                    if deaths[cell.output] <= retries:
                         waiting.append(cell)
                         continue
-                    times = f", {deaths[cell.folder]} times" if retries else ""
+                    times = f", {deaths[cell.output]} times" if retries else ""
                     outcome = Outcome(State.FAILED, outcome.error + times)
-                    record(cell.folder, outcome.text + "\n")
+                    record(cell, outcome.text + "\n")
                 if outcome.state is State.BUSY:
                     waiting.append(cell)
                     continue
                 if outcome.state is State.FAILED:
-                    failed[cell.folder] = outcome.error
-                    tqdm.write(f"failed: {cell.folder}: {outcome.error}", sys.stderr)
+                    failed[Path(cell.output)] = outcome.error
+                    tqdm.write(f"failed: {cell.output}: {outcome.error}", sys.stderr)
                 bar.n += 1  # by update() the time left would follow the latest runs
             show(engine.running)
     return failed
 
 
-def _to_do(cell: Cell) -> bool:
+def _to_do(cell: RunSettings) -> bool:
     """Whether the cell is unfinished; a damaged result fails later, in the work on the cell."""
     try:
         return not is_finished(cell)
@@ -105,17 +98,17 @@ def _to_do(cell: Cell) -> bool:
         return True
 
 
-def _first_free(waiting: deque[Cell]) -> Cell | None:
+def _first_free(waiting: deque[RunSettings]) -> RunSettings | None:
     """Take the first cell that no other process works on."""
     for _ in range(len(waiting)):
         cell = waiting.popleft()
-        if not in_use(cell.folder):
+        if not in_use(Path(cell.output)):
             return cell
         waiting.append(cell)
     return None
 
 
-def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]) -> list[Cell]:
+def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]) -> list[RunSettings]:
     """A cell for each row and run, run by run, so that an interrupted sweep has some runs of every row.
 
     Args:
@@ -125,28 +118,10 @@ def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, d
         rows: changes of the settings, by name of the row.
     """
     return [
-        Cell(replace(base, **changes, run=run, output=str(output / name / f"run{run}")))
+        replace(base, **changes, run=run, output=str(output / name / f"run{run}"))
         for run in runs
         for name, changes in rows.items()
     ]
-
-
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``engine_of`` reads, and ``--retries`` for ``sweep``."""
-    options = parser.add_argument_group("where the runs are done")
-    options.add_argument(
-        "--engine", default="processes", choices=["in_process", "processes", "ray"], help="default processes"
-    )
-    options.add_argument("--processes", type=int, default=1, help="number of runs at a time on this machine")
-    options.add_argument("--address", default="auto", help="head of a Ray cluster, HOST:PORT")
-    options.add_argument("--retries", type=int, default=RETRIES, help="restarts of a run whose process or node died")
-
-
-def engine_of(options: argparse.Namespace) -> Engine:
-    """The engine that the options name."""
-    if options.engine == "ray":
-        return RayCluster(options.address)
-    return InProcess() if options.engine == "in_process" else LocalProcesses(options.processes)
 
 
 def exit_code(failed: dict[Path, str]) -> int:

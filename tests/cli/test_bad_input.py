@@ -12,7 +12,7 @@ import torch
 from learned import buffer_of, weights_of
 from PIL import Image
 from safetensors import SafetensorError
-from support.same_results import differences
+from support.runs import differences
 
 from crumb_avalanche.learner.file import read_header
 from crumb_avalanche.learner.run_file import LEARNER

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from faults import command_killed_at, watched_changes
 from forked import start, start_crumb
-from support.same_results import differences
+from support.runs import differences
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import main

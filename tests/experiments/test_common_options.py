@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from called_script import called
 from support.common_options import common_options, parser_for, run_script
 
 from crumb_avalanche.runs.plan import RunPlan
@@ -58,13 +57,3 @@ def test_an_error_is_one_line(capsys):
     with pytest.raises(SystemExit, match=r"^1$"):
         run_script(wrong)
     assert capsys.readouterr().err == "error: what came, what to do\n"
-
-
-SCRIPTS = ("table1_accuracy", "table3_codes_vs_images", "table4_ablations", "fig3_curves", "table2_cost")
-
-
-@pytest.mark.parametrize("script", [*SCRIPTS, "fig4_shape_bias"])
-def test_without_any_run_all_cells_are_empty(script, tmp_path):
-    done = called(script, "--table-only", "--output", tmp_path, "--benchmark", "eth80")
-    assert done.returncode == 0, done.stderr
-    assert list(tmp_path.glob("*.png")) and list(tmp_path.glob("*.csv"))

@@ -5,8 +5,7 @@ import csv
 import numpy as np
 import pytest
 from called_script import called
-from cost_of_replay import CostSettings, command_line
-from support.table_memory import ALL_MAPS, CODEBOOK, made_in_new_process
+from cost_of_replay import ALL_MAPS, CRUMB, CostSettings, command_line, made_in_new_process
 
 LEARNERS = ["crumb", "remind, one image at a time", "remind, mini-batches"]
 MEMORIES = ["crumb", "remind, tables from all maps", "remind, tables from a sample"]
@@ -18,7 +17,11 @@ def test_quick_prints_the_ratios_and_writes_table_and_picture(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "24 + 96 frames, tables from 80 maps, 1 threads, F from images" in done.stdout
     assert "note: REMIND began with 24 memories, too few for 50 mixtures" in done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cost_of_replay.csv", "cost_of_replay.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cost_of_replay.csv",
+        "cost_of_replay.png",
+        "cost_of_replay.svg",
+    ]
     with open(tmp_path / "cost_of_replay.csv") as file:
         rows = list(csv.DictReader(file))
     values = {(row["quantity"], row["method"], row["by"]): float(row["value"]) for row in rows}
@@ -53,7 +56,7 @@ def test_the_peak_of_a_table_is_that_of_its_maps(tmp_path):
     task |= dict(codebook_init="matched", measured_images=20, sub_quantizers=4, bits=4)
     everything = made_in_new_process({**task, "kind": ALL_MAPS})
     assert maps.nbytes < everything["bytes"] < 2.5 * maps.nbytes
-    few = made_in_new_process({**task, "kind": CODEBOOK})
+    few = made_in_new_process({**task, "kind": CRUMB})
     assert few["bytes"] < 0.2 * maps.nbytes and few["seconds"] > 0
 
 

@@ -10,7 +10,8 @@ import torch
 from called_script import called
 from open_set import left_out_sets, photos, redrawn, run_rows, summary
 from PIL import Image
-from support.open_set import METHODS, Measured, Stream, auroc, features_of, interval, lessons_of, run_stream
+from support.open_set import METHODS, Measured, Stream, auroc, features_of, lessons_of, run_stream
+from support.statistics import interval
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable

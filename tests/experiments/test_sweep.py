@@ -1,6 +1,5 @@
 """A sweep ends with all results that are possible, survives faults, and reports failed cells."""
 
-import argparse
 import errno
 import json
 import multiprocessing
@@ -15,10 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cells import ERROR, Cell, State, run_cell
-from support.engines import InProcess, LocalProcesses
-from support.ray_engine import RayCluster
-from support.sweep import add_engine_options, engine_of, exit_code, grid, sweep
+from support.common_options import common_options, parser_for
+from support.engines import ERROR, InProcess, LocalProcesses, RayCluster, State, run_cell
+from support.sweep import exit_code, grid, sweep
 
 from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, write_json, write_text
 from crumb_avalanche.runs.settings import RunSettings
@@ -92,64 +90,64 @@ def work_for_long(settings: RunSettings) -> None:
     time.sleep(600)
 
 
-def cells_of(output: Path, runs: int = 3, **changes) -> list[Cell]:
+def cells_of(output: Path, runs: int = 3, **changes) -> list[RunSettings]:
     return grid(RunSettings(**changes), output, range(runs), {"row": {}})
 
 
-def accuracies(cells: list[Cell]) -> list[float | None]:
-    paths = [cell.folder / RESULT for cell in cells]
+def accuracies(cells: list[RunSettings]) -> list[float | None]:
+    paths = [Path(cell.output) / RESULT for cell in cells]
     return [json.loads(path.read_text())["final_accuracy"] if path.exists() else None for path in paths]
 
 
 @pytest.mark.parametrize("engine", [InProcess, Light])
 def test_a_cell_that_raises_stops_no_other_and_is_reported(engine, tmp_path, capsys):
     cells = cells_of(tmp_path)
-    failed = sweep(cells, engine=engine(), work=raise_in_run_1)
+    failed = sweep(cells, engine(), work=raise_in_run_1)
     assert accuracies(cells) == [10, None, 12]
-    assert failed == {cells[1].folder: "ValueError: run 1 cannot be"}
-    text = (cells[1].folder / ERROR).read_text()
+    assert failed == {Path(cells[1].output): "ValueError: run 1 cannot be"}
+    text = (Path(cells[1].output) / ERROR).read_text()
     assert text.startswith("Traceback") and "raise ValueError" in text
-    assert (cells[1].folder / "log.txt").read_text().startswith("something was said")
-    assert not (cells[1].folder / "log.txt").stat().st_mode & 0o111, "a log is no program"
+    assert (Path(cells[1].output) / "log.txt").read_text().startswith("something was said")
+    assert not (Path(cells[1].output) / "log.txt").stat().st_mode & 0o111, "a log is no program"
     out, err = capsys.readouterr()
     assert "something was said" not in out
-    assert f"failed: {cells[1].folder}: ValueError" in err and "3/3" in err and ", run2\n" in err
+    assert f"failed: {Path(cells[1].output)}: ValueError" in err and "3/3" in err and ", run2\n" in err
     assert exit_code(failed) == 1 and exit_code({}) == 0
-    assert not any((cell.folder / LOCK).exists() for cell in cells)
+    assert not any((Path(cell.output) / LOCK).exists() for cell in cells)
 
-    results = [(cells[run].folder / RESULT).stat().st_mtime_ns for run in (0, 2)]
-    assert not sweep([cells[1]], engine=engine(), work=finish)
-    assert accuracies(cells) == [10, 11, 12] and not (cells[1].folder / ERROR).exists()
-    assert results == [(cells[run].folder / RESULT).stat().st_mtime_ns for run in (0, 2)]
+    results = [(Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)]
+    assert not sweep([cells[1]], engine(), work=finish)
+    assert accuracies(cells) == [10, 11, 12] and not (Path(cells[1].output) / ERROR).exists()
+    assert results == [(Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)]
 
 
 def test_each_cell_has_a_new_process(tmp_path):
     cells = cells_of(tmp_path)
-    assert not sweep(cells, engine=Light(2), work=finish, progress=False)
-    numbers = {json.loads((cell.folder / RESULT).read_text())["process"] for cell in cells}
+    assert not sweep(cells, Light(2), work=finish, progress=False)
+    numbers = {json.loads((Path(cell.output) / RESULT).read_text())["process"] for cell in cells}
     assert len(numbers) == 3 and os.getpid() not in numbers
 
 
 @pytest.mark.parametrize("work", [die_once, die_at_the_end])
 def test_a_killed_worker_is_restarted(tmp_path, capsys, work):
     cells = cells_of(tmp_path)
-    assert not sweep(cells, engine=Light(), work=work)
-    assert accuracies(cells) == [10, 11, 12] and not (cells[1].folder / ERROR).exists()
-    assert f"died: {cells[1].folder}: its process was killed by signal 9" in capsys.readouterr().err
+    assert not sweep(cells, Light(), work=work)
+    assert accuracies(cells) == [10, 11, 12] and not (Path(cells[1].output) / ERROR).exists()
+    assert f"died: {Path(cells[1].output)}: its process was killed by signal 9" in capsys.readouterr().err
 
 
 def test_a_cell_killed_each_time_fails(tmp_path):
     cells = cells_of(tmp_path)
-    failed = sweep(cells, engine=Light(), work=always_die, retries=1)
+    failed = sweep(cells, Light(), work=always_die, retries=1)
     said = "its process was killed by signal 9, perhaps for want of memory, 2 times"
-    assert failed == {cells[1].folder: said} and accuracies(cells) == [10, None, 12]
-    assert (cells[1].folder / ERROR).read_text() == said + "\n"
+    assert failed == {Path(cells[1].output): said} and accuracies(cells) == [10, None, 12]
+    assert (Path(cells[1].output) / ERROR).read_text() == said + "\n"
 
 
 def test_a_worker_out_of_memory_fails_alone(tmp_path):
     cells = cells_of(tmp_path)
-    failed = sweep(cells, engine=Light(), work=take_all_memory)
-    assert failed == {cells[1].folder: "out of memory (MemoryError): do fewer runs at a time"}
+    failed = sweep(cells, Light(), work=take_all_memory)
+    assert failed == {Path(cells[1].output): "out of memory (MemoryError): do fewer runs at a time"}
     assert accuracies(cells) == [10, None, 12]
 
 
@@ -157,21 +155,24 @@ def test_a_worker_out_of_memory_fails_alone(tmp_path):
 @pytest.mark.parametrize("error_too", [False, True])
 def test_a_full_disk_leaves_nothing_half_written(tmp_path, error_too):
     cells = cells_of(tmp_path)
-    sweep(cells[:1], engine=InProcess(), work=finish, progress=False)
-    before = (cells[0].folder / RESULT).read_bytes()
-    cells[1].folder.mkdir()
+    sweep(cells[:1], InProcess(), work=finish, progress=False)
+    before = (Path(cells[0].output) / RESULT).read_bytes()
+    Path(cells[1].output).mkdir()
     # Whatever is written there meets "no space left", by the kernel.
-    (cells[1].folder / f"{RESULT}.{os.getpid()}.part").symlink_to("/dev/full")
+    (Path(cells[1].output) / f"{RESULT}.{os.getpid()}.part").symlink_to("/dev/full")
     if error_too:
-        (cells[1].folder / f"{ERROR}.{os.getpid()}.part").symlink_to("/dev/full")
-    failed = sweep(cells[1:], engine=InProcess(), work=finish, progress=False)
-    assert list(failed) == [cells[1].folder]
-    assert "run1 is full ([Errno 28] No space left on device): make room and give the same" in failed[cells[1].folder]
-    assert (cells[0].folder / RESULT).read_bytes() == before
+        (Path(cells[1].output) / f"{ERROR}.{os.getpid()}.part").symlink_to("/dev/full")
+    failed = sweep(cells[1:], InProcess(), work=finish, progress=False)
+    assert list(failed) == [Path(cells[1].output)]
+    assert (
+        "run1 is full ([Errno 28] No space left on device): make room and give the same"
+        in failed[Path(cells[1].output)]
+    )
+    assert (Path(cells[0].output) / RESULT).read_bytes() == before
     assert accuracies(cells) == [10, None, 12]
-    assert (cells[1].folder / ERROR).exists() is not error_too
-    assert not [*cells[1].folder.glob("*.part")]
-    assert not sweep(cells[1:2], engine=InProcess(), work=finish, progress=False)
+    assert (Path(cells[1].output) / ERROR).exists() is not error_too
+    assert not [*Path(cells[1].output).glob("*.part")]
+    assert not sweep(cells[1:2], InProcess(), work=finish, progress=False)
     assert accuracies(cells) == [10, 11, 12]
 
 
@@ -187,17 +188,20 @@ def test_a_full_disk_behind_another_error_is_recognised(tmp_path):
         raise ValueError("the checkpoint cannot be written") from OSError(errno.ENOSPC, "No space left on device")
 
     cell = cells_of(tmp_path)[0]
-    assert f"the disk of {cell.folder} is full ([Errno 28] No space left on device)" in run_cell(cell, checkpoint).error
+    assert (
+        f"the disk of {Path(cell.output)} is full ([Errno 28] No space left on device)"
+        in run_cell(cell, checkpoint).error
+    )
 
 
 def test_a_cell_locked_by_another_process_is_busy(tmp_path):
     with locked(tmp_path):
-        assert run_cell(Cell(RunSettings(output=str(tmp_path))), finish).state is State.BUSY
+        assert run_cell(RunSettings(output=str(tmp_path)), finish).state is State.BUSY
 
 
 def test_a_cell_locked_by_another_process_is_waited_for(tmp_path):
     cells = cells_of(tmp_path)
-    cells[0].folder.mkdir(parents=True)
+    Path(cells[0].output).mkdir(parents=True)
     order = []
 
     def work(settings):
@@ -210,14 +214,14 @@ def test_a_cell_locked_by_another_process_is_waited_for(tmp_path):
     held = threading.Event()
 
     def hold():
-        with locked(cells[0].folder):
+        with locked(Path(cells[0].output)):
             held.set()
             let_go.wait(20)
 
     other = threading.Thread(target=hold)
     other.start()
     held.wait(20)
-    assert not sweep(cells, engine=InProcess(), work=work, progress=False)
+    assert not sweep(cells, InProcess(), work=work, progress=False)
     other.join()
     assert order == [1, 2, 0] and accuracies(cells) == [10, 11, 12]
 
@@ -229,25 +233,25 @@ sys.path[:0] = [{str(FOLDER)!r}, {str(Path(__file__).parent)!r}]
 if __name__ == "__main__":
     from pathlib import Path
     import test_sweep as tests
-    tests.sweep(tests.cells_of(Path({str(tmp_path)!r}), 1), engine=tests.Light(), work=tests.work_for_long)
+    tests.sweep(tests.cells_of(Path({str(tmp_path)!r}), 1), tests.Light(), work=tests.work_for_long)
 """
     (tmp_path / "driver.py").write_text(code)
     driver = subprocess.Popen([sys.executable, str(tmp_path / "driver.py")], stderr=subprocess.DEVNULL)
     cell = cells_of(tmp_path, 1)[0]
     deadline = time.monotonic() + 300  # two processes start, which takes seconds, on a busy machine many
-    while not (cell.folder / "at_work").exists() and time.monotonic() < deadline:
+    while not (Path(cell.output) / "at_work").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert in_use(cell.folder)
+    assert in_use(Path(cell.output))
     driver.kill()
     driver.wait()
     deadline = time.monotonic() + 60
-    while in_use(cell.folder) and time.monotonic() < deadline:
+    while in_use(Path(cell.output)) and time.monotonic() < deadline:
         time.sleep(0.02)
     with pytest.raises(ProcessLookupError):
         while time.monotonic() < deadline:
-            os.kill(int((cell.folder / "at_work").read_text()), 0)
+            os.kill(int((Path(cell.output) / "at_work").read_text()), 0)
             time.sleep(0.02)
-    assert not sweep([cell], engine=InProcess(), work=finish, progress=False)
+    assert not sweep([cell], InProcess(), work=finish, progress=False)
 
 
 def test_wrong_calls_are_refused(tmp_path):
@@ -256,8 +260,8 @@ def test_wrong_calls_are_refused(tmp_path):
         sweep([cell, cell])
     with pytest.raises(ValueError, match="processes is 0; at least one run at a time"):
         LocalProcesses(0)
-    finish(cell.settings)
-    (cell.folder / "config.yaml").write_text("epochs: 7\n")
+    finish(cell)
+    (Path(cell.output) / "config.yaml").write_text("epochs: 7\n")
     with pytest.raises(FinishedRunError, match="holds a finished run with"):
         sweep([cell])
     assert sweep([]) == {}
@@ -265,24 +269,24 @@ def test_wrong_calls_are_refused(tmp_path):
 
 def test_a_damaged_result_stops_no_other_cell_and_is_named(tmp_path):
     cells = cells_of(tmp_path)
-    finish(cells[0].settings)
-    (cells[0].folder / RESULT).write_text("")
-    failed = sweep(cells, engine=InProcess(), work=finish, progress=False)
-    assert list(failed) == [cells[0].folder]
+    finish(cells[0])
+    (Path(cells[0].output) / RESULT).write_text("")
+    failed = sweep(cells, InProcess(), work=finish, progress=False)
+    assert list(failed) == [Path(cells[0].output)]
     assert re.search(r"run0/result\.json is damaged \(Expecting value.*again with --overwrite true", *failed.values())
-    assert [(cell.folder / RESULT).stat().st_size > 0 for cell in cells] == [False, True, True]
-    (cells[0].folder / RESULT).write_text("[]")
+    assert [(Path(cell.output) / RESULT).stat().st_size > 0 for cell in cells] == [False, True, True]
+    (Path(cells[0].output) / RESULT).write_text("[]")
     assert "it holds a list, not names and values" in run_cell(cells[0], finish).error
 
 
 def test_the_command_line_chooses_the_engine(monkeypatch):
-    parser = argparse.ArgumentParser()
-    add_engine_options(parser)
-    assert isinstance(engine_of(parser.parse_args(["--engine", "in_process"])), InProcess)
-    assert engine_of(parser.parse_args(["--processes", "3"])).processes == 3
-    ray = engine_of(parser.parse_args(["--engine", "ray", "--address", "head:6379"]))
+    def chosen(*given):
+        return common_options(parser_for("Doc.", "runs").parse_args([*given]))
+
+    assert isinstance(chosen("--engine", "in_process").engine, InProcess)
+    assert chosen("--processes", "3").engine.processes == 3 and chosen().retries == 2
+    ray = chosen("--engine", "ray", "--address", "head:6379").engine
     assert isinstance(ray, RayCluster) and ray.address == "head:6379"
-    assert parser.parse_args([]).retries == 2
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'crumb-avalanche\[ray\]'; or choose another --engine"), ray:
         pass

@@ -3,12 +3,13 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import killed_sweep
 import pytest
 from killed_sweep import DRIVER, WORKER, kill_often, lose_a_node, short_cells
 from support.engines import InProcess
-from support.same_results import differences
+from support.runs import differences
 from support.sweep import sweep
 
 # Each restarted driver imports the library; the quick tests of kills are in test_sweep.py.
@@ -21,15 +22,15 @@ def undisturbed(clips, tmp_path_factory):
     """Finished cells, and the mean seconds of one."""
     cells = short_cells(clips, tmp_path_factory.mktemp("undisturbed"), CELLS)
     start = time.perf_counter()
-    assert sweep(cells, engine=InProcess()) == {}
+    assert sweep(cells, InProcess()) == {}
     return cells, (time.perf_counter() - start) / CELLS
 
 
 def assert_equal_results(undisturbed, disturbed):
     for cell, other in zip(undisturbed, disturbed, strict=True):
-        assert differences(cell.folder, other.folder) == [], other.folder
-        left = {path.name for path in other.folder.iterdir()} & {"error.txt", "lock", "resume", "interrupted"}
-        assert not left, other.folder
+        assert differences(Path(cell.output), Path(other.output)) == [], other.output
+        left = {path.name for path in Path(other.output).iterdir()} & {"error.txt", "lock", "resume", "interrupted"}
+        assert not left, other.output
 
 
 def test_twenty_kills_of_drivers_and_workers_change_no_result(undisturbed, clips, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 from called_script import called
-from taught_learner import halves, lines_of, record, recorded
+from taught_learner import halves, lines_of
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -27,13 +27,11 @@ def test_each_half_has_objects_of_every_class():
     assert sorted(first + second) == list(range(len(table)))
 
 
-def test_the_table_compares_the_same_runs(tmp_path):
+def test_the_table_compares_the_same_runs():
     found = {"run": {0: 90.0, 1: 92.0, 2: 91.0}, "taught": {0: 91.0, 2: 93.0}}
     splits = {0: "a", 1: "b", 2: "c"}
     run, taught = lines_of(found, splits)
     assert run[2:] == ["", "", ""] and taught[2:] == ["+1.50 to run", "-4.9 to +7.9", "+1.0 +2.0"]
-    record(tmp_path / "table.csv", found, splits)
-    assert recorded(tmp_path / "table.csv") == found and recorded(tmp_path / "none.csv") == {}
 
 
 @pytest.mark.slow

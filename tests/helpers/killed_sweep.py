@@ -11,9 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.cells import Cell
-from support.engines import LocalProcesses
-from support.ray_engine import RayCluster
+from support.engines import LocalProcesses, RayCluster
 from support.sweep import exit_code, grid, sweep
 
 from crumb_avalanche.runs.run_folder import RESULT
@@ -24,7 +22,7 @@ STRATEGIES = ("crumb", "image_replay", "slda", "ncm", "finetune")
 DRIVER, WORKER = "driver", "worker"
 
 
-def short_cells(clips: Path, output: Path, count: int) -> list[Cell]:
+def short_cells(clips: Path, output: Path, count: int) -> list[RunSettings]:
     """Runs of about a second each."""
     base = RunSettings(
         benchmark="clip_folder",
@@ -42,22 +40,22 @@ def short_cells(clips: Path, output: Path, count: int) -> list[Cell]:
     return grid(base, output, runs, {name: dict(strategy=name) for name in STRATEGIES})[:count]
 
 
-def finished(cells: list[Cell]) -> int:
+def finished(cells: list[RunSettings]) -> int:
     """Count the finished cells."""
-    return sum((cell.folder / RESULT).exists() for cell in cells)
+    return sum((Path(cell.output) / RESULT).exists() for cell in cells)
 
 
-def workers(cells: list[Cell]) -> list[int]:
+def workers(cells: list[RunSettings]) -> list[int]:
     """Ids of the processes that hold the lock of a cell's folder, as Linux lists them by the number of the file."""
     files = set()
     for cell in cells:
         with contextlib.suppress(FileNotFoundError):
-            files.add(str((cell.folder / LOCK).stat().st_ino))
+            files.add(str((Path(cell.output) / LOCK).stat().st_ino))
     held = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return [int(line[4]) for line in held if line[1] == "FLOCK" and line[5].split(":")[-1] in files]
 
 
-def kill_often(cells: list[Cell], command: list[str], kills: int, seed: int, longest: float) -> Iterator[str]:
+def kill_often(cells: list[RunSettings], command: list[str], kills: int, seed: int, longest: float) -> Iterator[str]:
     """Run a driver to its end, restarting it after each SIGKILL to it; yield who was killed, driver or worker.
 
     Half of the kills hit the driver, the others a worker, in random order and spread over the whole sweep.
@@ -130,7 +128,7 @@ def parents(processes: list[int]) -> set[int]:
     return set(map(int, subprocess.run(["ps", "-oppid=", *chosen], capture_output=True, text=True).stdout.split()))
 
 
-def lose_a_node(cells: list[Cell], cpus: int, cells_per_process: int) -> tuple[int | None, dict[Path, str]]:
+def lose_a_node(cells: list[RunSettings], cpus: int, cells_per_process: int) -> tuple[int | None, dict[Path, str]]:
     """Do the cells on two nodes; kill one when a third of the cells is finished and the node has work.
 
     Returns:
@@ -151,7 +149,7 @@ def lose_a_node(cells: list[Cell], cpus: int, cells_per_process: int) -> tuple[i
         thread = threading.Thread(target=lose)
         thread.start()
         try:
-            failed = sweep(cells, engine=RayCluster(cluster.address, cells_per_process))
+            failed = sweep(cells, RayCluster(cluster.address, cells_per_process))
         finally:
             over.set()
             thread.join()
@@ -162,4 +160,4 @@ if __name__ == "__main__":  # killed_sweep.py CLIPS OUTPUT CELLS PROCESSES
     clips, output = map(Path, sys.argv[1:3])
     count, processes = map(int, sys.argv[3:5])
     # Any one cell may meet every kill.
-    sys.exit(exit_code(sweep(short_cells(clips, output, count), engine=LocalProcesses(processes), retries=1000)))
+    sys.exit(exit_code(sweep(short_cells(clips, output, count), LocalProcesses(processes), retries=1000)))

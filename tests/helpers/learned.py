@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from support.same_results import tensors_of
+from support.runs import tensors_of
 
 from crumb_avalanche.learner.run_file import LEARNER
 

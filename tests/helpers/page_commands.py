@@ -63,8 +63,8 @@ def script_flags(script: str) -> set[str]:
     folder = ROOT / "experiments"
     paths, found = [folder / script], set()
     text = paths[0].read_text()
-    if "support.common_options" in text:
-        paths += [folder / "support" / f"{module}.py" for module in ("common_options", "sweep")]
+    modules = ("common_options", "bench", "open_set")
+    paths += [folder / "support" / f"{module}.py" for module in modules if f"support.{module}" in text]
     if "RunSettings" in text or "add_run_arguments" in text:
         paths.append(ROOT / "crumb_avalanche" / "runs" / "settings.py")
     for path in paths:

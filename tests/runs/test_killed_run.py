@@ -8,7 +8,7 @@ import time
 
 import pytest
 from forked import start_crumb
-from support.same_results import differences
+from support.runs import differences
 
 from crumb_avalanche.runs.run_folder import RESULT, RESUME
 

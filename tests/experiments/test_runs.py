@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.same_results import differences
+from support.runs import differences
 
 from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.system.tensor_file import read_state, write_state

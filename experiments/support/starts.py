@@ -6,17 +6,15 @@ an epoch at a learning rate of 0, with another seed.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-
-from support.ablation_rows import BLOCKS_OF_OURS, OURS, STOCK, WEIGHTS_OF_OURS, Ablation
 
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.settings import as_dict
 
-FRESH = "fresh"
-MIXED = {WEIGHTS_OF_OURS: (OURS, FRESH), BLOCKS_OF_OURS: (FRESH, OURS)}  # (weights, codebook)
+OURS, FRESH, STOCK = "ours", "fresh", "stock"  # stock: no file
+MIXED = {"ours_weights": (OURS, FRESH), "ours_blocks": (FRESH, OURS)}  # (weights, codebook)
 CIFAR100, TINY_IMAGENET = "cifar100", "tiny_imagenet"
 OTHER_IMAGES = (CIFAR100, TINY_IMAGENET)  # starts from other images than those of `ours`
 
@@ -61,11 +59,8 @@ class Starts:
         """Settings of `crumb pretrain` that make a start.
 
         Raises:
-            ValueError: `crumb pretrain` has no such setting, or the folder of the images is not known.
+            ValueError: the folder of the images is not known.
         """
-        known = {item.name for item in fields(PretrainSettings)}
-        if unknown := sorted(set(changes) - known):
-            raise ValueError(f"crumb pretrain has no setting {unknown[0]}, which the start {name!r} needs")
         made = replace(self.base, **changes, output=str(self._path(name)))
         if name == FRESH:
             return replace(made, epochs=1, learning_rate=0.0, seed=self.base.seed + 1)  # nothing is learned
@@ -76,90 +71,91 @@ class Starts:
             raise ValueError(f"the start {name!r} is made from another folder of images, with {own}")
         return replace(made, weights=self.mobilenet_weights) if made.backbone == "mobilenet_v2" else made
 
-    def wanted(self, rows: Sequence[Ablation]) -> dict[str, dict]:
+    def wanted(self, rows: Iterable[dict]) -> dict[str, dict]:
         """Starts that `crumb pretrain` makes for the rows, with their changes; for combined files their parts."""
         names: dict[str, dict] = {}
         for row in rows:
-            for name in MIXED.get(row.start, (row.start,)):
-                if name != STOCK:
-                    names.setdefault(name, row.pretraining if name == row.start else {})
+            start = row.get("start", OURS)
+            for name in MIXED.get(start, (start,)):
+                if name != STOCK and name not in self.given:
+                    names.setdefault(name, row.get("pretraining", {}) if name == start else {})
         return names
 
-    def make(self, rows: Sequence[Ablation]) -> list[str]:
-        """Make missing files; return the reasons for those that cannot be made.
+    def make(self, rows: Iterable[dict], pretrain: bool) -> list[str]:
+        """Combine files, and make missing ones or say how to; return the commands, or why there are none.
+
+        Args:
+            rows: rows of the table.
+            pretrain: whether to make missing files.
 
         Raises:
             ValueError: an existing file was made with other settings.
         """
-        from crumb_avalanche.runs import pretrain
+        from crumb_avalanche.runs import pretrain as command_of_crumb
 
-        problems = []
+        said = []
         for name, changes in self.wanted(rows).items():
-            if name in self.given:
+            file = self.file(name)
+            if file and not pretrain:
                 continue
             try:
                 settings = self.settings(name, changes)
             except ValueError as error:
-                problems.append(str(error))
+                said.append(str(error))
                 continue
-            if file := self.file(name):
+            if file:
                 its, wanted = decisive(made_with(file)), decisive(as_dict(settings))
                 if its.pop("data", wanted["data"]) != wanted["data"]:
                     print(f"{file} has images of another folder than {wanted['data']}; used as it is")
                 if others := differences(its, wanted):
                     raise ValueError(f"{file} was made with {others}; ask for the same, or give another --starts")
-                continue
-            print(f"\npretraining {settings.output}", flush=True)
-            settings.output = str(self._path(f"{name}.part"))  # an interrupted file is not taken for a finished one
-            self._path(name).parent.mkdir(parents=True, exist_ok=True)
-            pretrain.main(replace(settings, overwrite=True))
-            Path(settings.output).replace(self._path(name))
-        self.mix(rows)
-        return problems
+            elif pretrain:
+                print(f"\npretraining {settings.output}", flush=True)
+                settings.output = str(self._path(f"{name}.part"))  # an interrupted file is no finished one
+                self._path(name).parent.mkdir(parents=True, exist_ok=True)
+                command_of_crumb.main(replace(settings, overwrite=True))
+                Path(settings.output).replace(self._path(name))
+            else:
+                said.append(f"to make a start that is missing: {command(settings)}")
+        for name in dict.fromkeys(row["start"] for row in rows if row.get("start") in MIXED):
+            self.mix(name)
+        return said
 
-    def mix(self, rows: Sequence[Ablation]) -> None:
-        """Combine the files whose parts exist, always anew, as the parts may have changed."""
+    def mix(self, name: str) -> None:
+        """Combine a file from its parts if they exist, always anew, as the parts may have changed.
+
+        Raises:
+            ValueError: the codebooks have different shapes.
+        """
         from crumb_avalanche.system.tensor_file import write_tensors
         from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
-        for name in dict.fromkeys(row.start for row in rows if row.start in MIXED):
-            weights, codebook = (self.file(part) for part in MIXED[name])
-            if not weights or not codebook:
-                continue
-            state, notes = read_pretrained(weights)
-            blocks = read_pretrained(codebook)[0]["codebook.blocks"]
-            if blocks.shape != state["codebook.blocks"].shape:
-                raise ValueError(
-                    f"the codebooks of {weights} and {codebook} are of shapes {tuple(state['codebook.blocks'].shape)} "
-                    f"and {tuple(blocks.shape)}; make both with the same settings"
-                )
-            state["codebook.blocks"] = blocks
-            notes = json.dumps({**notes, "codebook_from": codebook.name})
-            write_tensors(self._path(name), state, {"format": FORMAT, "made_with": notes})
+        weights, codebook = (self.file(part) for part in MIXED[name])
+        if not weights or not codebook:
+            return
+        state, notes = read_pretrained(weights)
+        blocks = read_pretrained(codebook)[0]["codebook.blocks"]
+        if blocks.shape != state["codebook.blocks"].shape:
+            raise ValueError(
+                f"the codebooks of {weights} and {codebook} are of shapes {tuple(state['codebook.blocks'].shape)} "
+                f"and {tuple(blocks.shape)}; make both with the same settings"
+            )
+        state["codebook.blocks"] = blocks
+        notes = json.dumps({**notes, "codebook_from": codebook.name})
+        write_tensors(self._path(name), state, {"format": FORMAT, "made_with": notes})
 
-    def unlike_ours(self, row: Ablation) -> str:
+    def unlike_ours(self, row: dict) -> str:
         """How the start of a row differs from that of "Ours", besides the change of the row; empty if equal."""
-        if row.start in (STOCK, OURS, *MIXED) or not (file := self.file(row.start)) or not (ours := self.file(OURS)):
+        start, changes = row.get("start", OURS), row.get("pretraining", {})
+        if start in (STOCK, OURS, *MIXED) or not (file := self.file(start)) or not (ours := self.file(OURS)):
             return ""
-        own = {*row.pretraining, *(["weights"] if "backbone" in row.pretraining else [])}
-        own |= {"data", "dataset_root"} if row.start in OTHER_IMAGES else set()
+        own = {*changes, *(["weights"] if "backbone" in changes else [])}
+        own |= {"data", "dataset_root"} if start in OTHER_IMAGES else set()
         its, that = (
             {key: value for key, value in decisive(made_with(path)).items() if key not in own} for path in (file, ours)
         )
         found = differences(its, that)
         return found and f"pretrained with {found} as Ours"
-
-    def commands(self, rows: Sequence[Ablation]) -> list[str]:
-        """The command that makes each missing file, or the reason why there is none."""
-        lines = []
-        for name, changes in self.wanted(rows).items():
-            if self.file(name):
-                continue
-            try:
-                lines.append(command(self.settings(name, changes)))
-            except ValueError as error:
-                lines.append(str(error))
-        return lines
 
 
 def made_with(file: Path) -> dict:

@@ -1,0 +1,117 @@
+"""One contract for all scripts: help, the table of no runs, and a whole quick run that leaves its files."""
+
+import csv
+import json
+
+import pytest
+from called_script import called
+from made_runs import EXPERIMENTS
+
+SCRIPTS = sorted(path.stem for path in EXPERIMENTS.glob("*.py"))
+# Of the scripts with --table-only: the table that they write.
+TABLES = {
+    "table1_accuracy": "table1",
+    "table2_cost": "table2",
+    "table3_codes_vs_images": "table3",
+    "table4_ablations": "table4",
+    "fig3_curves": "fig3",
+    "fig4_shape_bias": "fig4",
+}
+EMPTY = {"competitors", "recommended", "bytes_dial", "crumb_as_expert", "taught_learner"}  # write nothing without runs
+# Of the scripts with --quick: more options, and files that they leave.
+QUICK = {
+    "table1_accuracy": ([], ["table1.csv", "table1.md", "table1_runs.csv", "table1.png"]),
+    "table2_cost": ([], ["table2.csv", "table2.md", "table2.png"]),
+    "table3_codes_vs_images": ([], ["table3.csv", "table3_runs.csv", "table3.png"]),
+    "table4_ablations": (["--rows", "Half capacity", "Direct loss"], ["table4.csv", "table4_runs.csv", "table4.png"]),
+    "fig3_curves": (["--figure", "S2"], ["figS2.csv", "figS2.md", "figS2.png"]),
+    "fig4_shape_bias": ([], ["fig4.csv", "fig4_runs.csv", "fig4.png"]),
+    "fig5_memory_blocks": (["--images", "2"], ["fig5.csv", "fig5_runs.csv", "fig5.png"]),
+    "buffer_sizes": ([], ["buffer_sizes.csv", "buffer_sizes.md", "buffer_sizes.png"]),
+    "competitors": (["--strategies", "slda", "chance", "offline"], ["competitors.csv", "competitors.png"]),
+    "recommended": (["--rows", "- feature map", "0.60 MB", "slda"], ["recommended.csv", "recommended.png"]),
+    "bytes_dial": (["--budgets", "10", "20000"], ["bytes_dial.csv", "bytes_dial.md", "bytes_dial.png"]),
+    "crumb_as_expert": ([], ["crumb_as_expert.csv", "crumb_as_expert.md"]),
+    "task_incremental": (["--threads", "1"], ["table.csv", "report.png", "lwf_run0.json"]),
+    "taught_learner": ([], ["taught_learner.csv"]),
+    "open_set": (["--methods", "rda", "ncm"], ["open_set.csv", "open_set_runs.csv", "open_set.png"]),
+    "cost_of_replay": (["--progress", "false"], ["cost_of_replay.csv", "cost_of_replay.png"]),
+    "bench_feature_cache": (["--strategies", "finetune", "ncm"], ["feature_cache.csv", "feature_cache.md"]),
+    "bench_parts": (["--pixels", "64", "--presets", "recommended"], ["parts.csv", "parts.png"]),
+}
+SOON = {"buffer_sizes", "bytes_dial"}  # of which a quick run takes seconds
+FIGURES = {  # of the scripts with --json: options of a short run, and some of the figures
+    "bench_step": (["--quick"], ["search_speedup", "search_working_bytes", "step_over_bare", "dropout_speedup"]),
+    "bench_learner": (["--quick"], ["predict_over_bare", "teach_bytes", "late_over_early_lessons", "answer_over_bare"]),
+    "bench_streams": (["--quick"], ["build_seconds", "build_bytes", "avalanche_seconds", "avalanche_bytes"]),
+    "bench_runtimes": (["--repeats", "1", "--networks", "squeezenet1_0", "--batches", "1"], ["squeezenet1_0"]),
+    "bench_replay": (["--classes", "8", "--batches", "1", "--repeats", "1"], ["8"]),
+    "unequal_classes": (["--quick"], ["recommended", "own 0"]),
+    "many_experiences": (["--experiences", "200", "--strategies", "ncm"], ["ncm"]),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(script):
+    if script in ("bench_many", "bench_video"):
+        pytest.importorskip("ray" if script == "bench_many" else "av")
+    done = called(script, "--help")
+    assert done.returncode == 0 and f"{script}.py" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("script", [*TABLES, *EMPTY])
+def test_the_table_of_no_runs(script, tmp_path):
+    done = called(script, "--table-only", "--output", tmp_path, "--benchmark", "eth80")
+    assert done.returncode == 0, done.stderr
+    if script in TABLES:
+        assert (tmp_path / f"{TABLES[script]}.csv").exists() and (tmp_path / f"{TABLES[script]}.png").exists()
+
+
+@pytest.mark.filterwarnings("ignore:the plastic layers have no dropout")
+@pytest.mark.parametrize("script", [one if one in SOON else pytest.param(one, marks=pytest.mark.slow) for one in QUICK])
+def test_quick(script, tmp_path):
+    more, files = QUICK[script]
+    done = called(script, "--quick", "--output", tmp_path, *more)
+    assert done.returncode == 0, done.stderr
+    assert not [name for name in files if not (tmp_path / name).stat().st_size]
+    with open(tmp_path / files[0]) as file:
+        assert list(csv.reader(file))[1]
+    if script in TABLES or script in EMPTY:  # the same table again, without any run
+        before = (tmp_path / files[0]).read_bytes()
+        done = called(script, "--quick", "--table-only", "--output", tmp_path, *more)
+        assert done.returncode == 0 and (tmp_path / files[0]).read_bytes() == before, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", FIGURES)
+def test_figures_are_one_object(script):
+    options, names = FIGURES[script]
+    done = called(script, "--json", *options)
+    assert done.returncode == 0, done.stderr
+    assert set(names) <= set(json.loads(done.stdout))
+
+
+def test_the_readme_names_every_script():
+    text = (EXPERIMENTS / "README.md").read_text()
+    assert [script for script in SCRIPTS if f"`{script}.py`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "words"),
+    [
+        ("recommended", ["--benchmark", "cifar100"], "cifar100 has no videos, so no class_instance: give --protocol"),
+        ("recommended", ["--preset", "reference"], "every row of this table has its own preset; leave it out"),
+        ("bytes_dial", ["--preset", "reference"], "every row has its own preset; leave it out"),
+        ("fig3_curves", ["--figure", "S1", "--benchmark", "cifar100"], "has no panel of cifar100: it shows video"),
+        ("fig4_shape_bias", ["--pretraining-only"], "needs --pretrained, --control-pretrained and --test-root"),
+        ("table4_ablations", ["--rows", "Thirds"], "there is no row 'Thirds'; the rows are Ours, Image"),
+        ("table4_ablations", ["--make-starts"], "--make-starts needs --starts, the folder to write to, and --pretrain"),
+        ("bench_feature_cache", ["--feature-cache", "x"], "--feature-cache cannot be given"),
+        ("table1_accuracy", ["--benchmark", "eth80", "eth80"], "give each benchmark once, and at most one folder"),
+        ("open_set", [], "there is no data: give --eth80, --sign-digits"),
+        ("table1_accuracy", ["--strategies", "magic"], "strategy 'magic' is unknown"),
+    ],
+)
+def test_wrong_options_are_one_line(script, options, words, tmp_path):
+    done = called(script, "--output", tmp_path, *options)
+    assert done.returncode == 1 and words in done.stderr.splitlines()[-1]

@@ -1,0 +1,188 @@
+"""Rows of Table 4 change existing settings; a row without its pretrained start names what it needs."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from called_script import called
+from made_runs import made_run
+from PIL import Image
+from support.common_options import common_options, parser_for
+from support.starts import Starts, command
+from support.tables import PaperNumbers, find
+from table4_ablations import ROWS, cells_of, folder_of, settings_of, starts_of
+
+from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.settings import RunSettings, as_dict
+from crumb_avalanche.system.tensor_file import write_tensors
+from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
+
+
+def starts(folder=None, data="IMAGES"):
+    return Starts(folder, PretrainSettings(data=data, codebook_dim=8), "torchvision")
+
+
+def options(tmp_path, *more):
+    return common_options(parser_for("Doc.", "runs").parse_args(["--output", str(tmp_path), *more]))
+
+
+def of(name, some=None):
+    return settings_of(ROWS[name], some or starts(), 200)
+
+
+def test_rows_are_those_of_the_paper_and_change_existing_settings():
+    paper = [key[3] for key in PaperNumbers() if key[0] == "table4" and key[2] == "class_iid"]
+    assert [name for name in ROWS if name != "Tiny-ImageNet pretrain"] == paper
+    for name, row in ROWS.items():
+        if "needs" in row:
+            own = {"CIFAR100 pretrain": " or --cifar100-start", "Tiny-ImageNet pretrain": " or --tiny-imagenet-start"}
+            assert of(name) == f"needs {row['needs']}: --starts{own.get(name, '')}"
+        else:
+            RunPlan.of(replace(RunSettings(), **of(name)))
+            assert "pretrained" not in of(name) and of(name)["codebook_dim"] in (4, 8, 16, 32)
+    assert len({folder_of(name) for name in ROWS}) == len(ROWS) - 2, "only rows that are Ours share a folder"
+
+
+def test_what_rows_change():
+    ours = dict(mem_size=200, codebook_dim=8)
+    assert of("Ours") == of("256 blocks") == of("8-dim. blocks") == ours and folder_of("256 blocks") == "ours"
+    assert folder_of("Ours - direct loss") == "ours_minus_direct_loss"
+    assert folder_of("Ours p.t. + im. rep.") == "ours_p_t_plus_im_rep"
+    assert of("Quarter capacity")["mem_size"] == 50
+    assert of("16-dim. blocks adj.") == dict(mem_size=400, codebook_dim=16)
+    assert of("32-dim. blocks adj.") == dict(mem_size=800, codebook_dim=32)
+    assert of("MobileNetV2 CNN")["mem_size"] == 1430 and of("MobileNetV2 CNN")["weights"] == "torchvision"
+    assert of("Direct loss")["method"] == {"direct_weight": 1.0, "codebook_weight": 0.0}
+    assert of("MeRec replay")["method"] == {"per_channel": False, "clamp": False}
+
+
+def test_rows_with_starts(tmp_path):
+    for name in ("ours", "init_uniform"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"")
+    some = starts(tmp_path)
+    for name in ("Ours", "Ours p.t. + im. rep.", "Freeze memory"):
+        assert of(name, some)["pretrained"] == str(tmp_path / "ours.safetensors")
+    assert "pretrained" not in of("Vanilla pretrain", some)
+    assert of("Uniform init.", some)["pretrained"] == str(tmp_path / "init_uniform.safetensors")
+    assert of("Ours - direct loss", some).startswith("needs CRUMB pretraining: ")
+    assert of("Ours - direct loss", some).endswith("no_direct_loss.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [("CIFAR100 pretrain", "--cifar100-start"), ("Tiny-ImageNet pretrain", "--tiny-imagenet-start")]
+)
+def test_a_start_from_other_images_alone_fills_its_row(tmp_path, name, flag):
+    file = tmp_path / "made.safetensors"
+    parser = parser_for("Doc.", "runs")
+    for option in ("--cifar100-start", "--tiny-imagenet-start", "--starts", "--pretrain-data", "--pretrain-root"):
+        parser.add_argument(option)
+    parser.set_defaults(make_starts=False, mobilenet_weights="torchvision")
+    parser.set_defaults(images_per_class=0, pretrain_epochs=10, pretrain_batch_size=128)
+    chosen = parser.parse_args([flag, str(file)])
+    with pytest.raises(ValueError, match=rf"{flag} .*made\.safetensors: no such file; .*crumb pretrain"):
+        starts_of(chosen, common_options(chosen))
+    file.write_bytes(b"")
+    some = starts_of(chosen, common_options(chosen))
+    assert of(name, some)["pretrained"] == str(file) and "pretrained" not in of("Ours", some)
+    assert some.described.endswith("without CRUMB pretraining, but where the row says otherwise")
+
+
+def test_commands_that_make_starts(tmp_path):
+    def commands(*names, some=None):
+        said = (some or starts(tmp_path)).make([ROWS[name] for name in names], False)
+        return [line.removeprefix("to make a start that is missing: ") for line in said]
+
+    lines = commands("Ours", "Ours - direct loss", "4 blocks")
+    output = f"--output {tmp_path}/"
+    assert lines[0] == f"crumb pretrain --data IMAGES {output}ours.safetensors --codebook-dim 8"
+    assert lines[1].endswith("--codebook-dim 8 --direct-weight 0.0") and "--codebook-size 4" in lines[2]
+    mixed = commands("Pretrain weights")
+    assert "ours.safetensors" in mixed[0] and "--learning-rate 0.0" in mixed[1] and "--seed 1" in mixed[1]
+    assert commands("Vanilla pretrain", "Image replay") == []
+    (cifar,) = commands("CIFAR100 pretrain", some=starts(tmp_path, "cifar_like/train"))
+    assert "--data torchvision:CIFAR100 " in cifar
+    (tiny,) = commands("Tiny-ImageNet pretrain")
+    assert f"crumb pretrain --data TINY_IMAGENET/train {output}tiny_imagenet.safetensors --codebook-dim 8" in tiny
+    assert "--cut-layer 3" in commands("Early feature replay")[0]
+    assert command(PretrainSettings("X", progress=False)) == "crumb pretrain --data X --progress false"
+
+
+def written_start(folder, name, **changes):
+    """A file with these settings in its notes."""
+    settings = as_dict(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))
+    state = {"codebook.blocks": torch.full((256, 8), float(len(name))), "plastic_layers.x": torch.ones(1)}
+    made_with = settings | {"data": str(Path("IMAGES").resolve()), "history": [], "classes": 2}
+    write_tensors(folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": json.dumps(made_with)})
+
+
+def test_starts_with_other_settings(tmp_path):
+    written_start(tmp_path, "ours", epochs=1)
+    written_start(tmp_path, "no_direct_loss", epochs=30, direct_weight=0.0)
+    some, name = starts(tmp_path), "Ours - direct loss"
+    cells = cells_of(["Ours", name], options(tmp_path), ["class_iid"], some, 200)
+    assert [cell.note for cell in cells] == ["", "pretrained with epochs=30, not 1 as Ours"]
+    with pytest.raises(ValueError, match=r"ours\.safetensors was made with epochs=1, not 10; ask for the same, or"):
+        some.make([ROWS["Ours"]], True)
+    written_start(tmp_path, "no_direct_loss", epochs=1, direct_weight=0.0)
+    assert some.unlike_ours(ROWS[name]) == ""
+
+
+def test_mixed_starts_follow_their_parts(tmp_path):
+    for value in ("fresh", "fresher"):
+        written_start(tmp_path, "ours")
+        written_start(tmp_path, value)
+        (tmp_path / f"{value}.safetensors").replace(tmp_path / "fresh.safetensors")
+        starts(tmp_path).make([ROWS["Pretrain weights"]], False)
+        blocks = read_pretrained(tmp_path / "ours_weights.safetensors")[0]["codebook.blocks"]
+        assert (blocks == len(value)).all()
+
+
+def test_the_table_of_made_runs(tmp_path):
+    made_run(tmp_path / "class_iid" / "ours" / "run0", 150)
+    made_run(tmp_path / "class_iid" / "half_capacity" / "run0", 120)
+    names = ["Ours", "Half capacity", "Vanilla pretrain", "256 blocks", "Pretrain weights", "No replay"]
+    cells = cells_of(names, options(tmp_path, "--benchmark", "core50"), ["class_iid"], starts(), 200)
+    assert {cell.folder.name for cell in cells if cell.settings} == {"ours", "half_capacity", "no_replay"}
+    found = {finding.cell.row: finding for finding in find(cells, [0])}
+    assert found["256 blocks"].mean == found["Ours"].mean == found["Vanilla pretrain"].mean == 75
+    assert found["Vanilla pretrain"].cell.note == "the same runs as Ours"
+    assert found["Half capacity"].paired.mean == -15 and found["Half capacity"].p_holm is None
+    assert found["No replay"].mean is None
+    assert found["Pretrain weights"].cell.note == "needs CRUMB pretraining: --starts"
+    # Without the file of Ours, runs that another call left are not tested against.
+    some = starts(tmp_path / "no")
+    ours, half = find(cells_of(names[:2], options(tmp_path), ["class_iid"], some, 200), [0])
+    assert ours.mean is None and half.mean is None and half.paired is None
+
+
+def test_the_paper_has_two_rows_of_cifar100(tmp_path):
+    names = ["Ours", "Image replay", "Half capacity"]
+    cells = cells_of(names, options(tmp_path, "--benchmark", "cifar100"), ["class_iid"], starts(), 2000)
+    assert [(cell.paper.value, cell.paper_reference.value, cell.paper_dataset) for cell in cells] == [
+        (47.97, 47.97, "cifar100"),
+        (47.81, 47.97, "cifar100"),
+        (75.14, 79.93, "core50"),
+    ]
+
+
+@pytest.mark.slow
+def test_a_quick_table_with_starts(tmp_path):
+    random = np.random.default_rng(0)
+    for number in range(16):
+        folder = tmp_path / "images" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    given = ["--quick", "--output", tmp_path / "out", "--starts", tmp_path / "starts", "--make-starts"]
+    given += ["--pretrain-data", tmp_path / "images", "--pretrain-epochs", "1", "--rows", "Pretrain weights"]
+    done = called("table4_ablations", *given)
+    assert done.returncode == 0, done.stderr
+    names = ("ours", "fresh", "ours_weights")
+    ours, fresh, mixed = (read_pretrained(tmp_path / "starts" / f"{name}.safetensors")[0] for name in names)
+    assert (mixed["codebook.blocks"] == fresh["codebook.blocks"]).all()
+    assert not (ours["codebook.blocks"] == fresh["codebook.blocks"]).all()
+    plastic = next(name for name in ours if name.startswith("plastic_layers"))
+    assert (mixed[plastic] == ours[plastic]).all()

@@ -1,0 +1,361 @@
+"""The paper's numbers beside ours, and the rows of every table; cells without runs are empty."""
+
+import csv
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+import yaml
+from buffer_sizes import formula, remind_formula, size_of
+from bytes_dial import behind, points_of
+from bytes_dial import settings_of as settings_of_dial
+from competitors import label_of, line_of
+from cost_of_replay import ALL_MAPS, CRUMB, SINGLE, CostSettings
+from fig3_curves import curves, picture, protocols_of, room_for_all
+from made_runs import EXPERIMENTS, made_run
+from PIL import Image
+from recommended import ROWS as RECOMMENDED
+from recommended import settings_of as settings_of_recommended
+from scipy.stats import ttest_rel
+from support.common_options import common_options, parser_for
+from support.statistics import holm
+from support.tables import Cell, PaperNumbers, PaperValue, chosen_rows, csv_columns, find, publish, rows_of, shown
+from table1_accuracy import METHODS, cells_of
+from table2_cost import lines_of, measured
+from table3_codes_vs_images import COUNTS, paper_row
+from table3_codes_vs_images import cells_of as cells_of_table3
+
+from crumb_avalanche.methods.registry import get_strategy
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run_folder import write_csv, write_json
+from crumb_avalanche.runs.settings import RunSettings, as_dict
+
+PAPER = PaperNumbers()
+
+
+def options(tmp_path, *more):
+    return common_options(parser_for("Doc.", "runs", several=True).parse_args(["--output", str(tmp_path), *more]))
+
+
+def changed(folder, **more):
+    """Change entries of a result."""
+    path = folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    return folder
+
+
+@pytest.fixture
+def cells(tmp_path):
+    """Two runs of Ours, two of another row of which one fails its first task, and a row that was not run."""
+    for run, right in ((0, 160), (1, 170)):
+        made_run(tmp_path / "ours" / f"run{run}", right)
+    made_run(tmp_path / "half" / "run0", 120)
+    made_run(tmp_path / "half" / "run1", 110, first=55.0)
+    ours = Cell("Ours", "core50", "class_iid", tmp_path / "ours", {}, PaperValue(78.22, False), "core50")
+    ours = replace(ours, reference=ours.folder, paper_reference=ours.paper)
+    half = replace(ours, row="Half", folder=tmp_path / "half", paper=PaperValue(73.5, True))
+    not_run = replace(half, row="Not run", folder=tmp_path / "none")
+    return [ours, half, not_run, replace(ours, row="Needs", folder=None, paper=None, note="needs ImageNet")]
+
+
+def test_means_differences_and_filter(cells):
+    ours, half, not_run, needs = find(cells, [0, 1, 2])
+    assert (ours.mean, ours.spread) == (pytest.approx(82.5), pytest.approx(12.5**0.5))
+    assert ours.paired is None and ours.s4 is None and ours.difference == pytest.approx(82.5 - 78.22)
+    assert half.mean == pytest.approx(57.5) and half.paired.mean == pytest.approx(-25)
+    assert half.paper_effect == pytest.approx(73.5 - 78.22)
+    assert half.paired.differences == pytest.approx({0: -20, 1: -30}) and half.verdict == "not decided"
+    assert half.p_holm == half.paired.p == pytest.approx(ttest_rel([60, 55], [80, 85]).pvalue)
+    assert half.s4.pairs == 4 and half.s4.difference == pytest.approx(-25) and half.s4.p < 0.05
+    assert ([run.number for run in half.filter[0]], half.mean_filtered, half.s4_filtered.pairs) == ([0], 60, 2)
+    assert half.s4_holm == half.s4.p, "one comparison is not corrected"
+    assert not_run.mean is None and not_run.paired is None and not_run.s4 is None and not_run.difference is None
+    assert needs.runs == ()
+    (elsewhere,) = find([replace(cells[0], benchmark="eth80")], [0])
+    assert elsewhere.difference is None and elsewhere.mean == 80
+
+
+def test_lines_and_files(cells, tmp_path, capsys):
+    findings = find(cells, [0, 1])
+    ((_, header, lines),) = shown(findings)
+    assert lines[0][:7] == ["Ours", "78.22", "82.5 +- 3.5", "+4.3", "2", "82.5", "2"]
+    assert lines[1][1:9] == ["73.5*", "57.5 +- 3.5", "-16.0", "2", "60.0", "1", "-4.7", "-25.0"]
+    assert lines[2][2:7] == [""] * 5 and header[-1] == "note"
+    publish(findings, "A heading", tmp_path / "out", "table")
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert text.startswith("# A heading\n\n## core50, class-iid") and "| Needs |  |  |" in text
+    assert "needs ImageNet |" in text and "needs ImageNet" in capsys.readouterr().out
+    with open(tmp_path / "out" / "table.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == list(csv_columns(findings[0]))
+    assert float(rows[1]["ours"]) == pytest.approx(57.5) and rows[1]["paper_differs_p01"] == "True"
+    assert rows[1]["run_numbers"] == "0 1" and float(rows[1]["s4_p"]) == findings[1].s4.p
+    assert float(rows[1]["p"]) == findings[1].paired.p and rows[1]["effect_of_runs"] == "-20.0000 -30.0000"
+    assert all(rows[2][name] == "" for name in ("ours", "std", "runs", "difference", "p", "runs_filtered"))
+    assert (tmp_path / "out" / "table.png").stat().st_size > 5000
+
+
+def test_correction_counts_a_folder_once(cells, tmp_path):
+    for run, right in ((0, 150), (1, 152)):
+        made_run(tmp_path / "third" / f"run{run}", right)
+    third = replace(cells[1], row="Third", folder=tmp_path / "third")
+    findings = find([*cells[:2], replace(cells[1], row="Half again"), third], [0, 1])
+    for name, tests in (("p_holm", "paired"), ("s4_holm", "s4")):
+        expected = holm([getattr(findings[place], tests).p for place in (1, 3)])
+        assert [getattr(finding, name) for finding in findings[1:]] == [expected[0], expected[0], expected[1]]
+
+
+def test_an_offline_bound_has_no_first_task(tmp_path):
+    made_run(tmp_path / "bound" / "run0", 30, joint=True)
+    (finding,) = find([Cell("Bound", "eth80", "class_iid", tmp_path / "bound")], [0])
+    assert len(finding.filter[0]) == 1 and finding.filter[1] is None
+
+
+def test_runs_that_cannot_be_used_are_named(cells, tmp_path):
+    made_run(tmp_path / "other" / "run0", 100, shift=3)
+    with pytest.raises(ValueError, match="tested on different images"):
+        find([replace(cells[1], folder=tmp_path / "other")], [0])
+    (tmp_path / "half" / "run0" / "predictions.npz").unlink()
+    (tmp_path / "half" / "run1" / "predictions.npz").unlink()
+    half = find(cells, [0, 1])[1]
+    assert half.s4 is None and half.s4_holm is None and half.paired.mean == pytest.approx(-25)
+    (tmp_path / "ours" / "run0" / "result.json").write_text("{")
+    with pytest.raises(ValueError, match=r"ours/run0/result\.json is damaged"):
+        find(cells, [0])
+    (tmp_path / "ours" / "run0" / "result.json").write_text('{"final_accuracy": 3}')
+    with pytest.raises(ValueError, match="has no accuracy_after, final_accuracy_per_experience"):
+        find(cells, [0])
+
+
+def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
+    folder = made_run(tmp_path / "rows" / "run1", 170)
+    own = dict(strategy="image_replay", mem_size=200, run=1, threads=1)
+    elsewhere = dict(weights="/x/squeezenet.npz", dataset_root="/x/eth80", output="/x/out", feature_cache="/x/cache")
+    (folder / "config.yaml").write_text(yaml.safe_dump(as_dict(RunSettings(**own, **elsewhere))))
+    provenance = {"weights": "sha256:0123456789abcdef"}
+    changed(folder, seconds=12.3456, frame_table_sha256="abc", provenance=provenance)
+    made_run(tmp_path / "rows" / "run0", 160)
+    findings = find([Cell("Im. replay", "eth80", "class_iid", tmp_path / "rows")], [0, 1, 2])
+    publish(findings, "A heading", tmp_path, "table")
+    with open(tmp_path / "table_runs.csv") as file:
+        plain, row = csv.DictReader(file)
+    assert [plain[name] for name in ("run", "final_accuracy", "seconds", "settings")] == ["0", "80.0", "", ""]
+    assert (row["run"], row["seconds"], row["frame_table_sha256"]) == ("1", "12.3", "abc")
+    assert set(row["settings"].split()) == {"strategy=image_replay", "weights=squeezenet.npz@01234567", "mem_size=200"}
+
+
+def test_numbers_of_every_table():
+    assert PAPER.find("table1", "core50", "class_instance", "crumb") == PaperValue(78.5, None)
+    assert PAPER.find("table2", "cifar100", "class_iid", "remind", "peak_ram_gb") == PaperValue(0.87)
+    assert PAPER.find("table3", "core50", "class_iid", "image_replay@n_x=3200") == PaperValue(79.72, False)
+    assert PAPER.find("table4", "core50", "class_instance", "Half capacity") == PaperValue(73.55, True)
+    assert PAPER.find("table1", "imagenet", "class_iid", "gss") is None
+    assert {key[0] for key in PAPER} == {"table1", "table2", "table3", "table4", "s5"}
+    percents = {f"{value.value:.2f}" for key, value in PAPER.items() if key[0] in ("table3", "table4")}
+    for path in EXPERIMENTS.rglob("*.py"):
+        assert not [number for number in percents if number in path.read_text()], f"{path} has numbers of the paper"
+
+
+LINE = "table4,core50,class_iid,Ours,final_top1_percent,79.93,no"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([LINE, LINE], "line 3 gives table4 core50 class_iid Ours final_top1_percent again"),
+        ([LINE.replace("79.93", "many")], "line 2: could not convert string to float: 'many'"),
+        ([LINE.replace(",no", ",perhaps")], "line 2: 'perhaps' is no value, or not yes, no or empty"),
+        ([LINE[:20]], "line 2 has not the columns table, dataset"),
+    ],
+)
+def test_a_wrong_line_of_the_paper_is_named(tmp_path, lines, words):
+    header = "table,dataset,protocol,method_or_row,quantity,value,differs_from_ours_p01"
+    (tmp_path / "values.csv").write_text("\n".join([header, *lines]))
+    with pytest.raises(ValueError, match=rf"values\.csv: {words}"):
+        PaperNumbers(tmp_path / "values.csv")
+
+
+def test_rows_are_existing_settings():
+    for name, row in RECOMMENDED.items():
+        get_strategy(row.get("settings", {}).get("strategy", "rda")).method_settings(row.get("method", {}))
+        RunPlan.of(RunSettings(**settings_of_recommended(name, "class_instance")))
+    for row in rows_of("bytes_dial").values():
+        RunPlan.of(RunSettings(**{"preset": "recommended", **row.get("settings", {})}))
+    assert chosen_rows(RECOMMENDED, ["slda", "ncm"]) == ["recommended", "slda", "ncm"]
+
+
+def test_budgets():
+    names = ("budget_images", "budget_bytes", "mem_size")
+
+    def budgets(*given):
+        rows = [settings_of_recommended(row, "x", *given) for row in ("recommended", "0.60 MB", "map_replay")]
+        return [{name: row[name] for name in names if name in row} for row in rows]
+
+    own = [{"budget_bytes": 600_000}, {"mem_size": 417}]
+    assert budgets() == [{}, *own] and budgets(False, 7) == budgets(True, 7) == [{"budget_bytes": 7}, *own]
+    assert budgets(True) == [{"budget_images": 60.0}, *own]
+    changes = settings_of_dial(["rda", "ncm"], [10, 20], "class_iid")
+    assert {name: one["budget_bytes"] for name, one in changes.items()} == {
+        "rda/10": 10,
+        "rda/20": 20,
+        "ncm/0": 50_000_000,
+    }
+
+
+def test_every_number_of_the_paper_has_its_cell(tmp_path):
+    names = list(dict.fromkeys(key[1] for key in PAPER if key[0] == "table1"))
+    cells = cells_of(options(tmp_path, "--benchmark", *names), METHODS, ["class_instance", "class_iid"])
+    assert sum(cell.paper is not None for cell in cells) == sum(key[0] == "table1" for key in PAPER)
+    for benchmark, counts in (("core50", COUNTS), ("toybox", [200]), ("cifar100", [2000]), ("imagenet", [50_000])):
+        given = options(tmp_path, "--benchmark", benchmark)
+        cells = cells_of_table3(given, given.protocols(benchmark), counts, None)
+        wanted = [value for key, value in PAPER.items() if key[:2] == ("table3", benchmark)]
+        assert sorted(cell.paper.value for cell in cells) == sorted(value.value for value in wanted)
+    assert paper_row(PAPER, "eth80", "class_iid", "crumb", 400)[1] == "core50"
+    assert paper_row(PAPER, "cifar100", "class_iid", "crumb", 400) == (None, "cifar100")
+    (ours, images) = cells_of_table3(options(tmp_path, "--benchmark", "eth80"), ["class_iid"], [400], "file")
+    settings = dict(protocol="class_iid", strategy="crumb", mem_size=400, codebook_dim=8, pretrained="file")
+    assert ours.settings == settings and "pretrained" not in images.settings
+
+
+def test_an_offline_bound_runs_once_for_both_protocols(tmp_path):
+    given = options(tmp_path, "--benchmark", "eth80", "cifar100", "--dataset-root", "A", "B", "--runs", "0-1")
+    done = []
+    given = replace(given, engine=None)
+    object.__setattr__(given, "table_only", False)
+    cells = cells_of(given, ["crumb", "offline"], ["class_instance", "class_iid"])
+    type(given).do, kept = lambda self, runs: done.extend(runs) or {}, type(given).do
+    try:
+        findings, _ = given.found(cells, family="fair")
+    finally:
+        type(given).do = kept
+    folders = [one.output.removeprefix(f"{tmp_path}/") for one in done]
+    assert folders[:5] == [
+        *("eth80/class_instance/crumb/run0", "eth80/joint/offline/run0", "eth80/class_iid/crumb/run0"),
+        *("cifar100/class_iid/crumb/run0", "cifar100/joint/offline/run0"),
+    ]
+    assert [one.run for one in done] == [0] * 5 + [1] * 5, "run by run"
+    assert {one.dataset_root for one in done} == {"A", "B"} and len(findings) == len(cells) == 6
+
+
+def test_nothing_is_tested_against_runs_of_another_call(tmp_path):
+    for method, right in (("crumb", 150), ("cope", 160)):  # with settings that nobody looked at
+        made_run(tmp_path / "eth80" / "class_iid" / method / "run0", right)
+    (cope,) = find(cells_of(options(tmp_path, "--benchmark", "eth80"), ["cope"], ["class_iid"]), [0])
+    assert cope.mean == 80 and cope.paired is None and cope.s4 is None
+
+
+def test_rows_of_competitors(tmp_path):
+    for number, more in enumerate(({}, {"diverged_in_experience": 3}, {"diverged_in_experience": None})):
+        folder = made_run(tmp_path / "der" / f"run{number}", 100 - 30 * number)
+        (folder / "ledger.json").write_text(json.dumps({"memory_bytes": 1000 + number, "train_seconds": 5.0}))
+        changed(folder, learning_rate=0.1, strategy_settings={"projection": 1640}, **more)
+    (found,) = find([Cell("der", "eth80", "class_iid", tmp_path / "der")], [0, 1, 2])
+    line = line_of("der", {"class_iid": found}, ["class_iid"])
+    assert line == ["der", "35.0 +- 15.0", "3 (1 diverged)", "1,002", "5", "0.1"]
+    assert label_of("ranpac", found.runs) == "ranpac (1,640 projections)"
+    assert label_of("remind_single", found.runs) == "remind, one image at a time"
+
+
+def test_what_is_ahead_is_said(tmp_path):
+    def made(row, budget, right, size, run=0):
+        folder = made_run(tmp_path / "eth80" / row / str(budget) / f"run{run}", right)
+        (folder / "ledger.json").write_text(f'{{"memory_bytes": {size}, "images_per_second": 50.0}}')
+
+    made("rda", 100, 160, 90)
+    made("rda", 400, 180, 300)
+    made("rda", 400, 100, 300, run=1)  # no run of the others
+    made("ncm", 0, 120, 50)
+    made("slda", 0, 170, 200)
+    made("crumb", 400, 178, 390)
+    points = points_of(tmp_path, [0, 1])
+    assert [key[1:] for key in points] == [("rda", 100), ("rda", 400), ("slda", 0), ("ncm", 0), ("crumb", 400)]
+    crumb = ("eth80", "crumb", 400)
+    slda, ncm = behind({key: point for key, point in points.items() if key != crumb})
+    assert slda.startswith("eth80: slda in 200 bytes is above by ") and "ncm" in ncm and "too few for us" in ncm
+    assert behind({key: points[key] for key in (("eth80", "rda", 400), crumb)}) == []
+
+
+def test_protocols_of_the_figures():
+    assert protocols_of("3", "core50") == ["class_instance"] and protocols_of("3", "cifar100") == ["class_iid"]
+    assert protocols_of("S1", "core50") == ["class_iid"] and protocols_of("S1", "cifar100") == []
+    assert protocols_of("S2", "core50") == ["class_instance", "class_iid"]
+
+
+def test_room_for_the_largest_class_of_any_run(tmp_path):
+    for name, frames in (("a", 2), ("b", 4), ("c", 12)):  # of each object; every run holds another one out
+        for kind in ("cup", "pear"):
+            for frame in range(frames):
+                path = tmp_path / kind / name / "clip" / f"{frame:02}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (8, 8)).save(path)
+    given = options(tmp_path, "--benchmark", "clip_folder", "--dataset-root", str(tmp_path), "--runs", "0-7")
+    assert room_for_all(given, "clip_folder") == 2 * 16, "where the object of two frames is held out"
+
+
+def test_curves_of_made_runs(tmp_path):
+    folder = tmp_path / "eth80" / "class_iid" / "crumb"
+    for run, after in ((0, [90.0, None, 50.0]), (1, [80.0, 70.0, 60.0])):
+        changed(made_run(folder / f"run{run}", 100), accuracy_after=after)
+    made_run(tmp_path / "eth80" / "joint" / "offline" / "run0", 180, joint=True)
+    given = options(tmp_path, "--benchmark", "eth80")
+    findings = find(cells_of(given, ["crumb", "ewc", "offline"], ["class_iid"]), [0, 1])
+    rows = [row[2:] for row in curves(findings)[1:]]
+    assert rows[:3] == [["Ours", 0, 1, "90.0000"], ["Ours", 0, 2, ""], ["Ours", 0, 3, "50.0000"]]
+    assert rows[6:] == [["Upper bound", 0, 2, "90.0000"]]
+    figure = picture(findings, "A title")
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Ours", "Upper bound"}
+    line, *_ = figure.axes[0].containers[0]
+    assert line.get_xydata().tolist() == [[1, 85], [3, 55]], "means of both runs, where both were tested"
+
+
+@pytest.mark.parametrize(
+    ("images", "length", "memories"),
+    [(15, 16, 416.8), (30, 16, 834.3), (100, 16, 2782.7), (10_000, 16, 278_342), (15, 8, 208.6), (100, 32, 5563.8)],
+)
+def test_sizes_of_buffers_by_hand(images, length, memories):
+    by_hand = (images * 150_528 - 256 * length) / (86_528 / length)
+    assert formula(images, (512, 13, 13), 256, length) == pytest.approx(by_hand)
+    assert by_hand == pytest.approx(memories, abs=0.5)
+
+
+def test_counts_and_bytes_of_buffers():
+    from crumb_avalanche.models.backbones import split_backbone
+    from crumb_avalanche.models.codebook import Codebook
+
+    model = split_backbone(weights=None, n_classes=10, codebook=Codebook(256, 16))
+    for name in ("core50", "icub", "cifar100", "imagenet"):
+        size = size_of(name, model, PAPER)
+        assert size["ours"] == size["paper"], name
+        assert size["true_bytes"] == size["ours"] * (5408 + 2) + 4 * 256 * 16
+        assert size["exact_bytes"] <= size["budget"] < size["exact_bytes"] + 5408
+    remind = PAPER.find("s5", "imagenet", "", "remind", "n_x").value
+    assert remind_formula(10_000, (512, 13, 13), PAPER) == pytest.approx(remind, abs=1)
+
+
+def costs(path, crumb_seconds):
+    rows = [("seconds_whole_run", CRUMB, crumb_seconds), ("seconds_whole_run", SINGLE, 7200)]
+    rows += [("peak_bytes", CRUMB, 3e7), ("held_bytes", CRUMB, 1e7)]
+    rows += [("peak_bytes", ALL_MAPS, 8e8), ("held_bytes", ALL_MAPS, 2e8)]
+    write_csv(path, [["quantity", "method", "by", "value"], *([one, method, "", value] for one, method, value in rows)])
+    return path
+
+
+def test_lines_of_table_2(tmp_path):
+    files = [costs(tmp_path / "a.csv", 1800), costs(tmp_path / "b.csv", 5400), tmp_path / "none.csv"]
+    assert measured(files[0]) == {"peak_ram_gb": (0.04, 1.0), "runtime_hours": (0.5, 2.0)}
+    memory, time = lines_of("cifar100", files, PAPER)
+    assert memory["ratios"][1] == pytest.approx(4) and time["ratios"][1] == pytest.approx(50)
+    assert list(time.values())[3:11] == ["0.29", "1", "1.91", "2", "15.2 %", "50.0 %", "+34.8", "2"]
+    for line in lines_of("imagenet", files[2:], PAPER):
+        assert line["ratios"][1] is None and line["ours"] == line["runs"] == line["difference"] == ""
+    (memory, _) = lines_of("eth80", files[:1], PAPER)
+    assert memory["paper's data set"] == "cifar100" and memory["difference"] == "" and memory["ours"] == "4.0 %"
+    part = costs(tmp_path / "cost_of_replay.csv", 1800)
+    write_json(tmp_path / "made_with.json", asdict(CostSettings(stream_images=100, experiences=2, table_images=80)))
+    for line in lines_of("cifar100", [part], PAPER):
+        words = "100 images of each experience, the first 2 experiences, REMIND's tables of 80 maps"
+        assert (
+            line["measured on a part only"] == words and line["difference"] == "" and not math.isnan(line["ratios"][1])
+        )
