@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import pytest
-from support.common_options import common_options, parser_for
 from support.engines import ERROR, InProcess, LocalProcesses, RayCluster, State, run_cell
 from support.sweep import exit_code, grid, sweep
 
@@ -280,6 +279,8 @@ def test_a_damaged_result_stops_no_other_cell_and_is_named(tmp_path):
 
 
 def test_the_command_line_chooses_the_engine(monkeypatch):
+    from support.common_options import common_options, parser_for  # which the processes of Light need not import
+
     def chosen(*given):
         return common_options(parser_for("Doc.", "runs").parse_args([*given]))
 
