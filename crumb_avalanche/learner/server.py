@@ -136,6 +136,12 @@ class Error(BaseModel):
     near: Annotated[str, Field(description="of 409: the class whose name is nearly the same")] = ""
 
 
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    **{status: {"model": Error, "description": text} for status, text in ERRORS.items()},
+    "default": {"model": Error, "description": "The server has a bug."},
+}
+
+
 class Health(BaseModel):
     """The server runs."""
 
@@ -236,8 +242,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         "other; answers come from the last saved state, also while a lesson is being learned.",
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
-        responses={status: {"model": Error, "description": text} for status, text in ERRORS.items()}
-        | {"default": {"model": Error, "description": "The server has a bug."}},
+        responses=RESPONSES,
         dependencies=[Depends(_each_once)],
     )
     # Describes the token, which Guard checks.
@@ -306,21 +311,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         "/download", summary="The learner's file, for crumb predict and Learner.load", response_class=StreamingResponse
     )
     async def download() -> StreamingResponse:
-        path = shared.path
-        if not path.is_file():
-            wrong = "is not a file any more; move away what is there" if os.path.lexists(path) else "was removed"
-            raise HTTPException(404, f"{path} {wrong}; the next change of the learner writes it again")
-        try:
-            file = path.open("rb")  # which `_parts` closes
-        except OSError as error:
-            reason = error.strerror or error
-            raise HTTPException(404, f"{path} cannot be read ({reason}); change its permissions") from error
-        name = path.name.encode("ascii", "replace").decode().replace('"', "_")
-        headers = {
-            "Content-Disposition": f'attachment; filename="{name}"',
-            "Content-Length": str(os.fstat(file.fileno()).st_size),
-        }
-        return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
+        return _sent(shared.path)
 
     app.include_router(api)
     for kind in (ClientDisconnect, StarletteHTTPException, RequestValidationError, *STATUS, Exception):
@@ -402,6 +393,24 @@ async def _bounded(request: Request, most_bytes: int) -> AsyncGenerator[bytes, N
         if read > most_bytes:
             raise too_large
         yield part
+
+
+def _sent(path: Path) -> StreamingResponse:
+    """Answer with a learner's file."""
+    if not path.is_file():
+        wrong = "is not a file any more; move away what is there" if os.path.lexists(path) else "was removed"
+        raise HTTPException(404, f"{path} {wrong}; the next change of the learner writes it again")
+    try:
+        file = path.open("rb")  # which `_parts` closes
+    except OSError as error:
+        reason = error.strerror or error
+        raise HTTPException(404, f"{path} cannot be read ({reason}); change its permissions") from error
+    name = path.name.encode("ascii", "replace").decode().replace('"', "_")
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "Content-Length": str(os.fstat(file.fileno()).st_size),
+    }
+    return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
 
 
 def _parts(file: BinaryIO) -> Iterator[bytes]:
