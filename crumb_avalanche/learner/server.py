@@ -20,6 +20,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, DoubtfulNameError, check_name, check_near
+from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
 
@@ -250,13 +251,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
     api = APIRouter(dependencies=[Security(APIKeyHeader(name=TOKEN_HEADER, description=printed, auto_error=False))])
 
     async def images_of(request: Request) -> list[tuple[str, bytes]]:
-        if uploads.locked():
-            raise BusyError(f"{MOST_UPLOADS} uploads are under way; try again in some seconds")
-        async with uploads:
-            try:
-                return await asyncio.wait_for(_images(request, most_bytes), SECONDS_TO_SEND)
-            except asyncio.TimeoutError as error:
-                raise HTTPException(408, f"the upload took more than {SECONDS_TO_SEND:g} s; send less") from error
+        return await _received(request, uploads, most_bytes)
 
     @app.get("/", summary="The page for people", response_class=HTMLResponse)
     async def index(token: Annotated[str, Query(description="the token of the printed address")] = "") -> str:
@@ -268,15 +263,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
 
     @api.get("/classes", summary="The classes taught")
     async def classes() -> Classes:
-        learner = shared.learner
-        return Classes(
-            classes=[Class(name=info.name, images=info.images) for info in learner.classes],
-            bytes=learner.bytes,
-            budget_bytes=learner.budget_bytes,
-            lessons=len(learner.lessons),
-            can_undo=learner.can_undo,
-            clips_missing=learner.clips_missing,
-        )
+        return _classes_of(shared.learner)
 
     @api.post("/predict", summary="Answer what an image shows", openapi_extra=_body(1))
     async def predict(request: Request) -> Found:
@@ -393,6 +380,29 @@ async def _bounded(request: Request, most_bytes: int) -> AsyncGenerator[bytes, N
         if read > most_bytes:
             raise too_large
         yield part
+
+
+def _classes_of(learner: Learner) -> Classes:
+    """Describe what was taught."""
+    return Classes(
+        classes=[Class(name=info.name, images=info.images) for info in learner.classes],
+        bytes=learner.bytes,
+        budget_bytes=learner.budget_bytes,
+        lessons=len(learner.lessons),
+        can_undo=learner.can_undo,
+        clips_missing=learner.clips_missing,
+    )
+
+
+async def _received(request: Request, uploads: asyncio.Semaphore, most_bytes: int) -> list[tuple[str, bytes]]:
+    """Receive the images of a request, unless too many uploads are under way or it takes too long."""
+    if uploads.locked():
+        raise BusyError(f"{MOST_UPLOADS} uploads are under way; try again in some seconds")
+    async with uploads:
+        try:
+            return await asyncio.wait_for(_images(request, most_bytes), SECONDS_TO_SEND)
+        except asyncio.TimeoutError as error:
+            raise HTTPException(408, f"the upload took more than {SECONDS_TO_SEND:g} s; send less") from error
 
 
 def _sent(path: Path) -> StreamingResponse:
