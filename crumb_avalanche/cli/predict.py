@@ -16,7 +16,7 @@ from crumb_avalanche.learner.clips import BadImage, Clip
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.runs.command_settings import PredictSettings
-from crumb_avalanche.runs.run_folder import write_text
+from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import output_file
 

@@ -17,7 +17,8 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion_matrix, listed, thumbnail
 from crumb_avalanche.report.page import Cell, Table, count, render
-from crumb_avalanche.runs.run_folder import MISTAKES, write_text
+from crumb_avalanche.runs.run_folder import MISTAKES
+from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.counted import counted
 
 MOST_MISTAKES = 200  # with images

@@ -16,9 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.runs.run_folder import write_csv, write_text
+from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import cell, mean_text
 from crumb_avalanche.runs.tables import table as text_table
+from crumb_avalanche.system.atomic_file import write_text
 
 NUMBER = re.compile(r"([+-]?\d+(\.\d+)?(e[+-]?\d+)?( ± \d+(\.\d+)?)?)?", re.IGNORECASE)
 TEX = {

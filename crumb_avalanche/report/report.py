@@ -20,8 +20,9 @@ from crumb_avalanche.report.runs import (
 )
 from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.plan import usual_settings
-from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others, write_text
+from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others
 from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, number, table, usage_of
+from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import locked
 
 PAGE = "report.html"

@@ -34,12 +34,12 @@ from crumb_avalanche.runs.run_folder import (
     tidy_up,
     with_digests,
     write_json,
-    write_text,
 )
 from crumb_avalanche.runs.session import Session, build_model, trials_text
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.stream import Stream, describe, open_stream
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
+from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.process import check_device, set_up_process

@@ -16,7 +16,7 @@ from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.disk import add_rest, digest_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, as_dict, flat, load_yaml
-from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.system.atomic_file import write_text
 
 Part = TypeVar("Part")
 RESULT = "result.json"
@@ -38,12 +38,6 @@ class FinishedRunError(ValueError):
 
 class DamagedRunError(ValueError):
     """A file of a finished run cannot be read, or was changed."""
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with atomic_write(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value) -> None:

@@ -118,6 +118,12 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_write(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
 def _remove_leftovers(path: Path, temporary: Path) -> None:
     """Remove temporary files of killed processes: one with this process's number, and old ones of dead processes."""
     if temporary.is_file():  # its permissions may be unusual

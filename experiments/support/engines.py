@@ -13,9 +13,9 @@ from enum import Enum
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from crumb_avalanche.runs.run_folder import RESULT, tidy_up, write_text
+from crumb_avalanche.runs.run_folder import RESULT, tidy_up
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.system.atomic_file import DISK_FULL
+from crumb_avalanche.system.atomic_file import DISK_FULL, write_text
 from crumb_avalanche.system.folder_lock import FolderInUseError, locked
 
 ERROR, LOG = "error.txt", "log.txt"

@@ -18,8 +18,9 @@ from support.runs import FinishedRun, finished_runs
 from support.statistics import Comparison, Paired, first_task_filter, holm, paired, paired_batches, paired_t_test
 
 from crumb_avalanche.report.pictures import save
-from crumb_avalanche.runs.run_folder import write_csv, write_text
+from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import markdown, mean_text, number, table
+from crumb_avalanche.system.atomic_file import write_text
 
 ROWS = Path(__file__).parents[1] / "rows"
 PAPER_VALUES = Path(__file__).parent / "paper_values.csv"

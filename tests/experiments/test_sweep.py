@@ -17,8 +17,9 @@ import pytest
 from support.engines import ERROR, InProcess, LocalProcesses, RayCluster, State, run_cell
 from support.sweep import exit_code, grid, sweep
 
-from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, write_json, write_text
+from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, write_json
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
 
 FOLDER = Path(__file__).parents[2] / "experiments"
