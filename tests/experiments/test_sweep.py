@@ -273,7 +273,8 @@ def test_a_damaged_result_stops_no_other_cell_and_is_named(tmp_path):
     (Path(cells[0].output) / RESULT).write_text("")
     failed = sweep(cells, InProcess(), work=finish, progress=False)
     assert list(failed) == [Path(cells[0].output)]
-    assert re.search(r"run0/result\.json is damaged \(Expecting value.*again with --overwrite true", *failed.values())
+    (said,) = failed.values()
+    assert re.search(r"run0/result\.json cannot be used: Expecting value.*repeat the run with --overwrite true", said)
     assert [(Path(cell.output) / RESULT).stat().st_size > 0 for cell in cells] == [False, True, True]
     (Path(cells[0].output) / RESULT).write_text("[]")
     assert "it holds a list, not names and values" in run_cell(cells[0], finish).error
