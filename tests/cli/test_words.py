@@ -87,7 +87,7 @@ def test_errors_of_a_disk_name_path_reason_and_cure(crumb, tiny, tmp_path, monke
     def fail(path):
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr("crumb_avalanche.runs.run_folder.atomic_write", fail)
+    monkeypatch.setattr("crumb_avalanche.system.atomic_file.atomic_write", fail)
     err = fails(crumb, *tiny, "--output", tmp_path)
     assert f"{tmp_path / 'config.yaml'}: {os.strerror(number)}; " in err
 

@@ -228,7 +228,7 @@ def test_files_that_hold_no_learner_are_refused(saved, tmp_path):
         load_learner(tmp_path / "missing.safetensors")
     state, metadata = read_state(saved)
     write_state(tmp_path / "other.safetensors", state, {"format": "crumb-checkpoint-1"})
-    with pytest.raises(LearnerError, match=r"of format crumb-checkpoint-1, not crumb-run-learner-1; give the learner"):
+    with pytest.raises(LearnerError, match="of format 'crumb-checkpoint-1', not crumb-run-learner-1"):
         load_learner(tmp_path / "other.safetensors")
     newer = json.loads(metadata["learner"]) | {"colour": "red"}
     write_state(saved, state, {**metadata, "learner": json.dumps(newer)})

@@ -8,6 +8,7 @@ from fake_videos import write_video
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from crumb_avalanche.methods.registry import get_strategy
+from crumb_avalanche.models.map_store import ENTRY_BYTES
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
@@ -61,8 +62,9 @@ def test_half_precision_of_the_cache_is_part_of_the_settings(crumb, tmp_path):
     cache = ("--feature-cache", tmp_path / "cache")
     results(crumb, tmp_path / "single", *arguments, *cache)
     results(crumb, tmp_path / "half", *arguments, *cache, "--cache-precision", "fp16")
-    sizes = sorted(path.stat().st_size for path in (tmp_path / "cache").glob("*.maps"))
-    assert len(sizes) == 2 and sizes[1] == 2 * sizes[0]
+    entries = 4 * ENTRY_BYTES  # of 4 images
+    half, single = sorted(path.stat().st_size - entries for path in (tmp_path / "cache").glob("*.maps"))
+    assert single == 2 * half
     assert "cache_precision: fp16" in (tmp_path / "half" / "config.yaml").read_text()
 
 

@@ -13,6 +13,7 @@ from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.map_store import ENTRY_BYTES
 from crumb_avalanche.runs.recorder import read_predictions
 from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.plugins import ClampGradients
@@ -262,9 +263,10 @@ def test_damaged_maps_of_the_feature_cache_change_no_result_and_are_counted(crum
         if name == "flipped":
             (path,) = (tmp_path / "cache").glob("*.maps")
             damaged = bytearray(path.read_bytes())
-            size = len(damaged) // 120
-            damaged[5 * size + 3] ^= 0x40  # an exponent
-            damaged[70 * size : 72 * size] = bytes(2 * size)
+            start = 120 * ENTRY_BYTES
+            size = (len(damaged) - start) // 120
+            damaged[start + 5 * size + 3] ^= 0x40  # an exponent
+            damaged[start + 70 * size : start + 72 * size] = bytes(2 * size)
             path.write_bytes(damaged)
         results.append(run(crumb, tiny, tmp_path / name, *more)[0]["accuracy_after"])
         ledgers.append(json.loads((tmp_path / name / "ledger.json").read_text()))
