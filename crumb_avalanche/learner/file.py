@@ -28,6 +28,7 @@ from crumb_avalanche.learner.run_file import (
     LearnerHeader,
     RunAnswers,
     cannot_be_taught,
+    header_of,
     header_of_run,
 )
 from crumb_avalanche.learner.schema import check_header, check_learner
@@ -77,18 +78,9 @@ def read_header(path: str | os.PathLike) -> LearnerHeader | dict[str, Any]:
 
 
 def _header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader | dict[str, Any]:
-    found = metadata.get("format", "")
-    if found == FORMAT_OF_RUNS:
+    if metadata.get("format") == FORMAT_OF_RUNS:
         return header_of_run(path, metadata)
-    if found != FORMAT:
-        kind = f"of format {shown(found)}" if found else "no learner file"
-        raise LearnerError(f"{path} is {kind}, not {FORMAT}: give a file that crumb teach or Learner.save wrote")
-    try:
-        header = loaded_json(metadata.get("learner", ""))
-        check_header(header)
-    except StateError as error:
-        raise LearnerError(f"{path} {DAMAGED} ({error})") from error
-    return header
+    return header_of(path, metadata, FORMAT, check_header, ": give a file that crumb teach or Learner.save wrote")
 
 
 def is_learner(path: str | os.PathLike) -> bool:

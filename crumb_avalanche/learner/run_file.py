@@ -7,6 +7,7 @@ strategy predicts as the run did, without the run's settings, weight files or im
 import json
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -105,21 +106,41 @@ class SavedLearner(NamedTuple):
     header: LearnerHeader
 
 
+def header_of(
+    path: str | os.PathLike, metadata: dict[str, str], wanted: str, check: Callable[[Any], None], advice: str
+) -> dict[str, Any]:
+    """Return the checked plain values in the metadata of a file.
+
+    Args:
+        path: the file, for messages.
+        metadata: of the file.
+        wanted: the format that it must have.
+        check: raises ``StateError`` for values that no such file holds.
+        advice: what to give instead of a file of another format.
+
+    Raises:
+        LearnerError: the file is of another format, or holds a value that breaks a rule.
+    """
+    found = metadata.get("format", "")
+    if found != wanted:
+        kind = f"of format {shown(found)}" if found else "no learner file"
+        raise LearnerError(f"{path} is {kind}, not {wanted}{advice}")
+    try:
+        header = loaded_json(metadata.get("learner", ""))
+        check(header)
+    except StateError as error:
+        raise LearnerError(f"{path} {DAMAGED} ({error})") from error
+    return header
+
+
 def header_of_run(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
     """Return the header of a run's learner file.
 
     Raises:
         LearnerError: the file is of another format, or holds a value that no run writes.
     """
-    found = metadata.get("format", "")
-    if found != FORMAT_OF_RUNS:
-        kind = f"of format {shown(found)}" if found else "no learner file"
-        raise LearnerError(f"{path} is {kind}, not {FORMAT_OF_RUNS}; give the {LEARNER} of a finished run")
-    try:
-        values = loaded_json(metadata.get("learner", ""))
-        check_run_header(values)
-    except StateError as error:
-        raise LearnerError(f"{path} {DAMAGED} ({error})") from error
+    advice = f"; give the {LEARNER} of a finished run"
+    values = header_of(path, metadata, FORMAT_OF_RUNS, check_run_header, advice)
     codebook = values["codebook"]
     return LearnerHeader(**{**values, "codebook": codebook and tuple(codebook)})
 

@@ -163,8 +163,10 @@ def test_a_disk_that_fails_at_any_change_of_a_file(command, crumb, place, undist
         else:
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (draws.choice((0, 3000, 200_000)), hard))
-            code, _, err = crumb(*arguments)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            try:
+                code, _, err = crumb(*arguments)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert "Traceback" not in err and (code == 0 or err.strip()), (code, err)
         again(crumb, command, folder, place, reference)
 
