@@ -71,10 +71,8 @@ def show(path: Path) -> None:
     print_line(f"budget    {header['budget_bytes']:,} bytes")
     print_line(f"written   {header['written']} by " + ", ".join(f"{k} {v}" for k, v in header["versions"].items()))
     print_line("classes")
-    kept = header["thumbnails"]
     for name, count in ((one["name"], one["images"]) for one in header["classes"] if one):
-        small = "; thumbnails: {count}, {bytes:,} bytes".format(**kept[name]) if name in kept else ""
-        print_line(f"  {name}: {counted(count, 'image')}{small}")
+        print_line(f"  {name}: {counted(count, 'image')}")
     print_line("lessons")
     for lesson in header["lessons"]:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
@@ -88,7 +86,7 @@ def show(path: Path) -> None:
             f"{header['method']} replays images: it holds some of those that it was taught, and no paths of images."
         )
     else:
-        print_line(f"It holds no {'other ' * bool(kept)}images and no paths of images.")
+        print_line("It holds no images and no paths of images.")
 
 
 def show_run(header: LearnerHeader) -> None:

@@ -58,7 +58,7 @@ POSITIONAL: dict[str, list[tuple[str, str | None, str]]] = {
     "export": [("model", None, "a learner's file")],
 }
 USAGE = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]"}
-BARE = ("--check", "--json", "--csv", "--without-weights", "--thumbnails", "--new-class")  # flags that may stand alone
+BARE = ("--check", "--json", "--csv", "--without-weights", "--new-class")  # flags that may stand alone
 # Settings that are paths, in any command; --weights may be a word too.
 PATHS = {"certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key", "model", "output"}
 PATHS |= {"pretrained", "source", "sources", "weights"}

@@ -51,7 +51,6 @@ def main(settings: TeachSettings) -> None:
                 settings.label,
                 on_bad=settings.on_bad_frame,
                 progress=bar.update,
-                thumbnails=settings.thumbnails,
                 engine=engine,
                 new_class=settings.new_class,
             )

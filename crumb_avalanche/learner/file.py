@@ -3,7 +3,7 @@
 A learner's file holds its state, its network, and a readable header: class names with image counts, lessons, the
 network's name with the hash, source and licence of its weights, the budget and the versions that wrote it. A run's file
 holds a strategy, with the arguments to rebuild it: training resumes from it, or it answers as the run did. Neither
-holds paths, nor images but thumbnails by request and the memories of methods that replay images.
+holds paths, nor images but the memories of methods that replay them.
 """
 
 import json
@@ -32,7 +32,6 @@ from crumb_avalanche.learner.run_file import (
     header_of_run,
 )
 from crumb_avalanche.learner.schema import check_header, check_learner
-from crumb_avalanche.learner.thumbnails import counts_of, state_of
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.schema import Anything, Each, Table, Text, check, maybe, shown
@@ -51,7 +50,7 @@ from crumb_avalanche.system.tensor_file import (
 FORMAT = "crumb-learner-1"
 # What lies in a learner's file beside the header: ``before`` holds only tensors that differ from the present ones.
 STORED = {
-    **dict.fromkeys(("statistics", "confidence", "replay?", "int8", "thumbnails", "network"), Anything()),
+    **dict.fromkeys(("statistics", "confidence", "replay?", "int8", "network"), Anything()),
     "before": maybe({"tree": Text(10**8), "same": Each(Text()), "tensors": Table(Text(), Anything(Tensor))}),
 }
 
@@ -148,7 +147,6 @@ def _parts(network: FrozenNetwork, state: dict[str, Any], weights: bool) -> tupl
     header = {
         **{name: state[name] for name in plain},
         "classes": [name and {"name": name, "images": count} for name, count in zip(state["names"], state["images"])],
-        "thumbnails": counts_of(state["thumbnails"]),
         "network": network.header() | {"included": weights},
         "versions": {"crumb_avalanche": __version__, "torch": torch.__version__},
         "written": now(),
@@ -269,7 +267,6 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
             "features": vars(FeatureMoments(**{name: header.method[name] for name in asdict(FeatureMoments())})),
             "lessons": [lesson],
             "stored": [],
-            "thumbnails": state_of([]),
             "int8": state.get("int8"),
             "before": None,
             "names": [str(counts[label]["name"]) if label in counts else None for label in labels],

@@ -20,7 +20,6 @@ from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.replay import REPLAY, new_classifier
 from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
 from crumb_avalanche.learner.sources import clips_of, sample
-from crumb_avalanche.learner.thumbnails import Jpeg, first_frames, joined, pictures_of, state_of, with_pictures
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 from crumb_avalanche.system.ray_cluster import Engine
@@ -130,7 +129,6 @@ class Learner(Predictor):
         *,
         on_bad: OnBad = "raise",
         progress: Callable[[int], None] | None = None,
-        thumbnails: bool = False,
         engine: Engine | None = None,
         new_class: bool = False,
     ) -> Lesson:
@@ -146,9 +144,7 @@ class Learner(Predictor):
             on_bad: ``raise`` for an error at a file that cannot be read or whose features are not finite, ``skip`` to
                 leave it out and list it.
             progress: called with the number of images after each batch.
-            thumbnails: keep the first image of each class as a JPEG of 64 pixels, for at most 16 lessons of a class.
-            engine: workers that learn the clips of a path, see ``distributed``; for methods in closed form, without
-                thumbnails.
+            engine: workers that learn the clips of a path, see ``distributed``; for methods in closed form.
             new_class: take names as they are given, also if one is nearly that of another class (``cup`` and ``Cup``)
                 or class folders look like splits (``train``, ``test``).
 
@@ -167,7 +163,6 @@ class Learner(Predictor):
         """
         self.check_teachable()
         unread: list[BadImage] = []
-        pictures: dict[str, bytes] = {}
         with self._lock:
             if not new_class:
                 check_class_folders(source if label is None else None, self._names)
@@ -176,19 +171,15 @@ class Learner(Predictor):
                 if engine is None:
                     clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
                     clips = clips if new_class else self._checked(clips)
-                    clips = first_frames(clips, pictures) if thumbnails else clips
                     compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
                     lesson = learn(self._classifier, clips, compute, unread, progress)
                     check_not_empty(lesson)
                 else:
-                    if thumbnails:
-                        raise ValueError("thumbnails are not for workers: leave them or the engine out")
                     lesson = teach_distributed(
                         self.network, self._classifier, source, label, engine, on_bad=on_bad, progress=progress
                     )
             self._before = before
-            lesson = replace(lesson, runtime=str(self.runtime), id=secrets.randbits(63), pictures=pictures)
-            self.lessons = joined(self.lessons, [lesson])
+            self.lessons.append(replace(lesson, runtime=str(self.runtime), id=secrets.randbits(63)))
         return self.lessons[-1]
 
     @contextlib.contextmanager
@@ -230,20 +221,6 @@ class Learner(Predictor):
     def bytes(self) -> int:
         """Bytes of what was learned, without the network."""
         return tensor_bytes(self._classifier.tensors())
-
-    def thumbnails(self, name: str) -> list[Jpeg]:
-        """Return the JPEG files of a class that ``teach(..., thumbnails=True)`` kept, the first one first.
-
-        Args:
-            name: of a class.
-
-        Raises:
-            ValueError: there is no class of this name.
-        """
-        self.check_teachable()
-        with self._lock:
-            self._classifier.find(name)
-            return pictures_of(self.lessons, name)
 
     # Changes
 
@@ -328,7 +305,7 @@ class Learner(Predictor):
             with self._restored_after_errors():
                 self._classifier.merge(other._classifier)
             self._before = None
-            self.lessons = joined(self.lessons, other.lessons)
+            self.lessons = [*self.lessons, *other.lessons]
 
     def _check_mergeable(self, other: "Learner") -> None:
         """Raise ValueError for a learner of other features, or of images that this one learned."""
@@ -355,7 +332,6 @@ class Learner(Predictor):
                 "lessons": [lesson.state_dict() for lesson in self.lessons],
                 "before": before and before.state_dict(),
                 "stored": known.stored,
-                "thumbnails": state_of(self.lessons),
                 **known.state_dict(),
             }
 
@@ -415,7 +391,7 @@ class Learner(Predictor):
                 learner._before.load_state_dict(state["before"])
         except (RuntimeError, ValueError) as error:
             raise LearnerError(f"{path} {DAMAGED} ({str(error).splitlines()[0]})") from error
-        learner.lessons = with_pictures([Lesson.of_state(lesson) for lesson in state["lessons"]], state["thumbnails"])
+        learner.lessons = [Lesson.of_state(lesson) for lesson in state["lessons"]]
         restore(network.model, state["int8"], [lesson.runtime for lesson in learner.lessons])
         learner._files[os.path.realpath(path)] = digest
         return learner

@@ -34,7 +34,6 @@ class Lesson:
         notes: what the learner gave up to stay within its budget.
         runtime: name and version of what ran the network.
         id: random number; equal in copies of a learner alone.
-        pictures: small JPEG files of its classes by name, where they were asked for.
     """
 
     images: dict[str, int]
@@ -46,23 +45,20 @@ class Lesson:
     notes: tuple[str, ...] = ()
     runtime: str = "torch"
     id: int = field(default=0, compare=False)
-    pictures: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     def renamed(self, old: str, new: str) -> "Lesson":
         """Return the lesson with another name of a class."""
         images = {new if name == old else name: count for name, count in self.images.items()}
-        pictures = {new if name == old else name: jpeg for name, jpeg in self.pictures.items()}
-        return replace(self, images=images, pictures=pictures)
+        return replace(self, images=images)
 
     def without(self, name: str) -> "Lesson":
         """Return the lesson without a class."""
         images = {other: count for other, count in self.images.items() if other != name}
-        pictures = {other: jpeg for other, jpeg in self.pictures.items() if other != name}
-        return replace(self, images=images, pictures=pictures)
+        return replace(self, images=images)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values, without ``unread``, as a learner file holds no paths, and without pictures."""
-        return {name: value for name, value in asdict(replace(self, unread=())).items() if name != "pictures"}
+        """Return plain values, without ``unread``, as a learner file holds no paths."""
+        return asdict(replace(self, unread=()))
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Lesson":

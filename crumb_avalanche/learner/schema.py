@@ -15,7 +15,6 @@ from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from crumb_avalanche.learner.calibration import RIVALS, Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
 from crumb_avalanche.learner.replay import REPLAY
-from crumb_avalanche.learner.thumbnails import MOST, counts_of
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE
 from crumb_avalanche.system.schema import (
     AnyOf,
@@ -93,7 +92,6 @@ HEADER = {
     "features": maybe(FEATURES),
     "classes": Each(maybe({"name": NAME, "images": IMAGES}), "classes"),  # by number; nothing where one was forgotten
     "lessons": Each(LESSON),
-    "thumbnails": Table(NAME, {"count": Whole(1, MOST), "bytes": Whole(1)}),
     "stored": Each(Text(), most=10),
     "network": {"arguments": NETWORK, "source": Text(2000), "weights_sha256": SHA256, "included": Flag()},
     "versions": VERSIONS,
@@ -174,11 +172,6 @@ REPLAYED = {
     },
 }
 INT8 = {"graph": Array(torch.uint8, "bytes"), "means": Array(torch.float32, "channels"), "difference": Real(0, 1)}
-THUMBNAILS = {
-    "names": Each(NAME, "pictures"),
-    "lessons": Each(Whole(0, 10**7), "pictures"),
-    "images": Each(Array(torch.uint8, ...), "pictures"),
-}
 
 
 def check_header(header: dict[str, Any]) -> None:
@@ -225,16 +218,13 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     images = [one["images"] if one else 0 for one in header["classes"]]
     known = {name: state[name] for name in ("statistics", "confidence", "replay") if name in state}
     rest = {name: value for name, value in state.items() if name not in known}
-    check({"int8": maybe(INT8), "thumbnails": THUMBNAILS, "network": maybe(WEIGHTS), "before": Anything()}, rest)
-    before, thumbnails = state["before"], state["thumbnails"]
+    check({"int8": maybe(INT8), "network": maybe(WEIGHTS), "before": Anything()}, rest)
+    before = state["before"]
     _check_known({"names": names, "images": images, **known}, method, "")
     if before is not None:
         _check_known(before, method, "before.")
     included = header["network"]["included"]
     _require((state["network"] is not None) == included, "network.included", "true if weights are there")
-    _require(counts_of(thumbnails) == header["thumbnails"], "thumbnails", "what the state holds")
-    _require(set(thumbnails["names"]) <= set(names), "thumbnails.names", "names of classes")
-    _require(all(one < len(header["lessons"]) for one in thumbnails["lessons"]), "thumbnails.lessons", "lessons")
 
 
 def _check_known(value: Any, method: str, place: str) -> None:

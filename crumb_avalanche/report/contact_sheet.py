@@ -18,7 +18,6 @@ from torch import Tensor
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clips import BadImage, Frames, OnBad
 from crumb_avalanche.learner.sources import clips_to_ask
-from crumb_avalanche.learner.thumbnails import small_jpeg
 from crumb_avalanche.report.page import EMPTY, Cell, Matrix, Table, count, render
 from crumb_avalanche.system.counted import counted
 
@@ -182,8 +181,12 @@ def listed(names: list[str], most: int = 20) -> str:
 
 
 def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
-    """Encode an image as ``small_jpeg`` does."""
-    return _uri(small_jpeg(image, side), "jpeg")
+    """Encode an image as JPEG with at most ``side`` pixels on the longer side, without its metadata."""
+    small, file = image.convert("RGB"), io.BytesIO()
+    small.thumbnail((side, side), Image.Resampling.BILINEAR)
+    small.info.clear()
+    small.save(file, "JPEG", quality=80)
+    return _uri(file.getvalue(), "jpeg")
 
 
 def heat_map(shares: Tensor, shape: tuple[int, int]) -> Markup:

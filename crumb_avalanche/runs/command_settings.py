@@ -218,7 +218,6 @@ class TeachSettings(NewLearnerSettings):
         seconds: how long to watch the camera.
         without_weights: leave the network's weights out of the file, which is then smaller but needs --weights; false
             puts them in. By default an existing file stays as it is, and a new one has them.
-        thumbnails: keep a JPEG of 64 pixels of each class, one a lesson; else no image is kept.
         on_bad_frame: skip or raise: leave out files that cannot be read or whose features are not finite, or stop.
         engine: 'ray' lets the workers of a Ray cluster learn shards of the clips; they read SOURCE under the same
             path, and --threads 0 is one thread for each.
@@ -233,7 +232,6 @@ class TeachSettings(NewLearnerSettings):
     camera: str | None = None
     seconds: Seconds = 10.0
     without_weights: bool | None = None
-    thumbnails: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
     engine: Literal["ray"] | None = None
     address: str = "auto"

@@ -37,7 +37,7 @@ def files(tmp_path_factory, weights_file):
         for one, numbers in ((learner, (0, 1, 2, 0)), (other, (1, 3))):
             one._set_up(method, network, 400_000 if method != "rda" else 60_000)
             for number in numbers if method in CLOSED_FORMS or one is learner else ():
-                one.teach(images(number, 6, seed=len(one.lessons)), f"c{number}", thumbnails=True)
+                one.teach(images(number, 6, seed=len(one.lessons)), f"c{number}")
         learner.save(folder / f"{method}.safetensors", weights=method != "slda")
         tensors, metadata = read_tensors(folder / f"{method}.safetensors")
         state = unflatten(json.loads(metadata["tree"]), tensors)

@@ -161,8 +161,6 @@ def test_files_that_cannot_be_read(make, tree, tmp_path):
 def test_what_workers_cannot_do_is_refused(make, tree, monkeypatch):
     with pytest.raises(ValueError, match=r"method er trains layers.*rda, slda, ncm, ranpac"):
         make("er").teach(tree, engine=Here())
-    with pytest.raises(ValueError, match="thumbnails are not for workers"):
-        make().teach(tree, thumbnails=True, engine=Here())
     with pytest.raises(ValueError, match="ndarray is not for workers: give a path"):
         make().teach(images(0), "c0", engine=Here())
     with pytest.raises(ValueError, match=r"clip0 has no class: give a label"):
