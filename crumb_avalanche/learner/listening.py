@@ -1,65 +1,26 @@
-"""Open a port and serve an application at it, within limits of connections, time and log."""
+"""Open a port and serve an application at it, within limits of connections and time."""
 
 import asyncio
-import logging
-import os
 import socket
-import time
 from typing import Any
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-MOST_CONNECTIONS = 100
-FEWEST_CONNECTIONS = 8  # even if there are few file descriptors
-SPARE_DESCRIPTORS = 32  # for files that are read and written, and what libraries open
+MOST_CONNECTIONS = 32  # each may hold an upload; uvicorn would run out of file descriptors and log without end
 SECONDS_TO_ASK = 10.0  # until the headers of a request are there, since the connection or the answer before
-SECONDS_TO_TAKE = 30.0  # until a client takes the next part of an answer
-SECONDS_BETWEEN_LOGS = 60.0  # of what one line of code logs
 
 
 class Listener(socket.socket):
     """A listening socket with a bounded number of open connections: further ones are closed at once."""
-
-    most = MOST_CONNECTIONS
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection, as ``socket.accept``."""
         while True:
             connection, address = super().accept()
             self._open = [one for one in getattr(self, "_open", []) if one.fileno() >= 0]
-            if len(self._open) < self.most:
+            if len(self._open) < MOST_CONNECTIONS:
                 self._open.append(connection)
                 return connection, address
             connection.close()
-
-
-def free_descriptors() -> int:
-    """Return how many more files this process may open."""
-    try:
-        import resource
-
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/dev/fd"))
-    except (ImportError, OSError):  # Windows has no such limit
-        return MOST_CONNECTIONS + SPARE_DESCRIPTORS
-
-
-class Seldom(logging.Filter):
-    """Lets each line of code log once a minute, and says how many records were left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._latest: dict[tuple[str, int], tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record."""
-        place, now = (record.pathname, record.lineno), time.monotonic()
-        latest, left_out = self._latest.get(place, (-SECONDS_BETWEEN_LOGS, 0))
-        if now - latest < SECONDS_BETWEEN_LOGS:
-            self._latest[place] = latest, left_out + 1
-            return False
-        self._latest[place] = now, 0
-        if left_out:
-            record.msg, record.args = f"{record.getMessage()} ({left_out:,} like it were left out)", ()
-        return True
 
 
 def load_server() -> Any:
@@ -116,11 +77,6 @@ def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]
 def run(app: Any, opened: socket.socket, certificate: str | None = None, key: str | None = None) -> None:
     """Serve until the process is interrupted."""
     uvicorn = load_server()
-    if isinstance(opened, Listener):
-        opened.most = max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, free_descriptors() - SPARE_DESCRIPTORS))
-    handler = logging.StreamHandler()
-    handler.addFilter(Seldom())
-    logging.getLogger().addHandler(handler)
     config = uvicorn.Config(
         app,
         http=_protocol(),
@@ -135,19 +91,15 @@ def run(app: Any, opened: socket.socket, certificate: str | None = None, key: st
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    try:
-        uvicorn.Server(config).run(sockets=[opened])
-    finally:
-        logging.getLogger().removeHandler(handler)
+    uvicorn.Server(config).run(sockets=[opened])
 
 
 def _protocol() -> type:
-    """Return uvicorn's HTTP protocol with a time for the headers of a request, and for taking an answer."""
+    """Return uvicorn's HTTP protocol with a time for the headers of a request."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Protocol(H11Protocol):
         asking: asyncio.TimerHandle | None = None
-        taking: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -164,18 +116,9 @@ def _protocol() -> type:
             if self.asking is None and self.cycle.response_complete:
                 self.asking = self.loop.call_later(SECONDS_TO_ASK, self.transport.abort)
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self.taking = self.loop.call_later(SECONDS_TO_TAKE, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            if self.taking:
-                self.taking.cancel()
-
         def connection_lost(self, error: Exception | None) -> None:
             super().connection_lost(error)
-            for timer in filter(None, (self.asking, self.taking)):
-                timer.cancel()
+            if self.asking:
+                self.asking.cancel()
 
     return Protocol

@@ -1,18 +1,16 @@
 """Serve a learner over HTTP: a page for people, and a JSON API that describes itself at ``/openapi.json``."""
 
-import asyncio
 import base64
 import hashlib
 import hmac
-import os
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Security
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.security import APIKeyHeader
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -20,7 +18,6 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, DoubtfulNameError, check_name, check_near
-from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
 
@@ -28,8 +25,6 @@ PAGE = Path(__file__).parent / "page"
 TOKEN_HEADER = "x-crumb-token"
 MOST_BYTES = 20_000_000  # of a request
 MOST_IMAGES = 1000  # of a lesson
-MOST_UPLOADS = 16  # that are received at the same time
-SECONDS_TO_SEND = 600.0  # an upload: the largest one at 33 kB a second
 HEADERS = {
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
@@ -71,10 +66,8 @@ class Guard:
     def __init__(self, app: Any, token: str, origins: list[str], policy: str):
         self.app, self.token, self.origins = app, token, origins
         self.hosts = [origin.partition("://")[2] for origin in origins]
-        self.headers = [
-            (name.lower().encode(), value.encode())
-            for name, value in {**HEADERS, "Content-Security-Policy": policy}.items()
-        ]
+        headers = {**HEADERS, "Content-Security-Policy": policy}
+        self.headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Any, receive: Callable, send: Callable) -> None:
         """Answer a request, or pass it on."""
@@ -121,7 +114,6 @@ ERRORS = {
     400: "Something is wrong with the request.",
     403: "Host, Origin or token is wrong.",
     404: "The learner's file was removed, or the path is not one of these.",
-    408: "The upload took too long.",
     409: "Nothing was taught yet, or a name is nearly that of another class: new_class=true makes a new one.",
     413: "The request or an image is too large.",
     503: "Too many requests are waiting; try again in some seconds.",
@@ -234,7 +226,6 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         most_bytes: largest upload.
     """
     html, policy = page()
-    uploads = asyncio.Semaphore(MOST_UPLOADS)
     app = FastAPI(
         title="crumb serve",
         version="1",
@@ -244,14 +235,10 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
         responses=RESPONSES,
-        dependencies=[Depends(_each_once)],
     )
     # Describes the token, which Guard checks.
     printed = "Printed by crumb serve, new at every start."
     api = APIRouter(dependencies=[Security(APIKeyHeader(name=TOKEN_HEADER, description=printed, auto_error=False))])
-
-    async def images_of(request: Request) -> list[tuple[str, bytes]]:
-        return await _received(request, uploads, most_bytes)
 
     @app.get("/", summary="The page for people", response_class=HTMLResponse)
     async def index(token: Annotated[str, Query(description="the token of the printed address")] = "") -> str:
@@ -263,11 +250,19 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
 
     @api.get("/classes", summary="The classes taught")
     async def classes() -> Classes:
-        return _classes_of(shared.learner)
+        learner = shared.learner
+        return Classes(
+            classes=[Class(name=info.name, images=info.images) for info in learner.classes],
+            bytes=learner.bytes,
+            budget_bytes=learner.budget_bytes,
+            lessons=len(learner.lessons),
+            can_undo=learner.can_undo,
+            clips_missing=learner.clips_missing,
+        )
 
     @api.post("/predict", summary="Answer what an image shows", openapi_extra=_body(1))
     async def predict(request: Request) -> Found:
-        images = await images_of(request)
+        images = await _images(request, most_bytes)
         if len(images) != 1:
             raise ValueError(f"predict takes one image, not {len(images)}")
         answer, notes = await shared.predict(images[0][1])
@@ -277,7 +272,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
     async def teach(request: Request, label: Name, new_class: bool = False) -> Learned:
         if not new_class:  # the label is checked before the upload is read
             check_near([label], [info.name for info in shared.learner.classes])
-        lesson = await shared.teach(label, await images_of(request), new_class)
+        lesson = await shared.teach(label, await _images(request, most_bytes), new_class)
         return Learned(images=lesson.images, notes=list(lesson.notes))
 
     @api.post("/rename", summary="Give a class another name")
@@ -294,24 +289,16 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
         lesson = await shared.change(lambda learner: learner.undo())
         return Learned(images=lesson.images, notes=list(lesson.notes))
 
-    @api.get(
-        "/download", summary="The learner's file, for crumb predict and Learner.load", response_class=StreamingResponse
-    )
-    async def download() -> StreamingResponse:
-        return _sent(shared.path)
+    @api.get("/download", summary="The learner's file, for crumb predict and Learner.load", response_class=FileResponse)
+    async def download() -> FileResponse:
+        if not shared.path.is_file():
+            raise HTTPException(404, f"{shared.path} was removed; the next change of the learner writes it again")
+        return FileResponse(shared.path, filename=shared.path.name)
 
     app.include_router(api)
     for kind in (ClientDisconnect, StarletteHTTPException, RequestValidationError, *STATUS, Exception):
         app.add_exception_handler(kind, _failed)
     return Guard(app, token, origins, policy)
-
-
-async def _each_once(request: Request) -> None:
-    """Refuse a parameter that is there twice, of which one would be ignored."""
-    names = [name for name, _ in request.query_params.multi_items()]
-    for name in dict.fromkeys(names):
-        if names.count(name) > 1:
-            raise ValueError(f"?{name}=... is {names.count(name)} times in the address; give it once")
 
 
 def _body(images: int) -> dict[str, Any]:
@@ -332,11 +319,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         name, says = first["loc"][-1], first["msg"].removeprefix("Value error, ")
         return _error(400, f"{request.url.path} needs ?{name}=... in its address: {says}")
     if isinstance(error, StarletteHTTPException):
-        allowed = (error.headers or {}).get("Allow")
-        says = {404: "is not here", 405: f"takes {allowed}, not {request.method}"}.get(error.status_code)
-        known = says and error.detail in ("Not Found", "Method Not Allowed")
-        text = f"{request.url.path} {says}; GET /openapi.json describes what is" if known else str(error.detail)
-        return _error(error.status_code, text, {"Allow": allowed} if allowed else None)
+        return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)
     if isinstance(error, DoubtfulNameError):
         question = f"{str(error).partition(';')[0]}; if it is another one, add new_class=true to the address"
         return JSONResponse({"error": question, "near": error.near}, 409)
@@ -345,7 +328,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     return _error(status, bug if status == 500 else str(error))
 
 
-def _error(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     return JSONResponse({"error": text}, status, headers)
 
 
@@ -380,51 +363,3 @@ async def _bounded(request: Request, most_bytes: int) -> AsyncGenerator[bytes, N
         if read > most_bytes:
             raise too_large
         yield part
-
-
-def _classes_of(learner: Learner) -> Classes:
-    """Describe what was taught."""
-    return Classes(
-        classes=[Class(name=info.name, images=info.images) for info in learner.classes],
-        bytes=learner.bytes,
-        budget_bytes=learner.budget_bytes,
-        lessons=len(learner.lessons),
-        can_undo=learner.can_undo,
-        clips_missing=learner.clips_missing,
-    )
-
-
-async def _received(request: Request, uploads: asyncio.Semaphore, most_bytes: int) -> list[tuple[str, bytes]]:
-    """Receive the images of a request, unless too many uploads are under way or it takes too long."""
-    if uploads.locked():
-        raise BusyError(f"{MOST_UPLOADS} uploads are under way; try again in some seconds")
-    async with uploads:
-        try:
-            return await asyncio.wait_for(_images(request, most_bytes), SECONDS_TO_SEND)
-        except asyncio.TimeoutError as error:
-            raise HTTPException(408, f"the upload took more than {SECONDS_TO_SEND:g} s; send less") from error
-
-
-def _sent(path: Path) -> StreamingResponse:
-    """Answer with a learner's file."""
-    if not path.is_file():
-        wrong = "is not a file any more; move away what is there" if os.path.lexists(path) else "was removed"
-        raise HTTPException(404, f"{path} {wrong}; the next change of the learner writes it again")
-    try:
-        file = path.open("rb")  # which `_parts` closes
-    except OSError as error:
-        reason = error.strerror or error
-        raise HTTPException(404, f"{path} cannot be read ({reason}); change its permissions") from error
-    name = path.name.encode("ascii", "replace").decode().replace('"', "_")
-    headers = {
-        "Content-Disposition": f'attachment; filename="{name}"',
-        "Content-Length": str(os.fstat(file.fileno()).st_size),
-    }
-    return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
-
-
-def _parts(file: BinaryIO) -> Iterator[bytes]:
-    """Yield a file in parts, each of which a client has to take in time, and close it."""
-    with file:
-        while part := file.read(1 << 16):
-            yield part

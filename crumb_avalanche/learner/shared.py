@@ -16,7 +16,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.tables.image import TooManyPixelsError, open_image, other_images, to_rgb
 from benchmarks_toybox_ilab.tables.names import check_name
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.learner.clips import Clip
+from crumb_avalanche.learner.clips import Clip, Frames
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Lesson
 
@@ -82,9 +82,9 @@ class SharedLearner:
         return await self._answers(self._predict, data)
 
     def _predict(self, data: bytes) -> tuple[Answer, list[str]]:
-        image, others = decoded("the image", data), other_images(opened("the image", data))
+        image, others = decoded("the image", data)
         with self._asking:
-            return self._asked.predict(image), [f"the image: {others}"] if others else []
+            return self._asked.predict(image), others
 
     async def teach(self, label: str, images: Iterable[tuple[str, bytes]], new_class: bool = False) -> Lesson:
         """Learn the images of a class, given as names and bytes; one call is one lesson.
@@ -97,11 +97,17 @@ class SharedLearner:
         label, images = check_name(label), list(images)
 
         def teach(learner: Learner) -> Lesson:
-            # Before the first is learned, since this is quick.
-            others = [(name, other_images(opened(name, data))) for name, data in images]
-            frames = ((name, decoded(name, data)) for name, data in images if self._goes_on())
-            lesson = learner.teach(Clip("the lesson", label, frames), new_class=new_class)
-            return replace(lesson, notes=(*lesson.notes, *(f"{name}: {note}" for name, note in others if note)))
+            notes: list[str] = []
+
+            def frames() -> Frames:
+                for name, data in images:
+                    self._goes_on()
+                    image, others = decoded(name, data)
+                    notes.extend(others)
+                    yield name, image
+
+            lesson = learner.teach(Clip("the lesson", label, frames()), new_class=new_class)
+            return replace(lesson, notes=(*lesson.notes, *notes))
 
         return await self.change(teach)
 
@@ -119,11 +125,10 @@ class SharedLearner:
             self._goes_on()
             raise
 
-    def _goes_on(self) -> bool:
-        """Return True, or raise BusyError if the server stops."""
+    def _goes_on(self) -> None:
+        """Raise BusyError if the server stops."""
         if self._stops:
             raise BusyError("the server stops; nothing was changed")
-        return True
 
     def _change(self, action: Callable[[Learner], Result]) -> Result:
         try:
@@ -192,37 +197,27 @@ class _Watched(io.BytesIO):
         return super().read(size)
 
 
-def opened(name: str, data: bytes) -> Image.Image:
-    """Open an image without decoding it.
+def decoded(name: str, data: bytes) -> tuple[Image.Image, list[str]]:
+    """Decode an image to RGB, rotated as its EXIF orientation says, and say what of it is not used.
 
     Args:
         name: for errors.
         data: the bytes of its file.
 
     Raises:
-        ImageError: it is not an image of ``FORMATS``.
+        ImageError: it is not an image of ``FORMATS``, or is damaged.
         TooLargeError: it has more than ``MOST_PIXELS`` pixels, or would take too long to decode.
     """
+    wrong = f"{len(data):,} bytes that are not an image of these formats: {', '.join(FORMATS)}"
     try:
         image = open_image(_Watched(data), MOST_PIXELS, formats=FORMATS)
         if data.count(START_OF_SCAN) * image.width * image.height > MOST_SCANNED and image.format in ("JPEG", "MPO"):
             raise TooManyPixelsError("it is a JPEG of too many scans; save it again as a usual one")
+        wrong = "it is damaged; send it again, or another one"
+        others = other_images(image)
+        return to_rgb(image, upright=True), [f"{name}: {others}"] if others else []
     except TooManyPixelsError as error:
         raise TooLargeError(f"{name}: {error}") from error
     except Exception as error:  # Pillow raises far more than OSError on damaged bytes
-        if type(error) is ValueError:  # of open_image, which says why
-            raise ImageError(f"{name}: {error}") from error
-        formats = ", ".join(FORMATS)
-        raise ImageError(f"{name} ({len(data):,} bytes) is not an image of these formats: {formats}") from error
-    return image
-
-
-def decoded(name: str, data: bytes) -> Image.Image:
-    """Decode an image to RGB, rotated as its EXIF orientation says; see ``opened``."""
-    image = opened(name, data)
-    try:
-        return to_rgb(image, upright=True)
-    except TooManyPixelsError as error:
-        raise TooLargeError(f"{name}: {error}") from error
-    except Exception as error:
-        raise ImageError(f"{name} is damaged ({error}); send it again, or another one") from error
+        reason = str(error) if type(error) is ValueError else wrong  # ours says why
+        raise ImageError(f"{name}: {reason}") from error
